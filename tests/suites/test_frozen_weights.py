@@ -84,10 +84,10 @@ def trained_alone(case: Case, folder: Path) -> dict[str, torch.Tensor]:
     ("adapter", "dtype", "model_type"),
     [
         (*way, model_type)
-        for way in (("bottleneck", "bfloat16"), ("lora", "int8"), ("ia3", "bfloat16"), ("lora", "bfloat16"))
+        for way in (("bottleneck", "bfloat16"), ("lora", "int8"), ("ia3", "bfloat16"))
         for model_type in MODEL_TYPES
     ]
-    + [("mlp", "int8", model_type) for model_type in ("bert", "gpt2", "llama")],
+    + [way for name in ("bert", "gpt2", "llama") for way in (("mlp", "int8", name), ("lora", "bfloat16", name))],
 )
 def test_frozen_weights_of_every_family_equal_weights_that_were_rounded_once(
     inputs: Inputs, model_type: str, adapter: str, dtype: str

@@ -126,9 +126,12 @@ def test_velora_with_micro_batches_in_flight_equals_one_after_the_other(inputs: 
     assert same_bits(trained(case, SPLITS["two"], velora, seed=5), found[0])
 
 
-@pytest.mark.parametrize("init", INITS)
-@pytest.mark.parametrize(("adapter", "method"), [("full", "ringada"), ("lora[r=4]", "all"), ("full", "pipeadapter")])
-def test_velora_of_recomputed_blocks_gives_the_same_bits(inputs: Any, init: str, adapter: str, method: str) -> None:
+@pytest.mark.parametrize(
+    ("adapter", "method", "init"),
+    [("full", "ringada", init) for init in INITS]
+    + [(*way, init) for way in (("lora[r=4]", "all"), ("full", "pipeadapter")) for init in INITS[::2]],
+)
+def test_velora_of_recomputed_blocks_gives_the_same_bits(inputs: Any, adapter: str, method: str, init: str) -> None:
     """A block that is run again is projected on the vectors of its first run."""
     base = every_layer("bert", init=init) if adapter == "full" else dataclasses.replace(ADAPTER_DOWN, init=init)
     case = case_of(inputs, adapter=adapter, method=method, dtype="float32", dropout=0.1, local_iterations=4)
@@ -197,5 +200,6 @@ def test_velora_and_recomputation_with_frozen_weights_held_small(inputs: Any, fr
     case = case_of(inputs, adapter=LORA, dtype="float32", dropout=0.1, frozen=frozen)
     wanted = trained(case, SPLITS["two"], ADAPTER_DOWN)
     assert same_bits(trained(case, SPLITS["one"], ADAPTER_DOWN, recompute=ALL), wanted)
-    assert same_bits(trained(case, SPLITS["two"], None, recompute=ALL), trained(case, SPLITS["two"], None))
-    assert distance(trained(case, SPLITS["two"], None), wanted) > 1e-5
+    plain = trained(case, SPLITS["two"], None)
+    assert same_bits(trained(case, SPLITS["two"], None, recompute=ALL), plain)
+    assert distance(plain, wanted) > 1e-5

@@ -17,7 +17,7 @@ _MODEL_WORKS = ("collect_model", "merge_model", "load_model")
 def figures() -> dict[str, int]:
     """What a process that does all of it once printed; its own memory, so that other work does not matter."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.saving_memory"], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-m", "tests.support.saving_memory"], capture_output=True, text=True, timeout=240, check=True
     )
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return found
