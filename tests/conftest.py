@@ -31,7 +31,7 @@ for _number, _handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signa
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, _handler)
 
-GRACE_S = 5.0
+GRACE_S = 20.0
 
 # The same examples in every run, and no limit per example: a busy machine is no failure (pytest has its timeout).
 settings.register_profile("ringtune", deadline=None, derandomize=True, database=None)

@@ -18,7 +18,7 @@ from ringtune.errors import UsageError
 from tests.contract.test_hints import commands
 from tests.contract.test_structure import ROOT
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 PLACES = ("--coordinator", "--bind")
 NEEDS_A_COORDINATOR = {"fetch", "logs", "node", "nodes", "runs", "status", "stop"}
 """Commands that make no sense without a coordinator; others may have none, and then do without."""

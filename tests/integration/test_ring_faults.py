@@ -194,7 +194,7 @@ def refusal(address: str, messages: list[bytes]) -> str:
     with grpc.insecure_channel(address) as channel:
         call: Any = channel.stream_stream("/ringtune.v1.Ring/Link", response_deserializer=ring_pb2.Ack.FromString)
         try:
-            for ack in call(iter(messages), timeout=20):
+            for ack in call(iter(messages), timeout=60):
                 if ack.refusal:
                     return str(ack.refusal)
         except grpc.RpcError as error:

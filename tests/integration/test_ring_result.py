@@ -15,7 +15,7 @@ from tests.support.results import datasets_of, largest_difference, reference_of,
 from tests.support.stale_reference import train_stale
 
 pytestmark = pytest.mark.slow
-SETTLE_S = 10.0
+SETTLE_S = 30.0
 
 
 @pytest.mark.promise("1 partition invariance")

@@ -14,7 +14,7 @@ from coordinator.server.server import CoordinatorServer
 from tests.support.cluster import START_S
 from tests.support.processes import source_environment
 
-END_S = 20.0
+END_S = 60.0
 
 # The main thread blocks the signals, so that the kernel picks the other thread, as it may do at any time.
 _DEFLECTED = """

@@ -29,7 +29,7 @@ from tests.support.processes import source_environment
 
 # Not the default one: a testbed in use stays as it is.
 NAME = f"rt{os.getpid()}"
-START_S = 60.0
+START_S = 120.0
 MBIT = 125_000
 
 

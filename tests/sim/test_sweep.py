@@ -98,7 +98,7 @@ def wait_for_ever(pipe: str, cell: tuple[str, ...]) -> str:
 
 
 @pytest.mark.usefixtures("tracker")
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_sweep_that_is_left_early_ends_its_workers(tmp_path: Path) -> None:
     """Results come as they are done, and workers in the middle of a cell do not hold the end up."""
     os.mkfifo(tmp_path / "pipe")

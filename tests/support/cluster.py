@@ -31,8 +31,8 @@ from ringtune.schedule.plan import Plan
 from tests.support import leaks, measured, tiny
 from tests.support.processes import source_environment
 
-START_S = 60.0
-RUN_S = 100.0
+START_S = 120.0
+RUN_S = 200.0
 # Every agent that a cluster has started and not yet seen end.
 AGENTS: set[ForkedAgent] = set()
 LEASE_S = 6.0

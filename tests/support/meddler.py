@@ -13,7 +13,7 @@ from ringtune.rpc.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
 from ringtune.v1 import ring_pb2
 
 WORKERS = 32
-END_S = 10.0
+END_S = 30.0
 FOREVER_S = 1e6
 LINK = "/ringtune.v1.Ring/Link"
 

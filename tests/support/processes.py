@@ -12,7 +12,7 @@ from typing import Final
 import psutil
 
 REPOSITORY: Final = Path(__file__).parents[2]
-RUN_S: Final = 100.0
+RUN_S: Final = 200.0
 """How long a command may take."""
 
 

@@ -28,7 +28,7 @@ MINILM = {
     "intermediate_size": 1536,
     "vocab_size": 1000,
 }
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def random_safetensors(shapes: Mapping[str, tuple[int, ...]], *, seed: int = 0) -> bytes:
@@ -82,7 +82,7 @@ def serving(folder: Path | None, *, run_id: str = RUN, offers: Offers | None = N
         server.stop(0.1)
 
 
-def wanted(*, timeout_s: float = TIMEOUT_S, idle_s: float = 5.0, stop: threading.Event | None = None) -> Wanted:
+def wanted(*, timeout_s: float = TIMEOUT_S, idle_s: float = 30.0, stop: threading.Event | None = None) -> Wanted:
     """A fetch that is waited for."""
     return Wanted(run_id=RUN, deadline_s=time.monotonic() + timeout_s, stop=stop or threading.Event(), idle_s=idle_s)
 

@@ -28,7 +28,7 @@ from ringtune.v1 import ring_pb2
 from tests.support.plans import changed, make_plan
 
 RUN = "run-1"
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 def plan(**changes: Any) -> Plan:

@@ -18,7 +18,7 @@ from ringtune.rpc.statuses import abort, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.processes import source_environment
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class FailingAgent(control_pb2_grpc.AgentServicer):

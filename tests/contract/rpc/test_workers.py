@@ -8,7 +8,7 @@ import pytest
 
 from ringtune.rpc.workers import Workers
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 def test_workers_start_a_thread_only_when_none_is_free() -> None:

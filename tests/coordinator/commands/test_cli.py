@@ -38,7 +38,7 @@ COMMANDS = (
     "train",
     "what-if",
 )
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 def ringtune(*arguments: str) -> subprocess.CompletedProcess[str]:

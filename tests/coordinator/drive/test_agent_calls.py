@@ -21,7 +21,7 @@ from ringtune.schedule.turns import turn_sequence
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.plans import make_plan
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 TURNS = tuple(turn_sequence(make_plan([("a", 0, 4)], ["a"]).course))
 
 
@@ -128,11 +128,11 @@ def test_grant_is_given_again_while_a_node_is_silent_and_stays_in_order() -> Non
 def test_grant_to_a_node_that_stays_silent_fails_after_the_lease() -> None:
     """As long as heartbeats may be missing and no longer; the node is named."""
     node = Node([])
-    with calls_to(node, lease_s=0.5) as (calls, failure):
+    with calls_to(node, lease_s=2.0) as (calls, failure):
         calls.grant(TURNS)
         assert type(error := failure()) is PeerLostError
         assert "node pi at 127.0.0.1" in str(error)
-    assert 2 <= node.grants.qsize() <= 4
+    assert 2 <= node.grants.qsize() <= 1 + 2.0 / agent_calls._RETRY_S
 
 
 def test_grant_that_the_node_refuses_is_not_repeated() -> None:

@@ -172,7 +172,7 @@ def test_measurement_gives_up_on_a_node_that_does_not_answer() -> None:
         cluster.agents["b"].on_inspect = lambda: go_on.wait(CALL_S)
         try:
             with pytest.raises(PeerLostError, match="node b"):
-                measure(cluster, changes={"runtime__wait_s": 0.5})
+                measure(cluster, changes={"runtime__wait_s": 2.0})
         finally:
             go_on.set()
 
@@ -180,11 +180,11 @@ def test_measurement_gives_up_on_a_node_that_does_not_answer() -> None:
 def test_measurement_ends_when_a_node_is_lost() -> None:
     """Its lease runs out while it measures; leases of the coordinator are short here."""
     go_on = threading.Event()
-    with FakeCluster("a", lease_s=0.4) as cluster:
+    with FakeCluster("a", lease_s=2.0) as cluster:
         cluster.agents["a"].on_inspect = lambda: go_on.wait(CALL_S)
         try:
             with pytest.raises(PeerLostError, match="node a is lost"):
-                measure(cluster, changes={"runtime__lease_s": 0.4})
+                measure(cluster, changes={"runtime__lease_s": 2.0})
         finally:
             go_on.set()
 

@@ -59,7 +59,7 @@ def test_outbox_ends_for_a_reader_that_was_slow() -> None:
     read: list[str] = []
     reader = threading.Thread(target=lambda: read.extend(event.state for event in outbox.events()), daemon=True)
     reader.start()
-    reader.join(2.0)
+    reader.join(30.0)
     assert not reader.is_alive()
     assert read == ["one"]
 

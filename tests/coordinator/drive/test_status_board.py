@@ -15,7 +15,7 @@ from coordinator.server.server import CoordinatorServer
 from coordinator.submit.client import Client
 from ringtune import __version__, cli
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import FakeCluster, job
+from tests.support.fake_agents import CALL_S, FakeCluster, job
 
 
 class Clock:
@@ -114,7 +114,7 @@ def test_run_status_shows_a_run_under_way() -> None:
     hold: dict[str, Any] = {"on_grant": lambda agent, turns: None}
     with FakeCluster("a", agents={"a": hold}) as cluster, Client(cluster.server.address) as client:
         cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=1, join_s=5.0))
-        assert cluster.agents["a"].granted.wait(5)
+        assert cluster.agents["a"].granted.wait(CALL_S)
         found = client.status()
     assert (found.run.phase, found.run.is_over) == ("training", False)
     assert found.nodes[0].state == "running"

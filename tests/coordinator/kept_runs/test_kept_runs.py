@@ -96,11 +96,11 @@ def test_follower_reads_the_disk_while_the_run_goes_on(tmp_path: Path) -> None:
 
     reader = threading.Thread(target=follow)
     reader.start()
-    assert first.wait(5.0)
+    assert first.wait(30.0)
     steps = [step(number) for number in range(8)]
     for entry in (*steps, DONE):
         run(entry)
-    reader.join(5.0)
+    reader.join(30.0)
     assert found == [PLAN, *steps, DONE]
     assert list(kept.events(ONE, wait=False)) == found
     kept.close()

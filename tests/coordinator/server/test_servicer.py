@@ -19,7 +19,7 @@ from ringtune.rpc.channel_options import CLIENT_OPTIONS
 from ringtune.rpc.statuses import error_of_status
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
-CALL_S = 5.0
+CALL_S = 30.0
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from ringtune.weights.source import ModelSource
 from tests.support.model_folder import write_model
 
 RUN = "r20260101-000000-00000000"
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from coordinator.submit.client import Client
 from coordinator.submit.evaluation import evaluate_on_ring
 from coordinator.submit.outcome import Outcome
 from ringtune.errors import BusyError, DataError, IntegrityError, RingTuneError, UsageError
-from tests.support.fake_agents import FakeCluster, facts, job
+from tests.support.fake_agents import CALL_S, FakeCluster, facts, job
 from tests.support.saved_runs import adapter_files, write_run
 
 
@@ -40,7 +40,7 @@ def test_evaluation_loads_everywhere_and_counts_one_owner(tmp_path: Path) -> Non
         assert [owner.node for owner in came.plan.course.owners] == ["b"]
         assert {piece.node for piece in came.plan.placement.slices} == {"a", "b", "c"}
         for agent in cluster.agents.values():
-            assert agent.released.wait(5)
+            assert agent.released.wait(CALL_S)
             assert agent.log == ["inspect", "prepare", "load", "grant", "collect", "release"]
             assert agent.loaded == adapter_files()
 
@@ -51,7 +51,7 @@ def test_evaluation_ends_with_the_error_of_a_node_that_refuses_the_adapter(tmp_p
     with FakeCluster("node-0", "node-1", agents={"node-0": {"fails_at": {"load": refusal}}}) as cluster:
         with pytest.raises(IntegrityError, match=r"node node-0: adapter.safetensors lacks a tensor"):
             evaluate(cluster, write_run(tmp_path / "run"), "node-1")
-        assert all(agent.released.wait(5) for agent in cluster.agents.values())
+        assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
         assert "grant" not in cluster.agents["node-0"].log
 
 
@@ -135,7 +135,7 @@ def test_evaluation_of_a_busy_coordinator_starts_nothing(tmp_path: Path) -> None
     hold: dict[str, Any] = {"on_grant": lambda agent, turns: None}
     with FakeCluster("a", agents={"a": hold}) as cluster:
         cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=1, join_s=5.0))
-        assert cluster.agents["a"].granted.wait(5)
+        assert cluster.agents["a"].granted.wait(CALL_S)
         with pytest.raises(BusyError, match=r"drives run .* \(training\)"):
             evaluate_on_ring(
                 run,

@@ -16,7 +16,7 @@ from ringtune.costs.profile import Profile
 from ringtune.costs.rehearsal import REHEARSAL_S
 from ringtune.errors import CapacityError, InterruptedRunError, PeerLostError, RingTuneError
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import FakeAgent, FakeCluster, facts, job
+from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, facts, job
 
 PROFILE = Profile(nodes=(facts("a"), facts("b")))
 
@@ -83,7 +83,7 @@ def slow(agent: FakeAgent, turns: list[Any]) -> None:
     """Report steps, never a whole grant, so that the rehearsal does not end by itself."""
     report = agent.report(turns)
     del report.turns_done[:]
-    agent.stub.Report(report, timeout=5.0)
+    agent.stub.Report(report, timeout=CALL_S)
 
 
 def test_rehearsal_that_ends_as_it_asked_for_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,7 +220,7 @@ def address() -> Iterator[str]:
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         yield f"127.0.0.1:{port}"
-        server.stop(None).wait(5)
+        server.stop(None).wait(30)
 
 
 def test_doctor_asks_a_coordinator(address: str) -> None:

@@ -226,7 +226,7 @@ def test_weights_release_ends_the_fetching(tmp_path: Path) -> None:
         wait_until(lambda: worker.is_alive())
         threading.Event().wait(0.3)
         node.borrower.release("")
-        worker.join(2.0)
+        worker.join(30.0)
     assert [type(error) for error in raised] == [InterruptedRunError]
 
 
