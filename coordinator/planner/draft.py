@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ringtune.schedule.course import Course
 from ringtune.schedule.helped import helped
-from ringtune.schedule.offload import IN_STEP, Manner
+from ringtune.schedule.offload import IN_STEP, Manner, Offload
 from ringtune.schedule.placement import CREDITS, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import Velora
@@ -61,6 +61,23 @@ class Draft:
     def projected_course(self) -> Course:
         """The course with VeLoRA in every block that can have it; the course itself where none can."""
         return self.course if self.velora is None else dataclasses.replace(self.course, velora=self.velora)
+
+    def with_offload(self, course: Course) -> Course:
+        """Copy a course with how helpers fit, as if they fitted each block that may train; without helpers as it is."""
+        blocks = course.trainable.ranges_within(0, course.num_blocks)
+        if course.offload is not None or not (self.helper_of and blocks) or self.manner.is_exact:
+            return course
+        offload = Offload(blocks=tuple(Range(*one) for one in blocks), **dataclasses.asdict(self.manner))
+        return dataclasses.replace(course, offload=offload)
+
+    def may_host(self, node: str, start: int, stop: int) -> bool:
+        """Whether a node may host these blocks.
+
+        Where each user has adapters of their own, a node without a helper hosts no blocks that may train.
+        """
+        if not (self.manner.has_users and self.course.num_steps) or node in self.helper_of:
+            return True
+        return not self.course.trainable.ranges_within(start, stop)
 
     def placed(
         self, slices: Iterable[Slice], recompute: tuple[Range, ...] = (), projected: tuple[Range, ...] = ()

@@ -21,7 +21,7 @@ from coordinator.planner.fitting.frozen import as_timed, first_that_fits, frozen
 from coordinator.planner.fitting.helpers import unhelped_note
 from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.fitting.remedies import memory_remedy
-from coordinator.planner.helper_choice import with_helpers
+from coordinator.planner.helping.helper_choice import with_helpers
 from coordinator.planner.initiators import initiator_order
 from coordinator.planner.job_draft import agreed_model, as_job_says, check_same_users, job_draft
 from coordinator.planner.operations import settled, with_operations

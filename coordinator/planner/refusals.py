@@ -111,26 +111,29 @@ def nothing_fits(caps: MemoryCaps, nodes: Sequence[NodeFacts], remedy: str = "")
     """Make the error that no split fits; it names one node that lacks memory, or room on its disk.
 
     The node is an owner without room for embedding and head. Else it is the first node without room for its slice in
-    the split by speed, or the node with most memory if the method runs all blocks on one. A ``remedy`` comes before the
-    usual ones.
+    the split by speed, or the node with most memory if the method runs all blocks on one. Nodes that may host none do
+    not count. A ``remedy`` comes before the usual ones.
 
     Raises:
         PlanError: every node can do its part; then a plan should have been found.
     """
     draft = caps.draft
     start, stop = draft.private_blocks, draft.course.num_blocks
+    allowed = [node for node in nodes if draft.may_host(node.node, start, stop)]
+    over = " over the nodes with helpers" if len(allowed) < len(nodes) else ""
     for owner in draft.course.owners:
         if not caps.fits_empty(owner.node):
             return _lacking(caps, owner.node, stop, stop, remedy=remedy)
     if draft.course.method.max_hosts == 1:
-        roomiest = max(nodes, key=lambda node: node.memory_bytes)
-        return refusal(caps, roomiest.node, start, stop, ", and no other node has more", remedy=remedy)
-    costs = [block_s(node) or 1.0 for node in nodes]
+        roomiest = max(allowed, key=lambda node: node.memory_bytes)
+        more = ", and no other node with a helper has more" if over else ", and no other node has more"
+        return refusal(caps, roomiest.node, start, stop, more, remedy=remedy)
+    costs = [block_s(node) or 1.0 for node in allowed]
     at = start
-    for node, count in zip(nodes, split_blocks(costs, start=start, stop=stop) or (), strict=False):
+    for node, count in zip(allowed, split_blocks(costs, start=start, stop=stop) or (), strict=False):
         above = 0 if at + count == stop else 1
         if count and caps.lacking(node.node, at, at + count, above):
-            others = ", and no other split of the blocks fits" if len(nodes) > 1 else ""
+            others = f", and no other split of the blocks{over} fits" if len(nodes) > 1 else ""
             return _lacking(caps, node.node, at, at + count, others, remedy=remedy)
         at += count
     raise PlanError("no split was found although one fits; please report it")

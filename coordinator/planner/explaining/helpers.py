@@ -34,16 +34,27 @@ class HelpersReason:
     Attributes:
         trials: in the order in which they were made.
         note: what else there is to say: that nothing fitted without helpers, or that nothing could be tried.
+        is_needed: whether every host needs a helper, so that none is compared with nobody.
     """
 
     trials: tuple[Trial, ...] = ()
     note: str = ""
+    is_needed: bool = False
 
 
 def helper_reason_lines(found: HelpersReason, seconds: Callable[[float], str]) -> list[str]:
     """Write the reason as lines of an explanation."""
     lines = ['  helpers (offload.mode = "auto"):' + (f" {found.note}" if found.note else "")]
-    return lines + [f"    {_line(one, seconds)}" for one in found.trials]
+    say = _needed_line if found.is_needed else _line
+    return lines + [f"    {say(one, seconds)}" for one in found.trials]
+
+
+def _needed_line(one: Trial, seconds: Callable[[float], str]) -> str:
+    name = f"{one.helper} for {one.host}"
+    if one.full:
+        return f"{name}: it does not fit: {one.full}"
+    end = "taken" if one.is_taken else "not taken, as another one is faster"
+    return f"{name}: {end}" if one.with_s is None else f"{name}: {seconds(one.with_s)} for all steps: {end}"
 
 
 def _line(one: Trial, seconds: Callable[[float], str]) -> str:

@@ -19,6 +19,7 @@ from ringtune.schedule.slice_policy import NONE
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained
 
+_NEVER = 1 << 62
 _GROWING = ("weights", "adapters", "head", "data")
 """Parts of an estimate that no longer slice makes smaller."""
 
@@ -39,7 +40,8 @@ class MemoryCaps:
         self.optimizer = optimizer
         self.dtype = dtype
         self._owners = {owner.node for owner in draft.course.owners}
-        self._projected = draft.projected_course
+        self._course = draft.with_offload(draft.course)
+        self._projected = draft.with_offload(draft.projected_course)
         self._sizes = {
             name: Sizes.at(self._projected, node, optimizer=optimizer, dtype=dtype) for name, node in facts.items()
         }
@@ -56,7 +58,12 @@ class MemoryCaps:
         return node not in self._owners or self.fits(node, top, top, 0)
 
     def lacking(self, node: str, start: int, stop: int, above: int) -> int:
-        """Bytes that ``node`` lacks to host ``[start, stop)``, of memory and on its disk; 0 if it fits."""
+        """Bytes that ``node`` lacks to host ``[start, stop)``, of memory and on its disk; 0 if it fits.
+
+        It lacks all that there is where it may not host them, see ``Draft.may_host``.
+        """
+        if not self.draft.may_host(node, start, stop):
+            return _NEVER
         memory = max(0, self.needed_bytes(node, start, stop, above) - self.facts[node].memory_bytes)
         return memory + self.lacking_disk(node, start, stop)
 
@@ -102,7 +109,8 @@ class MemoryCaps:
         top, sizes = self.draft.course.num_blocks, self._sizes[node]
         alone = self._estimate_of(node, top, top, 0, KEEPS_ALL).parts()
         room_bytes = self.facts[node].memory_bytes - sum(alone[part] for part in _GROWING)
-        return room_bytes // max(1, sizes.block_bytes + sizes.adapter_bytes)
+        adapter_bytes = sizes.helped.hosted if node in self.draft.helper_of else sizes.adapter_bytes
+        return room_bytes // max(1, sizes.block_bytes + adapter_bytes)
 
     def needed_bytes(self, node: str, start: int, stop: int, above: int) -> int:
         """Bytes that ``node`` needs at most to host ``[start, stop)`` with so many hosts above it."""
@@ -160,7 +168,7 @@ class MemoryCaps:
             state_on_disk=self.draft.state_on_disk,
             helped=self.draft.course.trainable.ranges_within(start, stop) if node in self.draft.helper_of else (),
         )
-        course = self._projected if saving.is_projected else self.draft.course
+        course = self._projected if saving.is_projected else self._course
         return memory_estimate(course, share, self._sizes[node])
 
     def estimate(self, plan: Plan, node: str) -> MemoryEstimate:

@@ -3,7 +3,8 @@
 Slices and ring are chosen first, as if nobody helped. Then, slowest host first, each other node is tried as its helper:
 the simulator runs the job with it and without it, with all that this takes of links, processors and memory. The best
 one is taken if the job gets faster by ``WORTH``. Where nothing fits without helpers, each node is helped by the one of
-the others with the most memory, and those that fit without it are left alone again.
+the others with the most memory, and those that fit without it are left alone again. Where each user has adapters of
+their own every host needs a helper, whether it pays or not: see ``needed``.
 
 Source: ColA, section 3.2 (offloading pays where pairs travel faster than gradients are computed).
 """
@@ -11,16 +12,17 @@ Source: ColA, section 3.2 (offloading pays where pairs travel faster than gradie
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from coordinator.planner.choose import Choice
 from coordinator.planner.draft import Draft
-from coordinator.planner.effort import Effort, PlanningClock
+from coordinator.planner.effort import Effort
 from coordinator.planner.even import block_s
 from coordinator.planner.explaining.helpers import HelpersReason, Trial
+from coordinator.planner.helping.judging import Judge, chosen_with
+from coordinator.planner.helping.needed import with_needed_helpers
 from coordinator.planner.planned import Planned
-from coordinator.planner.predict.judge import simulated_job_s
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError
 from ringtune.jobs.job import Job
@@ -61,6 +63,8 @@ def with_helpers(
     """
     if job.offload.mode != AUTO or not drafts[0].course.num_steps:
         return placed(drafts)
+    if job.offload.manner.has_users:
+        return with_needed_helpers(job, drafts, profile, effort, placed, refuse)
     try:
         planned = placed(drafts)
     except CapacityError:
@@ -103,7 +107,7 @@ def _where_it_fits(
     taken = helpers_by_host(planned.plan)
     trials = tuple(Trial(host=host, helper=helper, is_taken=True) for host, helper in taken.items())
     reason = HelpersReason(trials=trials, note="no split of the blocks fits without a helper")
-    return dataclasses.replace(planned, choice=_chosen(planned.choice, taken, None), helping=reason)
+    return dataclasses.replace(planned, choice=chosen_with(planned.choice, taken, None), helping=reason)
 
 
 # ---- where the job gets faster ---------------------------------------------------------------------
@@ -124,7 +128,7 @@ def _where_it_pays(job: Job, planned: Planned, profile: Profile, effort: Effort,
         planned,
         plan=search.best.plan,
         memory=search.best.memory,
-        choice=_chosen(choice, taken, search.best_s),
+        choice=chosen_with(choice, taken, search.best_s),
         helping=HelpersReason(trials=tuple(search.trials)),
     )
 
@@ -140,9 +144,8 @@ class _Search:
     """
 
     def __init__(self, job: Job, plan: Plan, profile: Profile, effort: Effort, choice: Choice, refuse: Refuse) -> None:
-        self._job, self._plan, self._profile, self._choice, self._refuse = job, plan, profile, choice, refuse
-        self._most_actions = effort.judged_actions
-        self._clock = PlanningClock(effort.seconds, now_s=effort.now_s, is_cancelled=effort.is_cancelled)
+        self._job, self._plan, self._profile, self._refuse = job, plan, profile, refuse
+        self._judge = Judge(choice, profile, effort, optimizer=job.train.optimizer)
         self.trials: list[Trial] = []
         self.best: Planned | None = None
         self.best_s: float | None = None
@@ -150,7 +153,7 @@ class _Search:
 
     def run(self) -> None:
         """Try helpers for each host, slowest first."""
-        self.best_s = self._seconds(self._plan)
+        self.best_s = self._judge.seconds(self._plan)
         slowest = {node.node: block_s(node) for node in self._profile.nodes}
         hosts = [piece.node for piece in self._plan.placement.hosts]
         for host in sorted(hosts, key=lambda name: (-slowest[name], name)):
@@ -174,7 +177,7 @@ class _Search:
             except CapacityError as error:
                 self.trials.append(dataclasses.replace(trial, full=str(error)))
                 continue
-            with_s = self._seconds(plan)
+            with_s = self._judge.seconds(plan)
             if with_s is None:
                 return False
             self.trials.append(dataclasses.replace(trial, with_s=with_s))
@@ -184,24 +187,3 @@ class _Search:
             self.best_s, at, self.best = best
             self.trials[at] = dataclasses.replace(self.trials[at], is_taken=True)
         return True
-
-    def _seconds(self, plan: Plan) -> float | None:
-        best = self._choice.runs
-        return simulated_job_s(
-            plan,
-            self._profile,
-            self._choice.settled.costs if self._choice.settled is not None else self._choice.costs,
-            best.ring,
-            optimizer=self._job.train.optimizer,
-            most_actions=self._most_actions,
-            is_over=self._clock.is_over,
-        )
-
-
-def _chosen(choice: Choice | None, taken: Mapping[str, str], seconds: float | None) -> Choice | None:
-    """The choice of a plan that got helpers, so that what is explained and predicted has them too."""
-    if choice is None:
-        return None
-    draft = dataclasses.replace(choice.best.draft, helper_of=dict(taken))
-    simulated_s = choice.best.simulated_s if seconds is None else seconds
-    return dataclasses.replace(choice, best=dataclasses.replace(choice.best, draft=draft, simulated_s=simulated_s))

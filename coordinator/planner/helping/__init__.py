@@ -1,0 +1,1 @@
+"""Who helps whom, where the planner chooses it."""
