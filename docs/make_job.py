@@ -54,6 +54,8 @@ EXAMPLES = {
     "offload.mode": '{ "pi-1" = "laptop" }',
     "offload.interval": "4",
     "offload.pairs": '"bfloat16"',
+    "offload.users": '"alone"',
+    "data.user": '"author"',
     "velora.layers": '["adapter_down"]',
     "velora.parts": "16",
     "runtime.threads": "2",

@@ -26,15 +26,15 @@ from ringtune.files.strict import nearest
 from ringtune.plan_keys import PLAN_KEYS
 from ringtune.quantities import parse_bytes
 from ringtune.schedule.course import Course
-from ringtune.schedule.helped import helped, parse_helpers
+from ringtune.schedule.helped import helped, helpers_by_host, parse_helpers
 from ringtune.schedule.methods import Method, method_class
-from ringtune.schedule.offload import IN_STEP
+from ringtune.schedule.offload import COLLABORATION, IN_STEP, JOINT
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import NONE, RECOMPUTE
 
 _OF_PLACEMENT = ("credits",)
 _OF_METHOD = ("method", "every_steps")
-_OF_THE_PLAN = ("activations", "offload")
+_OF_THE_PLAN = ("activations", "offload", "users")
 _NODE_KEYS = ("compute", "memory")
 _OF_THE_PROCESSOR = ("block_forward_s", "block_graph_s", "block_backward_s", "handling_s", "message_s_per_byte")
 _LINK_KEYS = ("rate", "latency")
@@ -215,7 +215,9 @@ def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -
     if "activations" in values:
         changed = _with_activations(changed, str(values["activations"]))
     if "offload" in values:
-        changed = _with_offload(profile, changed, str(values["offload"]))
+        changed = _with_offload(profile, changed, str(values["offload"]), values.get("users"))
+    elif "users" in values:
+        changed = _with_users(changed, helpers_by_host(changed), values["users"])
     check_rows(profile, course.microbatch_sizes()[0], plan.course.microbatch_sizes()[0])
     return profile, changed
 
@@ -235,11 +237,11 @@ def _with_activations(plan: Plan, activations: str) -> Plan:
     return Plan.of(course, dataclasses.replace(plan.placement, recompute=again))
 
 
-def _with_offload(profile: Profile, plan: Plan, text: str) -> Plan:
+def _with_offload(profile: Profile, plan: Plan, text: str, users: int | str | None) -> Plan:
     """The plan in which these nodes help these hosts, in the manner of the plan.
 
     Raises:
-        PlanError: an unknown node, or nothing is known of pairs.
+        PlanError: an unknown node, nothing is known of pairs, or users whose adapters some host has no helper for.
     """
     helper_of = parse_helpers(text, profile.by_name, where="--change offload")
     if helper_of and not all(node.model.pair_token_bytes for node in profile.nodes):
@@ -247,7 +249,24 @@ def _with_offload(profile: Profile, plan: Plan, text: str) -> Plan:
             f"--change offload={text}: the profile says nothing of pairs; no helper can fit these adapters, or measure "
             "anew with 'ringtune measure'"
         )
+    if users is not None:
+        return _with_users(plan, helper_of, users)
     return helped(plan, helper_of, plan.course.offload.manner if plan.course.offload else IN_STEP)
+
+
+def _with_users(plan: Plan, helper_of: Mapping[str, str], users: int | str) -> Plan:
+    """The plan in which users train adapters of their own or together, merged where only that goes with it.
+
+    Raises:
+        PlanError: an unknown word, or nobody helps.
+    """
+    manner = plan.course.offload.manner if plan.course.offload else IN_STEP
+    if not helper_of:
+        raise PlanError(
+            f"--change users={users}: helpers fit users' adapters, and there are none; change offload=HOST=HELPER too"
+        )
+    is_merged = manner.merged if users == JOINT else users == COLLABORATION
+    return helped(plan, helper_of, dataclasses.replace(manner, users=str(users), merged=is_merged))
 
 
 def _check_tables_stay(course: Course, values: Mapping[str, int | str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.offload import IN_STEP
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.users import rows_by_user, user_sets
 
 _NAMES: Final[Mapping[str, str]] = {
     Payload.UNIT_GRAD: "unit_gradient",
@@ -50,5 +51,14 @@ def offload_facts(plan: Plan) -> dict[str, Any]:
             ],
             **dataclasses.asdict(manner),
             "staleness": "one step within a turn" if manner.overlap else "none",
+            **_rows_by_user(plan),
         }
     }
+
+
+def _rows_by_user(plan: Plan) -> dict[str, Any]:
+    """How many rows each user has, where each has adapters of their own."""
+    if not user_sets(plan.course):
+        return {}
+    rows = {user.name: {"train": user.train_rows, "eval": user.eval_rows} for user in rows_by_user(plan.course)}
+    return {"rows_by_user": rows}

@@ -5,14 +5,16 @@ from __future__ import annotations
 from ringtune.costs.offload_traffic import step_traffic
 from ringtune.costs.profile import NodeFacts
 from ringtune.quantities import format_bytes
+from ringtune.schedule.extent import users_text
 from ringtune.schedule.offload import ALONE, COLLABORATION, EXACT
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.users import user_sets
+from ringtune.schedule.users import rows_by_user, user_sets
 
 _USERS = {
     ALONE: "train adapters of their own, which only their rows go through",
     COLLABORATION: "train adapters of their own, and every row goes through the sum of all",
 }
+_MOST_TOLD = 8
 _MANNERS = {"bfloat16": "rounded to 16 bits", "velora": "with projections of inputs"}
 
 
@@ -31,7 +33,16 @@ def helper_lines(plan: Plan, facts: NodeFacts | None = None) -> list[str]:
             pairs, weights = step_traffic(plan, one, facts)
             sent = f": at most {format_bytes(pairs)} of pairs a step, {format_bytes(weights)} of weights an update"
         lines.append(f"{one.node} fits the adapters of {placement.host_of(one.start)}'s blocks {one.text}{sent}")
-    return [*lines, _result(plan)] if lines else []
+    return [*lines, *_user_lines(plan), _result(plan)] if lines else []
+
+
+def _user_lines(plan: Plan) -> list[str]:
+    """Name the users that have adapters of their own, with their rows; of many the first ones."""
+    if not user_sets(plan.course):
+        return []
+    users = rows_by_user(plan.course)
+    more = f", and {len(users) - _MOST_TOLD} more" if len(users) > _MOST_TOLD else ""
+    return [f"users, with training and evaluation rows: {users_text(users[:_MOST_TOLD])}{more}"]
 
 
 def _result(plan: Plan) -> str:

@@ -18,6 +18,7 @@ from ringtune.jobs.job import Job
 from ringtune.jobs.offload import AUTO, OFF
 from ringtune.rounds.row_use import row_uses
 from ringtune.schedule.helped import parse_helpers
+from ringtune.schedule.offload import COLLABORATION, JOINT
 from ringtune.schedule.plan import Plan
 from sim.changes import change_all, change_plan, change_profile, check_rows, plan_value, split_change
 from sim.limits import check_fits, memory_bounds
@@ -37,6 +38,7 @@ _JOB_KEYS = {
     "turns": "train.turns",
     "activations": "memory.activations",
     "offload": "offload.mode",
+    "users": "offload.users",
 }
 _WORDS_OF_MODE = (AUTO, OFF)
 
@@ -240,6 +242,8 @@ class WhatIf:
                 of_plan[key] = number
         for name in self.drop:
             profile = drop_from_profile(profile, name)
+        if of_job.get("offload.users", JOINT) != JOINT:
+            of_job["offload.merged"] = of_job["offload.users"] == COLLABORATION
         job = job.with_overrides(of_job)
         rows = -(-job.train.batch_size // job.train.microbatches)
         check_rows(profile, rows, self.plan.course.microbatch_sizes()[0])

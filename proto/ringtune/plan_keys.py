@@ -18,5 +18,6 @@ PLAN_KEYS: Final = {
     "method": str,
     "activations": str,
     "offload": str,
+    "users": str,
 }
 """Keys of the plan that may be changed, with their types."""

@@ -50,6 +50,30 @@ def test_change_of_offload_refuses_by_name(value: str, said: str) -> None:
         change_all(PROFILE, plan(), [f"offload={value}"])
 
 
+def test_change_of_users_gives_each_adapters_and_takes_them_back() -> None:
+    """Collaboration is merged, alone is not; the way back leads to the very plan."""
+    alone = change_all(PROFILE, plan(), ["users=alone"])[1]
+    together = change_all(PROFILE, alone, ["users=collaboration"])[1]
+    assert alone == helped(plan(), {"weak": "strong"}, Manner(users="alone"))
+    assert together == helped(plan(), {"weak": "strong"}, Manner(users="collaboration", merged=True))
+    assert change_all(PROFILE, alone, ["users=joint"])[1] == plan()
+    bare = helped(plan(), {})
+    assert change_all(PROFILE, bare, ["offload=weak=strong", "users=alone"])[1] == alone
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["users=each"], "offload.users = 'each' is not one of joint, alone, collaboration"),
+        (["offload=off", "users=alone"], "--change users=alone: helpers fit users' adapters, and there are none"),
+    ],
+)
+def test_change_of_users_refuses_by_name(changes: list[str], said: str) -> None:
+    """A slip, and users without helpers."""
+    with pytest.raises(PlanError, match=said):
+        change_all(PROFILE, plan(), changes)
+
+
 def test_change_of_offload_needs_the_bytes_of_pairs() -> None:
     """A profile of adapters that nobody can fit has none."""
     with pytest.raises(PlanError, match="the profile says nothing of pairs"):

@@ -47,6 +47,7 @@ def unhelped_note(job: Job, plan: Plan) -> str:
 
 def _manner_text(manner: Manner) -> str:
     more = [word for word, is_so in (("merged", manner.merged), ("overlap", manner.overlap)) if is_so]
+    more += [f"users {manner.users}"] if manner.has_users else []
     return ", ".join([f"interval {manner.interval}", f"pairs in {manner.pairs}", *more])
 
 

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Iterable, Sequence
 
 from ringtune.schedule.course import Course, stream_of
-from ringtune.schedule.extent import Owner
+from ringtune.schedule.extent import Owner, UserRows
 from ringtune.schedule.rows.batches import eval_rows
 from ringtune.schedule.turns import Item, StepKind
 
@@ -24,6 +24,16 @@ RowsOfUser = tuple[str, tuple[int, ...]]
 def users_of(course: Course) -> tuple[str, ...]:
     """Every user of a run, in the order of owners and rows; who has rows at several owners is one user."""
     return tuple(dict.fromkeys(user.name for owner in course.owners for user in owner.user_rows))
+
+
+def rows_by_user(course: Course) -> tuple[UserRows, ...]:
+    """How many rows each user of a run has at all owners together, in the order of ``users_of``."""
+    found = {name: [0, 0] for name in users_of(course)}
+    for owner in course.owners:
+        for user in owner.user_rows:
+            found[user.name][0] += user.train_rows
+            found[user.name][1] += user.eval_rows
+    return tuple(UserRows(name=name, train_rows=train, eval_rows=held_out) for name, (train, held_out) in found.items())
 
 
 def user_sets(course: Course) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from ringtune.schedule.offload import ALONE, COLLABORATION, JOINT, Manner
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.rows.batches import BatchStream
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
-from ringtune.schedule.users import rows_of_users, user_sets, users_of
+from ringtune.schedule.users import rows_by_user, rows_of_users, user_sets, users_of
 from tests.support.plans import changed, make_plan
 
 ANNA, BEN = UserRows(name="anna", train_rows=3, eval_rows=2), UserRows(name="ben", train_rows=7, eval_rows=1)
@@ -38,6 +38,8 @@ def test_users_are_those_of_the_rows_and_otherwise_the_nodes() -> None:
     assert users_of(_plan().course) == ("anna", "ben", "b")
     also_ben = dataclasses.replace(PLAIN, users=(UserRows(name="ben", train_rows=5, eval_rows=4),))
     assert users_of(_plan(owners=(MIXED, also_ben)).course) == ("anna", "ben")
+    both = UserRows(name="ben", train_rows=7 + 5, eval_rows=1 + 4)
+    assert rows_by_user(_plan(owners=(MIXED, also_ben)).course) == (ANNA, both)
 
 
 def test_rows_of_users_are_those_of_the_batch_stream() -> None:

@@ -141,5 +141,9 @@ def test_auto_is_asked_for_by_a_what_if_that_plans_anew() -> None:
     question = WhatIf(plan=bare, profile=profile, optimizer="adamw", dtype="float32", job=wanted("off"))
     for value, helper_of in (("auto", {"weak": "strong"}), ("weak=strong", {"weak": "strong"}), ("off", {})):
         assert helpers_by_host(question.after([f"offload={value}"]).plan) == helper_of
+    for users in ("alone", "collaboration"):
+        linear = dataclasses.replace(question, job=wanted("off", adapter__config="linear"))
+        found = linear.after(["offload=auto", f"users={users}"]).plan.course.offload
+        assert found is not None and (found.users, found.merged) == (users, users == "collaboration")
     with pytest.raises(PlanError, match="there is no node 'stron'; did you mean 'strong'"):
         question.after(["offload=weak=stron"])

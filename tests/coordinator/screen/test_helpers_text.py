@@ -11,9 +11,10 @@ from coordinator.records.offload_facts import offload_facts
 from coordinator.screen.helpers_text import helper_lines
 from coordinator.screen.plan_text import plan_text
 from coordinator.screen.progress import PlainProgress
+from ringtune.schedule.extent import Owner, UserRows
 from ringtune.schedule.helped import helped
 from ringtune.schedule.offload import Manner
-from tests.support.plans import make_plan
+from tests.support.plans import changed, make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_blocks=4, method="all")
 
@@ -60,7 +61,25 @@ def test_users_with_adapters_of_their_own_are_counted_and_say_what_a_row_goes_th
 ) -> None:
     """Before the run begins; a user is an owner where nothing else is said."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_blocks=4, method="all")
-    assert helper_lines(helped(plan, {"a": "z", "b": "z"}, manner))[-1].startswith(words)
+    found = helped(plan, {"a": "z", "b": "z"}, manner)
+    assert helper_lines(found)[-1].startswith(words)
+    rows = {owner.node: {"train": owner.train_rows, "eval": owner.eval_rows} for owner in plan.course.owners}
+    assert offload_facts(found)["offload"]["rows_by_user"] == rows
+    assert "rows_by_user" not in offload_facts(helped(plan, {"a": "z"}))["offload"]
+
+
+def test_users_are_named_with_their_rows_and_many_are_cut_short() -> None:
+    """Rows of a user at two owners are told together."""
+    mixed = (UserRows(name="anna", train_rows=3, eval_rows=1), UserRows(name="ben", train_rows=5))
+    plan = make_plan([("a", 0, 4)], ["a", "b"], num_blocks=4, method="all")
+    first = Owner(node="a", train_rows=8, eval_rows=1, users=mixed)
+    second = Owner(node="b", train_rows=4, users=(UserRows(name="ben", train_rows=4),))
+    several = changed(plan, owners=(first, second))
+    lines = helper_lines(helped(several, {"a": "z"}, Manner(users="alone")))
+    assert "users, with training and evaluation rows: anna (3 and 1), ben (9 and 0)" in lines
+    crowd = tuple(UserRows(name=f"u{at}", train_rows=1) for at in range(10))
+    many = changed(plan, owners=(Owner(node="a", train_rows=10, users=crowd),))
+    assert helper_lines(helped(many, {"a": "z"}, Manner(users="alone")))[1].endswith("u7 (1 and 0), and 2 more")
 
 
 def test_helpers_are_shown_when_a_run_begins() -> None:
