@@ -161,14 +161,7 @@ def predict(
         DeadlineError: the virtual run does not end; says who waits for what.
     """
     facts = profile.by_name
-    costs = CourseCosts(
-        plan.course,
-        profile,
-        nodes=plan.nodes,
-        recompute=plan.placement.recompute,
-        helpers=plan.placement.helpers,
-        optimizer=optimizer,
-    )
+    costs = CourseCosts.of(plan, profile, optimizer=optimizer)
     items = Items(costs)
     ledger = MemoryLedger(plan, facts, items, optimizer=optimizer, dtype=dtype, embedding_bytes=embedding_bytes)
     medians = ProfileTimes(costs, items, ledger.effect)

@@ -151,8 +151,6 @@ def _share(part: float, whole: float) -> float | None:
 
 def _costs(plan: Plan, profile: Profile) -> CourseCosts | None:
     try:
-        return CourseCosts(
-            plan.course, profile, nodes=plan.nodes, recompute=plan.placement.recompute, helpers=plan.placement.helpers
-        )
+        return CourseCosts.of(plan, profile)
     except PlanError:  # an old plan on nodes that nobody measured
         return None

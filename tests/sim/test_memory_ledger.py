@@ -211,7 +211,7 @@ def test_ledger_of_a_whole_run_ends_where_it_began(seed: int) -> None:
     rng = random.Random(seed)
     plan = random_plan(rng, with_operations=seed % 2 == 1)
     profile = profile_of(plan)
-    costs = CourseCosts(plan.course, profile, nodes=plan.nodes)
+    costs = CourseCosts.of(plan, profile)
     items = Items(costs)
     found = MemoryLedger(plan, profile.by_name, items, optimizer="sgd", dtype="float32")
     before, times = found.now_bytes, ProfileTimes(costs, items, found.effect)

@@ -78,9 +78,7 @@ def explain_operations(plan: Plan, profile: Profile, *, optimizer: str = "adamw"
         return None
     soonest = plan.soonest()
     with_table = soonest if course.operations else soonest.decided((), expected_table(soonest.course))
-    costs = CourseCosts(
-        course, profile, nodes=plan.nodes, recompute=plan.placement.recompute, helpers=plan.placement.helpers
-    )
+    costs = CourseCosts.of(plan, profile)
     turn = _last_steps(soonest)
     done, full = (
         total(each for item in items(one.course, turn) for each in done_of(one, item, costs).values())

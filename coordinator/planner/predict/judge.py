@@ -149,14 +149,7 @@ def simulated_step_s(
         choice=None,
     )
     probe = Plan.of(course, placement)
-    costs = CourseCosts(
-        course,
-        profile,
-        nodes=probe.nodes,
-        recompute=placement.recompute,
-        helpers=placement.helpers,
-        optimizer=optimizer,
-    )
+    costs = CourseCosts.of(probe, profile, optimizer=optimizer)
     granted = Items(costs)
     observer = ItemEnds(granted)
     run_probe(probe, profile, costs, granted, observer)

@@ -60,14 +60,7 @@ def _with_few_batches(plan: Plan) -> Plan:
 
 def _simulated_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
     """Seconds on the virtual clock until the last batch is scored everywhere."""
-    costs = CourseCosts(
-        plan.course,
-        profile,
-        nodes=plan.nodes,
-        recompute=plan.placement.recompute,
-        helpers=plan.placement.helpers,
-        optimizer=optimizer,
-    )
+    costs = CourseCosts.of(plan, profile, optimizer=optimizer)
     granted = Items(costs)
     observer = ItemEnds(granted)
     run_probe(plan, profile, costs, granted, observer)
@@ -81,14 +74,7 @@ def _by_formula_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
     No update parts the batches, so they follow each other at the pace of the busiest node or uplink; the first one
     goes all the way alone.
     """
-    costs = CourseCosts(
-        plan.course,
-        profile,
-        nodes=plan.nodes,
-        recompute=plan.placement.recompute,
-        helpers=plan.placement.helpers,
-        optimizer=optimizer,
-    )
+    costs = CourseCosts.of(plan, profile, optimizer=optimizer)
     uplinks: dict[str, float] = {}
     for link in profile.links:
         uplinks[link.source] = max(uplinks.get(link.source, 0.0), link.rate_bytes_per_s)

@@ -29,6 +29,7 @@ from ringtune.schedule.helpers import Helper
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, share
 from ringtune.schedule.owner_turns import shares
 from ringtune.schedule.parcels import PARCELS
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind
 from ringtune.schedule.units import EMBEDDING, Range, Units
 
@@ -236,6 +237,23 @@ class CourseCosts:
         self._head_weight_bytes, self._model = weights, model
         self._gain = projected_gain(course.velora, model)
         self._offload = OffloadCosts(course, facts[names[0]], helpers) if helpers else None
+
+    @staticmethod
+    def of(plan: Plan, profile: Profile, *, optimizer: str = _DEFAULT_OPTIMIZER) -> CourseCosts:
+        """Return the costs of a plan on its own nodes, with all that its placement says of them.
+
+        Raises:
+            PlanError: a node of the plan is missing, or was never measured; names it.
+        """
+        placement = plan.placement
+        return CourseCosts(
+            plan.course,
+            profile,
+            nodes=plan.nodes,
+            recompute=placement.recompute,
+            helpers=placement.helpers,
+            optimizer=optimizer,
+        )
 
     def size(self, owner: str, rows: int, kind: StepKind) -> float:
         """Padded tokens of a micro-batch of so many rows of ``owner``."""

@@ -9,12 +9,14 @@ import pytest
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.costs.seconds import CourseCosts
 from ringtune.costs.work_times import Work
+from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.helped import helped, helpers_by_host
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.offload import Manner
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind
+from ringtune.schedule.units import Range
 from sim.prediction import predict
 from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, model_of, node, point
@@ -47,7 +49,7 @@ def profile(plan: Plan = PLAN, *, fit_s: float = 0.0) -> Profile:
 
 def costs(plan: Plan = PLAN, *, fit_s: float = 0.0) -> CourseCosts:
     """What the plan costs on these nodes."""
-    return CourseCosts(plan.course, profile(plan, fit_s=fit_s), helpers=plan.placement.helpers)
+    return CourseCosts.of(plan, profile(plan, fit_s=fit_s))
 
 
 def seconds(found: CourseCosts, name: str, op: Op, start: int, stop: int) -> float:
@@ -64,6 +66,25 @@ def test_offload_moves_gradients_of_weights_from_the_host_to_the_helper() -> Non
     assert seconds(found, "a", Op.SHIP, 0, 2) == pytest.approx(2 * 3 * 0.1)
     assert seconds(found, "z", Op.UPDATE, 0, 2) == pytest.approx(2 * 0.5)
     assert seconds(found, "a", Op.UPDATE, 0, 2) == 0.0
+
+
+def test_costs_of_a_plan_are_on_its_own_nodes_with_its_recomputation_and_optimizer() -> None:
+    """A node that the plan has not is none of its costs, and what its placement says counts."""
+    more = profile(PLAN)
+    more = Profile(nodes=(*more.nodes, dataclasses.replace(more.nodes[0], node="other")), links=more.links)
+    found = CourseCosts.of(PLAN, more)
+    assert set(found.nodes) == {"a", "b", "z"}
+    assert found.head_bytes > CourseCosts.of(PLAN, more, optimizer="sgd").head_bytes
+    again = Plan(PLAN.course, (dataclasses.replace(PLAN.placement, recompute=(Range(2, 4),)),))
+    saved = CourseCosts.of(again, more)
+    assert seconds(saved, "b", Op.BACKWARD, 2, 4) > seconds(found, "b", Op.BACKWARD, 2, 4)
+
+
+def test_costs_of_a_plan_name_a_helper_that_was_not_measured() -> None:
+    """A node that only helps has to be in the profile as well."""
+    few = Profile(nodes=tuple(each for each in profile(PLAN).nodes if each.node != "z"))
+    with pytest.raises(PlanError, match="the profile lacks node z; measure anew"):
+        CourseCosts.of(PLAN, few)
 
 
 def test_offload_takes_a_measured_fit_where_there_is_one() -> None:

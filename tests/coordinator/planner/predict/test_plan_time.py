@@ -50,7 +50,7 @@ def test_seconds_of_a_pass_of_scores_are_those_of_the_virtual_clock(slices: list
     """Within 5 %, on one node and on two, though most batches are added by the formula; links hardly count."""
     plan = choosing(slices)
     profile = profile_of(plan, links=all_pairs("ab", 1e9, 1e-4))
-    costs = CourseCosts(plan.course, profile, nodes=plan.nodes)
+    costs = CourseCosts.of(plan, profile)
     granted = Items(costs)
     observer = _Scored(granted)
     VirtualRing(
