@@ -15,7 +15,7 @@ def status(
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
-    """Show the run that a coordinator drives: phase, step, loss, and every node with its state."""
+    """Show the run that a coordinator drives: phase, step, loss, who helps whom, and every node with its state."""
     from coordinator.screen.status_text import status_json, status_lines
     from coordinator.submit.connection import Connection
 

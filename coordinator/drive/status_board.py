@@ -9,13 +9,14 @@ from typing import Any
 
 from coordinator.records.step_lines import LastStep
 from ringtune.files.strict import read_object
+from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2
 
 _FIGURES = ("round", "initiator", "depth", "trains", "loss")
 
 
 class StatusBoard:
-    """The present phase, step and figures of a run; written by the run's thread, read by any.
+    """The present phase, helpers, step and figures of a run; written by the run's thread, read by any.
 
     Args:
         run_id: of the run.
@@ -31,13 +32,13 @@ class StatusBoard:
         self._now = control_pb2.RunStatus(run_id=run_id, phase="joining")
 
     def take(self, event: control_pb2.RunEvent) -> None:
-        """Note the phase, steps, figures or failure that an event tells of."""
+        """Note the phase, plan, steps, figures or failure that an event tells of."""
         with self._lock:
             match event.WhichOneof("event"):
                 case "state":
                     self._enter(event.state)
                 case "plan_json":
-                    self._now.num_steps = read_object(event.plan_json, "the plan")["course"]["num_steps"]
+                    self._take_plan(Plan.from_json(read_object(event.plan_json, "the plan")))
                 case "step_json":
                     self._take_step(read_object(event.step_json, "a step"))
                 case "failure":
@@ -49,6 +50,13 @@ class StatusBoard:
     def _enter(self, phase: str) -> None:
         self._now.phase = phase
         self._phase_since_s = self._clock()
+
+    def _take_plan(self, plan: Plan) -> None:
+        self._now.num_steps = plan.course.num_steps
+        self._now.ClearField("helpers")
+        for one in plan.placement.helpers:
+            host = plan.placement.host_of(one.start)
+            self._now.helpers.add(node=one.node, host=host, start=one.start, stop=one.stop)
 
     def _end(self, phase: str) -> None:
         self._enter(phase)

@@ -31,6 +31,7 @@ def _run_json(run: control_pb2.RunStatus) -> dict[str, Any]:
         "phase_s": round(run.phase_s, 3),
         "run_s": round(run.run_s, 3),
         **{name: getattr(run, name) if run.HasField(name) else None for name in _OPTIONAL},
+        "helpers": [{"node": one.node, "host": one.host, "start": one.start, "stop": one.stop} for one in run.helpers],
         "message": run.message,
     }
 
@@ -57,6 +58,8 @@ def _run_lines(run: control_pb2.RunStatus) -> list[str]:
             f"step {run.steps_done}/{run.num_steps}: round {run.round}, {run.initiator}, "
             f"{trained_text(run.depth, run.trains)}, loss {figure(run.loss if run.HasField('loss') else None)}"
         )
+    for one in run.helpers:
+        lines.append(f"{one.node} fits the adapters of {one.host}'s blocks [{one.start}, {one.stop})")
     if run.message:
         lines.append(f"error: {run.message}")
     return lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from coordinator.drive.requests import RunRequest
@@ -14,8 +15,12 @@ from coordinator.screen.status_text import status_json, status_lines
 from coordinator.server.server import CoordinatorServer
 from coordinator.submit.client import Client
 from ringtune import __version__, cli
+from ringtune.errors import PlanError
+from ringtune.schedule.helped import helped
+from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, FakeCluster, job
+from tests.support.plans import make_plan
 
 
 class Clock:
@@ -34,19 +39,51 @@ def step(**changes: Any) -> control_pb2.RunEvent:
     return control_pb2.RunEvent(step_json=json.dumps(values))
 
 
+def planned(plan: Plan) -> control_pb2.RunEvent:
+    """A run has a plan."""
+    return control_pb2.RunEvent(plan_json=json.dumps(plan.to_json()))
+
+
 def test_run_status_follows_the_events() -> None:
     """Phase, figures and times are the latest ones."""
     clock = Clock()
     board = StatusBoard("r1", clock=clock)
     clock.now_s = 103.0
     board.take(control_pb2.RunEvent(state="training"))
-    board.take(control_pb2.RunEvent(plan_json='{"course": {"num_steps": 8}}'))
+    board.take(planned(make_plan([("a", 0, 4)], ["a"], num_steps=8)))
     board.take(step())
     clock.now_s = 105.0
     found = board.read()
     assert (found.phase, found.phase_s, found.run_s, found.is_over) == ("training", 2.0, 5.0, False)
     assert (found.steps_done, found.num_steps, found.round, found.initiator) == (5, 8, 1, "a")
     assert (found.depth, found.loss) == (2, 0.25)
+
+
+def test_run_status_tells_who_helps_whom() -> None:
+    """As the latest plan says, so that a node that hosts nothing is seen to be of use."""
+    board = StatusBoard("r1")
+    plain = make_plan([("a", 0, 2), ("b", 2, 4)], ["b"])
+    board.take(planned(helped(plain, {"a": "z", "b": "a"})))
+    status = control_pb2.StatusReply(run=board.read())
+    assert json.loads(status_json(status))["run"]["helpers"] == [
+        {"node": "z", "host": "a", "start": 0, "stop": 2},
+        {"node": "a", "host": "b", "start": 2, "stop": 4},
+    ]
+    assert status_lines(status, "127.0.0.1:7070")[1:3] == [
+        "z fits the adapters of a's blocks [0, 2)",
+        "a fits the adapters of b's blocks [2, 4)",
+    ]
+    board.take(planned(plain))
+    assert not board.read().helpers
+
+
+def test_run_status_refuses_a_plan_that_is_none() -> None:
+    """What was known stays."""
+    board = StatusBoard("r1")
+    board.take(planned(helped(make_plan([("a", 0, 4)], ["a"]), {"a": "z"})))
+    with pytest.raises(PlanError):
+        board.take(control_pb2.RunEvent(plan_json='{"course": {"num_steps": 8}}'))
+    assert [one.node for one in board.read().helpers] == ["z"]
 
 
 def test_run_status_names_the_units_of_a_group() -> None:
