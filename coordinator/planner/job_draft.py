@@ -121,7 +121,8 @@ def check_same_users(owner: Owner, facts: NodeFacts, before: str, advice: str) -
     """
     if owner.users and facts.users != owner.users:
         raise DataError(
-            f"node {owner.node} has rows of {users_text(facts.users)}, {before} {users_text(owner.users)}; {advice}"
+            f"node {owner.node} has rows of {users_text(facts.users, but=owner.users)}, {before} "
+            f"{users_text(owner.users, but=facts.users)}; {advice}"
         )
 
 

@@ -14,7 +14,6 @@ _USERS = {
     ALONE: "train adapters of their own, which only their rows go through",
     COLLABORATION: "train adapters of their own, and every row goes through the sum of all",
 }
-_MOST_TOLD = 8
 _MANNERS = {"bfloat16": "rounded to 16 bits", "velora": "with projections of inputs"}
 
 
@@ -40,9 +39,7 @@ def _user_lines(plan: Plan) -> list[str]:
     """Name the users that have adapters of their own, with their rows; of many the first ones."""
     if not user_sets(plan.course):
         return []
-    users = rows_by_user(plan.course)
-    more = f", and {len(users) - _MOST_TOLD} more" if len(users) > _MOST_TOLD else ""
-    return [f"users, with training and evaluation rows: {users_text(users[:_MOST_TOLD])}{more}"]
+    return [f"users, with training and evaluation rows: {users_text(rows_by_user(plan.course))}"]
 
 
 def _result(plan: Plan) -> str:

@@ -163,7 +163,8 @@ def _check_data(course: Course, node: str, dataset: OwnerDataset | None) -> None
         )
     if planned is not None and planned.users and dataset.users != planned.users:
         raise DataError(
-            f"node {node} has rows of {users_text(dataset.users)}, the plan says {users_text(planned.users)}; plan anew"
+            f"node {node} has rows of {users_text(dataset.users, but=planned.users)}, the plan says "
+            f"{users_text(planned.users, but=dataset.users)}; plan anew"
         )
     dataset.set_labels(course.labels)
 

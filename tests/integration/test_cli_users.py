@@ -12,6 +12,7 @@ import torch
 
 from ringtune.errors import UsageError
 from tests.integration.test_cli_eval import JOB, good, here
+from tests.support import tiny
 from tests.support.cluster import Cluster
 
 OFFLOAD = """
@@ -97,3 +98,25 @@ def test_users_who_trained_alone_are_evaluated_one_at_a_time(cluster: Cluster, t
     assert done.returncode == UsageError.exit_code and names[0] in done.stderr and "--user" in done.stderr
     found = [good("eval", run, "--data", cluster.eval, "--user", name)["loss"] for name in names]
     assert len(set(found)) == len(names)
+
+
+def test_users_of_a_column_get_helpers_and_folders_of_their_own(cluster: Cluster, tmp_path: Path) -> None:
+    """The rows of each owner are of several users, whom a column names; the planner chooses who helps."""
+    names = ("ben", "anna")
+    for name, count in (("train", 24), ("eval", 8)):
+        rows = [
+            {"text": text, "label": label, "author": names[at % 2]}
+            for at, (text, label) in enumerate(tiny.make_rows(count, seed=count))
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = JOB.format(model=cluster.model).partition("[unfreeze]")[0] + 'method = "all"\n'
+    offload = OFFLOAD.format(mode='"auto"', users="alone", merged="false")
+    data = '[data]\ntrain = "train.jsonl"\neval = "eval.jsonl"\nuser = "author"\n'
+    (tmp_path / "job.toml").write_text(job + data + offload)
+    good("train", tmp_path / "job.toml", "--local", 2, "--out", tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run/users").iterdir()) == ["anna", "ben"]
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    assert report["offload"]["rows_by_user"] == {name: {"train": 12, "eval": 4} for name in sorted(names)}
+    assert len(report["offload"]["helpers"]) == 2
+    losses = {good("eval", tmp_path / "run", "--user", name)["loss"] for name in names}
+    assert len(losses) == 2

@@ -11,6 +11,8 @@ from ringtune.errors import PlanError
 from ringtune.ids import NODE_NAME
 from ringtune.schedule.units import Range, Units, head_of
 
+_MOST_TOLD = 8
+
 
 def check_user_name(name: str) -> str:
     """Return ``name`` if a user may be called so: as a node, since folders and tensors have it too.
@@ -35,9 +37,16 @@ class UserRows:
     eval_rows: int = 0
 
 
-def users_text(users: Sequence[UserRows]) -> str:
-    """Name users with their training and evaluation rows: ``anna (3 and 1), ben (5 and 2)``."""
-    return ", ".join(f"{user.name} ({user.train_rows} and {user.eval_rows})" for user in users) or "no users"
+def users_text(users: Sequence[UserRows], *, but: Sequence[UserRows] = ()) -> str:
+    """Name users with their training and evaluation rows, eight at most: ``anna (3 and 1), ben (5 and 2)``.
+
+    Args:
+        users: to be named.
+        but: who is left out where name and rows are equal, to tell what differs.
+    """
+    told = [f"{user.name} ({user.train_rows} and {user.eval_rows})" for user in users if user not in but]
+    more = f", and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""
+    return ", ".join(told[:_MOST_TOLD]) + more if told else "nobody else"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edge.compute.hosting import _check_data
 from edge.data.rows import OwnerDataset
 from ringtune.errors import DataError
 from ringtune.jobs.job import Job
 from ringtune.jobs.users import count_users, sorted_by_user
-from ringtune.schedule.extent import UserRows
+from ringtune.schedule.extent import Owner, UserRows
 from tests.support import hand_ring as ring
 from tests.support import tiny
 from tests.support.tiny_data import make_questions
@@ -143,3 +145,21 @@ def test_whole_numbers_and_blanks_are_names() -> None:
     assert sorted_by_user([0, 2, 3, 1], ["ben", "anna", "ben", "anna"]) == [3, 1, 0, 2]
     assert sorted_by_user([2, 0], ()) == [2, 0]
     assert count_users([("7", 2), ("x", 0)], [("7", 1)]) == (UserRows(name="7", train_rows=2, eval_rows=1),)
+
+
+def test_users_of_a_node_have_to_be_those_of_the_plan(tmp_path: Path, model_folder: Path) -> None:
+    """Whose row is which is told from the plan's counts, so a node checks them; the error names who differs."""
+    job = _job(model_folder)
+    found = _load(job, model_folder, _write(tmp_path / "train.jsonl", _texts(10, seed=1)))
+    course = ring.make_plan(job, {"a": found}, {"a": (0, 4)}).course
+    owner = Owner(node="a", train_rows=10, users=found.users)
+    _check_data(dataclasses.replace(course, owners=(owner,)), "a", found)
+    others = (*(dataclasses.replace(user, train_rows=3) for user in found.users[:2]), found.users[2])
+    more = (*others, UserRows(name="dora", train_rows=2))
+    wrong = dataclasses.replace(course, owners=(dataclasses.replace(owner, users=more),))
+    with pytest.raises(DataError) as caught:
+        _check_data(wrong, "a", found)
+    assert str(caught.value) == (
+        "node a has rows of anna (4 and 0), ben (4 and 0), the plan says anna (3 and 0), ben (3 and 0), dora (2 and 0)"
+        "; plan anew"
+    )
