@@ -38,7 +38,7 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
     adapters; the helper of a host fits those of the blocks that the host gets, too.
 
     Raises:
-        PlanError: no host or no owner is left.
+        PlanError: no host or no owner is left, or users have adapters of their own and a host is left without a helper.
     """
     course, placement = plan.course, plan.placement
     owners = tuple(owner for owner in course.owners if owner.node != name)
@@ -58,6 +58,14 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
         left[heir] = Slice(node=left[heir].node, start=start, stop=stop)
     helper_of = {host: helper for host, helper in helpers_by_host(plan).items() if name not in (host, helper)}
     manner = course.offload.manner if course.offload else IN_STEP
+    lone = [
+        one.node for one in left if one.node not in helper_of and course.trainable.ranges_within(one.start, one.stop)
+    ]
+    if manner.has_users and lone:
+        raise PlanError(
+            f"--drop {name}: node {lone[0]} has no helper then, and helpers fit the adapters of users; "
+            "give --replan JOB"
+        )
     course = dataclasses.replace(course, owners=owners, offload=None)
     return helped(Plan.of(course, dataclasses.replace(placement, slices=tuple(left), helpers=())), helper_of, manner)
 

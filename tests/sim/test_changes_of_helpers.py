@@ -80,6 +80,16 @@ def test_change_of_offload_needs_the_bytes_of_pairs() -> None:
         change_all(profile_of(THREE), THREE, ["offload=a=b"])
 
 
+def test_drop_of_a_helper_is_refused_where_users_have_adapters_of_their_own() -> None:
+    """The host would train them all together; a host may leave with its helper's heir."""
+    alone = helped(THREE, {"a": "b", "b": "c", "c": "b"}, Manner(users="alone"))
+    with pytest.raises(PlanError, match=r"--drop c: node b has no helper then, .* give --replan JOB"):
+        drop_from_plan(alone, "c")
+    kept = drop_from_plan(helped(THREE, {"a": "b", "b": "a", "c": "b"}, Manner(users="alone")), "c")
+    assert helpers_by_host(kept) == {"a": "b", "b": "a"} and kept.course.offload is not None
+    assert kept.course.offload.users == "alone"
+
+
 def test_drop_of_a_helper_leaves_its_hosts_to_themselves() -> None:
     """Of a host that leaves, the helper goes too; a helper of its heir fits the heir's new blocks."""
     before = helped(THREE, {"a": "z", "b": "z", "c": "b"}, Manner(interval=2))

@@ -30,10 +30,11 @@ def check_given_helpers(job: Job, plan: Plan) -> None:
 def _check_manner(job: Job, plan: Plan) -> None:
     offload = plan.course.offload
     has = offload.manner if offload else IN_STEP
-    if plan.placement.helpers and has != job.offload.manner:
+    helps = bool(plan.placement.helpers)
+    if (helps or job.offload.manner.has_users) and has != job.offload.manner:
+        text = f"helpers with {_manner_text(has)}" if helps else "no helpers"
         raise PlanError(
-            f"the plan has helpers with {_manner_text(has)}, the job says {_manner_text(job.offload.manner)}; "
-            "plan anew, or change [offload]"
+            f"the plan has {text}, the job says {_manner_text(job.offload.manner)}; plan anew, or change [offload]"
         )
 
 

@@ -71,6 +71,18 @@ def test_users_who_changed_are_refused_by_name() -> None:
         accept_plan(GivenPlan(plan=plan), wish, changed)
 
 
+def test_given_plans_have_the_adapters_of_users_that_the_job_wants() -> None:
+    """A plan without helpers, or with one set for all, would train something else."""
+    known, wish = of_users("a", "b"), job_of()
+    for other, said in (
+        ("off", "the plan has no helpers"),
+        ({"a": "b", "b": "a"}, "the plan has helpers with interval"),
+    ):
+        plan = make_plan(job(offload__mode=other, train__method="all"), known).plan
+        with pytest.raises(PlanError, match=rf"{said}.*, the job says interval 1, pairs in float32, users alone; plan"):
+            accept_plan(GivenPlan(plan=plan), wish, known)
+
+
 @pytest.mark.parametrize("users", ["alone", "collaboration"])
 def test_auto_gives_every_host_a_helper_and_says_so(users: str) -> None:
     """Even without links, where nobody would help otherwise."""
