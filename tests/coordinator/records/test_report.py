@@ -291,6 +291,7 @@ def test_report_counts_pairs_and_weights_by_link_and_seconds_of_fitting() -> Non
         "pairs": "float32",
         "merged": False,
         "overlap": False,
+        "users": "joint",
         "staleness": "none",
     }
     bare = RunLedger(PLAN, job().train).report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})
