@@ -39,7 +39,7 @@ class Blame:
 
 def with_role(message: str, node: str, plan: Plan) -> str:
     """Add to the message that a node is lost what it did and what can be done, if all it did was to help."""
-    helped = plan.placement.helped_by(node)
+    helped = plan.placement.joined_helpers(node)
     if not helped or plan.slice_of(node).num_blocks or plan.owner(node) is not None:
         return message
     blocks = ", ".join(f"{plan.placement.host_of(one.start)}'s blocks {one.text}" for one in helped)

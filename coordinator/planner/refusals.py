@@ -38,7 +38,7 @@ def refusal(
 
 def helper_refusal(plan: Plan, node: NodeFacts, needs: MemoryEstimate) -> CapacityError:
     """Make the error that a node has no room for the adapters that it fits beside what else it does."""
-    helps = plan.placement.helped_by(node.node)
+    helps = plan.placement.joined_helpers(node.node)
     whose = ", ".join(f"{plan.placement.host_of(one.start)}'s blocks {one.text}" for one in helps)
     return CapacityError(
         f"node {node.node} needs {needs} to fit the adapters of {whose} but has {format_bytes(node.memory_bytes)}; let "

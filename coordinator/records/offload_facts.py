@@ -47,7 +47,7 @@ def offload_facts(plan: Plan) -> dict[str, Any]:
         "offload": {
             "helpers": [
                 {"node": one.node, "host": placement.host_of(one.start), "blocks": [one.start, one.stop]}
-                for one in placement.helpers
+                for one in placement.joined_helpers()
             ],
             **dataclasses.asdict(manner),
             "staleness": "one step within a turn" if manner.overlap else "none",

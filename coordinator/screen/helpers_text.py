@@ -26,7 +26,7 @@ def helper_lines(plan: Plan, facts: NodeFacts | None = None) -> list[str]:
     """
     placement = plan.placement
     lines = []
-    for one in placement.helpers:
+    for one in placement.joined_helpers():
         sent = ""
         if facts is not None:
             pairs, weights = step_traffic(plan, one, facts)

@@ -155,7 +155,7 @@ def _privacy(plan: Plan) -> str:
 
 def _seen_by_helpers(plan: Plan) -> str:
     """Say which hidden states helpers see beside the hosts: those inside the blocks that they help with."""
-    seen = ", ".join(f"{one.node} of {one.text}" for one in plan.placement.helpers)
+    seen = ", ".join(f"{one.node} of {one.text}" for one in plan.placement.joined_helpers())
     return f"; helpers see the hidden states inside the blocks that they help with: {seen}" if seen else ""
 
 

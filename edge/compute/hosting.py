@@ -30,6 +30,8 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.extent import users_text
 from ringtune.schedule.helpers import Helper
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saving import merged as joined
+from ringtune.schedule.units import Range
 from ringtune.schedule.users import user_sets
 
 
@@ -46,7 +48,7 @@ class Hosted:
         device: of the computation.
         hosted_bytes: weights, adapters and head.
         capture: records the pairs of hosted blocks that helpers fit; None without any.
-        helped: adapters of others' blocks that are fitted here, in the order of the placement.
+        helped: adapters of others' blocks that are fitted here, those of neighbouring blocks together, ascending.
         merged: the matrices with the adapters of blocks that helpers fit inside; None where these are beside them.
         kept: adapters that were merged, or the sums of those of users, by name, for checkpoints and the result.
         sets: adapters of each user, of blocks that helpers fit; None where all users have one set, or they are merged.
@@ -123,10 +125,8 @@ def host(
     if head is not None:
         head.to(device=device, dtype=dtype).eval()
         owner = OwnerParts(skeleton, head, task, job.train)
-    helped = tuple(
-        AuxiliaryModels(folder, job, range(one.start, one.stop), dtype, device, users)
-        for one in plan.placement.helped_by(node)
-    )
+    fitted = joined(Range(one.start, one.stop) for one in plan.placement.helped_by(node))
+    helped = tuple(AuxiliaryModels(folder, job, range(*blocks), dtype, device, users) for blocks in fitted)
     trained = {index: blocks.parameters(index, index + 1) for index in range(piece.start, piece.stop)}
     trained |= {index: models.parameters(index, index + 1) for models in helped for index in models.units}
     return Hosted(

@@ -45,10 +45,7 @@ class Offloading:
         self._wire = PairWire(wire, hosted.capture.inputs if hosted.capture else {}, seed=seed)
         if hosted.capture is not None:
             hosted.capture.with_signs = wire in LOSSY
-        helped = zip(plan.placement.helped_by(node), hosted.helped, strict=True)
-        self._fitted: dict[Helper, tuple[AuxiliaryModels, PairWire]] = {
-            helper: (models, PairWire(wire, models.inputs, seed=seed)) for helper, models in helped
-        }
+        self._fitted = [(models, PairWire(wire, models.inputs, seed=seed)) for models in hosted.helped]
         self._shipped: dict[TensorKey, Pieces] = {}
         self._file: StateFile | None = None
         self._came: dict[TensorKey, Mapping[str, torch.Tensor]] = {}
@@ -248,10 +245,10 @@ class Offloading:
         return next((helper for helper in self._helpers if helper.has_block(block)), None)
 
     def _fits(self, action: Action) -> bool:
-        return any(helper.has_block(action.start) for helper in self._fitted)
+        return any(action.start in models.units for models, _ in self._fitted)
 
     def _models_of(self, block: int) -> tuple[AuxiliaryModels, PairWire]:
-        return next(found for helper, found in self._fitted.items() if helper.has_block(block))
+        return next(found for found in self._fitted if block in found[0].units)
 
 
 def _metadata(key: TensorKey) -> dict[str, str]:

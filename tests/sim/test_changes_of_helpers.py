@@ -95,5 +95,6 @@ def test_drop_of_a_helper_leaves_its_hosts_to_themselves() -> None:
     before = helped(THREE, {"a": "z", "b": "z", "c": "b"}, Manner(interval=2))
     assert helpers_by_host(drop_from_plan(before, "z")) == {"c": "b"}
     found = drop_from_plan(before, "c")
-    assert [(one.node, one.start, one.stop) for one in found.placement.helpers] == [("z", 0, 1), ("z", 1, 4)]
+    told = [(one.node, one.start, one.stop) for one in found.placement.joined_helpers()]
+    assert told == [("z", 0, 1), ("z", 1, 4)]
     assert found.course.offload is not None and found.course.offload.interval == 2

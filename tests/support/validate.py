@@ -93,7 +93,8 @@ class _Column:
         self._embedding = weight_version(course, EMBEDDING, step)
         helped = (unit for one in plan.placement.helped_by(node) for unit in range(one.start, one.stop))
         self._helped = {unit: weight_version(course, unit, step) for unit in helped}
-        self._fits: dict[int, int] = {}
+        self._went_back: set[tuple[int, int, int]] = set()
+        self._fits: set[tuple[int, int, int]] = set()
         self._forwarded: set[tuple[int, int]] = set()
         self._backwards: dict[int, int] = {}
         self._embedding_backwards: dict[int, int] = {}
@@ -154,6 +155,7 @@ class _Column:
         if (action.seq, action.micro) not in self._forwarded:
             return "backward before forward"
         units = range(action.start, action.stop)
+        self._went_back |= {(action.seq, action.micro, unit) for unit in units}
         if any(self._versions.get(unit, 0) != backward_version(course, unit, item) for unit in units):
             return "backward before the update of the item before"
         return ""
@@ -181,8 +183,9 @@ class _Column:
     def _pairs(self, course: Course, item: Item, action: Action) -> str:
         """What is wrong with pairs that are packed at their host, or fitted at a helper."""
         if action.op is Op.SHIP:
-            return "" if self._backwards.get(action.seq) else "ships pairs before a backward"
-        self._fits[action.seq] = self._fits.get(action.seq, 0) + 1
+            shipped = {(action.seq, action.micro, unit) for unit in range(action.start, action.stop)}
+            return "" if shipped <= self._went_back else "ships pairs before their backward"
+        self._fits.add((action.seq, action.micro, action.start))
         for unit in range(action.start, action.stop):
             wanted = weight_version(course, unit, item.step)
             if self._helped[unit] != wanted:
@@ -192,8 +195,13 @@ class _Column:
     def _helped_update(self, plan: Plan, item: Item, action: Action) -> str:
         for unit in range(action.start, action.stop):
             self._helped[unit] += 1
-        expected = [leg for way in fit_legs(plan, item, self._node) for leg in way if leg.op is Op.FIT]
-        missing = len(expected) - self._fits.get(action.seq, 0)
+        expected = {
+            (action.seq, micro, leg.start)
+            for micro, way in enumerate(fit_legs(plan, item, self._node))
+            for leg in way
+            if leg.op is Op.FIT and leg.start < action.stop and action.start < leg.stop
+        }
+        missing = len(expected - self._fits)
         return f"update before {missing} of its fits" if missing else ""
 
     def _stale(self, course: Course, item: Item, action: Action) -> str:

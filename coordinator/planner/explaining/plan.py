@@ -201,15 +201,14 @@ def _nodes(choice: Choice, plan: Plan) -> Iterator[NodeReason]:
             is_owner=is_owner,
             needed_bytes=caps.estimate(plan, name).total_bytes if name in plan.nodes else 0,
             budget_bytes=caps.facts[name].memory_bytes,
-            helps=", ".join(
-                f"{plan.placement.host_of(one.start)}'s {one.text}" for one in plan.placement.helped_by(name)
-            ),
+            helps=_helps(plan, name),
             reason="" if name in hosts else _reason(choice, trial, costs.names.index(name), plan),
         )
 
 
 def _helps(plan: Plan, node: str) -> str:
-    return ", ".join(f"{plan.placement.host_of(one.start)}'s {one.text}" for one in plan.placement.helped_by(node))
+    found = plan.placement.joined_helpers(node)
+    return ", ".join(f"{plan.placement.host_of(one.start)}'s {one.text}" for one in found)
 
 
 def _reason(choice: Choice, trial: RingCosts, node: int, plan: Plan) -> str:

@@ -1,7 +1,8 @@
 """What a node does as a helper (``schedule.helpers``): the pairs that it fits, and the updates that follow.
 
-Everything is in the order of items and micro-batches, so that gradients are added up in one order: an item's adapters
-are updated when all its pairs are fitted, and the next item's pairs come after that.
+Everything is in the order of items and micro-batches, so that gradients are added up in one order: a range of blocks
+is updated when all its pairs of an item are fitted, even before those of blocks below are here. The next item's pairs
+come after all updates of an item.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ class Helping:
         return not self._queue or self._queue[0].item.seq > seq
 
     def next_update(self) -> tuple[Action, ItemState] | None:
-        """The update of the oldest item, once all its pairs are fitted."""
+        """The update of a range of blocks for the oldest item, once all pairs of these are fitted."""
         self._drop_done()
-        if not self._queue or self._queue[0].fits:
+        if not self._queue:
             return None
-        return self._queue[0].helped[0], self._queue[0]
+        state = self._queue[0]
+        update = next((one for one in state.helped if not any(_has_fit(flow, one) for flow in state.fits)), None)
+        return None if update is None else (update, state)
 
     def next_fit(self) -> Flow | None:
         """The oldest micro-batch whose pairs are here."""
@@ -80,6 +83,16 @@ class Helping:
     def _drop_done(self) -> None:
         while self._queue and not self._queue[0].fits and not self._queue[0].helped:
             self._queue.popleft()
+
+
+def _has_fit(flow: Flow, update: Action) -> bool:
+    """Whether pairs of the blocks of an update are still to be fitted in a micro-batch."""
+    place = flow.place
+    while place is not None:
+        if place.start < update.stop and update.start < place.stop:
+            return True
+        place = place.next
+    return False
 
 
 class Installs:

@@ -21,8 +21,9 @@ NOBODY: Final = "off"
 def helped(plan: Plan, helper_of: Mapping[str, str], manner: Manner = IN_STEP) -> Plan:
     """Make the plan in which each named host has its helper for every block of its slice that may train.
 
-    Example: with the slices [0, 2) of a and [2, 4) of b, ``{"a": "z"}`` gives the helper z the blocks [0, 2). A host
-    whose blocks never train, or that hosts none, gets no helper.
+    Each block is a range of its own, so that pairs of upper blocks travel, and their weights come back, while blocks
+    below still go backward. Example: with the slices [0, 2) of a and [2, 4) of b, ``{"a": "z"}`` gives the helper z the
+    ranges [0, 1) and [1, 2). A host whose blocks never train, or that hosts none, gets no helper.
 
     Args:
         plan: whose helpers are replaced.
@@ -33,10 +34,11 @@ def helped(plan: Plan, helper_of: Mapping[str, str], manner: Manner = IN_STEP) -
         PlanError: helpers do not go with the course, or a host would help itself.
     """
     helpers = tuple(
-        Helper(node=helper_of[piece.node], start=start, stop=stop)
+        Helper(node=helper_of[piece.node], start=block, stop=block + 1)
         for piece in plan.placement.hosts
         if piece.node in helper_of
         for start, stop in plan.course.trainable.ranges_within(piece.start, piece.stop)
+        for block in range(start, stop)
     )
     offload = None
     if helpers and not manner.is_exact:

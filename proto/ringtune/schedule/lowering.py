@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload
@@ -139,6 +139,8 @@ def lower(plan: Plan, owner: str, lowest: int, pattern: str, has_update: bool = 
     passed: list[tuple[Segment, list[Leg]]] = []
     for segment in route(plan, owner):
         parts = list(_forward(segment, lowest, pattern, plan.placement.private_blocks))
+        if has_update and plan.placement.helpers:
+            parts = list(_cut_at_helpers(parts, plan.placement.helpers_of(segment.node)))
         if at != segment.node and all(leg.op is Op.SKIP for leg in parts):
             continue  # passed by
         move(at, segment.node, segment.start, Payload.HIDDEN)
@@ -158,19 +160,40 @@ def lower(plan: Plan, owner: str, lowest: int, pattern: str, has_update: bool = 
         move(at, owner, 0, Payload.GRAD)
         found[owner].append(Leg(Op.BACKWARD, EMBEDDING, EMBEDDING + 1))
     if has_update and plan.placement.helpers:
-        for parts in found.values():
-            parts.extend(_ships(plan, [leg for leg in parts if leg.op is Op.BACKWARD]))
+        return {node: tuple(_with_ships(plan, parts)) for node, parts in found.items()}
     return {node: tuple(parts) for node, parts in found.items()}
 
 
-def _ships(plan: Plan, backwards: list[Leg]) -> Iterator[Leg]:
-    """Yield what a host ships after its backwards, from the top down; the gradient for the host below goes first."""
-    for leg in backwards:
-        for helper in reversed(plan.placement.helpers):
-            start, stop = max(leg.start, helper.start), min(leg.stop, helper.stop)
-            if start < stop:
-                yield Leg(Op.SHIP, start, stop)
-                yield Leg(Op.SEND, start, 0, helper.node, Payload.PAIRS)
+def _cut_at_helpers(parts: Iterable[Leg], helpers: tuple[Helper, ...]) -> Iterator[Leg]:
+    """Yield forward legs, those with a graph cut where the blocks of a helper begin and end.
+
+    So each range has a backward of its own, and its pairs leave before the backward of the range below.
+    """
+    for leg in parts:
+        if leg.op.graph is Graph.KEEPS:
+            yield from (Leg(leg.op, *pair) for pair in _cut((Range(leg.start, leg.stop),), helpers))
+        else:
+            yield leg
+
+
+def _with_ships(plan: Plan, parts: Sequence[Leg]) -> Iterator[Leg]:
+    """Yield a node's legs with what it ships after each backward; the gradient for the host below goes first."""
+    ships: list[Leg] = []
+    for leg in parts:
+        if leg.op is not Op.SEND:
+            yield from ships
+            ships = list(_ships(plan, leg))
+        yield leg
+    yield from ships
+
+
+def _ships(plan: Plan, leg: Leg) -> Iterator[Leg]:
+    """Yield what a host ships after a leg: the pairs of the blocks that helpers fit, if it is a backward."""
+    for helper in reversed(plan.placement.helpers) if leg.op is Op.BACKWARD else ():
+        start, stop = max(leg.start, helper.start), min(leg.stop, helper.stop)
+        if start < stop:
+            yield Leg(Op.SHIP, start, stop)
+            yield Leg(Op.SEND, start, 0, helper.node, Payload.PAIRS)
 
 
 def fit_legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
@@ -289,7 +312,7 @@ def _updated(plan: Plan, node: str, units: Units, has_ends: bool) -> tuple[Range
     return ranges + units.ranges_within(EMBEDDING, 0) + units.ranges_within(head, head + 1) if has_ends else ranges
 
 
-def _cut(ranges: tuple[Range, ...], helpers: tuple[Helper, ...]) -> Iterator[Range]:
+def _cut(ranges: Iterable[Range], helpers: tuple[Helper, ...]) -> Iterator[Range]:
     """Yield ranges, cut where the blocks of a helper begin and end.
 
     Example: [0, 6) with a helper for [2, 4) is [0, 2), [2, 4) and [4, 6).

@@ -116,6 +116,24 @@ class Placement:
         piece = self.slice_of(node)
         return tuple(helper for helper in self.helpers if piece.start <= helper.start < piece.stop)
 
+    def joined_helpers(self, node: str = "") -> tuple[Helper, ...]:
+        """Helpers as people are told of them: neighbouring blocks of one host and helper are one range.
+
+        Args:
+            node: which helper; empty = all of them.
+        """
+        found: list[Helper] = []
+        for one in self.helped_by(node) if node else self.helpers:
+            last = found[-1] if found else None
+            if last and self._ends(last) == (one.node, one.start, self.host_of(one.start)):
+                found[-1] = dataclasses.replace(last, stop=one.stop)
+            else:
+                found.append(one)
+        return tuple(found)
+
+    def _ends(self, helper: Helper) -> tuple[str, int, str]:
+        return (helper.node, helper.stop, self.host_of(helper.start))
+
     def host_of(self, block: int) -> str:
         """The node that hosts a block; empty for a private block."""
         return next((piece.node for piece in self.hosts if piece.start <= block < piece.stop), "")

@@ -94,7 +94,8 @@ def test_offload_takes_a_measured_fit_where_there_is_one() -> None:
 
 def test_offload_parcels_take_bytes_of_their_blocks() -> None:
     """Pairs go by tokens and wire, weights by blocks; a range that begins higher is smaller."""
-    found, width = costs(), 4 * PLAN.course.hidden_size
+    placement = dataclasses.replace(PLAN.placement, helpers=PLAN.placement.joined_helpers())
+    found, width = costs(Plan.of(PLAN.course, placement)), 4 * PLAN.course.hidden_size
     assert found.message_bytes(Payload.PAIRS, 0, SIZE) == 2 * SIZE * 3 * width
     assert found.message_bytes(Payload.PAIRS, 1, SIZE) == SIZE * 3 * width
     assert found.message_bytes(Payload.WEIGHTS, 0, 0.0) == 2 * 25_000
@@ -102,7 +103,7 @@ def test_offload_parcels_take_bytes_of_their_blocks() -> None:
     around_s = found.around_message_s("z", "a", Payload.WEIGHTS, 0.0, num_bytes=50_000)
     assert around_s == pytest.approx(0.5 * 50_000 / found.head_bytes)
     rounded = helped(PLAN, helpers_by_host(PLAN), Manner(pairs="bfloat16"))
-    assert costs(rounded).message_bytes(Payload.PAIRS, 0, SIZE) == SIZE * 3 * width
+    assert costs(rounded).message_bytes(Payload.PAIRS, 0, SIZE) == SIZE * 3 * width / 2
 
 
 def test_offload_without_helpers_costs_what_it_did() -> None:

@@ -39,7 +39,8 @@ def planned(mode: Any, *names: str, **more: Any) -> Planned:
 def test_helpers_named_by_a_job_fit_whole_slices() -> None:
     """Every block of the host's slice that may train has that helper, and the result is that without helpers."""
     without, found = planned("off", "a", "b").plan, planned({"a": "b"}, "a", "b").plan
-    assert found.placement.helpers == (Helper(node="b", start=0, stop=2),)
+    assert found.placement.helpers == tuple(Helper(node="b", start=block, stop=block + 1) for block in range(2))
+    assert found.placement.joined_helpers() == (Helper(node="b", start=0, stop=2),)
     assert found.course == without.course
     assert Plan.from_json(found.to_json()) == found
 
