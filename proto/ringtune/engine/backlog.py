@@ -52,6 +52,7 @@ class Backlog:
         "_embeds_in_flight",
         "_floor",
         "_flows",
+        "_going_on",
         "_graphs",
         "_head",
         "_head_unit",
@@ -100,6 +101,7 @@ class Backlog:
         self._early: dict[tuple[int, int], list[TensorArrived]] = {}
         self._credits = Credits(placement.credits)
         self._paths: dict[Legs, Path] = {}
+        self._going_on: Flow | None = None
         # what may have become possible since it was last looked for
         self._is_starved = False
         self._may_update = self._may_run_head = self._may_go_down = False
@@ -201,7 +203,9 @@ class Backlog:
             return
         following = flow.place = place.next
         if place.is_upward:
-            if following is None or not following.is_upward:
+            if place.goes_on:
+                self._going_on = flow
+            elif following is None or not following.is_upward:
                 upward = self._upward
                 upward.remove(flow)
                 self._may_run_head = True
@@ -266,7 +270,7 @@ class Backlog:
         """
         if not self._may_update:
             return None
-        found = self._next_own_update() or self.exchange.next_update(self._is_used_before, self._keeps_graphs)
+        found = self._next_own_update() or self.exchange.next_update(self._heads, self._backwards)
         self._may_update = found is not None
         return found
 
@@ -285,7 +289,10 @@ class Backlog:
         return None
 
     def next_flow(self) -> Flow | None:
-        """The micro-batch to go on with: the lowest rank that is ready, and of those the oldest."""
+        """The micro-batch to go on with: one in a forward cut at helpers, else the lowest rank, and of those the oldest."""
+        flow, self._going_on = self._going_on, None
+        if flow is not None and flow.place is not None and self._is_next(flow, flow.place):
+            return flow
         if self._may_run_head:
             flow = self._ready_head()
             if flow is not None:
@@ -314,6 +321,11 @@ class Backlog:
                     break
         return self._or_embedding(found) if self._embeds else found
 
+    def _is_next(self, flow: Flow, place: Place) -> bool:
+        """Whether a micro-batch can go on upward without overtaking an older one."""
+        older = itertools.takewhile(lambda one: one is not flow, self._upward)
+        return all(one.place and one.place.frontier >= place.stop for one in older) and self._is_ready(flow, place)
+
     def _is_possible(self, update: Action, state: ItemState, upward_seq: float) -> bool:
         """Whether all that has to come before an update or a save is done; ``upward_seq`` is still on its way up."""
         if update.op is Op.SAVE:  # after all earlier updates; the owner saves the head too, so it has to have it
@@ -327,15 +339,6 @@ class Backlog:
         if update in state.lagging and any(it.backwards and it.item.seq == state.item.seq + 1 for it in self.states):
             return False  # a host that does not wait for its helper
         return not state.backwards and state.awaited_seq < upward_seq and self.exchange.may_update(update)
-
-    def _is_used_before(self, seq: int) -> bool:
-        """Whether an own micro-batch before an item needs the copies as they are: until its head, which may be tied."""
-        return any(own.heads and own.item.seq < seq for own in self._heads)
-
-    def _keeps_graphs(self) -> bool:
-        """Whether hosted blocks keep graphs of some micro-batch: it is through them and has not come back."""
-        going = (flow.place for state in self._backwards for flow in state.backwards)
-        return any(place is not None and not place.is_upward for place in going)
 
     def _ready_head(self) -> Flow | None:
         """The oldest micro-batch of ours whose head is still to come, if that can run."""
@@ -385,10 +388,8 @@ class Backlog:
 
     def _or_embedding(self, found: Flow | None) -> Flow | None:
         """The next embedding if it may begin and is older than what was found."""
-        if self._embeds_in_flight >= self._max_embeds:
-            return found
         flow = self._embeds[0]
-        if flow.state.embedding_version != self._versions.embedding:
+        if self._embeds_in_flight >= self._max_embeds or flow.state.embedding_version != self._versions.embedding:
             return found
         if found is not None and (found.seq, found.micro) < (flow.seq, flow.micro):
             return found

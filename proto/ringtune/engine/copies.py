@@ -12,7 +12,7 @@ has the embedding of all items before. It could wait for the head, which is upda
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 
 from ringtune.engine import events as ev
 from ringtune.engine.flows import ItemState
@@ -71,13 +71,13 @@ class Copies:
         return not any(unit in units for units in self._under_way.values())
 
     def next_update(
-        self, is_used_before: Callable[[int], bool], keeps_graphs: Callable[[], bool]
+        self, heads: Iterable[ItemState], backwards: Iterable[ItemState]
     ) -> tuple[Action, ItemState] | None:
         """The update of a copy for the oldest item of another owner, if that is possible now.
 
         Args:
-            is_used_before: whether own micro-batches before an item still need the copies as they are.
-            keeps_graphs: whether blocks of this node keep graphs.
+            heads: own items whose heads may still be to come.
+            backwards: items that may still go backward through blocks of this node.
         """
         self._drop_done()
         if not self._queue:
@@ -85,7 +85,7 @@ class Copies:
         state = self._queue[0]
         units = (unit for seq, unit in self._arrived if seq == state.item.seq)  # as they were sent: credits go by that
         unit = next(units, None)
-        if unit is None or is_used_before(state.item.seq) or (unit == EMBEDDING and keeps_graphs()):
+        if unit is None or _is_used_before(state.item.seq, heads) or (unit == EMBEDDING and _keeps_graphs(backwards)):
             return None
         return next(update for update in state.copies if update.start == unit), state
 
@@ -107,3 +107,14 @@ class Copies:
     def _drop_done(self) -> None:
         while self._queue and not self._queue[0].copies:
             self._queue.popleft()
+
+
+def _is_used_before(seq: int, heads: Iterable[ItemState]) -> bool:
+    """Whether an own micro-batch before an item needs the copies as they are: until its head, which may be tied."""
+    return any(own.heads and own.item.seq < seq for own in heads)
+
+
+def _keeps_graphs(backwards: Iterable[ItemState]) -> bool:
+    """Whether hosted blocks keep graphs of some micro-batch: it is through them and has not come back."""
+    going = (flow.place for state in backwards for flow in state.backwards)
+    return any(place is not None and not place.is_upward for place in going)

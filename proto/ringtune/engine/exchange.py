@@ -11,7 +11,7 @@ installs    of adapters that a helper has updated, at their host weights, before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 
 from ringtune.engine import events as ev
 from ringtune.engine.awaited import awaited_copy, awaited_weights
@@ -66,10 +66,10 @@ class Exchange:
         return self._installs.may_update(update)
 
     def next_update(
-        self, is_used_before: Callable[[int], bool], keeps_graphs: Callable[[], bool]
+        self, heads: Iterable[ItemState], backwards: Iterable[ItemState]
     ) -> tuple[Action, ItemState] | None:
         """An update of others' adapters, or of a copy, that is possible; see ``Copies.next_update``."""
-        return self.helping.next_update() or self.copies.next_update(is_used_before, keeps_graphs)
+        return self.helping.next_update() or self.copies.next_update(heads, backwards)
 
     def messages_before(self, update: Action, state: ItemState) -> list[ev.Command]:
         """What is done right before an update: gradients of copies leave or are taken, as are weights of a helper."""

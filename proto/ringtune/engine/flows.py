@@ -53,6 +53,7 @@ class Place:
         is_downward: whether it takes its turn with the backwards.
         is_of_embedding: whether its unit is the embedding.
         frontier: its first unit, where it is upward; a later micro-batch must not overtake it.
+        goes_on: whether it and the next place are one forward with a graph, cut at the blocks of a helper.
         credit: the channel whose credit it takes, or None.
         next: the place after it, or None.
     """
@@ -61,6 +62,7 @@ class Place:
         "awaits",
         "credit",
         "frontier",
+        "goes_on",
         "is_downward",
         "is_of_embedding",
         "is_upward",
@@ -84,6 +86,7 @@ class Place:
         self.keeps_graph, self.is_downward = op.graph is Graph.KEEPS, op.is_downward
         self.is_of_embedding = leg.start == EMBEDDING
         self.frontier = leg.start if self.is_upward else math.inf
+        self.goes_on = False
         self.next: Place | None = None
 
 
@@ -122,6 +125,7 @@ class Path:
         for following, place in itertools.pairwise(reversed(places)):
             place.next = following
             place.awaits = place.receive or following.awaits
+            place.goes_on = place.keeps_graph and following.keeps_graph and following.receive is None
         self.first = places[0]
         self.goes_backward = any(place.is_downward and not place.is_of_embedding for place in places)
         self.trains_embedding = places[-1].is_downward and places[-1].is_of_embedding
