@@ -65,16 +65,32 @@ def fill(target: torch.Tensor, source: TensorPieces) -> None:
     with torch.no_grad():
         # a target that is not contiguous is small, such as a row of a larger tensor
         flat = target.detach().view(-1) if target.is_contiguous() else torch.empty_like(target).contiguous().view(-1)
-        at = 0
-        for values in _values(source):
-            flat[at : at + values.numel()].copy_(values)
-            at += values.numel()
+        is_as_it_came = flat.dtype is torch_dtype(source.dtype) and flat.device.type == "cpu"
+        at = _fill_bytes(flat, source.data) if is_as_it_came else _fill_values(flat, source)
         if at != flat.numel():
             raise IntegrityError(
                 f"a tensor of {flat.numel():,} numbers came with {at:,}: its file was cut off; copy it again"
             )
         if not target.is_contiguous():
             target.detach().copy_(flat.view(target.shape))
+
+
+def _fill_bytes(flat: torch.Tensor, data: Pieces) -> int:
+    """Copy the pieces where they belong, once; return how many whole numbers came."""
+    room, at = _bytes_of(flat), 0
+    for piece in data:
+        room[at : at + len(piece)] = piece
+        at += len(piece)
+    return at // flat.element_size()
+
+
+def _fill_values(flat: torch.Tensor, source: TensorPieces) -> int:
+    """Convert the numbers some at a time; return how many came."""
+    at = 0
+    for values in _values(source):
+        flat[at : at + values.numel()].copy_(values)
+        at += values.numel()
+    return at
 
 
 def is_finite(source: TensorPieces) -> bool:

@@ -42,6 +42,9 @@ _NOTHING: Final = memoryview(b"")
 
 _OWN_PAGES_BYTES: Final = 1 << 16
 
+_HUGE_PAGES: Final[int | None] = getattr(mmap, "MADV_HUGEPAGE", None)
+"""Asks for large pages, where the system has them: to make small ones takes a processor as long as to fill them."""
+
 with warnings.catch_warnings():  # torch warns once that bytes are not writable; nobody else holds these
     warnings.simplefilter("ignore")
     torch.frombuffer(b"\0", dtype=torch.uint8)
@@ -367,6 +370,8 @@ def _apart(chunk: memoryview) -> memoryview:
     """
     if chunk.nbytes < _OWN_PAGES_BYTES:
         return chunk
-    pages = mmap.mmap(-1, chunk.nbytes)
+    pages = mmap.mmap(-1, chunk.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if _HUGE_PAGES is not None:
+        pages.madvise(_HUGE_PAGES)
     pages[:] = chunk
     return memoryview(pages)

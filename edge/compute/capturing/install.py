@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -66,6 +67,11 @@ def _put(skeleton: Skeleton, name: str, value: torch.Tensor) -> None:
     setattr(skeleton.blocks[int(index)].get_submodule(path), last, nn.Parameter(value, requires_grad=False))
 
 
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all numbers are finite: of any other number the sum is none, and is a look at each number only once."""
+    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
+
+
 def check_like(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], *, where: str) -> None:
     """Refuse tensors that are not like those that are wanted.
 
@@ -86,5 +92,5 @@ def check_like(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.T
             raise IntegrityError(
                 f"{where} has {name} as {came.dtype} {list(came.shape)}, expected {like.dtype} {list(like.shape)}"
             )
-        if not bool(torch.isfinite(came).all()):
+        if not _is_finite(came):
             raise IntegrityError(f"{where} has {name} with numbers that are not finite; lower train.learning_rate")

@@ -85,6 +85,11 @@ class Site(ABC):
             is_on: which units are on, (batch rows, tokens, units); None = those that x turns on.
         """
 
+    def add_gradients(self, x: torch.Tensor, grad: torch.Tensor, is_on: torch.Tensor | None = None) -> None:
+        """Add the gradients of the weights of g, for the gradient of g(x); other arguments as for ``delta``."""
+        with torch.enable_grad():
+            torch.autograd.backward([self.delta(x, is_on)], [grad])
+
 
 class LoraSite(Site):
     """LoRA beside one matrix.
@@ -192,6 +197,17 @@ class AuxiliarySite(Site):
             own = is_on.chunk(len(self._parts), dim=-1)
             found = [part.up(part.down(x) * some) for part, some in zip(self._parts, own, strict=True)]
         return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+
+    @torch.no_grad()
+    def add_gradients(self, x: torch.Tensor, grad: torch.Tensor, is_on: torch.Tensor | None = None) -> None:
+        """See ``Site.add_gradients``. A matrix alone needs no g(x); its gradient is the product that autograd makes."""
+        if not all(isinstance(part, LinearDelta) for part in self._parts):
+            super().add_gradients(x, grad, is_on)
+            return
+        rows = x.flatten(0, -2)
+        for part, own in zip(self._parts, grad.flatten(0, -2).chunk(len(self._parts), dim=-1), strict=True):
+            found = own.t().mm(rows)
+            part.weight.grad = found if part.weight.grad is None else part.weight.grad.add_(found)
 
 
 def sites_of(skeleton: Skeleton, index: int) -> list[Site]:

@@ -153,14 +153,13 @@ class AuxiliaryModels:
             self._fit(names, tensors, slice(None) if len(rows) == 1 else list(positions))
 
     def _fit(self, names: Sequence[str], tensors: Mapping[str, torch.Tensor], rows: slice | list[int]) -> None:
-        with torch.enable_grad():
-            for name in names:
-                site = self._sites[name]
-                pair = (tensors[f"{site.source}.x"][rows], tensors[f"{name}.grad"][rows])
-                x, grad = (tensor.to(self._device, self._dtype) for tensor in pair)
-                signs = tensors.get(f"{name}.signs")
-                is_on = None if signs is None else unpack(signs[rows].to(self._device), site.units)
-                torch.autograd.backward([site.delta(x, is_on)], [grad])
+        for name in names:
+            site = self._sites[name]
+            pair = (tensors[f"{site.source}.x"][rows], tensors[f"{name}.grad"][rows])
+            x, grad = (tensor.to(self._device, self._dtype) for tensor in pair)
+            signs = tensors.get(f"{name}.signs")
+            is_on = None if signs is None else unpack(signs[rows].to(self._device), site.units)
+            site.add_gradients(x, grad, is_on)
 
     def _check(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
         blocks = {key.split(".", 1)[0] for key in tensors}

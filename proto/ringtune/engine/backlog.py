@@ -289,7 +289,7 @@ class Backlog:
         return None
 
     def next_flow(self) -> Flow | None:
-        """The micro-batch to go on with: one in a forward cut at helpers, else the lowest rank, and of those the oldest."""
+        """The micro-batch to go on with: one in a cut forward, else the lowest rank that is ready, the oldest of it."""
         flow, self._going_on = self._going_on, None
         if flow is not None and flow.place is not None and self._is_next(flow, flow.place):
             return flow
