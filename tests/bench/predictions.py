@@ -41,14 +41,12 @@ from coordinator.planner.make_plan import make_plan
 from deploy.testbed import groups
 from deploy.testbed.boards import Board, Layout
 from deploy.testbed.capabilities import find_capabilities
-from deploy.testbed.network import UPLINK, shaping_commands
-from deploy.testbed.shell import call
 from ringtune.costs.profile import Profile
 from ringtune.jobs.job import load_job
 from sim.changes import with_speed
 from sim.prediction import predict
 from tests.bench.jobs import write_job
-from tests.bench.testbed_runs import ON_BOARDS, Bed, MissingCapability, boards_of, on_boards, read_profile
+from tests.bench.testbed_runs import ON_BOARDS, Bed, MissingCapability, boards_of, on_boards, read_profile, set_rate
 
 OUT = Path("build/bench")
 METHODS = ("ringada", "pipeadapter", "single")
@@ -160,11 +158,7 @@ class Bench:
 def change_links(layout: Layout, profile: Profile) -> Profile:
     """Give every board another rate in both directions, while its agent runs; expect what the profile then would be."""
     rate = CHANGED_MBIT * 125_000
-    _, shaper = find_capabilities().choose(layout)
-    for index, board in enumerate(layout.boards):
-        for namespace, device in ((layout.namespace(board), UPLINK), (layout.hub, f"p{index}")):
-            for command in shaping_commands(namespace, device, rate, board.latency_s, shaper):
-                call(tuple("replace" if word == "add" else word for word in command))
+    set_rate(layout, rate)
     links = tuple(dataclasses.replace(link, rate_bytes_per_s=rate) for link in profile.links)
     return dataclasses.replace(profile, links=links)
 

@@ -19,7 +19,9 @@ from typing import Any
 
 from deploy.testbed.agents import AgentSetup
 from deploy.testbed.boards import Board, Layout, load_layout
-from deploy.testbed.capabilities import MissingCapability
+from deploy.testbed.capabilities import MissingCapability, find_capabilities
+from deploy.testbed.network import UPLINK, shaping_commands
+from deploy.testbed.shell import call
 from deploy.testbed.testbed import Testbed
 from ringtune.costs.profile import Profile
 from ringtune.schedule.plan import Plan
@@ -119,6 +121,15 @@ class Bed:
         folder = self.train(job, profile_file, name)
         plan = Plan.from_json(json.loads((folder / "plan.json").read_text(encoding="utf-8")))
         return Timed(measured_s=measured_s(folder), predicted=predict(plan, profile), folder=folder)
+
+
+def set_rate(layout: Layout, bytes_per_s: float) -> None:
+    """Give the links of every board another rate in both directions, while its agent runs."""
+    _, shaper = find_capabilities().choose(layout)
+    for index, board in enumerate(layout.boards):
+        for namespace, device in ((layout.namespace(board), UPLINK), (layout.hub, f"p{index}")):
+            for command in shaping_commands(namespace, device, bytes_per_s, board.latency_s, shaper):
+                call(tuple("replace" if word == "add" else word for word in command))
 
 
 def read_profile(path: Path) -> Profile:

@@ -1,0 +1,88 @@
+"""Part ``break_even`` of ``make bench-cola``: from which rate of the links on a helper pays, predicted and measured.
+
+The boards are those of ``tests.bench.cola_boards``. ``ringtune measure`` takes a profile of them once, with links of
+1 Gbit/s. The simulator predicts from it how many times as fast a step with the helper is, for links of any rate; at
+three rates the steps are timed without the helper and with it.
+
+======================== ===================================================================== ====
+break_even_bytes_per_s   from which rate of the helper's links on a step gets faster, predicted -
+worst_prediction_error   |predicted / measured - 1| of the speed-ups at the three rates         -
+======================== ===================================================================== ====
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Final
+
+from ringtune.costs.profile import Profile
+from sim.break_even import break_even_bytes_per_s
+from sim.prediction import predict
+from tests.bench.cola_boards import GIGABIT, Boards, Case, on_boards
+from tests.bench.testbed_runs import read_profile, set_rate
+
+CASE: Final = Case(4, 2)
+MEASURED: Final = (GIGABIT, GIGABIT / 2, GIGABIT / 4)
+CURVE: Final = (GIGABIT / 8, *reversed(MEASURED), 2 * GIGABIT, 4 * GIGABIT, 8 * GIGABIT)
+"""Rates of all links, in bytes a second."""
+
+Figures = dict[str, Any]
+
+
+def measure(folder: Path) -> Figures:
+    """Take a profile, predict the curve, and measure three points of it."""
+    with on_boards(folder) as boards:
+        path = folder / "profile.json"
+        boards.ringtune("measure", str(boards.job(CASE, is_helped=True)), "--save", str(path), "--fresh")
+        profile = read_profile(path)
+        points = [_point(boards, profile, rate) for rate in MEASURED]
+        even = break_even_bytes_per_s(boards.plan(CASE, is_helped=True), profile)
+        curve = {f"{rate:.0f}": _predicted(boards, profile, rate)["speedup"] for rate in CURVE}
+    return {
+        "case": CASE.name,
+        "curve": curve,
+        "points": points,
+        "figures": {
+            "break_even_bytes_per_s": even,
+            "worst_prediction_error": max(
+                abs(point["predicted"]["speedup"] / point["speedup"] - 1) for point in points
+            ),
+        },
+    }
+
+
+def _point(boards: Boards, profile: Profile, rate: float) -> Figures:
+    """Time a step both ways with links of a rate, beside what is predicted."""
+    set_rate(boards.layout, rate)
+    alone_s, helped_s = (boards.step_s(CASE, is_helped=is_helped) for is_helped in (False, True))
+    told = _predicted(boards, profile, rate)
+    print(  # noqa: T201
+        f"{rate / 1e6:g} MB/s: {alone_s:.2f} s alone ({told['alone_s']:.2f} predicted), {helped_s:.2f} s helped "
+        f"({told['helped_s']:.2f}), {alone_s / helped_s:.2f} times as fast ({told['speedup']:.2f})",
+        flush=True,
+    )
+    return {
+        "bytes_per_s": rate,
+        "alone_s": alone_s,
+        "helped_s": helped_s,
+        "speedup": alone_s / helped_s,
+        "predicted": told,
+    }
+
+
+def _predicted(boards: Boards, profile: Profile, rate: float) -> dict[str, float]:
+    links = tuple(
+        dataclasses.replace(link, rate_bytes_per_s=rate, rate_low_bytes_per_s=0.0, rate_high_bytes_per_s=0.0)
+        for link in profile.links
+    )
+    at_rate = dataclasses.replace(profile, links=links)
+    alone_s, helped_s = (
+        predict(boards.plan(CASE, is_helped=is_helped), at_rate).train_s / CASE.steps for is_helped in (False, True)
+    )
+    return {"alone_s": alone_s, "helped_s": helped_s, "speedup": alone_s / helped_s}
+
+
+def missed(found: Figures) -> list[str]:
+    """Nothing: the curve is told, and has no bound."""
+    return []
