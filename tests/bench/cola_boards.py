@@ -152,6 +152,12 @@ class Boards:
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         return statistics.median([float(line["seconds"]) for line in lines if is_step(line)][FIRST:])
 
+    def pair(self, case: Case) -> dict[str, float]:
+        """Time a step without help and with it, and tell."""
+        alone_s, helped_s = (self.step_s(case, is_helped=is_helped) for is_helped in (False, True))
+        print(f"{case.name}: {alone_s:.3f} s alone, {helped_s:.3f} s helped", flush=True)  # noqa: T201
+        return {"alone_s": alone_s, "helped_s": helped_s, "speedup": alone_s / helped_s}
+
 
 def layout(train: Path, held_out: Path) -> Layout:
     """The three boards."""

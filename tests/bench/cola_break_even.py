@@ -55,20 +55,10 @@ def measure(folder: Path) -> Figures:
 def _point(boards: Boards, profile: Profile, rate: float) -> Figures:
     """Time a step both ways with links of a rate, beside what is predicted."""
     set_rate(boards.layout, rate)
-    alone_s, helped_s = (boards.step_s(CASE, is_helped=is_helped) for is_helped in (False, True))
-    told = _predicted(boards, profile, rate)
-    print(  # noqa: T201
-        f"{rate / 1e6:g} MB/s: {alone_s:.2f} s alone ({told['alone_s']:.2f} predicted), {helped_s:.2f} s helped "
-        f"({told['helped_s']:.2f}), {alone_s / helped_s:.2f} times as fast ({told['speedup']:.2f})",
-        flush=True,
-    )
-    return {
-        "bytes_per_s": rate,
-        "alone_s": alone_s,
-        "helped_s": helped_s,
-        "speedup": alone_s / helped_s,
-        "predicted": told,
-    }
+    found, told = boards.pair(CASE), _predicted(boards, profile, rate)
+    for name, value in found.items():
+        print(f"{rate / 1e6:g} MB/s: {name} {value:.2f}, predicted {told[name]:.2f}", flush=True)  # noqa: T201
+    return {"bytes_per_s": rate, **found, "predicted": told}
 
 
 def _predicted(boards: Boards, profile: Profile, rate: float) -> dict[str, float]:

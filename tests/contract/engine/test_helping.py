@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from ringtune.engine import events as ev
-from ringtune.schedule.actions import Op
+from ringtune.schedule.actions import Op, TensorKey
 from ringtune.schedule.helpers import Helper
 from ringtune.schedule.parcels import credit_boundary
 from ringtune.schedule.plan import Plan
@@ -15,13 +15,13 @@ from tests.contract.engine.test_node_engine import EngineDriver
 from tests.support.plans import make_plan
 
 
-def driver_of(microbatches: int) -> EngineDriver:
-    """Host b of [2, 4) for owner c; z fits the adapters of both blocks."""
+def driver_of(microbatches: int, *ranges: tuple[int, int], node: str = "b") -> EngineDriver:
+    """Host b of [2, 4) for owner c; z fits the adapters of both blocks, or of each by itself."""
     plan = make_plan(
         [("a", 0, 2), ("b", 2, 4)], ["c"], num_steps=6, local_iterations=6, microbatches=microbatches, method="all"
     )
-    placement = dataclasses.replace(plan.placement, helpers=(Helper(node="z", start=2, stop=4),))
-    return EngineDriver(Plan.of(plan.course, placement), "b", grant=1)
+    helpers = tuple(Helper(node="z", start=start, stop=stop) for start, stop in ranges or [(2, 4)])
+    return EngineDriver(Plan.of(plan.course, dataclasses.replace(plan.placement, helpers=helpers)), node, grant=1)
 
 
 def trained(driver: EngineDriver, micro: int) -> None:
@@ -73,3 +73,47 @@ def test_host_names_the_helper_that_takes_no_pairs() -> None:
             driver.step(Op.SHIP, 2, 4)
     wanted = "room in the inbox of node z for the pairs of adapters of step 0 (train), micro-batch 2"
     assert given_up(driver) == f"node b waited 100 s for {wanted}"
+
+
+def test_host_ships_an_upper_range_before_the_backward_below() -> None:
+    """Each range has a backward of its own; the gradient for the host below goes before the pairs of the lowest."""
+    driver = driver_of(1, (2, 3), (3, 4))
+    driver.arrive("h", 0, 0, 2, "a")
+    driver.step(Op.FORWARD, 2, 3)
+    driver.step(Op.FORWARD, 3, 4)
+    driver.arrive("g", 0, 0, 4, "c")
+    driver.log.clear()
+    driver.step(Op.BACKWARD, 3, 4)
+    driver.step(Op.SHIP, 3, 4)
+    driver.step(Op.BACKWARD, 2, 3)
+    driver.step(Op.SHIP, 2, 3)
+    sent = [command.key for command in driver.log if isinstance(command, ev.SendParcel | ev.SendTensor)]
+    assert [(key.payload, key.boundary) for key in sent] == [("c", 3), ("g", 2), ("c", 2)]
+
+
+def test_host_ends_a_forward_that_helpers_cut_before_another_backward() -> None:
+    """As if it were not cut: the owner waits for the hidden state, the gradient waits for nobody."""
+    driver = driver_of(2, (2, 3), (3, 4))
+    for micro in (0, 1):
+        driver.arrive("h", 0, micro, 2, "a")
+    driver.step(Op.FORWARD, 2, 3)
+    driver.step(Op.FORWARD, 3, 4)
+    driver.arrive("g", 0, 0, 4, "c")
+    driver.step(Op.FORWARD, 2, 3)
+    driver.step(Op.FORWARD, 3, 4)
+    driver.step(Op.BACKWARD, 3, 4)
+
+
+def test_helper_updates_an_upper_range_before_the_pairs_of_the_lower_come() -> None:
+    """Its weights are on their way while the host still goes backward; a range waits for all its micro-batches."""
+    driver = driver_of(2, (2, 3), (3, 4), node="z")
+    for micro, start in ((0, 3), (0, 2), (1, 3)):
+        assert driver.running is None
+        driver.tell(ev.ParcelArrived(TensorKey("c", 0, micro, start), "b"))
+        driver.step(Op.FIT, start, start + 1)
+    driver.step(Op.UPDATE, 3, 4)
+    assert ev.SendParcel(TensorKey("w", 0, -1, 3), "b") in driver.log
+    assert driver.running is None
+    driver.tell(ev.ParcelArrived(TensorKey("c", 0, 1, 2), "b"))
+    driver.step(Op.FIT, 2, 3)
+    driver.step(Op.UPDATE, 2, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 
 from edge.compute.capture import Capture
 from edge.compute.capturing.install import install
+from edge.compute.capturing.sites import AuxiliarySite
 from edge.model.activations import saved_tensors, storage_bytes
+from edge.model.auxiliary.modules import FusedDelta, LinearDelta
 from ringtune.errors import IntegrityError, JobError, PlanError
 from ringtune.models.offload_support import offload_refusal
 from tests.support import offload
@@ -261,6 +264,39 @@ def test_host_refuses_weights_that_do_not_fit(root: Path) -> None:
             install(both.host.skeleton, bad, range(1), where="the weights of step 4")
     held = dict(both.host.skeleton.blocks[0].named_parameters())
     assert all(torch.equal(held[key.removeprefix("0.")], value) for key, value in before.items())
+
+
+def test_host_takes_weights_whose_sum_is_no_number(root: Path) -> None:
+    """Each of them is one, which is what counts; infinite ones are refused even where they make no sum."""
+    both = trio(offload.family_folder(root, "bert"), "seq_bn")
+    large = {name: torch.full_like(value, 1e308) for name, value in both.helper.weights(0, 1).items()}
+    install(both.host.skeleton, large, range(1), where="the test")
+    held = dict(both.host.skeleton.blocks[0].named_parameters())
+    assert all(torch.equal(held[name.removeprefix("0.")], value) for name, value in large.items())
+    for value in large.values():
+        value[..., :2] = torch.tensor([torch.inf, -torch.inf])
+    with pytest.raises(IntegrityError, match="not finite"):
+        install(both.host.skeleton, large, range(1), where="the test")
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "rows"), [(64, 64, 2), (64, 256, 4), (7, 5, 1)])
+def test_gradient_of_a_matrix_alone_has_the_bits_of_autograd(inputs: int, outputs: int, rows: int) -> None:
+    """Without g(x); of several micro-batches too, and of query, key and value in one matrix."""
+    torch.manual_seed(0)
+    parts = FusedDelta({part: LinearDelta(inputs, outputs) for part in ("query", "value")}, outputs)
+    for delta in (LinearDelta(inputs, outputs), parts):
+        for module in delta.modules():
+            if isinstance(module, LinearDelta):
+                module.weight = torch.nn.Parameter(torch.randn(outputs, inputs))
+        site = AuxiliarySite("0.x", torch.nn.Identity(), delta, 1.0)
+        plain = copy.deepcopy(delta)
+        other = AuxiliarySite("0.x", torch.nn.Identity(), plain, 1.0)
+        for _ in range(2):
+            x, grad = torch.randn(rows, 9, inputs), torch.randn(rows, 9, site.outputs)
+            site.add_gradients(x, grad)
+            torch.autograd.backward([other.delta(x)], [grad])
+        for name, weight in plain.named_parameters():
+            assert torch.equal(weight.grad, dict(delta.named_parameters())[name].grad), name
 
 
 def test_weights_that_change_under_a_graph_are_seen(root: Path) -> None:

@@ -43,6 +43,17 @@ def test_fill_converts_and_takes_pieces_that_cut_a_number() -> None:
     assert not whole[:, 0].any()
 
 
+def test_fill_puts_pieces_that_cut_a_number_where_they_belong() -> None:
+    """Of the type of the target they are copied as they came."""
+    values = torch.randn(3, 5)
+    content = bytes(pieces_of(values).data)
+    odd = HeldPieces([memoryview(content)[at : at + 7] for at in range(0, len(content), 7)])
+    whole = torch.zeros(4, 5)
+    fill(whole[1:], TensorPieces("F32", (3, 5), odd))
+    assert torch.equal(whole[1:], values)
+    assert not whole[0].any()
+
+
 @pytest.mark.parametrize("size", [0, 11, 12, 20])
 def test_fill_refuses_a_source_of_another_size(size: int) -> None:
     """Too short or too long."""
