@@ -12,7 +12,7 @@ those that miss their bound. ``--only PART ...`` measures some of them::
     break_even    the same at three rates of the links, beside what the simulator predicts; as root, in four minutes
 
 Writes ``build/bench/cola.json``: a key for each part, where parts that were not asked for keep what they had, and the
-figures of a part under ``figures`` in it. All but the last three run in this process, and have no figure that is a time.
+figures of a part under ``figures`` in it. Those on boards tell times; all others run in this process, and tell none.
 """
 
 from __future__ import annotations
