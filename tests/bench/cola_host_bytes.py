@@ -118,6 +118,9 @@ class Step:
         rows: of a batch.
         merged: whether the host holds the adapters inside the matrices.
         users: how many have adapters of their own; 1 = there is one set.
+
+    Attributes:
+        plan: of the step.
     """
 
     def __init__(
@@ -131,10 +134,10 @@ class Step:
         merged: bool = False,
         users: int = 1,
     ) -> None:
-        self._plan, self._rows = _plan_of(ranges, rows, merged=merged, users=users), rows
+        self.plan, self._rows = _plan_of(ranges, rows, merged=merged, users=users), rows
         job = parse_job(f'[model]\npath = "{model}"\n[adapter]\nconfig = "{adapter}"\n', source="bench")
         nodes = (HOST, HELPER) if ranges else (HOST,)
-        self._nodes = {node: NodeExecutor(self._plan, node, job, model, None) for node in nodes}
+        self._nodes = {node: NodeExecutor(self.plan, node, job, model, None) for node in nodes}
         self._nodes[HOST].offloading.keep_on_disk(folder, {"node": HOST})
         turn = Turn(
             index=0,
@@ -148,7 +151,7 @@ class Step:
         )
         for executor in self._nodes.values():
             executor.grant(turn)
-        self._items = items(self._plan.course, turn)
+        self._items = items(self.plan.course, turn)
 
     def measure(self) -> dict[str, Any]:
         """Return the bytes held before the step, the most that it held, and the most in each kind of operation."""
@@ -172,7 +175,7 @@ class Step:
             peaks[name] = max(peaks.get(name, 0), alive.peak_bytes)
             return found
 
-        for leg in legs(self._plan, item, HOST)[0]:
+        for leg in legs(self.plan, item, HOST)[0]:
             action = leg.bind(item.seq, 0)
             if leg.op is Op.RECEIVE:
                 tracked("messages", self._receive, action.key)
@@ -183,7 +186,7 @@ class Step:
             else:
                 shipped = action if leg.op is Op.SHIP else shipped
                 tracked(leg.op.name, host.run, action)
-        for action in item_updates(self._plan, item, HOST):
+        for action in item_updates(self.plan, item, HOST):
             if weights := self._updated(action):
                 tracked("messages", host.put_parcel, weights_key(action), Pieces.of(weights))
             tracked("update", host.run, action)
