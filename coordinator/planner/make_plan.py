@@ -302,8 +302,8 @@ def refuse_if_full(job: Job, plan: Plan, facts: Mapping[str, NodeFacts], *, goes
     all_needs: dict[str, DiskNeeds] = {}
     for node in plan.nodes:
         piece, free_bytes = plan.slice_of(node), facts[node].state_free_bytes
-        needs = caps.disk_needs(node, piece.start, piece.stop)
-        all_needs[node] = needs = DiskNeeds(needs.state_bytes, 0) if goes_on else needs
+        needs = caps.disk_of(plan, node)
+        all_needs[node] = needs = needs._replace(checkpoint_bytes=0) if goes_on else needs
         if free_bytes is not None and needs.total_bytes > free_bytes:
             raise disk_refusal(facts[node], piece.start, piece.stop, needs)
     refuse_full_shared_disks(facts, all_needs)

@@ -65,24 +65,28 @@ _MORE_ROOM = "make room, or start it with --state on another disk"
 
 def disk_refusal(node: NodeFacts, start: int, stop: int, needs: DiskNeeds) -> StorageError:
     """Make the error that the disk of ``node`` has no room to host ``[start, stop)``; it names both numbers."""
-    state, checkpoints = needs
+    state, checkpoints, merged = needs
     parts = [f"{format_bytes(state)} of optimizer state"] if state else []
     parts += [f"{format_bytes(checkpoints)} of checkpoints"] if checkpoints else []
+    parts += [f"{format_bytes(merged)} of merged adapters"] if merged else []
     free_bytes = node.state_free_bytes or 0
-    less = _less(state, checkpoints, free_bytes)
+    less = _less(needs, free_bytes)
     return StorageError(
         f"node {node.node} needs {format_bytes(needs.total_bytes)} in its folder for state {_hosting(start, stop)} "
         f"({' and '.join(parts)}) but {format_bytes(free_bytes)} are free there; {', or '.join([_MORE_ROOM, *less])}"
     )
 
 
-def _less(state: int, checkpoints: int, free_bytes: int) -> list[str]:
-    """Say which of optimizer state and checkpoints would have to go, each where the other one alone fits."""
+def _less(needs: DiskNeeds, free_bytes: int) -> list[str]:
+    """Say which of the needs would have to go, each where the others alone fit."""
+    state, checkpoints, merged = needs
     less = []
-    if state and checkpoints <= free_bytes:
+    if state and checkpoints + merged <= free_bytes:
         less.append("set hift.state = 'memory'")
-    if checkpoints and state <= free_bytes:
+    if checkpoints and state + merged <= free_bytes:
         less.append("set train.checkpoint_every = 0")
+    if merged and state + checkpoints <= free_bytes:
+        less.append("set offload.merged = false, with which offload.users can't be 'collaboration'")
     return less
 
 
@@ -98,12 +102,12 @@ def refuse_full_shared_disks(facts: Mapping[str, NodeFacts], needs: Mapping[str,
             disks.setdefault(facts[name].state_disk, []).append(facts[name])
     for nodes in disks.values():
         free_bytes = max(node.state_free_bytes or 0 for node in nodes)
-        state, checkpoints = (sum(part) for part in zip(*(needs[node.node] for node in nodes), strict=True))
-        if state + checkpoints > free_bytes:
+        total = DiskNeeds(*(sum(part) for part in zip(*(needs[node.node] for node in nodes), strict=True)))
+        if total.total_bytes > free_bytes:
             raise StorageError(
                 f"nodes {', '.join(node.node for node in nodes)} share a disk and together need "
-                f"{format_bytes(state + checkpoints)} in their folders for state, but {format_bytes(free_bytes)} are "
-                f"free there; {', or '.join([_MORE_ROOM, *_less(state, checkpoints, free_bytes)])}"
+                f"{format_bytes(total.total_bytes)} in their folders for state, but {format_bytes(free_bytes)} are "
+                f"free there; {', or '.join([_MORE_ROOM, *_less(total, free_bytes)])}"
             )
 
 

@@ -74,18 +74,28 @@ class MemoryCaps:
 
     def disk_needs(self, node: str, start: int, stop: int) -> DiskNeeds:
         """Estimate what ``node`` takes on its disk if it hosts ``[start, stop)``."""
-        if not self.draft.course.method.full_parameters:
-            return DiskNeeds()
         share = Share(
-            is_owner=node in self._owners, start=start, stop=stop, above=0, state_on_disk=self.draft.state_on_disk
+            is_owner=node in self._owners,
+            start=start,
+            stop=stop,
+            above=0,
+            state_on_disk=self.draft.state_on_disk,
+            helped=self._helped(node, start, stop),
         )
-        return disk_needs(self.draft.course, share, self._sizes[node])
+        return disk_needs(self._course, share, self._sizes[node])
+
+    def disk_of(self, plan: Plan, node: str) -> DiskNeeds:
+        """Estimate what ``node`` takes on its disk under ``plan``."""
+        return disk_needs(plan.course, Share.of(plan, node), self._sizes[node])
+
+    def _helped(self, node: str, start: int, stop: int) -> tuple[Range, ...]:
+        return self.draft.course.trainable.ranges_within(start, stop) if node in self.draft.helper_of else ()
 
     def holds(self, plan: Plan, node: str) -> bool:
         """Whether ``node`` has memory and disk for its part in ``plan``."""
-        piece = plan.slice_of(node)
+        free_bytes = self.facts[node].state_free_bytes
         fits = self.estimate(plan, node).total_bytes <= self.facts[node].memory_bytes
-        return fits and not self.lacking_disk(node, piece.start, piece.stop)
+        return fits and (free_bytes is None or self.disk_of(plan, node).total_bytes <= free_bytes)
 
     def may_fit(self) -> bool:
         """Whether some split might fit, by the frozen bytes alone; False is certain and takes no search.
@@ -166,7 +176,7 @@ class MemoryCaps:
             credits=self.draft.credits,
             recompute=(Range(saving.start, saving.stop),) if saving.recomputed else (),
             state_on_disk=self.draft.state_on_disk,
-            helped=self.draft.course.trainable.ranges_within(start, stop) if node in self.draft.helper_of else (),
+            helped=self._helped(node, start, stop),
         )
         course = self._projected if saving.is_projected else self._course
         return memory_estimate(course, share, self._sizes[node])

@@ -1,6 +1,7 @@
-"""How many bytes a run of all parameters takes on a node's disk: optimizer state that rests there, and checkpoints.
+"""How many bytes a run takes on a node's disk: optimizer state that rests there, merged adapters, and checkpoints.
 
-Shards of other methods are some megabytes and are not counted.
+A host whose adapters a helper fits, and which holds them inside matrices, keeps them in a file: one set, or the sum of
+those of all users. Shards of adapters are some megabytes and are not counted.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ class DiskNeeds(NamedTuple):
     Attributes:
         state_bytes: optimizer state of units that rest.
         checkpoint_bytes: of all checkpoints that are there at once.
+        merged_bytes: adapters that the matrices have inside.
     """
 
     state_bytes: int = 0
     checkpoint_bytes: int = 0
+    merged_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of both."""
-        return self.state_bytes + self.checkpoint_bytes
+        """Bytes of all of them."""
+        return self.state_bytes + self.checkpoint_bytes + self.merged_bytes
 
 
 def disk_needs(course: Course, share: Share, sizes: Sizes) -> DiskNeeds:
@@ -40,13 +43,20 @@ def disk_needs(course: Course, share: Share, sizes: Sizes) -> DiskNeeds:
     Example: AdamW on a node whose units have 10 MB: state on disk takes 20 MB, a checkpoint 30 MB.
     """
     if not course.method.full_parameters:
-        return DiskNeeds()
+        return DiskNeeds(merged_bytes=_merged_bytes(course, share, sizes))
     trained = trained_units(course, share)
     state = sum(map(sizes.state_bytes, trained))
     saved = sum(map(sizes.state_bytes, staying_units(course, share))) if course.method.drops_state else state
     shard = saved + sum(map(sizes.trained_bytes, hosted_units(course, share)))
     at_once = min(_SHARDS, _num_checkpoints(course))
     return DiskNeeds(state if share.state_on_disk else 0, at_once * shard)
+
+
+def _merged_bytes(course: Course, share: Share, sizes: Sizes) -> int:
+    """Bytes of the adapters of hosted blocks that helpers fit and matrices have inside: as many as travel."""
+    if course.offload is None or not course.offload.merged:
+        return 0
+    return sizes.helped.sent * sum(stop - start for start, stop in share.helped)
 
 
 def _num_checkpoints(course: Course) -> int:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from ringtune.costs.disk import DiskNeeds, disk_needs
 from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
+from ringtune.schedule.extent import Owner, UserRows
+from ringtune.schedule.helped import helped
+from ringtune.schedule.offload import ALONE, COLLABORATION, Manner
 from ringtune.schedule.plan import Plan
 from tests.contract.costs.memory.test_full_parameters import plan
 from tests.support.model_facts import ROUND as MODEL
@@ -47,6 +52,24 @@ def test_dropped_state_is_in_no_checkpoint() -> None:
     """But that of the head is, which every step trains."""
     dropping = changed(plan(drops_state=True, always_active=("head",)), num_steps=10, checkpoint_every=10)
     assert needs(dropping, "b", on_disk=False) == DiskNeeds(0, SLICE + COPIES + 2 * 3_000)
+
+
+@pytest.mark.parametrize(
+    ("manner", "sets"),
+    [(Manner(), 0), (Manner(merged=True), 1), (Manner(users=ALONE), 0), (Manner(users=COLLABORATION, merged=True), 3)],
+)
+def test_merged_adapters_are_in_a_file_of_their_host(manner: Manner, sets: int) -> None:
+    """One set for each helped block, or the sum of three users' low-rank ones; without merging they are in memory."""
+    users = tuple(UserRows(name=name, train_rows=4) for name in ("anna", "ben", "carl"))
+    plain = make_plan([("a", 0, 2), ("b", 2, 4)], ["b"], num_steps=8, method="all", eval_rows=0)
+    plain = changed(plain, owners=(Owner(node="b", train_rows=12, users=users),))
+    of = helped(plain, {"a": "z", "b": "z"}, manner)
+    model = dataclasses.replace(MODEL, block_bytes=50_000)
+    sizes = Sizes(of.course, model, optimizer="adamw", dtype="float32", activation_token_bytes=200)
+    found = disk_needs(of.course, Share.of(of, "a"), sizes)
+    assert found == DiskNeeds(merged_bytes=2 * sets * 10_000)
+    assert found.total_bytes == found.merged_bytes
+    assert disk_needs(of.course, Share.of(of, "z"), sizes) == DiskNeeds()
 
 
 def test_shards_of_adapters_are_not_counted() -> None:

@@ -9,7 +9,11 @@ import pytest
 from coordinator.planner.make_plan import keep_plan, make_plan
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import StorageError
+from ringtune.schedule.helped import helpers_by_host
+from ringtune.schedule.plan import Plan
 from tests.coordinator.planner.test_full_parameters import board, wanted
+from tests.coordinator.planner.test_helper_needed import job_of, of_users
+from tests.coordinator.planner.test_helpers import PAIRS
 from tests.support.planner_rings import MIB
 
 BLOCK = 2 * 7_097_856
@@ -42,6 +46,28 @@ def test_plan_of_checkpoints_without_room_on_the_disk_is_refused() -> None:
         make_plan(job, {"a": node})
     assert "checkpoint_every = 0" in str(refused.value)
     assert "hift.state = 'memory'" not in str(refused.value)
+
+
+def test_plan_of_merged_adapters_without_room_on_the_disk_is_refused() -> None:
+    """Their host keeps them in a file; beside the matrices they take no disk."""
+
+    def planned(*, merged: bool, free_bytes: int) -> Plan:
+        job = job_of(users="joint", offload__merged=merged, mode={"a": "b"}, adapter__config="linear")
+        nodes = of_users("a", "b", state_free_bytes=free_bytes)
+        return make_plan(job, nodes).plan
+
+    plan = planned(merged=True, free_bytes=1 << 40)
+    needed = PAIRS.adapter_block_bytes * plan.slice_of("a").num_blocks
+    assert needed and helpers_by_host(planned(merged=True, free_bytes=needed)) == {"a": "b"}
+    assert helpers_by_host(planned(merged=False, free_bytes=0)) == {"a": "b"}
+    with pytest.raises(
+        StorageError, match=r"of merged adapters\) but .* are free there; .* set offload\.merged = false"
+    ):
+        keep_plan(
+            job_of(users="joint", offload__merged=True, mode={"a": "b"}, adapter__config="linear"),
+            plan,
+            of_users("a", "b", state_free_bytes=needed - 1),
+        )
 
 
 def test_plan_gives_a_node_with_a_small_disk_fewer_blocks() -> None:
