@@ -96,6 +96,7 @@ class Ring:
         data = OwnerDataset.load(job, inputs.train, inputs.judged, tokenizer_folder=inputs.model)
         data.set_labels(data.labels)
         self.plan = _plan_of(training, data, blocks, width)
+        data.users = self.plan.course.owners[0].users
         executors = {
             node: NodeExecutor(self.plan, node, job, inputs.model, data if node == HOST else None)
             for node in self.plan.nodes
