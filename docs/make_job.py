@@ -138,7 +138,8 @@ RUN/users/ben/...
 ```
 
 The head's files are equal in all of them, since all users train one head. Auxiliary models have `adapter.json` in
-place of `adapter_config.json`. Users are called as nodes are, in small letters, digits, `.`, `-` and `_`.
+place of `adapter_config.json`. Users are called as nodes are, in small letters, digits, `.`, `-` and `_`. A user whose
+rows are all for evaluation has a folder too, with adapters as they began.
 
 `ringtune eval RUN --user anna` and `ringtune export RUN --user anna --out DIR` take anna's adapters (with `--merge`
 too). Without `--user` they take, in collaboration, the sum of all users' adapters: every row goes through it, so that
