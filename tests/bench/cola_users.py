@@ -154,8 +154,8 @@ def measure(folder: Path) -> dict[str, Any]:
     """Do the runs that have no result yet, and sum all of them up."""
     torch.set_num_threads(1)
     OUT.mkdir(parents=True, exist_ok=True)
-    for seed in SEEDS:
-        for adapter, users in KINDS:
+    for adapter, users in KINDS:
+        for seed in SEEDS:
             for rate in rates_of(adapter, users, seed, results_of(OUT)):
                 path = OUT / f"{name_of(adapter, users)}-{rate:g}-{seed}.json"
                 if not path.exists():
