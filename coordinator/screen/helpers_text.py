@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringtune.costs.offload_traffic import step_traffic
+from ringtune.costs.offload.traffic import step_traffic
 from ringtune.costs.profile import NodeFacts
 from ringtune.quantities import format_bytes
 from ringtune.schedule.extent import users_text

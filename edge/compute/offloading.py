@@ -17,7 +17,7 @@ from edge.compute.micro_batches import MicroBatch, OpenItem
 from edge.compute.saving.vectors import Vectors
 from edge.model.optimizers.state_file import StateFile
 from edge.model.tensor_bytes import DTYPE_NAMES
-from ringtune.costs.offload_bytes import LOSSY
+from ringtune.costs.offload.pair_bytes import LOSSY
 from ringtune.errors import PlanError
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Action, Payload, TensorKey

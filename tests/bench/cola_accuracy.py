@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import torch
 
-from ringtune.costs.offload_bytes import BFLOAT16
+from ringtune.costs.offload.pair_bytes import BFLOAT16
 from ringtune.files.durable import write_durably
 from ringtune.schedule.offload import EXACT
 from tests.bench.cola_ring import LINEAR, LORA, MLP, Inputs, Ring, Training, distance_of_changes

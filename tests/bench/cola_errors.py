@@ -26,7 +26,7 @@ import torch
 from edge.compute.capturing.wire import PairWire
 from edge.compute.executor import NodeExecutor
 from edge.compute.helping.auxiliary_models import AuxiliaryModels
-from ringtune.costs.offload_bytes import BFLOAT16, VELORA
+from ringtune.costs.offload.pair_bytes import BFLOAT16, VELORA
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.users import RowsOfUser
 from tests.bench.cola_ring import HELPER, HOST, LINEAR, LORA, MLP, Inputs, Ring, Training, distance_of_changes

@@ -26,7 +26,7 @@ import torch
 from edge.compute.saving.projected import project
 from edge.compute.saving.vectors import Vectors
 from edge.model.tensor_bytes import fill, pieces_of, torch_dtype
-from ringtune.costs.offload_bytes import BFLOAT16, VELORA, WIRES
+from ringtune.costs.offload.pair_bytes import BFLOAT16, VELORA, WIRES
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile, write_tensors

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ringtune.costs.memory.unit_grads import embedding_grad_bytes
 from ringtune.costs.memory.unit_state import state_bytes
-from ringtune.costs.offload_seconds import OffloadCosts
+from ringtune.costs.offload.seconds import OffloadCosts
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.costs.saving_seconds import projected_gain, saving_s, trained_parts
 from ringtune.costs.work_times import WHOLE_WORKS, Work, WorkTable, WorkTime

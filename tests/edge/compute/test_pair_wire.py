@@ -13,7 +13,7 @@ from edge.compute.capturing.signs import pack, unpack
 from edge.compute.capturing.wire import PairWire, from_file, to_file
 from edge.compute.helping.auxiliary_models import AuxiliaryModels
 from edge.compute.saving.projected import subtokens
-from ringtune.costs.offload_bytes import (
+from ringtune.costs.offload.pair_bytes import (
     LOSSY,
     WIRES,
     PairWidths,

@@ -7,7 +7,7 @@ that are gone, and those of two micro-batches come on top. A helper holds adapte
 other weights of the blocks; pairs of ``WAITING`` micro-batches a link, and those that it fits at the moment twice, as
 they came and as they are computed with. Weights that go back lie at either end; with overlap those of two updates do.
 A host with merged adapters holds none; they are in a file. What users with adapters of their own take of each is in
-``costs.update_bytes``.
+``costs.offload.set_bytes``.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from ringtune.costs.memory.operations import (
 )
 from ringtune.costs.memory.unit_grads import ROW_NUMBER_BYTES, embedding_grad_bytes
 from ringtune.costs.memory.unit_state import state_bytes
-from ringtune.costs.offload_traffic import pair_token_bytes, wire_of
+from ringtune.costs.offload.set_bytes import set_bytes
+from ringtune.costs.offload.traffic import pair_token_bytes, wire_of
 from ringtune.costs.profile import ModelFacts, NodeFacts
-from ringtune.costs.update_bytes import set_bytes
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.course import Course
 from ringtune.schedule.saving import RANDOM, num_subtokens

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ringtune.costs.offload_bytes import BFLOAT16, FLOAT32, VELORA, pair_token_bytes, pair_widths, weight_bytes
+from ringtune.costs.offload.pair_bytes import BFLOAT16, FLOAT32, VELORA, pair_token_bytes, pair_widths, weight_bytes
 from ringtune.models.family import Widths
 
 BASE: dict[str, Any] = {"hidden_size": 768, "widths": Widths.plain(768, 3072)}

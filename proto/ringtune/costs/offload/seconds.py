@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from ringtune.costs.offload_traffic import pair_token_bytes, wire_of
+from ringtune.costs.offload.set_bytes import set_bytes
+from ringtune.costs.offload.traffic import pair_token_bytes, wire_of
 from ringtune.costs.profile import NodeFacts
-from ringtune.costs.update_bytes import set_bytes
 from ringtune.costs.work_times import Work
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.course import Course

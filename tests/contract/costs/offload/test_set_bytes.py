@@ -10,9 +10,9 @@ import pytest
 from ringtune.costs.memory.estimate import memory_estimate
 from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
-from ringtune.costs.offload_traffic import step_traffic
+from ringtune.costs.offload.set_bytes import SetBytes, set_bytes
+from ringtune.costs.offload.traffic import step_traffic
 from ringtune.costs.profile import ModelFacts
-from ringtune.costs.update_bytes import SetBytes, set_bytes
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner, UserRows
 from ringtune.schedule.helped import helped

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ringtune.costs.offload_bytes import BFLOAT16, VELORA
+from ringtune.costs.offload.pair_bytes import BFLOAT16, VELORA
+from ringtune.costs.offload.set_bytes import set_bytes
 from ringtune.costs.profile import ModelFacts, NodeFacts
-from ringtune.costs.update_bytes import set_bytes
 from ringtune.schedule.helpers import Helper
 from ringtune.schedule.offload import EXACT, Offload
 from ringtune.schedule.plan import Plan

@@ -1,0 +1,1 @@
+"""What helpers cost: bytes of pairs and of sets of adapters, bytes on links, and seconds."""
