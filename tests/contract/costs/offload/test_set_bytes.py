@@ -82,7 +82,7 @@ def test_traffic_of_weights_is_that_of_the_sets_that_change() -> None:
     facts = dataclasses.replace(node(joint, "a"), model=_model(joint.course))
     traffic = [step_traffic(plan, plan.placement.helpers[0], facts) for plan in (joint, alone)]
     assert traffic[0][0] == traffic[1][0]
-    assert [weights for _, weights in traffic] == [2 * ONE, 8 * ONE]
+    assert [weights for _, weights in traffic] == [ONE, 4 * ONE]
 
 
 @pytest.mark.parametrize(
