@@ -144,13 +144,14 @@ class Boards:
         return helped(self._drawn[shape], HELPER if is_helped else {}, case.manner)
 
     def step_s(self, case: Case, *, is_helped: bool) -> float:
-        """Seconds of the median step of a run."""
+        """Seconds of the median step of a run; with an interval the mean, as not every step has an update."""
         plan, self._runs = self.folder / "plan.json", self._runs + 1
         plan.write_text(json.dumps(self.plan(case, is_helped=is_helped).to_json()), encoding="utf-8")
         job, out = self.job(case, is_helped=is_helped), self.folder / f"run-{self._runs}"
         self.ringtune("train", str(job), "--plan", str(plan), "--out", str(out))
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        return statistics.median([float(line["seconds"]) for line in lines if is_step(line)][FIRST:])
+        counted = [float(line["seconds"]) for line in lines if is_step(line)][FIRST:]
+        return statistics.median(counted) if case.manner.interval == 1 else statistics.mean(counted)
 
     def pair(self, case: Case) -> dict[str, float]:
         """Time a step without help and with it, and tell."""
