@@ -1,7 +1,7 @@
 """What helpers change of a run's seconds and bytes: pairs and weights on links, and who computes which gradients.
 
 An adapter's weights are multiplied with each token once in a forward, and once more for their gradient. So the share
-of adapters in a block's weights, times the block's forward, stands for both:
+of adapters in a block's weights, frozen ones and theirs together, times the block's forward, stands for both:
 
 - a backward at the host takes that much less for each block whose adapters a helper fits;
 - a fit takes three times that for each block: a forward, the gradient of the weights, the gradient between them.
@@ -55,7 +55,7 @@ class OffloadCosts:
         self._hidden_bytes = _COMPUTED_BYTES * model.hidden_size
         self._sent_bytes = set_bytes(course, model, adapter=facts.shape.adapter).sent
         self._changed = most_changed(course)
-        self._share = model.adapter_block_bytes / max(1, model.block_bytes)
+        self._share = model.adapter_block_bytes / max(1, model.block_bytes + model.adapter_block_bytes)
 
     def action_s(
         self, node: str, action: Action, work_s: float, costs: WorkSeconds, *, size: float, kind: StepKind

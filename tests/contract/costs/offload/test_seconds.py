@@ -27,7 +27,7 @@ SIZE = 8.0
 
 def profile(plan: Plan = PLAN, *, fit_s: float = 0.0) -> Profile:
     """Nodes whose adapters are half of a block's weights, with pairs of 3 hidden states, and links of 1,000 B/s."""
-    model = dataclasses.replace(model_of(plan), adapter_block_bytes=25_000)
+    model = dataclasses.replace(model_of(plan), adapter_block_bytes=50_000)
     width = 4 * model.hidden_size
     model = dataclasses.replace(model, pair_token_bytes=3 * width, pair_rounded_token_bytes=3 * width // 2)
     times = {**TIMES, Work.ENCODE: 0.1, Work.DECODE: 0.2, Work.HAND_OVER: 0.5}
@@ -98,7 +98,7 @@ def test_offload_parcels_take_bytes_of_their_blocks() -> None:
     found, width = costs(Plan.of(PLAN.course, placement)), 4 * PLAN.course.hidden_size
     assert found.message_bytes(Payload.PAIRS, 0, SIZE) == 2 * SIZE * 3 * width
     assert found.message_bytes(Payload.PAIRS, 1, SIZE) == SIZE * 3 * width
-    assert found.message_bytes(Payload.WEIGHTS, 0, 0.0) == 2 * 25_000
+    assert found.message_bytes(Payload.WEIGHTS, 0, 0.0) == 2 * 50_000
     assert found.around_message_s("a", "z", Payload.PAIRS, SIZE) == 0.0
     around_s = found.around_message_s("z", "a", Payload.WEIGHTS, 0.0, num_bytes=50_000)
     assert around_s == pytest.approx(0.5 * 50_000 / found.head_bytes)
@@ -122,6 +122,6 @@ def test_offload_prediction_has_pairs_and_weights_on_the_links() -> None:
     sent = {(link.source, link.target): link.sent_bytes for link in found.links}
     rows = plan.course.batch_size * plan.course.max_length
     assert sent["a", "z"] == 3 * rows * 2 * 3 * 4 * plan.course.hidden_size
-    assert sent["z", "a"] == 3 * 2 * 25_000
+    assert sent["z", "a"] == 3 * 2 * 50_000
     helper = next(each for each in found.nodes if each.node == "z")
     assert helper.busy_by_op_s["A"] > 0 and helper.busy_by_op_s["U"] == pytest.approx(3 * 2 * 0.5)
