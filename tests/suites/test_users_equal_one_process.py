@@ -50,6 +50,7 @@ def plan_of(case: Case, **manner: Any) -> Plan:
         UserRows(name="anna", train_rows=first.train_rows // 3, eval_rows=first.eval_rows),
         UserRows(name="ben", train_rows=first.train_rows - first.train_rows // 3),
     )
+    case.datasets()["a"].users = users
     mixed = Owner(node="a", train_rows=first.train_rows, eval_rows=first.eval_rows, users=users)
     course = dataclasses.replace(plan.course, owners=(mixed, second))
     return helped(Plan(course, plan.placements), HELPERS, Manner(**manner))
