@@ -17,6 +17,7 @@ from safetensors.torch import load
 
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.extent import Owner, UserRows
+from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.helped import helped
 from ringtune.schedule.offload import ALONE, COLLABORATION, Manner
 from ringtune.schedule.plan import Plan
@@ -26,6 +27,7 @@ from tests.support import reference, resumed, users_reference
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, write_inputs
 
 SLICES = (("a", 0, 2), ("b", 2, 3), ("c", 3, 4))
+TOGETHER: dict[str, Any] = {"users": COLLABORATION, "merged": True}
 USERS = ("anna/", "ben/", "c/")
 HELPERS = {"a": "z", "b": "a", "c": "z"}
 
@@ -182,3 +184,39 @@ def test_one_user_trains_what_all_train_together(folder: Path, users: str) -> No
     )
     first, second = (sets_at_helpers(run(plan, make_carrier(case, plan))) for plan in (joint, own))
     assert resumed.same_bits({f"a/{name}": value for name, value in first.items()}, second)
+
+
+@pytest.mark.promise("5 timing changes nothing")
+@pytest.mark.parametrize(
+    ("manner", "changes"),
+    [
+        ({"users": ALONE, "overlap": True}, {"local_iterations": 4}),
+        (
+            {"users": ALONE, "interval": 3, "pairs": "bfloat16"},
+            {"method": "ringada", "every_steps": 3, "eval_every": 4},
+        ),
+        ({"users": ALONE, "pairs": "velora", "overlap": True}, {"microbatches": 4, "dropout": 0.1, "eval_every": 2}),
+        (TOGETHER | {"overlap": True}, {"local_iterations": 4, "eval_every": 4}),
+        (
+            TOGETHER | {"interval": 3},
+            {"method": "ringada", "every_steps": 3, "frozen": FrozenWeights(dtype="bfloat16")},
+        ),
+    ],
+)
+def test_users_train_equal_bits_in_any_timing(folder: Path, manner: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Also where hosts do not wait, blocks begin to train later, and evaluations come between."""
+    case = case_of(folder, **{"adapter": "lora[r=4]", "dtype": "float32", "num_steps": 12, **changes})
+    plan = plan_of(case, **manner)
+    ends = []
+    for seed in (1, 2, 3):
+        carrier = make_carrier(case, plan)
+        result = resumed.run(plan, carrier, seed)
+        assert result.finish == rd.Finish("", "")
+        ends.append((carrier, [entry.values for entry in result.logged if isinstance(entry, rd.LogEvaluation)]))
+    for carrier, counted in ends[1:]:
+        assert resumed.same_bits(sets_at_helpers(carrier), sets_at_helpers(ends[0][0]))
+        assert resumed.same_bits(sets_at_hosts(carrier), sets_at_hosts(ends[0][0]))
+        assert counted == ends[0][1]
+    assert all(not executor.live_bytes() for executor in ends[0][0].executors.values())
+    if manner["users"] == ALONE:
+        assert resumed.same_bits(sets_at_hosts(ends[0][0]), sets_at_helpers(ends[0][0]))
