@@ -24,7 +24,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, turn_sequence
 from ringtune.schedule.units import Range
 from tests.support import reference, resumed, users_reference
-from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, write_inputs
+from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, write_family_inputs, write_inputs
 
 SLICES = (("a", 0, 2), ("b", 2, 3), ("c", 3, 4))
 TOGETHER: dict[str, Any] = {"users": COLLABORATION, "merged": True}
@@ -220,3 +220,22 @@ def test_users_train_equal_bits_in_any_timing(folder: Path, manner: dict[str, An
     assert all(not executor.live_bytes() for executor in ends[0][0].executors.values())
     if manner["users"] == ALONE:
         assert resumed.same_bits(sets_at_hosts(ends[0][0]), sets_at_helpers(ends[0][0]))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task"),
+    [
+        ("gpt2", "causal-lm"),
+        ("llama", "causal-lm"),
+        ("distilbert", "sequence-classification"),
+        ("vit", "image-classification"),
+    ],
+)
+def test_users_alone_in_other_families(tmp_path: Path, model_type: str, task: str) -> None:
+    """Where query, key and value are one matrix, where the head is a frozen decoder, and where there are images."""
+    folder = write_family_inputs(tmp_path, model_type, task)
+    case = case_of(folder, task=task, adapter="lora[r=4,intermediate_lora=True]", num_steps=8)
+    plan = plan_of(case, users=ALONE)
+    carrier = run(plan, make_carrier(case, plan))
+    theirs, _ = users_reference.alone(case, plan)
+    assert distance(sets_at_hosts(carrier), theirs) < 1e-9

@@ -76,7 +76,8 @@ def alone(case: Case, plan: Plan, *, interval: int = 1) -> tuple[Sets, dict[str,
     layers.train()
     model.heads.train()
     every = train_items(plan)
-    rare, often = reference.plain_optimizer(job, adapters), reference.plain_optimizer(job, head)
+    rare = reference.plain_optimizer(job, adapters)
+    often = reference.plain_optimizer(job, head or [nn.Parameter(torch.zeros(()))])  # a decoder is frozen
     for item in every:
         batch = datasets[item.owner].batch(plan.course, item)
         _, all_targets = reference.targets_of(job.model.task, batch)
