@@ -21,9 +21,10 @@ from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, Mod
 from ringtune.jobs.job import Job, Model
 from ringtune.schedule.helpers import Helper
 from ringtune.schedule.plan import Plan
+from ringtune.v1 import weights_pb2
 from ringtune.weights.source import ModelSource, Offers
 from tests.support.plans import make_plan
-from tests.support.weights_parts import RUN, TIMEOUT_S, serving, wait_until, write_bert
+from tests.support.weights_parts import RUN, TIMEOUT_S, serving, write_bert
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2)
 JOB = Job(model=Model(path="elsewhere/all-MiniLM-L6-v2")).with_overrides({"train.max_length": 16})
@@ -209,8 +210,15 @@ def test_weights_config_that_runs_code_is_refused(tmp_path: Path, monkeypatch: p
 
 
 def test_weights_release_ends_the_fetching(tmp_path: Path) -> None:
-    """From another thread, within a moment."""
-    offers = Offers()
+    """From another thread, once the source was asked."""
+    asked = threading.Event()
+
+    class Asked(Offers):
+        def manifest(self, request: weights_pb2.ManifestRequest) -> weights_pb2.ManifestReply:
+            asked.set()
+            return super().manifest(request)
+
+    offers = Asked()
     with serving(None, offers=offers) as server:
         node = Node(tmp_path / "cache", server.port)
         raised: list[BaseException] = []
@@ -223,8 +231,7 @@ def test_weights_release_ends_the_fetching(tmp_path: Path) -> None:
 
         worker = threading.Thread(target=work)
         worker.start()
-        wait_until(lambda: worker.is_alive())
-        threading.Event().wait(0.3)
+        assert asked.wait(30.0)
         node.borrower.release("")
         worker.join(30.0)
     assert [type(error) for error in raised] == [InterruptedRunError]
