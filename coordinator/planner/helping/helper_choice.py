@@ -20,7 +20,7 @@ from coordinator.planner.draft import Draft
 from coordinator.planner.effort import Effort
 from coordinator.planner.even import block_s
 from coordinator.planner.explaining.helpers import HelpersReason, Trial
-from coordinator.planner.helping.judging import Judge, chosen_with
+from coordinator.planner.helping.judging import MOST_TRIED, Judge, chosen_with
 from coordinator.planner.helping.needed import with_needed_helpers
 from coordinator.planner.planned import Planned
 from ringtune.costs.profile import Profile
@@ -32,9 +32,6 @@ from ringtune.schedule.plan import Plan
 
 WORTH: Final = 0.99
 """A helper is taken if the job takes at most so much of its time without: predictions are not closer than that."""
-
-MOST_TRIED: Final = 3
-"""Most nodes that are tried as the helper of one host: those whose blocks take the least time."""
 
 Refuse = Callable[[Plan], Planned]
 """Checks the memory of a plan; raises ``CapacityError`` where a node has too little."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Final
 
 from coordinator.planner.choose import Choice
 from coordinator.planner.effort import Effort, PlanningClock
 from coordinator.planner.predict.judge import simulated_job_s
 from ringtune.costs.profile import Profile
 from ringtune.schedule.plan import Plan
+
+MOST_TRIED: Final = 3
+"""Most nodes that are tried as the helper of one host: those whose blocks take the least time."""
 
 
 class Judge:

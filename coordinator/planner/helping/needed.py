@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
 
 from coordinator.planner.draft import Draft
 from coordinator.planner.effort import Effort
 from coordinator.planner.even import block_s
 from coordinator.planner.explaining.helpers import HelpersReason, Trial
-from coordinator.planner.helping.judging import Judge, chosen_with
+from coordinator.planner.helping.judging import MOST_TRIED, Judge, chosen_with
 from coordinator.planner.planned import Planned
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, JobError
@@ -24,9 +23,6 @@ from ringtune.jobs.job import Job
 from ringtune.schedule.helped import helped, helpers_by_host
 from ringtune.schedule.offload import JOINT
 from ringtune.schedule.plan import Plan
-
-MOST_TRIED: Final = 3
-"""Most other nodes that are tried as the helper of one host: those whose blocks take the least time."""
 
 
 def with_needed_helpers(
