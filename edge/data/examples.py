@@ -6,7 +6,7 @@ question's context, an image). Rows are shared among owners, so that all windows
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -84,12 +84,8 @@ class Source(Protocol):
         """Make the examples of these rows, of which ``labels`` are the class names."""
 
 
-class Unscored:
+class Unscored(Sized):
     """Examples that are one a row, and not scored row by row, because the head counts all that an evaluation needs."""
-
-    def __len__(self) -> int:
-        """Number of examples."""
-        raise NotImplementedError
 
     @property
     def of_rows(self) -> Sequence[int]:
