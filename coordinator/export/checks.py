@@ -10,7 +10,7 @@ from typing import Any
 from coordinator.run_folder.saved_run import SavedRun
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.files.safetensors_header import TensorInfo, read_safetensors_header
-from ringtune.models.auxiliary_file import described
+from ringtune.models.auxiliary_file import Described, described, is_of_library, own_tensors
 from ringtune.models.family import CLASS_TASKS
 from ringtune.models.result_files import AUXILIARY_CONFIG_FILE
 
@@ -30,9 +30,8 @@ def check_adapter(run: SavedRun, config: Mapping[str, Any], *, where: str) -> No
         IntegrityError: a file is damaged, or blocks lack tensors.
     """
     tensors = read_safetensors_header(run.saved / "adapter.safetensors")
-    if where == AUXILIARY_CONFIG_FILE:
-        described(config, where=where)
-    elif not isinstance(config.get("config"), dict) or not config.get("model_type"):
+    facts = described(config, where=where) if where == AUXILIARY_CONFIG_FILE else None
+    if facts is None and not (isinstance(config.get("config"), dict) and config.get("model_type")):
         raise IntegrityError("adapter_config.json does not describe an adapter; copy the run's folder again")
     blocks: dict[int, set[str]] = {}
     for name in tensors:
@@ -40,18 +39,45 @@ def check_adapter(run: SavedRun, config: Mapping[str, Any], *, where: str) -> No
         if found is None:
             raise IntegrityError(f"adapter.safetensors has {name}, which belongs to no block; train again")
         blocks.setdefault(int(found[1]), set()).add(name[found.end() :])
+    num_blocks = run.plan.course.num_blocks
+    if facts is None:
+        _check_alike(blocks, num_blocks, leaves_out=_leaves_blocks_out(config))
+    else:
+        library = {
+            block: {name for name in names if is_of_library(name, facts.name)} for block, names in blocks.items()
+        }
+        _check_own({block: names - library[block] for block, names in blocks.items()}, num_blocks, facts)
+        if facts.library is not None:
+            some = {block: names for block, names in library.items() if names}
+            _check_alike(some, num_blocks, leaves_out=_leaves_blocks_out(facts.library))
+    if not blocks or max(blocks) >= num_blocks:
+        raise IntegrityError(
+            f"adapter.safetensors has blocks {sorted(blocks)}, the model has {num_blocks}; it mixes runs"
+        )
+
+
+def _check_alike(blocks: Mapping[int, set[str]], num_blocks: int, *, leaves_out: bool) -> None:
+    """Refuse adapters of the library of which a block lacks tensors that others have."""
     expected = set().union(*blocks.values())
-    for block in range(run.plan.course.num_blocks):
+    for block in range(num_blocks):
         missing = sorted(expected - blocks.get(block, set()))
-        if missing and not (block not in blocks and _leaves_blocks_out(config)):
+        if missing and not (block not in blocks and leaves_out):
             raise IntegrityError(
                 f"adapter.safetensors lacks {missing[0]} of block {block}; copy the run's folder again"
             )
-    if not blocks or max(blocks) >= run.plan.course.num_blocks:
-        raise IntegrityError(
-            f"adapter.safetensors has blocks {sorted(blocks)}, the model has {run.plan.course.num_blocks}; it mixes "
-            "runs"
-        )
+    if not expected:
+        raise IntegrityError("adapter.safetensors lacks all tensors of the library's adapters; copy the folder again")
+
+
+def _check_own(blocks: Mapping[int, set[str]], num_blocks: int, facts: Described) -> None:
+    """Refuse auxiliary models of which a block has not as many tensors as their description says."""
+    for block in range(num_blocks):
+        count, wanted = len(blocks.get(block, ())), own_tensors(facts.parts, block)
+        if count != wanted:
+            raise IntegrityError(
+                f"adapter.safetensors has {count} tensors of the auxiliary models of block {block}, {wanted} are "
+                f"described in {AUXILIARY_CONFIG_FILE}; copy the run's folder again"
+            )
 
 
 def _leaves_blocks_out(value: Any) -> bool:

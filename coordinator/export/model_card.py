@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from coordinator.run_folder.saved_run import SavedRun
-from ringtune.models.adapter_config import auxiliary_of
+from ringtune.models.adapter_config import auxiliary_of, library_config
 from ringtune.models.result_files import has_trained_head
 from ringtune.quantities import format_seconds
 
@@ -57,6 +57,10 @@ _AUXILIARY = (
     "`edge` is a package of RingTune. Beside each matrix with the input x stands a model g, and the matrix gives "
     "h + alpha * g(x); `adapter.json` says what g is, and the names in `adapter.safetensors` where."
 )
+_WITH_LIBRARY = (
+    " The adapters of AdapterHub that were trained beside them are in the same two files, and `load_auxiliary` loads "
+    "both; the library's own `load_adapter` can't read a part of this folder."
+)
 
 _MODEL_LOADING = """```python
 from {library} import {loader}
@@ -76,6 +80,7 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
     """
     has_head = has_trained_head(run.job.model.task)
     loading, library = _LOADING if has_head else _LOADING_WITH_OWN_HEAD, "adapters"
+    what = _AUXILIARY + (_WITH_LIBRARY if library_config(run.job.adapter.config) else "")
     if auxiliary_of(run.job.adapter.config):
         loading = _LOADING_AUXILIARY if has_head else _LOADING_AUXILIARY_WITH_OWN_HEAD
         library = "ringtune"
@@ -85,7 +90,7 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
         front=_front_matter(base_model, library, str(adapter.get("model_type", ""))),
         title=f"# Adapter for {base_model}",
         what=f"adapter configuration `{run.job.adapter.config}`",
-        loading=loading.format(base=json.dumps(base_model), what=_AUXILIARY),
+        loading=loading.format(base=json.dumps(base_model), what=what),
         library=("library", adapter.get("version", "") if library == "adapters" else ""),
     )
 

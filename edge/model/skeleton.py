@@ -32,7 +32,7 @@ from edge.model.families import FamilyForward, family_of
 from edge.model.layouts import LAYOUTS
 from ringtune.errors import JobError, ModelError
 from ringtune.jobs.job import Job
-from ringtune.models.adapter_config import auxiliary_of, trains_own_weights
+from ringtune.models.adapter_config import auxiliary_of, library_config, trains_own_weights
 from ringtune.models.auxiliary_config import AuxiliaryConfig
 from ringtune.models.families import family_named
 from ringtune.models.family import Family
@@ -51,7 +51,8 @@ class Skeleton(NamedTuple):
         layout: where its blocks and an owner's parts are.
         own_weights: names inside a block of its own weights that train; empty with an adapter.
         full_parameters: whether all parameters train: of blocks, embedding and head.
-        auxiliary: what stands in the blocks instead of an adapter of the library; None with one, or without any.
+        auxiliary: models of our own that stand in the blocks, alone or beside adapters of the library.
+        has_library: whether there are adapters of the library.
         seed: of the run, for initial values that are made with a block.
     """
 
@@ -60,7 +61,8 @@ class Skeleton(NamedTuple):
     layout: Family
     own_weights: tuple[str, ...] = ()
     full_parameters: bool = False
-    auxiliary: AuxiliaryConfig | None = None
+    auxiliary: tuple[AuxiliaryConfig, ...] = ()
+    has_library: bool = False
     seed: int = 0
 
     @property
@@ -103,18 +105,14 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
     if trains_own_weights(job.adapter.config):
         torch.manual_seed(job.train.seed)
         return _training_own_weights(skeleton)
-    if auxiliary := auxiliary_of(job.adapter.config):
-        torch.manual_seed(job.train.seed)
-        return _with_auxiliary(skeleton, auxiliary, job.train.seed)
-    _add_adapter(skeleton, job)
-    return skeleton
-
-
-def _with_auxiliary(skeleton: Skeleton, auxiliary: AuxiliaryConfig, seed: int) -> Skeleton:
-    """Put auxiliary models into every block; they alone train."""
-    add_auxiliary(skeleton.blocks, LAYOUTS[skeleton.layout.model_type], auxiliary, name=ADAPTER)
-    skeleton.model.eval()
-    return skeleton._replace(auxiliary=auxiliary, seed=seed)
+    auxiliary, library = auxiliary_of(job.adapter.config), library_config(job.adapter.config)
+    torch.manual_seed(job.train.seed)
+    if library:
+        _add_adapter(skeleton, job, library)
+    else:
+        skeleton.model.eval()
+    add_auxiliary(skeleton.blocks, LAYOUTS[layout.model_type], auxiliary, name=ADAPTER)
+    return skeleton._replace(auxiliary=auxiliary, has_library=bool(library), seed=job.train.seed)
 
 
 def _training_own_weights(skeleton: Skeleton) -> Skeleton:
@@ -162,20 +160,17 @@ def _fill_with_zeros(model: nn.Module) -> None:
                 module._parameters[name] = nn.Parameter(zeros, requires_grad=False)
 
 
-def _add_adapter(skeleton: Skeleton, job: Job) -> None:
+def _add_adapter(skeleton: Skeleton, job: Job, text: str) -> None:
     model = skeleton.model
-    config = _adapter_config(job)
+    config = _adapter_config(job, text)
     before = set(_tensors(model))
-    torch.manual_seed(job.train.seed)
     try:
         model.add_adapter(ADAPTER, config=config)
     except (ValueError, AssertionError, KeyError, NotImplementedError, RuntimeError) as error:
         kind = type(skeleton.base).__name__
-        raise JobError(
-            f"adapter.config = {job.adapter.config!r} is refused by the library for {kind}: {error}"
-        ) from error
-    _check_inside_blocks(skeleton, before, job.adapter.config)
-    _check_that_it_runs(skeleton, job.adapter.config)
+        raise JobError(f"adapter.config = {text!r} is refused by the library for {kind}: {error}") from error
+    _check_inside_blocks(skeleton, before, text)
+    _check_that_it_runs(skeleton, text)
     with _quiet():
         model.train_adapter(ADAPTER)
     model.eval()
@@ -193,15 +188,14 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _adapter_config(job: Job) -> Any:
-    """Make the configuration object of the job's ``adapter.config``, with ``train.dropout`` in each part.
+def _adapter_config(job: Job, text: str) -> Any:
+    """Make the configuration object of what the library has of ``adapter.config``, with ``train.dropout`` in each part.
 
     Only names that the library ships: a path or a hub name would mean something else on each node.
     """
     from adapters import AdapterConfig
     from adapters.configuration import ADAPTER_CONFIG_MAP
 
-    text = job.adapter.config
     names = [re.split(r"[\[\s]", part.strip(), maxsplit=1)[0] for part in text.split("|")]
     for name in names:
         if name not in ADAPTER_CONFIG_MAP:

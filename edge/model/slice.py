@@ -62,7 +62,7 @@ def materialise(
     for index in range(len(skeleton.blocks)):
         if index not in kept:
             skeleton.blocks[index] = Empty()
-    if skeleton.auxiliary is not None:
+    if skeleton.auxiliary:
         for index in kept:
             start_auxiliary(skeleton.blocks[index], seed=skeleton.seed, index=index)
     paths = [f"{layout.blocks_path}.{index}" for index in sorted(kept)]

@@ -27,8 +27,13 @@ WORDS = {"q": "query", "k": "key", "v": "value"}
 
 
 def is_auxiliary(config: str) -> bool:
-    """Whether a configuration is one of our own kinds."""
-    return config.startswith(("linear", "mlp"))
+    """Whether a configuration has one of our own kinds."""
+    return any(text.strip().startswith(("linear", "mlp")) for text in config.split("|"))
+
+
+def others_of(config: str) -> str:
+    """What else a configuration has."""
+    return "|".join(text for text in config.split("|") if not is_auxiliary(text))
 
 
 class PlainDelta(nn.Module):
@@ -55,14 +60,19 @@ class PlainDelta(nn.Module):
 
 def add_plain_auxiliary(model: Any, job: Job, name: str) -> None:
     """Put a delta beside each chosen matrix of each block; torch's generator is left alone."""
-    part = parse_adapter_config(job.adapter.config)[0]
-    given = part.options
-    hidden = given.get("hidden", 128) if part.name == "mlp" else 0
+    state = torch.get_rng_state()
+    for text in job.adapter.config.split("|"):
+        if is_auxiliary(text):
+            _add_part(model, job, name, *parse_adapter_config(text)[0])
+    torch.set_rng_state(state)
+
+
+def _add_part(model: Any, job: Job, name: str, kind: str, given: dict[str, Any]) -> None:
+    hidden = given.get("hidden", 128) if kind == "mlp" else 0
     letters = given.get("attn_matrices", ["q", "v"]) if given.get("selfattn_lora", True) else []
     wanted = [*letters, *(word for word in ("intermediate", "output") if given.get(f"{word}_lora"))]
     family = model.config.model_type
     matrices = MATRICES[ALIKE.get(family, family)]
-    state = torch.get_rng_state()
     for index, block in model.iter_layers():
         if index in given.get("leave_out", []):
             continue
@@ -81,7 +91,6 @@ def add_plain_auxiliary(model: Any, job: Job, name: str) -> None:
             path_in = f"{name}.{WORDS[word]}" if is_fused else name
             third = "qkv".index(word) if is_fused else 0
             matrix.register_forward_hook(_adding(path_in, given.get("alpha", 1.0), third, 3 if is_fused else 1))
-    torch.set_rng_state(state)
 
 
 def _find(block: nn.Module, end: str, word: str) -> tuple[str, Any]:

@@ -21,7 +21,7 @@ from ringtune.jobs.job import Job
 from ringtune.jobs.learning_rate import learning_rate
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
-from tests.support.plain_auxiliary import add_plain_auxiliary, is_auxiliary
+from tests.support.plain_auxiliary import add_plain_auxiliary, is_auxiliary, others_of
 
 NAME = "ringtune"
 
@@ -83,11 +83,11 @@ def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | No
     choice = {} if attention is None else {"attn_implementation": attention}
     model = AutoAdapterModel.from_pretrained(str(model_folder), config=config, **choice)
     torch.manual_seed(job.train.seed)
-    own_kind = is_auxiliary(job.adapter.config)
+    own_kind, library = is_auxiliary(job.adapter.config), others_of(job.adapter.config)
+    if library and library != "full":
+        model.add_adapter(NAME, config=AdapterConfig.load(library).replace(dropout=job.train.dropout))
     if own_kind:
         add_plain_auxiliary(model, job, NAME)
-    elif job.adapter.config != "full":
-        model.add_adapter(NAME, config=AdapterConfig.load(job.adapter.config).replace(dropout=job.train.dropout))
     classes = {"num_labels": len(plan.course.labels), "id2label": dict(enumerate(plan.course.labels))}
     if job.model.task == "sequence-classification":
         model.add_classification_head(NAME, **classes)
@@ -105,6 +105,8 @@ def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | No
             parameter.requires_grad_(name in own or name.startswith(f"heads.{NAME}."))
         return model.to(getattr(torch, job.model.dtype))
     if own_kind:
+        if library:
+            model.train_adapter(NAME)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(f".{NAME}." in name or name.startswith(f"heads.{NAME}."))
         return model.to(getattr(torch, job.model.dtype))

@@ -24,6 +24,7 @@ from tests.support.plans import changed, make_plan
 LABELS = ("neg", "pos")
 NUM_BLOCKS = 4
 LORA = "lora[r=2,alpha=4,attn_matrices=['q']]"
+MIXTURE = "lora[r=2,attn_matrices=['q'],leave_out=[0]]|linear[attn_matrices=['v']]"
 AUXILIARY = "linear[alpha=0.5,attn_matrices=['q']]"
 
 
@@ -60,14 +61,30 @@ def auxiliary_instead(folder: Path) -> None:
     job_file, adapter = folder / "job.toml", folder / "adapter"
     job_file.write_text(job_file.read_text().replace('config = "seq_bn"', f'config = "{AUXILIARY}"'))
     (adapter / "adapter_config.json").unlink()
-    config = auxiliary_of(AUXILIARY)
-    assert config is not None
-    described = describe(config, name="ringtune", model_type="bert", model_name="tiny")
+    described = describe(auxiliary_of(AUXILIARY), name="ringtune", model_type="bert", model_name="tiny")
     (adapter / "adapter.json").write_text(json.dumps(described))
     tensors = {
         f"bert.encoder.layer.{block}.attention.self.query.ringtune.weight": numpy.ones((8, 8), dtype=numpy.float32)
         for block in range(NUM_BLOCKS)
     }
+    (adapter / "adapter.safetensors").write_bytes(save(tensors))
+
+
+def mixture_instead(folder: Path) -> None:
+    """Make a run one that trained LoRA beside the queries of all blocks but the first, and ``linear`` beside values."""
+    job_file, adapter = folder / "job.toml", folder / "adapter"
+    job_file.write_text(job_file.read_text().replace('config = "seq_bn"', f'config = "{MIXTURE}"'))
+    (adapter / "adapter_config.json").unlink()
+    library = {"config": {"r": 2, "leave_out": [0]}, "name": "ringtune", "model_name": "tiny", "version": "1.3.0"}
+    described = describe(auxiliary_of(MIXTURE), name="ringtune", model_type="bert", model_name="tiny", library=library)
+    (adapter / "adapter.json").write_text(json.dumps(described))
+    tensors = {}
+    for block in range(NUM_BLOCKS):
+        where = f"bert.encoder.layer.{block}.attention.self"
+        tensors[f"{where}.value.ringtune.weight"] = numpy.ones((8, 8), dtype=numpy.float32)
+        if block:
+            tensors[f"{where}.query.loras.ringtune.lora_A"] = numpy.ones((2, 8), dtype=numpy.float32)
+            tensors[f"{where}.query.loras.ringtune.lora_B"] = numpy.ones((8, 2), dtype=numpy.float32)
     (adapter / "adapter.safetensors").write_bytes(save(tensors))
 
 

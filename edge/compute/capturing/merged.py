@@ -9,7 +9,7 @@ Source: ColA, section 3, Proposition 2 (parameter merging).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,24 +132,33 @@ class MergedMatrices:
         found = [matrix for matrix in self._matrices if matrix.block in wanted]
         check_like(tensors, {name: like for matrix in found for name, like in matrix.like.items()}, where=where)
         with SafetensorsFiles(self._folder) as files, torch.no_grad():
-            for matrix in found:
-                _rewrite(matrix, tensors, files)
+            for stored in dict.fromkeys(matrix.stored for matrix in found):
+                _rewrite([matrix for matrix in found if matrix.stored == stored], tensors, files)
 
 
-def _rewrite(matrix: _Matrix, tensors: Tensors, files: SafetensorsFiles) -> None:
-    """Make one matrix from base and change, some rows at a time, in float32 at least."""
-    target = matrix.target
+def _rewrite(matrices: Sequence[_Matrix], tensors: Tensors, files: SafetensorsFiles) -> None:
+    """Make one matrix from base and changes, some rows at a time, in float32 at least.
+
+    Args:
+        matrices: the same one for each adapter that is merged into it, such as LoRA on queries and a ``linear`` on
+            values where both are one matrix.
+        tensors: of the adapters.
+        files: of the model.
+    """
+    target = matrices[0].target
     dtype = torch.float64 if target.dtype is torch.float64 else torch.float32
-    own = {name: tensors[name].to(target.device, dtype) for name in matrix.like}
-    for start, base in files.row_pieces(matrix.stored):
+    own = {name: tensors[name].to(target.device, dtype) for matrix in matrices for name in matrix.like}
+    for start, base in files.row_pieces(matrices[0].stored):
         rows = slice(start, start + len(base))
-        change = _change_of(matrix, own, rows, base.shape[1])
-        target[rows].copy_(base.to(target.device, dtype).add_(change, alpha=matrix.alpha))
+        whole = base.to(target.device, dtype)
+        for matrix in matrices:
+            whole.add_(_change_of(matrix, own, rows, base.shape[1]), alpha=matrix.alpha)
+        target[rows].copy_(whole)
 
 
 def _change_of(matrix: _Matrix, own: Tensors, rows: slice, width: int) -> torch.Tensor:
     """Return these rows of what is added to the stored matrix, still without alpha."""
-    any_tensor = next(iter(own.values()))
+    any_tensor = own[next(iter(matrix.like))]
     found = any_tensor.new_zeros(rows.stop - rows.start, width)
     for change in matrix.changes:
         first, last = change.first, change.first + change.rows.stop - change.rows.start

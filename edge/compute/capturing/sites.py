@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn import functional
 
 from edge.compute.capturing.signs import given
-from edge.model.auxiliary.modules import FUSED_PARTS, FusedDelta, LinearDelta, MlpDelta
+from edge.model.auxiliary.modules import FUSED_PARTS, FusedDelta, LinearDelta, MlpDelta, alpha_beside
 from edge.model.skeleton import ADAPTER, Skeleton
 from ringtune.errors import JobError
 from ringtune.models.offload_support import offload_refusal
@@ -194,8 +194,11 @@ class AuxiliarySite(Site):
         if is_on is None or not self.units:
             found = [part(x) for part in self._parts]
         else:
-            own = is_on.chunk(len(self._parts), dim=-1)
-            found = [part.up(part.down(x) * some) for part, some in zip(self._parts, own, strict=True)]
+            widths = [part.up.in_features for part in self._parts if isinstance(part, MlpDelta)]
+            own = iter(torch.split(is_on, widths, dim=-1))
+            found = [
+                part.up(part.down(x) * next(own)) if isinstance(part, MlpDelta) else part(x) for part in self._parts
+            ]
         return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
     @torch.no_grad()
@@ -228,9 +231,11 @@ def sites_of(skeleton: Skeleton, index: int) -> list[Site]:
 
 
 def _share(first: Site, second: Site) -> bool:
-    """Whether two sites read one tensor: query, key and value of an attention do, unless dropout comes between."""
+    """Whether two sites read one tensor, without dropout between: of one matrix, or query, key and value."""
     if first.reads.is_output or second.reads.is_output:
         return False
+    if first.reads.module is second.reads.module:
+        return True
     return all(getattr(site.reads.module, "attn_key", None) for site in (first, second))
 
 
@@ -240,9 +245,9 @@ def _site(name: str, adapter: Any, path: str, skeleton: Skeleton, block: nn.Modu
 
     if isinstance(adapter, Adapter):
         return BottleneckSite(name, adapter)
-    if isinstance(adapter, LinearDelta | MlpDelta | FusedDelta) and skeleton.auxiliary is not None:
+    if isinstance(adapter, LinearDelta | MlpDelta | FusedDelta):
         matrix = block.get_submodule(path.removesuffix(f".{ADAPTER}"))
-        return AuxiliarySite(name, matrix, adapter, skeleton.auxiliary.alpha)
+        return AuxiliarySite(name, matrix, adapter, alpha_beside(matrix))
     if type(adapter) is LoRA and not adapter.use_dora:
         layer = block.get_submodule(path.removesuffix(f".loras.{ADAPTER}"))
         kind = FusedLoraSite if isinstance(layer, LoRAMergedLinear) else LoraSite

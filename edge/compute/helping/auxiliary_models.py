@@ -61,7 +61,7 @@ class AuxiliaryModels:
             self.skeleton: Skeleton = build_skeleton(folder, job)
         check_config(job.adapter.config, self.skeleton, dropout=job.train.dropout)
         _drop_all_but(self.skeleton, units)
-        if self.skeleton.auxiliary is not None:
+        if self.skeleton.auxiliary:
             for index in units:
                 start_auxiliary(self.skeleton.blocks[index], seed=self.skeleton.seed, index=index)
         self.units = units

@@ -7,47 +7,50 @@ hosts gets its values from a generator seeded by run, block and tensor, so they 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import nn
 
 from edge.model.auxiliary.modules import FUSED_PARTS, Delta, make_delta, make_fused_delta, put_beside
 from edge.model.layouts import BlockLayout
-from ringtune.models.auxiliary_config import INTERMEDIATE, OUTPUT, AuxiliaryConfig
+from ringtune.models.auxiliary_config import INTERMEDIATE, OUTPUT, PLACES, AuxiliaryConfig, in_block
 
 
-def add_auxiliary(blocks: nn.ModuleList, layout: BlockLayout, config: AuxiliaryConfig, *, name: str) -> None:
-    """Put auxiliary models into all blocks but those that are left out; no other weight trains then.
+def add_auxiliary(
+    blocks: nn.ModuleList, layout: BlockLayout, auxiliary: Collection[AuxiliaryConfig], *, name: str
+) -> None:
+    """Put auxiliary models into all blocks but those that are left out; what trains there already trains on.
 
     Args:
         blocks: with or without the library's modules; their weights may be placeholders.
         layout: of the family.
-        config: which kind, and where.
+        auxiliary: which kinds, and where; of each matrix one (see ``check_places``).
         name: of the adapter; in the names of its tensors.
     """
     for index, block in enumerate(blocks):
-        block.requires_grad_(False)
-        if index not in config.leave_out:
-            for path, places in places_by_module(layout, config.places).items():
-                matrix = block.get_submodule(path)
-                outputs, inputs = _shape_of(matrix, layout)
-                if layout.is_merged and places[0] in FUSED_PARTS:
-                    delta: nn.Module = make_fused_delta(config, places, inputs, outputs)
-                else:
-                    delta = make_delta(config, inputs, outputs)
-                put_beside(matrix, delta, name=name, alpha=config.alpha)
+        configs = {place: config for config in in_block(auxiliary, index) for place in config.places}
+        for path, places in places_by_module(layout, configs).items():
+            matrix = block.get_submodule(path)
+            outputs, inputs = _shape_of(matrix, layout)
+            if layout.is_merged and places[0] in FUSED_PARTS:
+                own = {place: configs[place] for place in places}
+                delta: nn.Module = make_fused_delta(own, inputs, outputs)
+            else:
+                delta = make_delta(configs[places[0]], inputs, outputs)
+            put_beside(matrix, delta, name=name, alpha=configs[places[0]].alpha)
 
 
-def places_by_module(layout: BlockLayout, places: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+def places_by_module(layout: BlockLayout, places: Collection[str]) -> dict[str, tuple[str, ...]]:
     """The module of each matrix inside a block -> the places that it has; three at most where they are one matrix."""
     paths = {
         **{part: getattr(layout, part) for part in FUSED_PARTS},
         INTERMEDIATE: layout.lora_intermediate,
         OUTPUT: layout.lora_output,
     }
-    modules = dict.fromkeys(paths[place] for place in places)
-    return {path: tuple(place for place in places if paths[place] == path) for path in modules}
+    chosen = [place for place in PLACES if place in places]
+    modules = dict.fromkeys(paths[place] for place in chosen)
+    return {path: tuple(place for place in chosen if paths[place] == path) for path in modules}
 
 
 def start_auxiliary(block: nn.Module, *, seed: int, index: int) -> None:

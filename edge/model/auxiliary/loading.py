@@ -7,38 +7,66 @@ Example, with the folder ``adapter`` of a run::
 
     model = AutoModelForCausalLM.from_pretrained("models/gpt2")
     load_auxiliary(model, "run/adapter")
+
+Adapters of the library beside them are loaded too, by the library.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
 
-from edge.model.auxiliary.modules import FUSED_PARTS, FusedDelta, LinearDelta, MlpDelta, put_beside
+from edge.model.auxiliary.build import places_by_module
+from edge.model.auxiliary.modules import FUSED_PARTS, Delta, FusedDelta, LinearDelta, MlpDelta, put_beside
 from edge.model.layouts import LAYOUTS
 from ringtune.errors import IntegrityError, UsageError
-from ringtune.models.auxiliary_config import LINEAR
-from ringtune.models.auxiliary_file import Described, described
-from ringtune.models.result_files import ADAPTER_FILE, AUXILIARY_CONFIG_FILE
+from ringtune.models.auxiliary_config import LINEAR, PLACES, AuxiliaryConfig, in_block
+from ringtune.models.auxiliary_file import Described, described, is_of_library
+from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AUXILIARY_CONFIG_FILE
 
 Tensors = Mapping[str, torch.Tensor]
 
+_NAMES: Final = {True: {"weight"}, False: {"down.weight", "down.bias", "up.weight", "up.bias"}}
+"""The tensors of a g: of a linear one, or of an MLP."""
+
 
 class _Beside(NamedTuple):
-    """A matrix of a model, and the tensors of what stands beside it, by the ends of their names."""
+    """A matrix of a model, and what stands beside it.
+
+    Attributes:
+        path: of the matrix.
+        matrix: the matrix.
+        tensors: of what stands beside it, by the ends of their names.
+        configs: the same by place; of one matrix for query, key and value up to three.
+        is_fused: whether it is such a matrix.
+    """
 
     path: str
     matrix: nn.Module
     tensors: dict[str, torch.Tensor]
+    configs: dict[str, AuxiliaryConfig]
+    is_fused: bool
+
+    @property
+    def config(self) -> AuxiliaryConfig:
+        """The one of the first place."""
+        return next(iter(self.configs.values()))
+
+    def of_place(self, place: str) -> dict[str, torch.Tensor]:
+        """The tensors of one place, by the ends of their names."""
+        start = f"{place}." if self.is_fused else ""
+        found = {name: tensor for name, tensor in self.tensors.items() if name.startswith(start)}
+        return {name.removeprefix(start): tensor for name, tensor in found.items()}
 
 
 def load_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
-    """Let a model compute with the auxiliary models of a run; they do not train.
+    """Let a model compute with the auxiliary models of a run, and its adapters of the library; they do not train.
 
     Args:
         model: of transformers, or an ``AutoAdapterModel``, with or without a head.
@@ -52,15 +80,16 @@ def load_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
         UsageError: the model has auxiliary models of that name already.
     """
     facts = _facts(Path(folder))
-    found = list(_matrices(model, Path(folder), facts))
-    for path, matrix, _ in found:
-        if hasattr(matrix, facts.name):
-            raise UsageError(f"{path} has an adapter {facts.name!r} already; load into a fresh model")
-    for _, matrix, tensors in found:
-        delta = _delta(facts, tensors)
-        weight = matrix.get_parameter("weight")
+    tensors = _tensors(Path(folder) / ADAPTER_FILE)
+    for beside in _matrices(model, Path(folder), facts, tensors):
+        if hasattr(beside.matrix, facts.name):
+            raise UsageError(f"{beside.path} has an adapter {facts.name!r} already; load into a fresh model")
+    if facts.library is not None:
+        _load_library(model, facts, tensors)
+    for beside in _matrices(model, Path(folder), facts, tensors):  # the library has put its own in their places
+        delta, weight = _delta(beside), beside.matrix.get_parameter("weight")
         delta.to(device=weight.device, dtype=weight.dtype).requires_grad_(False)
-        put_beside(matrix, delta, name=facts.name, alpha=facts.config.alpha)
+        put_beside(beside.matrix, delta, name=facts.name, alpha=beside.config.alpha)
     return model
 
 
@@ -69,27 +98,32 @@ def merge_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
 
     Args:
         model: as for ``load_auxiliary``.
-        folder: as for ``load_auxiliary``; of the kind ``linear``.
+        folder: as for ``load_auxiliary``; all of the kind ``linear``, without adapters of the library.
 
     Returns:
         The same model, which ``save_pretrained`` writes as a normal one.
 
     Raises:
         IntegrityError: a file is damaged, or belongs to another model.
-        UsageError: it is an ``mlp``, which is no matrix.
+        UsageError: a part of it is an ``mlp``, which is no matrix, or an adapter of the library.
     """
     facts = _facts(Path(folder))
-    if facts.config.kind != LINEAR:
+    if other := next((part.kind for part in facts.parts if part.kind != LINEAR), ""):
         raise UsageError(
-            f"{folder} has auxiliary models of the kind {facts.config.kind!r}, and only {LINEAR!r} is a matrix; load "
+            f"{folder} has auxiliary models of the kind {other!r}, and only {LINEAR!r} is a matrix; load "
             "them with load_auxiliary"
         )
+    if facts.library is not None:
+        raise UsageError(
+            f"{folder} has adapters of the library beside auxiliary models; load both with load_auxiliary, or merge "
+            "the run with ringtune export --merge"
+        )
     inputs_first = LAYOUTS[facts.model_type].inputs_first
-    for _, matrix, tensors in list(_matrices(model, Path(folder), facts)):
-        weight, change = matrix.get_parameter("weight"), matrix_of(tensors)
+    for beside in _matrices(model, Path(folder), facts, _tensors(Path(folder) / ADAPTER_FILE)):
+        weight, change = beside.matrix.get_parameter("weight"), matrix_of(beside.tensors)
         with torch.no_grad():
             change = (change.t() if inputs_first else change).to(device=weight.device, dtype=weight.dtype)
-            weight.add_(change, alpha=facts.config.alpha)
+            weight.add_(change, alpha=beside.config.alpha)
     return model
 
 
@@ -104,32 +138,60 @@ def _facts(folder: Path) -> Described:
     return described(content, where=str(path))
 
 
-def _matrices(model: nn.Module, folder: Path, facts: Described) -> Iterator[_Beside]:
-    """Yield every matrix that something stands beside, and check that it fits."""
-    for path, tensors in sorted(_tensors(folder / ADAPTER_FILE, facts.name).items()):
-        matrix = _module(model, path)
-        if matrix is None or not _fits(matrix, facts, tensors):
-            raise IntegrityError(
-                f"{folder / ADAPTER_FILE} has tensors beside {path}, which this model does not have in that shape; "
-                f"take the base model, a {facts.model_type}"
-            )
-        yield _Beside(path, matrix, tensors)
-
-
-def _tensors(path: Path, name: str) -> dict[str, dict[str, torch.Tensor]]:
-    """Read all tensors: path of a matrix -> what follows the adapter's name -> tensor."""
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        tensors = load_file(path)
+        return load_file(path)
     except (OSError, SafetensorError) as error:
         raise IntegrityError(f"{path} can't be read ({error}); copy the run's folder again") from error
-    found: dict[str, dict[str, torch.Tensor]] = {}
+
+
+def _load_library(model: Any, facts: Described, tensors: Tensors) -> None:
+    """Let the library load its adapters, from a folder as it writes one."""
+    import adapters
+    from adapters.model_mixin import ModelAdaptersMixin
+    from safetensors.torch import save_file
+
+    if not isinstance(model, ModelAdaptersMixin):
+        adapters.init(model)
+    with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
+        (Path(folder) / ADAPTER_CONFIG_FILE).write_text(json.dumps(facts.library), encoding="utf-8")
+        own = {name: tensor for name, tensor in tensors.items() if is_of_library(name, facts.name)}
+        save_file(own, Path(folder) / ADAPTER_FILE, metadata={"format": "pt"})
+        loaded = model.load_adapter(folder, use_safetensors=True, set_active=True)
+    for name, parameter in model.named_parameters():
+        if is_of_library(name, loaded):
+            parameter.requires_grad_(False)
+
+
+def _matrices(model: nn.Module, folder: Path, facts: Described, tensors: Tensors) -> list[_Beside]:
+    """List every matrix that something stands beside, and check that it fits."""
+    by_path: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
-        matrix, _, part = key.partition(f".{name}.")
-        found.setdefault(matrix, {})[part] = tensor
-    return found
+        if facts.library is None or not is_of_library(key, facts.name):
+            matrix, _, end = key.partition(f".{facts.name}.")
+            by_path.setdefault(matrix, {})[end] = tensor
+    return [_beside(model, folder, facts, path, found) for path, found in sorted(by_path.items())]
+
+
+def _beside(model: nn.Module, folder: Path, facts: Described, path: str, tensors: dict[str, torch.Tensor]) -> _Beside:
+    layout = LAYOUTS[facts.model_type]
+    matrix = _module(model, path)
+    places = next((places for end, places in places_by_module(layout, PLACES).items() if path.endswith(f".{end}")), ())
+    blocks = [int(part) for part in path.split(".") if part.isdecimal()]
+    by_place = {place: part for part in in_block(facts.parts, blocks[0] if blocks else 0) for place in part.places}
+    configs = {place: by_place[place] for place in places if place in by_place}
+    is_fused = layout.is_merged and set(places) == set(FUSED_PARTS)
+    if matrix is not None and configs:
+        found = _Beside(path, matrix, tensors, configs, is_fused)
+        if _fits(found, inputs_first=layout.inputs_first):
+            return found
+    raise IntegrityError(
+        f"{folder / ADAPTER_FILE} has tensors beside {path}, which this model does not have in that shape; "
+        f"take the base model, a {facts.model_type}"
+    )
 
 
 def _module(model: nn.Module, path: str) -> nn.Module | None:
@@ -142,55 +204,51 @@ def _module(model: nn.Module, path: str) -> nn.Module | None:
     return None
 
 
-def _fits(matrix: nn.Module, facts: Described, tensors: Tensors) -> bool:
-    """Whether a matrix has the inputs and outputs of what stands beside it."""
-    weight = getattr(matrix, "weight", None)
+def _fits(beside: _Beside, *, inputs_first: bool) -> bool:
+    """Whether a matrix has the inputs and outputs of what stands beside it, which is of the described kinds."""
+    weight = getattr(beside.matrix, "weight", None)
     if weight is None or weight.dim() != 2:
         return False
-    shape = tuple(reversed(weight.shape)) if LAYOUTS[facts.model_type].inputs_first else tuple(weight.shape)
-    first, last = ("weight", "weight") if facts.config.kind == LINEAR else ("down.weight", "up.weight")
-    parts = [found for part in FUSED_PARTS if (found := _part(tensors, part))] or [dict(tensors)]
-    width = shape[0] // len(FUSED_PARTS) if _is_fused(tensors) else shape[0]
-    wanted = {first, last} if facts.config.kind == LINEAR else {first, last, "down.bias", "up.bias"}
-    return all(
-        part.keys() == wanted and part[last].shape[0] == width and part[first].shape[1] == shape[1] for part in parts
-    )
+    outputs, inputs = tuple(reversed(weight.shape)) if inputs_first else tuple(weight.shape)
+    if sum(len(beside.of_place(place)) for place in beside.configs) != len(beside.tensors):
+        return False
+    width = outputs // len(FUSED_PARTS) if beside.is_fused else outputs
+    return all(_fits_at(beside.of_place(place), config, inputs, width) for place, config in beside.configs.items())
 
 
-def _is_fused(tensors: Tensors) -> bool:
-    return any(name.startswith(FUSED_PARTS) for name in tensors)
+def _fits_at(tensors: Tensors, config: AuxiliaryConfig, inputs: int, outputs: int) -> bool:
+    is_linear = config.kind == LINEAR
+    first, last = ("weight", "weight") if is_linear else ("down.weight", "up.weight")
+    if tensors.keys() != _NAMES[is_linear]:
+        return False
+    return tensors[last].shape[0] == outputs and tensors[first].shape[1] == inputs
 
 
-def _part(tensors: Tensors, part: str) -> dict[str, torch.Tensor]:
-    start = f"{part}."
-    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
-
-
-def _delta(facts: Described, tensors: Tensors) -> nn.Module:
+def _delta(beside: _Beside) -> nn.Module:
     """Make the module that has these tensors."""
-    if _is_fused(tensors):
-        parts = {part: _delta(facts, found) for part in FUSED_PARTS if (found := _part(tensors, part))}
-        return FusedDelta(parts, _outputs(next(_part(tensors, part) for part in parts)))
-    made: LinearDelta | MlpDelta
-    if facts.config.kind == LINEAR:
+    parts = {place: _part(beside.of_place(place), config) for place, config in beside.configs.items()}
+    if not beside.is_fused:
+        return next(iter(parts.values()))
+    last = beside.of_place(next(iter(parts)))
+    return FusedDelta(dict(parts), last["weight" if "weight" in last else "up.weight"].shape[0])
+
+
+def _part(tensors: Tensors, config: AuxiliaryConfig) -> Delta:
+    made: Delta
+    if config.kind == LINEAR:
         outputs, inputs = tensors["weight"].shape
         made = LinearDelta(inputs, outputs)
     else:
         hidden, inputs = tensors["down.weight"].shape
-        made = MlpDelta(inputs, _outputs(tensors), hidden)
+        made = MlpDelta(inputs, tensors["up.weight"].shape[0], hidden)
     made.load_state_dict(dict(tensors), assign=True)
     return made
 
 
-def _outputs(tensors: Tensors) -> int:
-    """Outputs of the last matrix of a g."""
-    return next(tensor for name, tensor in tensors.items() if name in ("weight", "up.weight")).shape[0]
-
-
 def matrix_of(tensors: Tensors) -> torch.Tensor:
     """Return W with a row for each output of the matrix; zeros where query, key or value have none."""
-    if not _is_fused(tensors):
+    if "weight" in tensors:
         return tensors["weight"]
-    parts = {part: found["weight"] for part in FUSED_PARTS if (found := _part(tensors, part))}
+    parts = {part: tensors[f"{part}.weight"] for part in FUSED_PARTS if f"{part}.weight" in tensors}
     zeros = torch.zeros_like(next(iter(parts.values())))
     return torch.cat([parts.get(part, zeros) for part in FUSED_PARTS])

@@ -13,7 +13,7 @@ B batch rows, T tokens, I inputs, O outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -108,10 +108,10 @@ def make_delta(config: AuxiliaryConfig, inputs: int, outputs: int) -> Delta:
     return LinearDelta(inputs, outputs) if config.kind == LINEAR else MlpDelta(inputs, outputs, config.hidden)
 
 
-def make_fused_delta(config: AuxiliaryConfig, places: Iterable[str], inputs: int, outputs: int) -> FusedDelta:
+def make_fused_delta(configs: Mapping[str, AuxiliaryConfig], inputs: int, outputs: int) -> FusedDelta:
     """Make a g for each of some places of a matrix that gives query, key and value; ``outputs`` is of all three."""
     width = outputs // len(FUSED_PARTS)
-    return FusedDelta({place: make_delta(config, inputs, width) for place in places}, width)
+    return FusedDelta({place: make_delta(config, inputs, width) for place, config in configs.items()}, width)
 
 
 def put_beside(matrix: nn.Module, delta: nn.Module, *, name: str, alpha: float) -> None:
@@ -127,6 +127,11 @@ def put_beside(matrix: nn.Module, delta: nn.Module, *, name: str, alpha: float) 
     matrix.register_forward_hook(_Addition(name, alpha))
 
 
+def alpha_beside(matrix: nn.Module) -> float:
+    """The factor of what ``put_beside`` put beside a matrix."""
+    return next(hook.alpha for hook in matrix._forward_hooks.values() if isinstance(hook, _Addition))
+
+
 def take_away(matrix: nn.Module, *, name: str) -> None:
     """Undo ``put_beside``: the module of the matrix computes what it would without the child, which is dropped."""
     for key, hook in list(matrix._forward_hooks.items()):
@@ -139,10 +144,10 @@ class _Addition:
     """Adds what the child ``name`` gives; a class, so that a module with it can be copied and pickled."""
 
     def __init__(self, name: str, alpha: float) -> None:
-        self._name, self._alpha = name, alpha
+        self._name, self.alpha = name, alpha
 
     def __call__(self, matrix: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        return torch.add(output, matrix.get_submodule(self._name)(args[0]), alpha=self._alpha)
+        return torch.add(output, matrix.get_submodule(self._name)(args[0]), alpha=self.alpha)
 
 
 def _hold_nothing(module: nn.Module) -> None:

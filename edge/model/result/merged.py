@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from edge.model.auxiliary.loading import matrix_of
+from edge.model.auxiliary.modules import FusedDelta, LinearDelta, alpha_beside
 from edge.model.heads import task_of
 from edge.model.layouts import LAYOUTS
 from edge.model.result.loading import load_saved
@@ -62,14 +63,13 @@ def merged_files(job: Job, model: Path, adapter: Path, labels: Sequence[str]) ->
 
 def merge(skeleton: Skeleton) -> None:
     """Add the adapter of every hosted block to the matrices; the modules of the adapter stay and are done with."""
-    if skeleton.auxiliary is None:
+    if skeleton.has_library:
         skeleton.model.merge_adapter(ADAPTER)
-        return
     inputs_first = LAYOUTS[skeleton.layout.model_type].inputs_first
     for matrix in list(skeleton.blocks.modules()):
         delta = dict(matrix.named_children()).get(ADAPTER)
-        if delta is not None:
-            _add(matrix, delta, inputs_first=inputs_first, alpha=skeleton.auxiliary.alpha)
+        if isinstance(delta, LinearDelta | FusedDelta):
+            _add(matrix, delta, inputs_first=inputs_first, alpha=alpha_beside(matrix))
 
 
 @torch.no_grad()

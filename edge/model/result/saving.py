@@ -8,6 +8,7 @@ Where the blocks' own weights trained, ``blocks.safetensors`` takes the place of
 names in the whole model. It loads with ``load_state_dict(tensors, strict=False)``, and the head with ``load_head``.
 
 Auxiliary models are saved the same way, and ``adapter.json`` says what they are (``ringtune.models.auxiliary_file``).
+Adapters of the library beside them are in the same two files.
 
 The library's own writer is not used for the tensors: it refuses adapters that have one tensor under two names
 (``ln_before``), writes a pretrained head out, and makes copies of everything.
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 
+from edge.model.auxiliary.build import deltas_of
 from edge.model.heads import HEAD
 from edge.model.result.whole_model import model_files, model_tensors
 from edge.model.skeleton import ADAPTER, Skeleton
@@ -31,7 +33,6 @@ from ringtune.engine.diverged import LOWER_THE_RATE
 from ringtune.errors import DivergedError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import write_tensors
-from ringtune.models.auxiliary_config import AuxiliaryConfig
 from ringtune.models.auxiliary_file import describe
 from ringtune.models.result_files import (
     ADAPTER_CONFIG_FILE,
@@ -164,8 +165,8 @@ def _with_configs(skeleton: Skeleton, found: Mapping[str, Tensors], *, with_head
         name: write_tensors({key: pieces_of(value) for key, value in tensors.items()}, metadata={"format": "pt"})
         for name, tensors in found.items()
     }
-    if with_head and skeleton.auxiliary is not None:
-        files[AUXILIARY_CONFIG_FILE] = Pieces.of(_description(skeleton, skeleton.auxiliary))
+    if with_head and skeleton.auxiliary:
+        files[AUXILIARY_CONFIG_FILE] = Pieces.of(_description(skeleton))
     elif with_head and not skeleton.own_weights:
         files[ADAPTER_CONFIG_FILE] = Pieces.of(_adapter(skeleton)[1])
     if HEAD_FILE in files:
@@ -177,8 +178,8 @@ def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_h
     """Return the tensors of the model that belong in each file, by name; see ``adapter_files``."""
     prefix = _blocks_prefix(skeleton)
     unwanted = tuple(f"{prefix}{block}." for block in without_blocks)
-    is_own = bool(skeleton.own_weights) or skeleton.auxiliary is not None
-    whole = _own_tensors(skeleton, prefix, _trained_names(skeleton)) if is_own else _adapter(skeleton)[0]
+    whole = _own_tensors(skeleton, prefix, _trained_names(skeleton))
+    whole |= _adapter(skeleton)[0] if skeleton.has_library else {}
     own = {name: value for name, value in whole.items() if not name.startswith(unwanted)}
     files = {
         BLOCKS_FILE if skeleton.own_weights else ADAPTER_FILE: own,
@@ -190,10 +191,9 @@ def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_h
 def _trained_names(skeleton: Skeleton) -> dict[int, tuple[str, ...]]:
     """Return the names of what trains in each hosted block: an auxiliary model, or the block's own weights."""
     hosted = {index: block for index, block in enumerate(skeleton.blocks) if list(block.parameters())}
-    if skeleton.auxiliary is not None:
-        inside = f".{ADAPTER}."
+    if skeleton.auxiliary:
         return {
-            index: tuple(name for name, _ in block.named_parameters() if inside in name)
+            index: tuple(f"{path}.{name}" for path, delta in deltas_of(block) for name, _ in delta.named_parameters())
             for index, block in hosted.items()
         }
     return dict.fromkeys(hosted, skeleton.own_weights)
@@ -208,9 +208,14 @@ def _own_tensors(skeleton: Skeleton, prefix: str, names: Mapping[int, tuple[str,
     }
 
 
-def _description(skeleton: Skeleton, auxiliary: AuxiliaryConfig) -> bytes:
-    config = skeleton.model.config
-    described = describe(auxiliary, name=ADAPTER, model_type=skeleton.layout.model_type, model_name=config.name_or_path)
+def _description(skeleton: Skeleton) -> bytes:
+    described = describe(
+        skeleton.auxiliary,
+        name=ADAPTER,
+        model_type=skeleton.layout.model_type,
+        model_name=skeleton.model.config.name_or_path,
+        library=json.loads(_adapter(skeleton)[1]) if skeleton.has_library else None,
+    )
     return (json.dumps(described, indent=2) + "\n").encode()
 
 

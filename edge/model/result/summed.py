@@ -17,7 +17,7 @@ from edge.model.tensor_bytes import fill, pieces_of, torch_dtype
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import FilePieces, Piece, Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
-from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, block_of
+from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AUXILIARY_CONFIG_FILE, block_of
 from ringtune.models.summed_adapters import GROWING
 
 _DOWN, _UP = "lora_A", "lora_B"
@@ -40,8 +40,9 @@ def summed_files(folders: Sequence[Path], names: Sequence[str], *, is_own: Calla
     """
     files: dict[str, Pieces] = {name: FilePieces(folders[0] / name) for name in names}
     files[ADAPTER_FILE] = _summed([_opened(folder / ADAPTER_FILE) for folder in folders], folders, is_own)
-    if ADAPTER_CONFIG_FILE in files:
-        files[ADAPTER_CONFIG_FILE] = Pieces.of(_grown(folders[0] / ADAPTER_CONFIG_FILE, len(folders)))
+    for name in (ADAPTER_CONFIG_FILE, AUXILIARY_CONFIG_FILE):
+        if name in files:
+            files[name] = Pieces.of(_grown(folders[0] / name, len(folders)))
     return files
 
 
@@ -116,13 +117,19 @@ def _added(tensors: Sequence[torch.Tensor], name: str, rank: int) -> torch.Tenso
 
 
 def _grown(path: Path, count: int) -> bytes:
-    """Return the library's description of an adapter with the rank of the sum."""
+    """Return the description of an adapter with the rank of the sum, where it has one."""
     try:
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        config = dict(found["config"])
-        config |= {name: config[name] * count for name in GROWING}
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if path.name == ADAPTER_CONFIG_FILE:
+            found["config"] = _with_rank(found["config"], count)
+        elif found.get("library"):
+            found["library"] = {**found["library"], "config": _with_rank(found["library"]["config"], count)}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise IntegrityError(
             f"{path} does not describe a LoRA adapter ({error}); copy the run's folder again"
         ) from error
-    return (json.dumps({**found, "config": config}, indent=2) + "\n").encode()
+    return (json.dumps(found, indent=2) + "\n").encode()
+
+
+def _with_rank(config: Mapping[str, Any], count: int) -> dict[str, Any]:
+    return {**config, **{name: config[name] * count for name in GROWING}}

@@ -22,6 +22,7 @@ from ringtune.jobs.hift import check_group
 from ringtune.jobs.job import Job
 from ringtune.jobs.offload import check_fused
 from ringtune.models.adapter_config import adapter_block_params, auxiliary_of, trains_own_weights
+from ringtune.models.auxiliary_config import AuxiliaryConfig, in_block
 from ringtune.models.families import FAMILIES, check_task
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -29,10 +30,11 @@ from ringtune.models.family import (
     IMAGE_CLASSIFICATION,
     QUESTION_ANSWERING,
     Dimensions,
+    Shapes,
     Widths,
 )
 from ringtune.models.folder import base_tensors, model_dimensions, read_config
-from ringtune.models.kept_inputs import kept_inputs, lora_values
+from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
 from ringtune.models.offload_support import offload_refusal
 from ringtune.models.own_weights import own_weights
 from ringtune.models.tensors import CONFIG_FILE, StoredTensor
@@ -66,7 +68,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     in_block = sum(count for name, count in weights.items() if name.startswith(f"{family.block_prefix}0."))
     own = own_weights(family, config) if trains_own_weights(job.adapter.config) else {}
     auxiliary = auxiliary_of(job.adapter.config)
-    trained = own if auxiliary is None else auxiliary.shapes(family.widths(config))
+    trained = [own, *(_shapes_in_block(auxiliary, at, family.widths(config)) for at in range(dimensions.num_blocks))]
     own_params = sum(math.prod(shape) for shape in own.values())
     in_blocks, in_embedding = _frozen_matrices(tensors, family.block_prefix, own)
     outside = [name for name in weights if not name.startswith(family.block_prefix)]
@@ -88,7 +90,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         num_kv_heads=dimensions.kv_heads or dimensions.num_heads,
         kept_inputs=kept_inputs(family, config, job.adapter.config),
         adapter_block_bytes=(adapter_params + own_params) * item_bytes,
-        adapter_block_factor_bytes=factor_numbers(trained.values()) * item_bytes,
+        adapter_block_factor_bytes=max(factor_numbers(shapes.values()) for shapes in trained) * item_bytes,
         embedding_factor_bytes=factor_numbers(tensors[name].shape for name in outside) * item_bytes,
         head_factor_bytes=head.factors * item_bytes,
         head_class_factor_bytes=head.class_factors * item_bytes,
@@ -103,6 +105,11 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     if in_part or not job.method.full_parameters:
         return facts
     return with_full_parameters(facts, family, tensors, task=job.model.task, item_bytes=item_bytes)
+
+
+def _shapes_in_block(auxiliary: Iterable[AuxiliaryConfig], block: int, widths: Widths) -> Shapes:
+    """The shapes of all tensors of the auxiliary models of a block."""
+    return {name: shape for one in in_block(auxiliary, block) for name, shape in one.shapes(widths).items()}
 
 
 def _with_pairs(facts: ModelFacts, job: Job, widths: Widths) -> ModelFacts:
@@ -167,7 +174,7 @@ def computed_token_bytes(model: ModelFacts, job: Job) -> float:
         trains_own_weights=trains_own_weights(job.adapter.config),
         auxiliary=auxiliary_of(job.adapter.config),
         lora_values=lora_values(job.adapter.config),
-        has_more="|" in job.adapter.config,
+        has_more=has_other_adapters(job.adapter.config),
     )
 
 

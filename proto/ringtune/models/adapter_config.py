@@ -3,8 +3,8 @@
 ``seq_bn[reduction_factor=8]|lora[r=4]`` is a union of two methods. A configuration works in a ring only if
 every module that it adds sits inside one block; those that share something across blocks or touch the
 embedding are refused by name. ``full`` is no configuration of AdapterHub: nothing is added, the weights of the blocks
-themselves train (``ringtune.models.own_weights``). ``linear`` and ``mlp`` are kinds of our own, which stand alone
-(``ringtune.models.auxiliary_config``).
+themselves train (``ringtune.models.own_weights``). ``linear`` and ``mlp`` are kinds of our own, beside other matrices
+than the rest of a union (``ringtune.models.auxiliary_config``).
 
 Source: adapters 1.3.0, ``parse_adapter_config_string``, ``ADAPTER_CONFIG_MAP`` and the module constructors.
 """
@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from ringtune.errors import JobError
 from ringtune.files.strict import nearest
 from ringtune.models.adapter_options import check_options
-from ringtune.models.auxiliary_config import AUXILIARY_KINDS, DEFAULTS, AuxiliaryConfig
+from ringtune.models.auxiliary_config import AUXILIARY_KINDS, DEFAULTS, AuxiliaryConfig, check_places
 from ringtune.models.family import Widths
 
 FULL: Final = "full"
@@ -125,16 +125,12 @@ def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
     if trains_own_weights(config):
         return ()
     parts = tuple(_parse_part(text.strip()) for text in config.split("|"))
-    names = [part.name for part in parts]
-    own = next((name for name in names if name in AUXILIARY_KINDS), None)
-    if own is not None and len(names) > 1:
-        raise JobError(
-            f"adapter.config {config!r} joins {own!r}, an adapter of RingTune's own, with others, which no folder of "
-            f"AdapterHub can hold; let {own!r} stand alone, or leave it out"
-        )
+    names = [part.name for part in parts if part.name not in AUXILIARY_KINDS]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise JobError(f"adapter.config has {twice!r} twice; one method stands once in a configuration")
+    named = [block for part in parts for blocks in _named_blocks(part).values() for block in blocks]
+    _check_places(parts, range(max(named, default=0) + 1), is_merged=False)
     return parts
 
 
@@ -143,16 +139,35 @@ def trains_own_weights(config: str) -> bool:
     return config.strip() == FULL
 
 
-def auxiliary_of(config: str) -> AuxiliaryConfig | None:
-    """What a configuration says of auxiliary models; None if it adds none, whatever else it says.
+def auxiliary_of(config: str) -> tuple[AuxiliaryConfig, ...]:
+    """What a configuration says of auxiliary models; nothing if it adds none, whatever else it says.
 
     Raises:
-        JobError: it begins with one of these kinds, and ``parse_adapter_config`` refuses it.
+        JobError: it names one of these kinds, and ``parse_adapter_config`` refuses it.
     """
-    if re.split(r"[\[|]", config, maxsplit=1)[0].strip() not in AUXILIARY_KINDS:
-        return None
-    (part,) = parse_adapter_config(config)
-    return AuxiliaryConfig.of(part.name, part.options)
+    if all(text.partition("[")[0].strip() not in AUXILIARY_KINDS for text in config.split("|")):
+        return ()
+    parts = parse_adapter_config(config)
+    return tuple(AuxiliaryConfig.of(part.name, part.options) for part in parts if part.name in AUXILIARY_KINDS)
+
+
+def is_all(config: str, name: str) -> bool:
+    """Whether a configuration has no method but one."""
+    return {part.name for part in parse_adapter_config(config)} == {name}
+
+
+def library_config(config: str) -> str:
+    """Those methods of a configuration that the library has, as a configuration; empty without any.
+
+    Example: ``lora[r=4]`` of ``lora[r=4]|linear[attn_matrices=['k']]``.
+
+    Raises:
+        JobError: as ``parse_adapter_config``.
+    """
+    if not auxiliary_of(config):
+        return "" if trains_own_weights(config) else config
+    pairs = zip(config.split("|"), parse_adapter_config(config), strict=True)
+    return "|".join(text.strip() for text, part in pairs if part.name not in AUXILIARY_KINDS)
 
 
 def has_adapter(config: str, block: int) -> bool:
@@ -231,6 +246,7 @@ def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_b
     parts = parse_adapter_config(config)
     for part in parts:
         _check_weights(part, range(num_blocks), hidden_size, widths, num_blocks)
+    _check_places(parts, range(num_blocks), is_merged=widths.merged)
     return max(_block_params(parts, block, hidden_size, widths, num_blocks) for block in range(num_blocks))
 
 
@@ -266,6 +282,11 @@ def fullest_block(config: str, *, hidden_size: int, widths: Widths, num_blocks: 
 def _block_params(parts: tuple[AdapterPart, ...], block: int, hidden: int, widths: Widths, num_blocks: int) -> int:
     """Number of weights that all parts add to a block."""
     return sum(_part_params(part, block, hidden, widths, num_blocks) for part in parts)
+
+
+def _check_places(parts: Iterable[AdapterPart], blocks: Iterable[int], *, is_merged: bool) -> None:
+    known = [(part.name, {**_KNOWN[part.name][1], **part.options}) for part in parts]
+    check_places(known, blocks, is_merged=is_merged)
 
 
 def _check_blocks(part: AdapterPart, num_blocks: int) -> None:

@@ -10,16 +10,19 @@ kind       g(x)                                      zero at the start
 ========== ========================================= =====================================
 
 The options that choose matrices are those of LoRA. Where query, key and value are one matrix each has a g of its own.
+A configuration may name several, of one kind or of both, and methods of the library with them: each matrix of a block
+has one at most (``check_places``).
 
 Source: ColA, section 4 and appendix B (low rank, linear and MLP as auxiliary models).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ringtune.errors import JobError
 from ringtune.models.family import Shapes, Widths
 
 LINEAR: Final = "linear"
@@ -69,13 +72,11 @@ class AuxiliaryConfig:
     def of(kind: str, options: Mapping[str, Any]) -> AuxiliaryConfig:
         """Read the options of a kind, which have been checked; one that is not given has its default."""
         known = {**DEFAULTS[kind], **options}
-        letters = {_LETTERS[letter] for letter in known["attn_matrices"]} if known["selfattn_lora"] else set()
-        others = {INTERMEDIATE: known["intermediate_lora"], OUTPUT: known["output_lora"]}
         return AuxiliaryConfig(
             kind=kind,
             alpha=float(known["alpha"]),
             hidden=int(known.get("hidden", 0)),
-            places=tuple(place for place in PLACES if place in letters or others.get(place)),
+            places=_places(known),
             leave_out=tuple(known["leave_out"]),
         )
 
@@ -105,3 +106,56 @@ class AuxiliaryConfig:
     def hidden_values(self) -> int:
         """Values of each token that the MLPs of a block keep for their backward, besides their inputs."""
         return self.hidden * len(self.places)
+
+
+def in_block(auxiliary: Iterable[AuxiliaryConfig], block: int) -> tuple[AuxiliaryConfig, ...]:
+    """Those of some auxiliary models that a block has."""
+    return tuple(one for one in auxiliary if block not in one.leave_out)
+
+
+def check_places(parts: Sequence[tuple[str, Mapping[str, Any]]], blocks: Iterable[int], *, is_merged: bool) -> None:
+    """Refuse methods of which two want one matrix, if one of them is an auxiliary model.
+
+    Example: ``lora|linear``, both beside query and value; ``lora[attn_matrices=['q']]|linear[attn_matrices=['v']]`` is
+    fine.
+
+    Args:
+        parts: name and options of each method, defaults included.
+        blocks: in which they may meet.
+        is_merged: whether query, key and value are one matrix: their auxiliary models then have one alpha.
+
+    Raises:
+        JobError: names the matrix.
+    """
+    beside = [(name, options, _places(options)) for name, options in parts if "attn_matrices" in options]
+    for block in blocks:
+        found: dict[str, str] = {}
+        alphas: dict[float, str] = {}
+        here = [one for one in beside if block not in one[1]["leave_out"]]
+        for name, options, places in sorted(here, key=lambda one: one[0] in AUXILIARY_KINDS):
+            if name not in AUXILIARY_KINDS:
+                found |= dict.fromkeys(places, name)
+                continue
+            for place in places:
+                if place in found:
+                    raise JobError(
+                        f"adapter.config gives the matrix {place} of block {block} both {found[place]!r} and {name!r}, "
+                        "of which it can have one; choose other attn_matrices for one of them, leave the block out of "
+                        "one, or remove one"
+                    )
+                found[place] = name
+            if is_merged and set(places) - {INTERMEDIATE, OUTPUT}:
+                alphas[float(options["alpha"])] = name
+        if len(alphas) > 1:
+            (first, one), (second, other) = list(alphas.items())[:2]
+            raise JobError(
+                f"adapter.config gives {one!r} alpha {first:g} and {other!r} alpha {second:g}, but query, key and "
+                "value of this model are one matrix with one alpha; set the same for both"
+            )
+
+
+def _places(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The matrices that LoRA's options choose."""
+    letters = {_LETTERS[letter] for letter in options["attn_matrices"]} if options["selfattn_lora"] else set()
+    others = {INTERMEDIATE: options["intermediate_lora"], OUTPUT: options["output_lora"]}
+    return tuple(place for place in PLACES if place in letters or others.get(place))

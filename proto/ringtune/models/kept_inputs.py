@@ -8,12 +8,18 @@ Source: the saved tensors of blocks of every family (``tests/edge/compute/test_v
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from ringtune.models.adapter_config import auxiliary_of, known_configurations, parse_adapter_config, trains_own_weights
-from ringtune.models.auxiliary_config import INTERMEDIATE, OUTPUT, AuxiliaryConfig
+from ringtune.models.adapter_config import (
+    AdapterPart,
+    auxiliary_of,
+    known_configurations,
+    parse_adapter_config,
+    trains_own_weights,
+)
+from ringtune.models.auxiliary_config import AUXILIARY_KINDS, INTERMEDIATE, OUTPUT, AuxiliaryConfig
 from ringtune.models.family import Config, Family, Widths
 
 ADAPTER_DOWN: Final = "adapter_down"
@@ -70,9 +76,8 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
             KeptInput(layers=("down",), width=dimensions.inner, always_kept=dimensions.keeps_down_input),
         )
     defaults, widths = known_configurations(), family.widths(config)
-    if (auxiliary := auxiliary_of(adapter)) is not None:
-        return tuple(_auxiliary_inputs(auxiliary, widths, keeps_down_input=dimensions.keeps_down_input))
     found: list[KeptInput] = []
+    beside = [_of_auxiliary(one) for one in auxiliary_of(adapter)]
     for part in parse_adapter_config(adapter):
         kind, options = defaults[part.name]
         options = {**options, **part.options}
@@ -81,9 +86,9 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
         if kind == "bottleneck":
             inputs = bool(options["mh_adapter"]) + bool(options["output_adapter"])
             found += [KeptInput(layers=(ADAPTER_DOWN,), width=dimensions.hidden)] * inputs
-        if kind == "lora" and options["composition_mode"] == "add":
-            found += _lora_inputs(options, widths, keeps_down_input=dimensions.keeps_down_input)
-    return tuple(found)
+        if _added_lora(part):
+            beside.append(_of_lora(options, is_merged=widths.merged))
+    return (*found, *_beside_matrices(beside, widths, keeps_down_input=dimensions.keeps_down_input))
 
 
 def lora_values(adapter: str) -> int | None:
@@ -94,40 +99,61 @@ def lora_values(adapter: str) -> int | None:
     Raises:
         JobError: the adapter configuration is refused.
     """
-    if trains_own_weights(adapter) or auxiliary_of(adapter) is not None:
-        return None
-    found, defaults = [], known_configurations()
+    found = []
     for part in parse_adapter_config(adapter):
-        kind, options = defaults[part.name]
-        options = {**options, **part.options}
-        if kind == "lora" and options["composition_mode"] == "add":
+        if options := _added_lora(part):
             matrices = len(options["attn_matrices"]) if options["selfattn_lora"] else 0
             matrices += bool(options["intermediate_lora"]) + bool(options["output_lora"])
             found.append(int(options["r"]) * matrices)
     return sum(found) if found else None
 
 
-def _lora_inputs(options: dict[str, Any], widths: Widths, *, keeps_down_input: bool) -> Iterable[KeptInput]:
-    """The inputs that LoRA's first matrices read; one for all matrices of the attention."""
-    layers = (ADAPTER_DOWN,)
-    if options["selfattn_lora"] and options["attn_matrices"]:
-        readers = 1 if widths.merged else len(options["attn_matrices"])
-        yield KeptInput(layers=layers, width=widths.query[0], readers=readers)
-    if options["intermediate_lora"]:
-        yield KeptInput(layers=layers, width=widths.intermediate[0])
-    if options["output_lora"]:
-        yield KeptInput(layers=layers, width=widths.output[0], always_kept=keeps_down_input)
+def has_other_adapters(adapter: str) -> bool:
+    """Whether a configuration has adapters of the library besides LoRA that adds, such as bottlenecks.
+
+    Raises:
+        JobError: the adapter configuration is refused.
+    """
+    return any(part.name not in AUXILIARY_KINDS and not _added_lora(part) for part in parse_adapter_config(adapter))
 
 
-def _auxiliary_inputs(auxiliary: AuxiliaryConfig, widths: Widths, *, keeps_down_input: bool) -> Iterable[KeptInput]:
-    """The inputs that auxiliary models read; each matrix has one of its own, also where three matrices are one."""
+def _added_lora(part: AdapterPart) -> dict[str, Any]:
+    """Return the options of a LoRA that adds to its matrices, defaults included; nothing of another method."""
+    kind, defaults = known_configurations()[part.name]
+    options = {**defaults, **part.options}
+    return options if kind == "lora" and options["composition_mode"] == "add" else {}
+
+
+class _Beside(NamedTuple):
+    """Where a method stands: how many first matrices read the input of the attention, and which other inputs it reads.
+
+    LoRA has one beside a matrix that gives query, key and value; of auxiliary models each of the three has its own.
+    """
+
+    attention: int
+    intermediate: bool
+    output: bool
+
+
+def _of_lora(options: Mapping[str, Any], *, is_merged: bool) -> _Beside:
+    readers = len(options["attn_matrices"]) if options["selfattn_lora"] else 0
+    return _Beside(min(readers, 1) if is_merged else readers, options["intermediate_lora"], options["output_lora"])
+
+
+def _of_auxiliary(auxiliary: AuxiliaryConfig) -> _Beside:
+    readers = sum(place not in (INTERMEDIATE, OUTPUT) for place in auxiliary.places)
+    return _Beside(readers, INTERMEDIATE in auxiliary.places, OUTPUT in auxiliary.places)
+
+
+def _beside_matrices(found: Sequence[_Beside], widths: Widths, *, keeps_down_input: bool) -> Iterable[KeptInput]:
+    """The inputs that the first matrices beside others read, each once; one for all matrices of the attention."""
     layers = (ADAPTER_DOWN,)
-    if readers := sum(place not in (INTERMEDIATE, OUTPUT) for place in auxiliary.places):
+    if readers := sum(one.attention for one in found):
         yield KeptInput(layers=layers, width=widths.query[0], readers=readers)
-    if INTERMEDIATE in auxiliary.places:
-        yield KeptInput(layers=layers, width=widths.intermediate[0])
-    if OUTPUT in auxiliary.places:
-        yield KeptInput(layers=layers, width=widths.output[0], always_kept=keeps_down_input)
+    if readers := sum(one.intermediate for one in found):
+        yield KeptInput(layers=layers, width=widths.intermediate[0], readers=readers)
+    if readers := sum(one.output for one in found):
+        yield KeptInput(layers=layers, width=widths.output[0], readers=readers, always_kept=keeps_down_input)
 
 
 def trained_layers(inputs: Sequence[KeptInput]) -> tuple[str, ...]:

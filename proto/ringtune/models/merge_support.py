@@ -20,7 +20,8 @@ def merge_refusal(config: str) -> str:
     if trains_own_weights(config):
         return "the blocks' own weights trained, there is nothing to merge"
     parts = parse_adapter_config(config)
-    return part_refusal(parts[0]) if len(parts) == 1 else "it is no change of matrices"
+    problem, name = next(((why, part.name) for part in parts if (why := part_refusal(part))), ("", ""))
+    return f"its part {name!r} can't, as {problem}" if problem and len(parts) > 1 else problem
 
 
 def part_refusal(part: AdapterPart) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from ringtune.errors import UsageError
-from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.adapter_config import AdapterPart, parse_adapter_config
 from ringtune.models.adapter_options import MOST_RANK
 from ringtune.models.auxiliary_config import LINEAR
 from ringtune.models.merge_support import merge_refusal
@@ -39,14 +39,26 @@ def summed_config(config: str, count: int) -> str:
         raise UsageError(
             f"adapters of adapter.config = {config!r} can't be added up: {problem}; give one of them with --user"
         )
-    (part,) = parse_adapter_config(config)
-    if part.name == LINEAR:
-        return config
+    return "|".join(_summed(part, count, config) for part in parse_adapter_config(config))
+
+
+def _summed(part: AdapterPart, count: int, config: str) -> str:
+    """Return one method of a configuration, added up."""
+    grown = {} if part.name == LINEAR else _grown(part, count, config)
+    options = ", ".join(f"{name}={value!r}" for name, value in {**part.options, **grown}.items())
+    return f"{part.name}[{options}]" if options else part.name
+
+
+def _grown(part: AdapterPart, count: int, config: str) -> dict[str, int | float]:
+    """Return the options of a LoRA that grow.
+
+    Raises:
+        UsageError: to a rank that none may have.
+    """
     grown = {name: part.options.get(name, _DEFAULT) * count for name in GROWING}
     if grown["r"] > MOST_RANK:
         raise UsageError(
             f"{count} adapters of adapter.config = {config!r} add up to rank {grown['r']:,}, at most {MOST_RANK:,} is "
             "allowed; give one of them with --user"
         )
-    options = ", ".join(f"{name}={value!r}" for name, value in {**part.options, **grown}.items())
-    return f"{part.name}[{options}]"
+    return grown

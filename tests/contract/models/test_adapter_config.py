@@ -9,6 +9,7 @@ from ringtune.models.adapter_config import (
     AdapterPart,
     adapter_block_params,
     auxiliary_of,
+    library_config,
     parse_adapter_config,
     trains_own_weights,
 )
@@ -142,8 +143,12 @@ def test_parse_adapter_config_reads_options_and_unions() -> None:
         ("linear[hidden=8]", "'linear' has no option 'hidden'; known here: alpha, attn_matrices"),
         ("mlp[hiden=8]", "'mlp' has no option 'hiden'; did you mean 'hidden'?"),
         ("mlp[attn_matrices=[]]", "'mlp' adds no weights to any block, nothing would train"),
-        ("seq_bn|linear", "joins 'linear', an adapter of RingTune's own, with others"),
-        ("mlp|linear", "let 'mlp' stand alone, or leave it out"),
+        ("mlp|linear", "gives the matrix query of block 0 both 'mlp' and 'linear', of which it can have one"),
+        ("linear[attn_matrices=['q']]|linear[attn_matrices=['q','k']]", "query of block 0 both 'linear' and 'linear'"),
+        ("linear[attn_matrices=['v']]|dora", "the matrix value of block 0 both 'dora' and 'linear'"),
+        ("linear[leave_out=[0]]|mlp[leave_out=[2]]", "query of block 1 both"),
+        ("linear|lora|seq_bn|lora", "has 'lora' twice"),
+        ("linear|mlp[attn_matrices=['k'], hidden=0]", "hidden is 0"),
         ("x" * 1001, "has 1001 characters, 1000 are allowed"),
         ("lora[r=" + "(" * 900 + "]", "the options are not readable"),
     ],
@@ -158,13 +163,60 @@ def test_parse_adapter_config_refuses(config: str, message: str) -> None:
 
 def test_auxiliary_of_reads_what_stands_where() -> None:
     """Letters and options become matrices in a fixed order; an adapter of the library has none."""
-    found = auxiliary_of("mlp[attn_matrices=['v','q'], output_lora=True, hidden=8, alpha=2]")
-    assert found == AuxiliaryConfig(kind="mlp", alpha=2.0, hidden=8, places=("query", "value", "output"))
-    assert auxiliary_of("linear[leave_out=[1]]") == AuxiliaryConfig(
-        kind="linear", alpha=1.0, hidden=0, places=("query", "value"), leave_out=(1,)
+    mlp = AuxiliaryConfig(kind="mlp", alpha=2.0, hidden=8, places=("query", "value", "output"))
+    assert auxiliary_of("mlp[attn_matrices=['v','q'], output_lora=True, hidden=8, alpha=2]") == (mlp,)
+    linear = AuxiliaryConfig(kind="linear", alpha=1.0, hidden=0, places=("query", "value"), leave_out=(1,))
+    assert auxiliary_of("linear[leave_out=[1]]") == (linear,)
+    assert len(auxiliary_of(" linear ")) == 1
+    assert [auxiliary_of(other) for other in ("lora", "full", "linearly", "vera", "")] == [()] * 5
+
+
+def test_auxiliary_of_and_library_config_take_a_union_apart() -> None:
+    """Each matrix has the kind that stands beside it; what the library has is left as it was written."""
+    library = ("seq_bn[reduction_factor=8]", "lora[attn_matrices=['k']]")
+    union = f"linear[attn_matrices=['q']] | {library[0]}|mlp[attn_matrices=['v'], hidden=8]|{library[1]}"
+    assert [(one.kind, one.places) for one in auxiliary_of(union)] == [("linear", ("query",)), ("mlp", ("value",))]
+    assert library_config(union) == "|".join(library)
+    assert [library_config(other) for other in ("linear", "full", "vera", "lora|seq_bn")] == [
+        "",
+        "",
+        "vera",
+        "lora|seq_bn",
+    ]
+
+
+def test_adapter_block_params_count_every_part_of_a_union() -> None:
+    """Also where blocks differ: the most of all blocks."""
+
+    def count(config: str) -> int:
+        return adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2)
+
+    q, v = "[attn_matrices=['q']", "[attn_matrices=['v']"
+    assert count(f"linear{q}]|mlp{v},hidden=8]|seq_bn") == sum(
+        map(count, (f"linear{q}]", f"mlp{v},hidden=8]", "seq_bn"))
     )
-    assert auxiliary_of(" linear ") is not None
-    assert [auxiliary_of(other) for other in ("lora", "full", "linearly", "vera", "")] == [None] * 5
+    assert count("linear[leave_out=[0]]|mlp[leave_out=[1],hidden=4]") == count("linear")
+
+
+def test_places_are_checked_once_the_model_is_known() -> None:
+    """One beside query in the blocks that have it, whatever the blocks are that a part leaves out."""
+    one, other = "linear[leave_out=[0]]", "lora[leave_out=[1]]"
+    assert adapter_block_params(f"{one}|{other}", hidden_size=64, widths=WIDTHS, num_blocks=2) == 8192
+    with pytest.raises(
+        JobError, match=r"the matrix query of block 2 both 'lora' and 'linear', of which it can have one"
+    ):
+        adapter_block_params(f"{one}|{other}", hidden_size=64, widths=WIDTHS, num_blocks=3)
+
+
+def test_one_matrix_for_query_key_and_value_has_one_alpha() -> None:
+    """It adds one product with one factor; elsewhere each matrix has its own."""
+    config = "linear[attn_matrices=['q'], alpha=2]|mlp[attn_matrices=['v'], hidden=4, output_lora=True]"
+    assert adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2) > 0
+    merged = Widths.plain(64, 256, merged=True)
+    with pytest.raises(JobError, match=r"'linear' alpha 2 and 'mlp' alpha 1, but .* are one matrix with one alpha"):
+        adapter_block_params(config, hidden_size=64, widths=merged, num_blocks=2)
+    apart = "linear[attn_matrices=['q'], alpha=2]|mlp[selfattn_lora=False, hidden=4, output_lora=True]"
+    assert adapter_block_params(apart, hidden_size=64, widths=merged, num_blocks=2) > 0
 
 
 def test_auxiliary_models_of_a_merged_matrix_are_one_for_each_part() -> None:

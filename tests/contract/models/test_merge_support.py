@@ -19,7 +19,9 @@ from ringtune.models.merge_support import merge_refusal
         ("mtl_lora", "it is no change of matrices"),
         ("mlp", "it is no change of matrices"),
         ("seq_bn", "it is no change of matrices"),
-        ("lora|seq_bn", "it is no change of matrices"),
+        ("lora|seq_bn", "its part 'seq_bn' can't, as it is no change of matrices"),
+        ("lora[attn_matrices=['q']]|linear[attn_matrices=['v']]", ""),
+        ("linear[attn_matrices=['q']]|mlp[attn_matrices=['v']]", "its part 'mlp' can't, as it is no change"),
         ("full", "the blocks' own weights trained"),
     ],
 )

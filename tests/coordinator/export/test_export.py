@@ -24,7 +24,14 @@ from ringtune.schedule.saving import Velora
 from ringtune.schedule.units import Range
 from tests.support.disk import log_of_syncs
 from tests.support.plans import changed
-from tests.support.saved_runs import AUXILIARY, auxiliary_instead, own_weights_instead, whole_model_instead, write_run
+from tests.support.saved_runs import (
+    AUXILIARY,
+    auxiliary_instead,
+    mixture_instead,
+    own_weights_instead,
+    whole_model_instead,
+    write_run,
+)
 
 
 @pytest.fixture
@@ -106,12 +113,16 @@ def test_export_of_auxiliary_models_says_how_they_load(run: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": "peft"}, "is not of the format 'ringtune-auxiliary', version 1; take the folder of a run"),
-        ({"version": 2}, "version 1; take the folder of a run"),
+        ({"format": "peft"}, "is not of the format 'ringtune-auxiliary', version 2; take the folder of a run"),
+        ({"version": 3}, "version 2; take the folder of a run"),
+        ({"parts": []}, "parts is []"),
+        ({"library": {"config": "lora"}}, "library is {'config': 'lora'}"),
         ({"kind": "low-rank"}, "adapter.json: kind is 'low-rank'; copy the run's folder again"),
         ({"alpha": 0}, "alpha is 0"),
         ({"hidden": 3}, "hidden is 3"),
         ({"places": ["query", "gate"]}, "places is"),
+        ({"places": ["query", "value"]}, "1 tensors of the auxiliary models of block 0, 2 are described"),
+        ({"library": {"config": {}}}, "lacks all tensors of the library's adapters"),
     ],
 )
 def test_export_of_auxiliary_models_checks_what_describes_them(
@@ -120,9 +131,25 @@ def test_export_of_auxiliary_models_checks_what_describes_them(
     """Another format, a later version, or a value of a wrong kind: one line that names the key."""
     auxiliary_instead(run)
     path = run / "adapter/adapter.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    content = json.loads(path.read_text())
+    (part,) = content["parts"]
+    part |= {key: value for key, value in changes.items() if key in part}
+    path.write_text(json.dumps({**content, **{key: value for key, value in changes.items() if key not in part}}))
     with pytest.raises(IntegrityError, match=re.escape(message)):
         export_run(run, tmp_path / "out")
+
+
+def test_export_of_a_mixture_has_both_halves_or_none(run: Path, tmp_path: Path) -> None:
+    """The card says that one function loads both; a block without a part of its LoRA is found, the first has none."""
+    mixture_instead(run)
+    export_run(run, tmp_path / "out")
+    assert "`load_auxiliary` loads both" in (tmp_path / "out/README.md").read_text()
+    assert "adapter_config.json" not in {path.name for path in (tmp_path / "out").iterdir()}
+    path = run / "adapter/adapter.safetensors"
+    tensors = load(path.read_bytes())
+    path.write_bytes(save({name: value for name, value in tensors.items() if not re.search(r"\.2\..*lora_A", name)}))
+    with pytest.raises(IntegrityError, match=r"lacks attention.self.query.loras.ringtune.lora_A of block 2"):
+        export_run(run, tmp_path / "again")
 
 
 @pytest.mark.parametrize(

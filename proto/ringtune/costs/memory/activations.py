@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ringtune.costs.memory.sizes import DTYPE_BYTES
 from ringtune.costs.profile import ModelFacts
 from ringtune.models.auxiliary_config import AuxiliaryConfig
@@ -14,7 +16,7 @@ def estimate_activation_token_bytes(
     dropout: float,
     dtype: str = "float32",
     trains_own_weights: bool = False,
-    auxiliary: AuxiliaryConfig | None = None,
+    auxiliary: Collection[AuxiliaryConfig] = (),
     lora_values: int | None = None,
     has_more: bool = False,
 ) -> float:
@@ -31,7 +33,8 @@ def estimate_activation_token_bytes(
     values, of the way out of the attention and of the feed-forward part are kept 3, and that of the way out of it
     ``intermediate / hidden``. Auxiliary models keep their inputs, each tensor once, and what is inside each MLP; as
     they stand in the way of no norm there are 2 inputs of norms. LoRA is like them; with dropout each of its matrices
-    keeps the dropped input and a mask instead of the input.
+    keeps the dropped input and a mask instead of the input. With other adapters beside these, such as bottlenecks, the
+    5 units of an adapter of the library are counted too.
 
     Args:
         model: sizes of the model.
@@ -39,25 +42,23 @@ def estimate_activation_token_bytes(
         dropout: probability; above 0 it disables the attention kernel that keeps no probabilities.
         dtype: of the computation.
         trains_own_weights: whether the block's own weights train instead of an adapter.
-        auxiliary: models that train instead of an adapter of the library.
+        auxiliary: models that train, alone or beside adapters of the library.
         lora_values: of each token inside all LoRAs of the block; None without LoRA.
-        has_more: whether other adapters train beside LoRA.
+        has_more: whether other adapters train beside LoRA and auxiliary models.
 
     Source: saved tensors of one MiniLM block at 16 x 128 tokens: 37.3 MiB without, 75.2 MiB with dropout
     (``tests/contract/costs/memory/test_estimate.py``).
     """
     inner_units = (model.inner_kept + trains_own_weights) * model.intermediate_size / model.hidden_size
     trained_units = 2.0 + 3.0 if trains_own_weights else 3.0 + 2.0
-    if auxiliary is not None:
+    if auxiliary or lora_values is not None:
         inputs = sum(kept.width for kept in model.kept_inputs if not kept.always_kept)
-        trained_units = 2 + (inputs + auxiliary.hidden_values) / model.hidden_size
+        values = inputs + (lora_values or 0) + sum(one.hidden_values for one in auxiliary)
+        beside = (trained_units if has_more else 2) + values / model.hidden_size
+        trained_units = beside if lora_values is None else max(trained_units, beside)
     dropped = dropout_token_bytes(model, tokens=tokens, dtype=dtype) if dropout > 0 else 0
-    if lora_values is not None:
-        inputs = sum(kept.width for kept in model.kept_inputs if not kept.always_kept)
-        trained_units = max(
-            trained_units, (trained_units if has_more else 2) + (inputs + lora_values) / model.hidden_size
-        )
-        dropped += _lora_dropout_values(model) * DTYPE_BYTES[dtype] if dropout > 0 else 0
+    if lora_values is not None and dropout > 0:
+        dropped += _lora_dropout_values(model) * DTYPE_BYTES[dtype]
     return (4 + trained_units + inner_units) * model.hidden_size * DTYPE_BYTES[dtype] + dropped
 
 

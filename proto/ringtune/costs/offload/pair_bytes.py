@@ -9,7 +9,7 @@ Source: ColA, section 3 (adaptation data); the padding of a batch is sent too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ringtune.models.adapter_config import (
@@ -19,6 +19,7 @@ from ringtune.models.adapter_config import (
     known_configurations,
     parse_adapter_config,
 )
+from ringtune.models.auxiliary_config import AUXILIARY_KINDS
 from ringtune.models.family import Widths
 from ringtune.schedule.offload import EXACT, PAIRS
 from ringtune.schedule.saving import DEFAULT_PARTS, num_subtokens, subtoken_size
@@ -69,12 +70,38 @@ def pair_widths(config: str, block: int, *, hidden_size: int, widths: Widths, dr
         JobError: as ``parse_adapter_config``.
     """
     found: list[PairWidths] = []
+    attention: list[_OfAttention] = []
     for part in parse_adapter_config(config):
-        found += _of_part(part, block, hidden_size, widths, has_dropout=dropout > 0)
-    return tuple(found)
+        found += _of_part(part, block, hidden_size, widths)
+        attention += _of_attention(part, block, widths, has_dropout=dropout > 0)
+    return (*_attention_pairs(attention, is_merged=widths.merged), *found)
 
 
-def _of_part(part: AdapterPart, block: int, hidden: int, widths: Widths, *, has_dropout: bool) -> list[PairWidths]:
+class _OfAttention(NamedTuple):
+    """A module beside query, key or value: its pair, whether it reads what others read, and whether it is ours."""
+
+    pair: PairWidths
+    shares: bool
+    is_auxiliary: bool
+
+
+def _attention_pairs(found: Sequence[_OfAttention], *, is_merged: bool) -> Iterator[PairWidths]:
+    """Yield the pairs of modules that read the input of the attention: those that share it send it once.
+
+    Beside one matrix for query, key and value all auxiliary models are one module.
+    """
+    auxiliary = [one.pair for one in found if one.is_auxiliary]
+    if is_merged and auxiliary:
+        together = PairWidths(auxiliary[0].inputs, *(sum(some) for some in list(zip(*auxiliary, strict=True))[1:]))
+        found = [*(one for one in found if not one.is_auxiliary), _OfAttention(together, True, True)]
+    has_sent = False
+    for one in found:
+        yield one.pair._replace(inputs=0) if has_sent and one.shares else one.pair
+        has_sent |= one.shares
+
+
+def _of_part(part: AdapterPart, block: int, hidden: int, widths: Widths) -> list[PairWidths]:
+    """List the pairs of a method besides those beside query, key and value."""
     kind, defaults = known_configurations()[part.name]
     options = {**defaults, **part.options}
     if block in options["leave_out"]:
@@ -86,17 +113,21 @@ def _of_part(part: AdapterPart, block: int, hidden: int, widths: Widths, *, has_
     units = int(options.get("hidden", 0))
     others = [widths.intermediate] if options["intermediate_lora"] else []
     others += [widths.output] if options["output_lora"] else []
-    # the auxiliary models linear and mlp have no dropout
-    attention = _of_attention(options, widths, units, shares=kind != "lora" or not has_dropout)
-    return attention + [PairWidths(*shape, units) for shape in others]
+    return [PairWidths(*shape, units) for shape in others]
 
 
-def _of_attention(options: Mapping[str, Any], widths: Widths, units: int, *, shares: bool) -> list[PairWidths]:
+def _of_attention(part: AdapterPart, block: int, widths: Widths, *, has_dropout: bool) -> list[_OfAttention]:
+    kind, defaults = known_configurations()[part.name]
+    options: Mapping[str, Any] = {**defaults, **part.options}
+    if block in options["leave_out"] or not options.get("selfattn_lora"):
+        return []
+    units, is_auxiliary = int(options.get("hidden", 0)), kind in AUXILIARY_KINDS
+    shares = is_auxiliary or not has_dropout  # linear and mlp have no dropout
     by_letter = {"q": widths.query, "k": widths.key, "v": widths.value}
-    shapes = [by_letter[letter] for letter in options["attn_matrices"]] if options["selfattn_lora"] else []
-    if shapes and widths.merged:
-        return [PairWidths(shapes[0][0], sum(outputs for _, outputs in shapes), units * len(shapes))]
-    return [PairWidths(0 if shares and at else inputs, outputs, units) for at, (inputs, outputs) in enumerate(shapes)]
+    pairs = [PairWidths(*by_letter[letter], units) for letter in options["attn_matrices"]]
+    if pairs and widths.merged and not is_auxiliary:
+        pairs = [PairWidths(pairs[0].inputs, sum(pair.outputs for pair in pairs))]
+    return [_OfAttention(pair, shares, is_auxiliary) for pair in pairs]
 
 
 def pair_token_bytes(found: Sequence[PairWidths], wire: str, *, value_bytes: int, parts: int = DEFAULT_PARTS) -> int:

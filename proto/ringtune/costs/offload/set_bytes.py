@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ringtune.costs.profile import ModelFacts
+from ringtune.models.adapter_config import is_all
 from ringtune.models.auxiliary_config import LINEAR
 from ringtune.schedule.course import Course
 from ringtune.schedule.offload import ALONE
@@ -59,5 +60,5 @@ def set_bytes(course: Course, model: ModelFacts, *, adapter: str = "") -> SetByt
     changed = most_changed(course) * one
     if offload.users == ALONE:
         return SetBytes(count * one, count * one, changed, changed, count)
-    total = one if adapter.startswith(LINEAR) else min(count * one, max(one, model.block_bytes))
+    total = one if adapter and is_all(adapter, LINEAR) else min(count * one, max(one, model.block_bytes))
     return SetBytes(0, count * one, total, changed, count)

@@ -55,7 +55,6 @@ def outputs_of(model: Any) -> torch.Tensor:
 def saved(base: Callable[[str], Path], model_type: str, adapter: str, folder: Path) -> torch.Tensor:
     """Write auxiliary models with numbers in all weights; returns what a model with them gives."""
     config, family = auxiliary_of(adapter), FAMILIES[model_type]
-    assert config is not None
     model = plain(base(model_type))
     blocks = model.get_submodule(family.blocks_path)
     add_auxiliary(blocks, LAYOUTS[model_type], config, name=NAME)
