@@ -14,7 +14,7 @@ from torch import nn
 
 from edge.model.auxiliary.modules import FUSED_PARTS, Delta, make_delta, make_fused_delta, put_beside
 from edge.model.layouts import BlockLayout
-from ringtune.models.auxiliary_config import INTERMEDIATE, OUTPUT, PLACES, AuxiliaryConfig, in_block
+from ringtune.models.auxiliary_config import INTERMEDIATE, OUTPUT, PLACES, AuxiliaryConfig, check_alphas, in_block
 
 
 def add_auxiliary(
@@ -27,6 +27,9 @@ def add_auxiliary(
         layout: of the family.
         auxiliary: which kinds, and where; of each matrix one (see ``check_places``).
         name: of the adapter; in the names of its tensors.
+
+    Raises:
+        JobError: several stand beside one matrix with factors that differ.
     """
     for index, block in enumerate(blocks):
         configs = {place: config for config in in_block(auxiliary, index) for place in config.places}
@@ -35,6 +38,7 @@ def add_auxiliary(
             outputs, inputs = _shape_of(matrix, layout)
             if layout.is_merged and places[0] in FUSED_PARTS:
                 own = {place: configs[place] for place in places}
+                check_alphas(own.values())
                 delta: nn.Module = make_fused_delta(own, inputs, outputs)
             else:
                 delta = make_delta(configs[places[0]], inputs, outputs)

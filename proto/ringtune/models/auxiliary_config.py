@@ -130,7 +130,7 @@ def check_places(parts: Sequence[tuple[str, Mapping[str, Any]]], blocks: Iterabl
     beside = [(name, options, _places(options)) for name, options in parts if "attn_matrices" in options]
     for block in blocks:
         found: dict[str, str] = {}
-        alphas: dict[float, str] = {}
+        fused: list[AuxiliaryConfig] = []
         here = [one for one in beside if block not in one[1]["leave_out"]]
         for name, options, places in sorted(here, key=lambda one: one[0] in AUXILIARY_KINDS):
             if name not in AUXILIARY_KINDS:
@@ -145,13 +145,23 @@ def check_places(parts: Sequence[tuple[str, Mapping[str, Any]]], blocks: Iterabl
                     )
                 found[place] = name
             if is_merged and set(places) - {INTERMEDIATE, OUTPUT}:
-                alphas[float(options["alpha"])] = name
-        if len(alphas) > 1:
-            (first, one), (second, other) = list(alphas.items())[:2]
-            raise JobError(
-                f"adapter.config gives {one!r} alpha {first:g} and {other!r} alpha {second:g}, but query, key and "
-                "value of this model are one matrix with one alpha; set the same for both"
-            )
+                fused.append(AuxiliaryConfig.of(name, options))
+        check_alphas(fused)
+
+
+def check_alphas(fused: Iterable[AuxiliaryConfig]) -> None:
+    """Refuse auxiliary models beside one matrix for query, key and value whose factors differ.
+
+    Raises:
+        JobError: names two of them.
+    """
+    by_alpha = {one.alpha: one for one in fused}
+    if len(by_alpha) > 1:
+        first, second = list(by_alpha.values())[:2]
+        raise JobError(
+            f"adapter.config gives {first.kind!r} alpha {first.alpha:g} and {second.kind!r} alpha {second.alpha:g}, "
+            "but query, key and value of this model are one matrix with one alpha; set the same for both"
+        )
 
 
 def _places(options: Mapping[str, Any]) -> tuple[str, ...]:
