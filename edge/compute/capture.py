@@ -41,6 +41,8 @@ class Capture:
         skeleton: whose blocks these are.
         blocks: offloaded ones.
         with_signs: see there.
+        at: model that runs, where the adapters are inside its matrices and ``skeleton`` has adapters of another kind
+            for the same matrices; None = the skeleton's own.
 
     Raises:
         JobError: an adapter that no helper can fit.
@@ -50,7 +52,9 @@ class Capture:
         with_signs: whether pairs say which units of a ReLU are on, as those need that lose something on the wire.
     """
 
-    def __init__(self, skeleton: Skeleton, blocks: Iterable[int], *, with_signs: bool = False) -> None:
+    def __init__(
+        self, skeleton: Skeleton, blocks: Iterable[int], *, with_signs: bool = False, at: Skeleton | None = None
+    ) -> None:
         self._names: dict[int, list[tuple[str, str]]] = {}
         self.inputs: dict[str, int] = {}
         self.with_signs = with_signs
@@ -64,6 +68,8 @@ class Capture:
             self.inputs |= {site.name: site.inputs for site in sites if site.source == site.name}
             for site in sites:
                 site.adapter.requires_grad_(False)
+                if at is not None:
+                    site.move_to(at.blocks[index], skeleton.blocks[index])
                 self._watch(site)
 
     def pairs(self) -> Pairs:

@@ -16,6 +16,7 @@ from edge.compute.saving.vectors import Vectors
 from edge.compute.saving.velora import Projections
 from edge.compute.scoring import Scoring
 from edge.compute.users.by_user import ByUser
+from edge.model.slice import BlockRunner
 from edge.model.versions import VersionStore
 from ringtune.schedule.actions import Action
 from ringtune.schedule.plan import Plan
@@ -43,8 +44,9 @@ class Forwards:
         self._placement, self._hosted, self._course = plan.placement, hosted, plan.course
         self._versions, self._scoring = versions, scoring
         self._by_user: ByUser | None = None
-        if hosted.sets is not None and hosted.capture is not None:
-            self._by_user = ByUser(hosted.sets, hosted.capture)
+        if hosted.sets is not None and hosted.captures is not None:
+            runners = {user: one.blocks for one in hosted.kinds for user in one.kind.users}
+            self._by_user = ByUser(hosted.sets, hosted.captures, runners)
         piece, velora, seed = plan.slice_of(node), plan.course.velora, plan.course.seed
         self._projections: Projections | None = None
         if velora is not None:
@@ -71,7 +73,8 @@ class Forwards:
             What they keep, and what leaves the last of them.
         """
         blocks = self._hosted.blocks
-        blocks.train_only(action.start, action.stop, entry.trained)
+        for kind in self._hosted.kinds:
+            kind.blocks.train_only(action.start, action.stop, entry.trained)
         forward = BlockForward(
             blocks=blocks,
             mask=mask,
@@ -96,12 +99,12 @@ class Forwards:
         """Run the blocks of an f action, which keeps nothing; see ``run`` for arguments."""
         blocks, patterns = self._hosted.blocks, entry.patterns(action)
 
-        def run(hidden: torch.Tensor, mask: torch.Tensor, context: Any) -> torch.Tensor:
+        def run(blocks: BlockRunner, hidden: torch.Tensor, mask: torch.Tensor, context: Any) -> torch.Tensor:
             return blocks.run(hidden, mask, context, action.start, action.stop, patterns=patterns)
 
         with torch.no_grad():
             if self._by_user is None:
-                return run(hidden, mask, context)
+                return run(blocks, hidden, mask, context)
             rows = rows_of_users(self._course, entry.item, action.micro)
             return self._by_user.free(rows, run, blocks.context, hidden, mask, context)
 

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from edge.compute.capture import Capture
+from edge.compute.capturing.captures import Captures
 from edge.compute.capturing.merged import MergedMatrices
+from edge.compute.helping.adapter_modules import AdapterModules
 from edge.compute.helping.auxiliary_models import AuxiliaryModels
 from edge.compute.users.sets import UserSets
 from edge.data.rows import OwnerDataset
@@ -19,10 +21,12 @@ from edge.model.head_groups.weights import subnets_of_config
 from edge.model.heads import task_of
 from edge.model.optimizers.unit_optimizers import UnitOptimizers
 from edge.model.owner import OwnerParts
+from edge.model.shared import sharing
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import DTYPES, BlockRunner, materialise, module_bytes
 from ringtune.errors import DataError, JobError, ModelError
 from ringtune.jobs.job import Job
+from ringtune.jobs.user_adapters import Kind, job_of, kinds_of
 from ringtune.models.families import check_task, family_named
 from ringtune.models.folder import model_dimensions, read_config
 from ringtune.models.head_group_support import refusal
@@ -33,6 +37,21 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import merged as joined
 from ringtune.schedule.units import Range
 from ringtune.schedule.users import user_sets
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostedKind:
+    """The hosted blocks with one kind of adapters.
+
+    Attributes:
+        kind: which one, with its users.
+        skeleton: the model; of another kind than the job's own it shares what is frozen.
+        blocks: runs hosted blocks.
+    """
+
+    kind: Kind
+    skeleton: Skeleton
+    blocks: BlockRunner
 
 
 @dataclass(kw_only=True, slots=True)
@@ -47,11 +66,12 @@ class Hosted:
         dtype: of the computation.
         device: of the computation.
         hosted_bytes: weights, adapters and head.
-        capture: records the pairs of hosted blocks that helpers fit; None without any.
+        captures: record the pairs of hosted blocks that helpers fit; None without any.
         helped: adapters of others' blocks that are fitted here, those of neighbouring blocks together, ascending.
         merged: the matrices with the adapters of blocks that helpers fit inside; None where these are beside them.
         kept: adapters that were merged, or the sums of those of users, by name, for checkpoints and the result.
         sets: adapters of each user, of blocks that helpers fit; None where all users have one set, or they are merged.
+        kinds: of adapters that rows go through, the job's own first; one where users have one kind, or they are merged.
     """
 
     skeleton: Skeleton
@@ -61,11 +81,12 @@ class Hosted:
     dtype: torch.dtype
     device: torch.device
     hosted_bytes: int
-    capture: Capture | None = None
+    captures: Captures | None = None
     helped: tuple[AuxiliaryModels, ...] = ()
     merged: MergedMatrices | None = None
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
     sets: UserSets | None = None
+    kinds: tuple[HostedKind, ...] = ()
 
     def fitted(self) -> dict[str, nn.Parameter]:
         """Return the adapters of others' blocks that train here, by name."""
@@ -80,8 +101,9 @@ class Hosted:
 
     def weights(self) -> Iterator[torch.Tensor]:
         """Yield every parameter and buffer of the model, the empty ones of blocks hosted elsewhere included."""
-        yield from self.skeleton.model.parameters()
-        yield from self.skeleton.model.buffers()
+        for one in self.kinds:
+            yield from one.skeleton.model.parameters()
+            yield from one.skeleton.model.buffers()
 
 
 def host(
@@ -113,20 +135,42 @@ def host(
             task.connect(skeleton, head, weights)
     _check_subnets(course, job, skeleton)
     helpers, users = plan.placement.helpers_of(node), user_sets(course)
-    capture = Capture(skeleton, _blocks_of(helpers)) if helpers else None  # before what trains is looked for
-    merged, kept, sets = None, dict[str, torch.Tensor](), None
-    if helpers and course.offload is not None and course.offload.merged:
-        merged = MergedMatrices(skeleton, _blocks_of(helpers), folder, job, users=max(1, len(users)))
-        kept, merged.initial = merged.initial, {}
-    elif helpers and users:
-        sets = UserSets(skeleton, _blocks_of(helpers), users)
+    helped_blocks, hosted_blocks = _blocks_of(helpers), [*private, *range(piece.start, piece.stop)]
+    first, *more = kinds_of(job, users)
+    captures, merged, sets, others = None, None, None, list[tuple[Kind, Skeleton]]()
+    kept: dict[str, torch.Tensor] = {}
+    if helpers:  # captures before what trains is looked for
+        is_merged = course.offload is not None and course.offload.merged
+        own = Capture(skeleton, helped_blocks)
+        for kind in more:
+            other = job_of(job, kind.config)
+            if is_merged:
+                others.append((kind, AdapterModules(folder, other, helped_blocks, dtype, device).skeleton))
+            else:
+                kin = sharing(skeleton, folder, other, blocks=hosted_blocks, dtype=dtype, device=device)
+                others.append((kind, kin))
+        at = skeleton if is_merged else None
+        also = [(kind, Capture(kin, helped_blocks, at=at)) for kind, kin in others]
+        captures = Captures([(first, own), *also], by_kind=not is_merged)
+        if is_merged:
+            counts = [(kin, len(kind.users)) for kind, kin in others]
+            own_count = len(first.users) if users else 1
+            merged = MergedMatrices(skeleton, helped_blocks, folder, job, users=own_count, others=counts)
+            kept, merged.initial, others = merged.initial, {}, []
+        elif users:
+            every = [(skeleton, first.users), *((kin, kind.users) for kind, kin in others)]
+            sets = UserSets(every, helped_blocks)
     blocks = BlockRunner(skeleton, dropout=job.train.dropout, seed=job.train.seed)
+    kinds = [HostedKind(kind=first, skeleton=skeleton, blocks=blocks)]
+    for kind, kin in others:
+        runner = BlockRunner(kin, dropout=job.train.dropout, seed=job.train.seed)
+        kinds.append(HostedKind(kind=kind, skeleton=kin, blocks=runner))
     owner = None
     if head is not None:
         head.to(device=device, dtype=dtype).eval()
         owner = OwnerParts(skeleton, head, task, job.train)
     fitted = joined(Range(one.start, one.stop) for one in plan.placement.helped_by(node))
-    helped = tuple(AuxiliaryModels(folder, job, range(*blocks), dtype, device, users) for blocks in fitted)
+    helped = tuple(AuxiliaryModels(folder, job, range(*units), dtype, device, users) for units in fitted)
     trained = {index: blocks.parameters(index, index + 1) for index in range(piece.start, piece.stop)}
     trained |= {index: models.parameters(index, index + 1) for models in helped for index in models.units}
     return Hosted(
@@ -136,14 +180,15 @@ def host(
         owner=owner,
         dtype=dtype,
         device=device,
-        hosted_bytes=module_bytes(skeleton.model)
+        hosted_bytes=module_bytes(*(one.skeleton.model for one in kinds))
         + (sets.other_bytes if sets is not None else 0)
         + sum(models.held_bytes for models in helped),
-        capture=capture,
+        captures=captures,
         helped=helped,
         merged=merged,
         kept=kept,
         sets=sets,
+        kinds=tuple(kinds),
     )
 
 

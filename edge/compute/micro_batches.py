@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from edge.compute.capturing.pairs import Pairs
+from edge.compute.capturing.captures import PairsByKind
 from edge.compute.saving.block_forward import Saved
 from edge.data.tokens import Batch
 from edge.model.slice import BlockRunner
@@ -42,7 +42,7 @@ class MicroBatch:
     mask: torch.Tensor | None = None
     grad: torch.Tensor | None = None
     graphs: dict[tuple[int, int], Saved] = field(default_factory=dict)
-    pairs: dict[int, Pairs] = field(default_factory=dict)
+    pairs: dict[int, PairsByKind] = field(default_factory=dict)
     _context: Any = None
     _has_context: bool = False
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from edge.compute.capturing.captures import PairsByKind
 from edge.compute.capturing.install import adapter_weights, install
-from edge.compute.capturing.pairs import Pairs
 from edge.compute.capturing.wire import PairWire, from_file, to_file
 from edge.compute.helping.auxiliary_models import AuxiliaryModels
 from edge.compute.hosting import Hosted
@@ -25,7 +25,7 @@ from ringtune.schedule.helpers import Helper
 from ringtune.schedule.offload import COLLABORATION, EXACT
 from ringtune.schedule.parcels import weights_key
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.users import rows_of_users, user_sets
+from ringtune.schedule.users import RowsOfUser, rows_of_users, user_sets
 from ringtune.schedule.versions import weight_version
 
 
@@ -42,9 +42,9 @@ class Offloading:
         self._course, self._hosted = plan.course, hosted
         self._helpers = plan.placement.helpers_of(node)
         wire, seed = plan.course.offload.pairs if plan.course.offload else EXACT, plan.course.seed
-        self._wire = PairWire(wire, hosted.capture.inputs if hosted.capture else {}, seed=seed)
-        if hosted.capture is not None:
-            hosted.capture.with_signs = wire in LOSSY
+        self._wire = PairWire(wire, hosted.captures.inputs if hosted.captures else {}, seed=seed)
+        if hosted.captures is not None:
+            hosted.captures.with_signs = wire in LOSSY
         self._fitted = [(models, PairWire(wire, models.inputs, seed=seed)) for models in hosted.helped]
         self._shipped: dict[TensorKey, Pieces] = {}
         self._file: StateFile | None = None
@@ -60,7 +60,7 @@ class Offloading:
     @property
     def vectors(self) -> Vectors | None:
         """VeLoRA's vectors of the pairs that this host sends; None where they are sent as they are, or rounded."""
-        return self._wire.vectors if self._hosted.capture is not None else None
+        return self._wire.vectors if self._hosted.captures is not None else None
 
     @property
     def installed(self) -> dict[str, torch.Tensor]:
@@ -97,12 +97,12 @@ class Offloading:
 
         Blocks that are run again in their backward are recorded then.
         """
-        capture = self._hosted.capture
+        captures = self._hosted.captures
         blocks = [block for block in range(action.start, action.stop) if self._helper_of(block) is not None]
-        if capture is None or not blocks or not entry.item.kind.has_update:
+        if captures is None or not blocks or not entry.item.kind.has_update:
             yield
             return
-        with capture.recording(flow.pairs.get(blocks[0])) as pairs:
+        with captures.recording(flow.pairs.get(blocks[0]), self._rows(action, entry)) as pairs:
             yield
         flow.pairs.update(dict.fromkeys(blocks, pairs))
 
@@ -114,7 +114,7 @@ class Offloading:
         """
         found: dict[str, torch.Tensor] = {}
         for block in range(action.start, action.stop):
-            recorded: Pairs | None = flow.pairs.pop(block, None)
+            recorded: PairsByKind | None = flow.pairs.pop(block, None)
             if recorded is None:
                 raise PlanError(f"{action} has no pairs of block {block} here")
             found |= recorded.take(block, block + 1)
@@ -187,9 +187,12 @@ class Offloading:
         """
         models, wire = self._models_of(action.start)
         key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
-        rows = rows_of_users(self._course, entry.item, action.micro) if user_sets(self._course) else ()
-        models.fit(wire.decode(self._came.pop(key), self._hosted.dtype), rows)
+        models.fit(wire.decode(self._came.pop(key), self._hosted.dtype), self._rows(action, entry))
         return ()
+
+    def _rows(self, action: Action, entry: OpenItem) -> Sequence[RowsOfUser]:
+        """Whose rows a micro-batch has; none where all users have one set."""
+        return rows_of_users(self._course, entry.item, action.micro) if user_sets(self._course) else ()
 
     def changing(self, action: Action) -> tuple[str, ...]:
         """The users whose adapters an update at this helper will change; ask before it. None without users."""

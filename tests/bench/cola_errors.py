@@ -87,7 +87,7 @@ class Watched(TorchCarrier):
         The host says which units of a ReLU are on, as it does for a wire that rounds.
         """
         (models,) = self.executors[HELPER]._hosted.helped
-        self.executors[HOST]._hosted.capture.with_signs = True
+        self.executors[HOST]._hosted.captures.with_signs = True
         self.shadows = {wire: Shadow(models, wire, own()) for wire in WIRES}
         fit = models.fit
 

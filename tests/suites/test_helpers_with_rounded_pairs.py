@@ -27,7 +27,7 @@ def trained(case: Case, plan: Plan) -> tuple[torch.Tensor, list[bool]]:
     carrier = run(case, plan)
     tensors = collected(plan, carrier)
     hosted: list[Any] = [executor._hosted for executor in carrier.executors.values()]
-    signs = [one.capture.with_signs for one in hosted if one.capture is not None]
+    signs = [one.captures.with_signs for one in hosted if one.captures is not None]
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)]), signs
 
 

@@ -61,12 +61,14 @@ class Case:
     split: str = "iid"
     turns: str = "equal"
     hift: str = ""  # the lines of [hift]
+    offload: str = ""  # the lines of [offload]
 
     @property
     def job(self) -> Job:
         """The job of the case."""
         unfreeze = f"[unfreeze]\nevery_steps = {self.every_steps}" if self.method == "ringada" else ""
         hift = f"[hift]\n{self.hift}" if self.method == "hift" else ""
+        offload = f"[offload]\n{self.offload}" if self.offload else ""
         return parse_job(
             f"""
             [model]
@@ -96,6 +98,7 @@ class Case:
             dtype = "{self.wire or self.dtype}"
             {unfreeze}
             {hift}
+            {offload}
             """,
             source="test",
         )

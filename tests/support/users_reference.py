@@ -16,6 +16,7 @@ from torch import nn
 from edge.data.tokens import Batch
 from ringtune.jobs.job import Job, parse_job
 from ringtune.jobs.learning_rate import learning_rate
+from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item
 from ringtune.schedule.users import RowsOfUser, rows_of_users, users_of
@@ -31,14 +32,13 @@ class LayerByUser(nn.Module):
     """A copy of a layer for each user; each row goes through that of its user.
 
     Args:
-        layer: the layer.
-        users: their names.
+        copies: by user.
         rows: whose rows there are; changed from outside before each forward.
     """
 
-    def __init__(self, layer: nn.Module, users: tuple[str, ...], rows: list[RowsOfUser]) -> None:
+    def __init__(self, copies: Mapping[str, nn.Module], rows: list[RowsOfUser]) -> None:
         super().__init__()
-        self.of_user = nn.ModuleDict({user: copy.deepcopy(layer) for user in users})
+        self.of_user = nn.ModuleDict(copies)
         self._rows = rows
 
     def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -63,13 +63,17 @@ class LayerByUser(nn.Module):
 def alone(case: Case, plan: Plan, *, interval: int = 1) -> tuple[Sets, dict[str, torch.Tensor]]:
     """Train with a copy of every layer for each user; return all sets, and the head."""
     job, datasets, rows = case.job, case.datasets(), list[RowsOfUser]()
-    model = reference.whole_model(job, plan, case.folder / "model")
-    at, users = reference.seed_units(model, job), users_of(plan.course)
-    layers = next(
-        one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one) == plan.course.num_blocks
-    )
-    for index in range(len(layers)):
-        layers[index] = LayerByUser(layers[index], users, rows)
+    model, users = reference.whole_model(job, plan, case.folder / "model"), users_of(plan.course)
+    at, num_blocks = [reference.seed_units(model, job)], plan.course.num_blocks
+    theirs = dict.fromkeys(users, _layers_of(model, num_blocks))
+    for user, config in job.offload.adapters.items():
+        other = reference.whole_model(_with_adapter(job, config), plan, case.folder / "model")
+        at.append(reference.seed_units(other, job))
+        theirs[user] = _layers_of(other, num_blocks)
+    layers = _layers_of(model, num_blocks)
+    for index in range(num_blocks):
+        copies = {user: copy.deepcopy(own_layers[index]) for user, own_layers in theirs.items()}
+        layers[index] = LayerByUser(copies, rows)
     adapters = [value for value in layers.parameters() if value.requires_grad]
     head = [value for value in model.heads.parameters() if value.requires_grad]
     model.eval()
@@ -83,7 +87,8 @@ def alone(case: Case, plan: Plan, *, interval: int = 1) -> tuple[Sets, dict[str,
         _, all_targets = reference.targets_of(job.model.task, batch)
         for micro, own in _micro_batches(plan, item, batch):
             rows[:] = rows_of_users(plan.course, item, micro)
-            at.update(step=item.step, micro=micro)
+            for one in at:
+                one.update(step=item.step, micro=micro)
             _backward(model, job, own, all_targets)
         _update(often, job, item.step, len(every))
         if (item.step + 1) % interval == 0 or item is every[-1]:
@@ -110,8 +115,11 @@ def together(case: Case, plan: Plan) -> Sets:
     slots.heads.load_state_dict(initial.heads.state_dict())  # drawn after the adapters
     named = slots.named_parameters()
     sums = {name: value for name, value in named if f".{reference.NAME}." in name and ".layer." in name}
-    sets = {user: _set_of(initial, sums) for user in users}
-    scale = _scale(initial)
+    models, scale = dict.fromkeys(users, initial), dict.fromkeys(users, _scale(initial, job.adapter.config))
+    for user, config in job.offload.adapters.items():
+        models[user] = reference.whole_model(_with_adapter(job, config), plan, case.folder / "model")
+        scale[user] = _scale(models[user], config)
+    sets = {user: _set_of(model, sums) for user, model in models.items()}
     head = [value for value in slots.heads.parameters() if value.requires_grad]
     slots.heads.train()
     values = {user: [value for parts in own.values() for value in parts] for user, own in sets.items()}
@@ -122,13 +130,13 @@ def together(case: Case, plan: Plan) -> Sets:
         _, all_targets = reference.targets_of(job.model.task, batch)
         with torch.no_grad():
             for name, value in sums.items():
-                value.copy_(torch.stack([scale * _product(own[name]) for own in sets.values()]).sum(0))
+                value.copy_(torch.stack([scale[user] * _product(own[name]) for user, own in sets.items()]).sum(0))
         for micro, own in _micro_batches(plan, item, batch):
             for user, positions in rows_of_users(plan.course, item, micro):
                 _backward(slots, job, _picked(own, positions), all_targets)
                 for name, value in sums.items():
                     assert value.grad is not None
-                    _add_gradient(sets[user][name], scale * value.grad)
+                    _add_gradient(sets[user][name], scale[user] * value.grad)
                     value.grad = None
         for optimizer in optimizers:
             _update(optimizer, job, item.step, len(every))
@@ -138,6 +146,11 @@ def together(case: Case, plan: Plan) -> Sets:
         for slot, parts in own.items()
         for name, value in zip(_names_of(slot, len(parts)), parts, strict=True)
     }
+
+
+def _layers_of(model: Any, num_blocks: int) -> Any:
+    """The list of all layers of a model."""
+    return next(one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one) == num_blocks)
 
 
 def _set_of(model: Any, slots: Mapping[str, nn.Parameter]) -> dict[str, list[nn.Parameter]]:
@@ -158,12 +171,12 @@ def _names_of(slot: str, parts: int) -> list[str]:
     return [low + "A", low + "B"] if parts == 2 else [name]
 
 
-def _scale(model: Any) -> float:
+def _scale(model: Any, config: str) -> float:
     """What the change of a matrix is multiplied by."""
     for name, module in model.named_modules():
         if name.endswith(f".loras.{reference.NAME}"):
             return float(module.scaling)
-    return 1.0
+    return float(parse_adapter_config(config)[0].options.get("alpha", 1.0))
 
 
 def _product(parts: list[nn.Parameter]) -> torch.Tensor:
@@ -179,7 +192,8 @@ def _add_gradient(parts: list[nn.Parameter], grad: torch.Tensor) -> None:
 
 def _with_adapter(job: Job, adapter: str) -> Job:
     text = f'[model]\npath = "{job.model.path}"\ntask = "{job.model.task}"\ndtype = "{job.model.dtype}"\n'
-    return parse_job(text + f'[adapter]\nconfig = "{adapter}"\n[train]\nseed = {job.train.seed}\n', source="test")
+    text += f'[adapter]\nconfig = "{adapter}"\n[train]\nseed = {job.train.seed}\ndropout = {job.train.dropout}\n'
+    return parse_job(text, source="test")
 
 
 def _micro_batches(plan: Plan, item: Item, batch: Batch) -> list[tuple[int, Batch]]:

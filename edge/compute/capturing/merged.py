@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from edge.compute.capturing.install import check_like, copy_of
-from edge.compute.capturing.sites import AuxiliarySite, FusedLoraSite, LoraSite, Site, check_config, sites_of
-from edge.compute.capturing.sums import CHANGE, is_change, sum_of
-from edge.model.auxiliary.modules import FUSED_PARTS, FusedDelta, LinearDelta, take_away
+from edge.compute.capturing.install import adapter_weights, check_like, copy_of
+from edge.compute.capturing.sites import AuxiliarySite, Site, check_config, sites_of
+from edge.compute.capturing.sums import AtMatrix, Change, matrices_of
+from edge.model.auxiliary.modules import take_away
 from edge.model.frozen.matrix import FrozenMatrix
+from edge.model.layouts import LAYOUTS
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import ADAPTER, Skeleton
 from edge.model.slice import stored_names
@@ -31,35 +32,11 @@ from ringtune.models.offload_support import merged_refusal
 Tensors = Mapping[str, torch.Tensor]
 
 
-class _Change(NamedTuple):
-    """What changes some outputs of a matrix: a matrix, or the product of two.
-
-    Attributes:
-        first: the lowest of these outputs.
-        up: name of the matrix with a row for each output.
-        rows: of it.
-        down: name of the matrix that is multiplied from the right; empty without one.
-        ranks: rows of that one.
-    """
-
-    first: int
-    up: str
-    rows: slice
-    down: str = ""
-    ranks: slice = slice(None)
-
-    def of(self, tensors: Tensors, outputs: slice, inputs: slice) -> torch.Tensor:
-        """Return some rows and columns of the change."""
-        up = tensors[self.up][self.rows][outputs]
-        return up @ tensors[self.down][self.ranks, inputs] if self.down else up[:, inputs]
-
-
 class _Matrix(NamedTuple):
     """One matrix into which an adapter is merged.
 
     Attributes:
         block: that it is in.
-        site: name of the adapter.
         target: the numbers of the matrix, as the folder has them.
         stored: name of the base weight in the folder.
         inputs_first: whether it has a row for each input.
@@ -69,12 +46,11 @@ class _Matrix(NamedTuple):
     """
 
     block: int
-    site: str
     target: torch.Tensor
     stored: str
     inputs_first: bool
     alpha: float
-    changes: tuple[_Change, ...]
+    changes: tuple[Change, ...]
     like: dict[str, torch.Tensor]
 
 
@@ -89,7 +65,9 @@ class MergedMatrices:
         blocks: with merged adapters.
         folder: of the model; it is read at every ``install``.
         job: of the run.
-        users: how many users' adapters are added up (see ``sum_of``); they all begin with the same values.
+        users: how many users' adapters of the job's kind are added up (see ``sum_of``), which begin with equal values.
+        others: of each other kind of adapters the model that has it, which may be without other weights, and how many
+            users have it.
 
     Attributes:
         initial: what is merged at the beginning, as ``install`` takes it.
@@ -99,20 +77,37 @@ class MergedMatrices:
         ModelError: the folder has not such a tensor.
     """
 
-    def __init__(self, skeleton: Skeleton, blocks: Iterable[int], folder: Path, job: Job, *, users: int = 1) -> None:
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        blocks: Iterable[int],
+        folder: Path,
+        job: Job,
+        *,
+        users: int = 1,
+        others: Sequence[tuple[Skeleton, int]] = (),
+    ) -> None:
         if problem := merged_refusal(job.adapter.config, dropout=job.train.dropout):
             raise JobError(problem)
         check_config(job.adapter.config, skeleton, dropout=job.train.dropout)
-        sites = [(index, site) for index in blocks for site in sites_of(skeleton, index)]
+        wanted = tuple(blocks)
+        all_kinds = ((skeleton, users), *others)
+        counts = [count for _, count in all_kinds]
+        kinds = {at: kind for at, (kind, count) in enumerate(all_kinds) if count}
+        places = [place for index in wanted for place in matrices_of(kinds, index)]
         self._folder = folder
-        with SafetensorsFiles(folder) as files:
-            self._matrices = [_matrix(index, site, skeleton, files, users) for index, site in sites]
         self.initial: dict[str, torch.Tensor] = {}
-        for _, site in sites:
-            own = {name: value.detach() for name, value in site.adapter.named_parameters()}
-            self.initial |= {name: copy_of(value) for name, value in sum_of(site, [own] * users).items()}
-            _drop(site)
-        self.install(self.initial, {index for index, _ in sites}, where="the initial adapters")
+        self._matrices = []
+        with SafetensorsFiles(folder) as files:
+            for place in places:
+                own = {kind: adapter_weights(there, [place.block]) for kind, there in kinds.items()}
+                found = place.sum_of([[own.get(kind, {})] * count for kind, count in enumerate(counts)])
+                self.initial |= {name: copy_of(value) for name, value in found.items()}
+                self._matrices.append(_matrix(place, skeleton, files, counts, found))
+        for index in wanted:
+            for site in sites_of(skeleton, index):
+                _drop(site)
+        self.install(self.initial, set(wanted), where="the initial adapters")
 
     def install(self, tensors: Tensors, blocks: Iterable[int], *, where: str) -> None:
         """Make the matrices of some blocks anew, with these adapters.
@@ -172,23 +167,22 @@ def _change_of(matrix: _Matrix, own: Tensors, rows: slice, width: int) -> torch.
     return found
 
 
-def _matrix(index: int, site: Site, skeleton: Skeleton, files: SafetensorsFiles, users: int) -> _Matrix:
-    layer: Any = site.taps.module
-    path = next(path for path, module in skeleton.blocks[index].named_modules() if module is layer)
-    full = f"{skeleton.layout.blocks_path}.{index}.{path}.weight"
+def _matrix(
+    place: AtMatrix, skeleton: Skeleton, files: SafetensorsFiles, users: Sequence[int], initial: Tensors
+) -> _Matrix:
+    layer: Any = skeleton.blocks[place.block].get_submodule(place.path)
+    full = f"{skeleton.layout.blocks_path}.{place.block}.{place.path}.weight"
     stored = files.find(*stored_names(skeleton.model.base_model_prefix, full))
     if stored is None:
         raise ModelError(f"{files.folder}: tensor {full} is missing; fetch the model again")
-    parameters = {name: torch.empty_like(p, device="meta") for name, p in site.adapter.named_parameters()}
     return _Matrix(
-        block=index,
-        site=site.name,
-        target=_numbers(layer.weight, site.name),
+        block=place.block,
+        target=_numbers(layer.weight, place.sites[0][1].name),
         stored=stored,
-        inputs_first=bool(layer.fan_in_fan_out),
-        alpha=site.alpha,
-        changes=tuple(_changes(site, users)),
-        like=sum_of(site, [parameters] * users),
+        inputs_first=LAYOUTS[skeleton.layout.model_type].inputs_first,
+        alpha=place.alpha,
+        changes=tuple(place.changes(users)),
+        like={name: torch.empty_like(value, device="meta") for name, value in initial.items()},
     )
 
 
@@ -206,53 +200,6 @@ def _numbers(weight: torch.Tensor, site: str) -> torch.Tensor:
             "to 'bfloat16'"
         )
     return weight.held.numbers
-
-
-def _changes(site: Site, users: int) -> list[_Change]:
-    """List what an adapter changes, or the sum of those of so many users.
-
-    Raises:
-        JobError: it is no linear change of a matrix.
-    """
-    name, adapter = site.name, site.adapter
-    if isinstance(site, FusedLoraSite):
-        return _fused_changes(name, site.adapter, users, is_one=is_change(site, users))
-    if is_change(site, users):
-        return [_Change(0, f"{name}.{CHANGE}", slice(0, site.outputs))]
-    if isinstance(site, LoraSite) and not site.adapter.use_gating and not site.reads.is_output:
-        return [_Change(0, f"{name}.lora_B", slice(0, site.outputs), f"{name}.lora_A")]
-    if isinstance(site, AuxiliarySite) and isinstance(adapter, LinearDelta):
-        return [_Change(0, f"{name}.weight", slice(0, site.outputs))]
-    if isinstance(adapter, FusedDelta) and all(isinstance(part, LinearDelta) for part in adapter.values()):
-        own = slice(0, adapter.width)
-        return [
-            _Change(at * adapter.width, f"{name}.{part}.weight", own)
-            for at, part in enumerate(FUSED_PARTS)
-            if part in adapter
-        ]
-    raise JobError(f"{name} is no linear change of a matrix and can't be merged; set offload.merged = false")
-
-
-def _fused_changes(name: str, lora: Any, users: int, *, is_one: bool) -> list[_Change]:
-    """Query, key and value have rows of their own in both matrices, or in one, one after the other."""
-    enabled = [at for at, is_there in enumerate(lora.enable_lora) if is_there]
-    rank = users * lora.lora_B.shape[1]
-    width = lora.lora_B.shape[0] // len(enabled)
-    if is_one:
-        return [
-            _Change(at * width, f"{name}.{CHANGE}", slice(own * width, (own + 1) * width))
-            for own, at in enumerate(enabled)
-        ]
-    return [
-        _Change(
-            at * width,
-            f"{name}.lora_B",
-            slice(own * width, (own + 1) * width),
-            f"{name}.lora_A",
-            slice(own * rank, (own + 1) * rank),
-        )
-        for own, at in enumerate(enabled)
-    ]
 
 
 def _drop(site: Site) -> None:

@@ -60,7 +60,7 @@ class Pairs:
         """Return the pairs of some rows, which are recorded by themselves; ``take`` puts all rows together.
 
         Args:
-            rows: positions in the micro-batch; each is in one part.
+            rows: positions in the micro-batch; each is in one part at most.
         """
         return self._parts.setdefault(rows, Pairs(self._names))
 
@@ -98,12 +98,14 @@ class Pairs:
 
 
 def _put_together(parts: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return the pairs of all rows, in the order of the rows."""
-    size, found = sum(len(rows) for rows in parts), dict[str, torch.Tensor]()
+    """Return the pairs of all rows that were recorded, in the order of the rows."""
+    places = {row: place for place, row in enumerate(sorted(row for rows in parts for row in rows))}
+    found: dict[str, torch.Tensor] = {}
     for rows, pairs in parts.items():
+        own = [places[row] for row in rows]
         for name, some in pairs.items():
-            whole = found.setdefault(name, some.new_empty((size, *some.shape[1:])))
-            whole[list(rows)] = some
+            whole = found.setdefault(name, some.new_empty((len(places), *some.shape[1:])))
+            whole[own] = some
     return found
 
 

@@ -85,6 +85,21 @@ class Site(ABC):
             is_on: which units are on, (batch rows, tokens, units); None = those that x turns on.
         """
 
+    def path(self, block: nn.Module) -> str:
+        """Name the module in a block of which the gradient is taken: the matrix, of a site beside one."""
+        names = (path for path, module in block.named_modules() if module is self.taps.module)
+        return str(next(names))
+
+    def move_to(self, block: nn.Module, own: nn.Module) -> None:
+        """Watch the same matrix in the same block of another model, for a site that reads what enters its matrix.
+
+        Args:
+            block: of the other model.
+            own: block that the site is in.
+        """
+        matrix = block.get_submodule(self.path(own))
+        self.reads, self.taps = self.reads._replace(module=matrix), self.taps._replace(module=matrix)
+
     def add_gradients(self, x: torch.Tensor, grad: torch.Tensor, is_on: torch.Tensor | None = None) -> None:
         """Add the gradients of the weights of g, for the gradient of g(x); other arguments as for ``delta``."""
         with torch.enable_grad():

@@ -1,12 +1,6 @@
-"""Adapter modules without the model that they belong to: a helper fits them from the pairs of their host.
+"""What a helper fits for others: the adapters of some blocks, of each user and kind where users have their own.
 
-They are drawn as at every node: with the adapters of the whole skeleton, from the seed of the run. So they begin with
-the values of their host, bit by bit, and none has to be sent. The base weights stay zeros of stride 0.
-
-By Proposition 1 the gradient of ``0.5 * |g(x) - (g(x) - grad)|^2``, summed over tokens, is the ordinary one. It is that
-of a backward through g from the gradient itself, which is what is done here; no target is ever made.
-
-Source: ColA, section 3, equations 5 and 6, Proposition 1.
+Source: ColA, section 3 (auxiliary models), and section 4.3 (several users).
 """
 
 from __future__ import annotations
@@ -17,20 +11,18 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from edge.compute.capturing.signs import unpack
-from edge.compute.capturing.sites import Site, check_config, sites_of
-from edge.compute.capturing.sums import sum_of
-from edge.compute.users.sets import UserSets, block_of, set_name
-from edge.model.auxiliary.build import start_auxiliary
-from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
-from edge.model.slice import Empty, module_bytes
+from edge.compute.capturing.sums import AtMatrix, matrices_of
+from edge.compute.helping.adapter_modules import AdapterModules
+from edge.compute.users.sets import UserSets, set_name
+from edge.model.skeleton import Skeleton
 from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Job
+from ringtune.jobs.user_adapters import Kind, job_of, kinds_of
 from ringtune.schedule.users import RowsOfUser
 
 
 class AuxiliaryModels:
-    """The adapter modules of some blocks.
+    """The adapters of some blocks.
 
     Args:
         folder: of the model; only its configuration is read.
@@ -43,9 +35,6 @@ class AuxiliaryModels:
     Raises:
         ModelError: no such folder, or a family that is not supported.
         JobError: adapters that can't be fitted from pairs.
-
-    Attributes:
-        skeleton: the model; of its blocks the adapters in ``units`` are real.
     """
 
     def __init__(
@@ -57,35 +46,32 @@ class AuxiliaryModels:
         device: torch.device,
         users: Collection[str] = (),
     ) -> None:
-        with torch.random.fork_rng(devices=[]):
-            self.skeleton: Skeleton = build_skeleton(folder, job)
-        check_config(job.adapter.config, self.skeleton, dropout=job.train.dropout)
-        _drop_all_but(self.skeleton, units)
-        if self.skeleton.auxiliary:
-            for index in units:
-                start_auxiliary(self.skeleton.blocks[index], seed=self.skeleton.seed, index=index)
         self.units = units
-        self._dtype, self._device = dtype, device
-        self._sites: dict[str, Site] = {site.name: site for index in units for site in sites_of(self.skeleton, index)}
-        for site in self._sites.values():
-            site.adapter.to(device=device, dtype=dtype)
-        self._trained = {
-            index: [
-                name for name, parameter in self.skeleton.blocks[index].named_parameters() if f".{ADAPTER}." in name
-            ]
-            for index in units
-        }
-        self._sets = UserSets(self.skeleton, units, users) if users else None
+        wanted = [kind for kind in kinds_of(job, tuple(users)) if kind.users or not users]
+        self._kinds: list[tuple[Kind, AdapterModules]] = [
+            (kind, AdapterModules(folder, job_of(job, kind.config), units, dtype, device)) for kind in wanted
+        ]
+        sets = [(modules.skeleton, kind.users) for kind, modules in self._kinds]
+        self._sets = UserSets(sets, units) if users else None
+        self._places: dict[int, list[AtMatrix]] = {}
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """The model of the first kind; of its blocks the adapters in ``units`` are real."""
+        return self._kinds[0][1].skeleton
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of everything that the modules hold, with the sets of all users."""
-        return module_bytes(self.skeleton.model) + (self._sets.other_bytes if self._sets is not None else 0)
+        """Bytes of everything that is held, with the sets of all users."""
+        held = sum(modules.held_bytes for _, modules in self._kinds)
+        return held + (self._sets.other_bytes if self._sets is not None else 0)
 
     @property
     def inputs(self) -> dict[str, int]:
-        """Values of a token of x, by the names of the sites that have one of their own."""
-        return {name: site.inputs for name, site in self._sites.items() if site.source == name}
+        """Values of a token of x, by the names of the pairs that have one of their own."""
+        return {
+            f"{kind.prefix}{name}": width for kind, modules in self._kinds for name, width in modules.inputs.items()
+        }
 
     def parameters(self, start: int, stop: int) -> dict[str, nn.Parameter]:
         """Return the weights of blocks ``[start, stop)`` by the names that ``BlockRunner`` has for them.
@@ -94,11 +80,7 @@ class AuxiliaryModels:
         """
         if self._sets is not None:
             return self._sets.parameters(range(start, stop))
-        return {
-            f"{index}.{name}": self.skeleton.blocks[index].get_parameter(name)
-            for index in range(start, stop)
-            for name in self._trained[index]
-        }
+        return self._kinds[0][1].parameters(range(start, stop))
 
     def weights(self, start: int, stop: int, users: Collection[str] = ()) -> dict[str, torch.Tensor]:
         """Return the values of these weights, on the memory of the weights.
@@ -120,11 +102,18 @@ class AuxiliaryModels:
 
     def sums(self, start: int, stop: int) -> dict[str, torch.Tensor]:
         """Return the sums of all users' changes in blocks ``[start, stop)``, as ``MergedMatrices`` takes them."""
+        sets = self._sets
+        if sets is None:
+            return {}
+        own = [[sets.of(user) for user in kind.users] for kind, _ in self._kinds]
+        skeletons = {at: modules.skeleton for at, (_, modules) in enumerate(self._kinds)}
         found: dict[str, torch.Tensor] = {}
         with torch.no_grad():
-            for name, site in self._sites.items():
-                if self._sets is not None and start <= block_of(name) < stop:
-                    found |= sum_of(site, [self._sets.of_site(user, name) for user in self._sets.users])
+            for block in range(start, stop):
+                if block not in self._places:
+                    self._places[block] = matrices_of(skeletons, block)
+                for place in self._places[block]:
+                    found |= place.sum_of(own)
         return found
 
     def changing(self, start: int, stop: int) -> tuple[str, ...]:
@@ -144,52 +133,32 @@ class AuxiliaryModels:
         Raises:
             IntegrityError: other names, or shapes that don't belong together; nothing was added then.
         """
-        names = self._check(tensors)
         if self._sets is None:
-            self._fit(names, tensors, slice(None))
+            modules = self._kinds[0][1]
+            modules.check(tensors)
+            modules.fit(tensors)
             return
-        for user, positions in rows:
-            self._sets.use(user)
-            self._fit(names, tensors, slice(None) if len(rows) == 1 else list(positions))
+        parts = [self._part(kind, modules, tensors, rows) for kind, modules in self._kinds]
+        if odd := sorted(tensors.keys() - {f"{kind.prefix}{name}" for kind, _, own, _ in parts for name in own}):
+            raise IntegrityError(f"pairs have {odd[0]} too much; host and helper need the same plan and job")
+        for _, modules, own, users in parts:
+            for user, positions in users:
+                self._sets.use(user)
+                modules.fit(own, None if len(users) == 1 else positions)
 
-    def _fit(self, names: Sequence[str], tensors: Mapping[str, torch.Tensor], rows: slice | list[int]) -> None:
-        for name in names:
-            site = self._sites[name]
-            pair = (tensors[f"{site.source}.x"][rows], tensors[f"{name}.grad"][rows])
-            x, grad = (tensor.to(self._device, self._dtype) for tensor in pair)
-            signs = tensors.get(f"{name}.signs")
-            is_on = None if signs is None else unpack(signs[rows].to(self._device), site.units)
-            site.add_gradients(x, grad, is_on)
-
-    def _check(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-        blocks = {key.split(".", 1)[0] for key in tensors}
-        wanted = [site for name, site in self._sites.items() if name.split(".", 1)[0] in blocks]
-        expected = {f"{site.name}.grad" for site in wanted} | {f"{site.source}.x" for site in wanted}
-        optional = {f"{site.name}.signs" for site in wanted if site.units}
-        if expected != tensors.keys() - optional:
-            odd = sorted(expected ^ (tensors.keys() - optional))[0]
-            raise IntegrityError(f"pairs of blocks {sorted(blocks)} have {odd} too much or too little")
-        for site in wanted:
-            x, grad = tensors[f"{site.source}.x"], tensors[f"{site.name}.grad"]
-            signs = tensors.get(f"{site.name}.signs")
-            if signs is not None and (signs.shape, signs.dtype) != ((*x.shape[:2], -(-site.units // 8)), torch.uint8):
-                raise IntegrityError(
-                    f"the signs of {site.name} are {list(signs.shape)}, not bits of {site.units} units"
-                )
-            if x.dim() != 3 or grad.shape != (*x.shape[:2], site.outputs) or x.shape[2] != site.inputs:
-                raise IntegrityError(
-                    f"the pair of {site.name} is {list(x.shape)} and {list(grad.shape)}, expected rows and tokens of "
-                    f"{site.inputs} and {site.outputs} values"
-                )
-        return [site.name for site in wanted]
-
-
-def _drop_all_but(skeleton: Skeleton, units: range) -> None:
-    """Put empty modules in the places of all but these blocks, so that only their adapters are held."""
-    base, path = skeleton.base, skeleton.layout.blocks_path
-    for index in range(len(skeleton.blocks)):
-        if index not in units:
-            skeleton.blocks[index] = Empty()
-    for name, _ in list(base.named_children()):
-        if name != path.split(".")[0]:
-            setattr(base, name, Empty())
+    def _part(
+        self, kind: Kind, modules: AdapterModules, tensors: Mapping[str, torch.Tensor], rows: Sequence[RowsOfUser]
+    ) -> tuple[Kind, AdapterModules, dict[str, torch.Tensor], list[tuple[str, list[int]]]]:
+        """Return the pairs of one kind by name, and each user's rows of them, after a look at them."""
+        users = [(user, positions) for user, positions in rows if user in kind.users]
+        places = {row: at for at, row in enumerate(sorted(row for _, positions in users for row in positions))}
+        own = {
+            name.removeprefix(kind.prefix): value
+            for name, value in tensors.items()
+            if name.rpartition("/")[0] == kind.prefix.rstrip("/")
+        }
+        if bool(own) is not bool(users):
+            many = "too little" if users else "too much"
+            raise IntegrityError(f"pairs of {kind.config} are {many}; host and helper need the same plan and job")
+        modules.check(own, len(places))
+        return kind, modules, own if users else {}, [(user, [places[row] for row in part]) for user, part in users]

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from edge.compute.capture import Capture
+from edge.compute.capturing.captures import Captures
 from edge.compute.saving.block_forward import BlockForward, Saved
 from edge.compute.users.sets import UserSets
 from edge.compute.users.split_rows import OfUser, SplitRows
+from edge.model.slice import BlockRunner
 from ringtune.schedule.users import RowsOfUser
 
-RunBlocks = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
-"""Runs blocks: from hidden state, mask and context to what leaves them."""
+RunBlocks = Callable[[BlockRunner, torch.Tensor, torch.Tensor, Any], torch.Tensor]
+"""Runs blocks with the adapters of one kind: from hidden state, mask and context to what leaves them."""
 
 RunSaving = Callable[[BlockForward, torch.Tensor], tuple[Saved, torch.Tensor]]
 """Runs blocks with a graph: from a forward and what enters to what is kept and what leaves them."""
@@ -33,11 +34,12 @@ class ByUser:
 
     Args:
         sets: the adapters of all users.
-        capture: records the pairs of these blocks.
+        captures: record the pairs of these blocks.
+        runners: of each user, with the kind of adapters that the user has.
     """
 
-    def __init__(self, sets: UserSets, capture: Capture) -> None:
-        self._sets, self._capture = sets, capture
+    def __init__(self, sets: UserSets, captures: Captures, runners: Mapping[str, BlockRunner]) -> None:
+        self._sets, self._captures, self._runners = sets, captures, runners
 
     def free(
         self,
@@ -59,14 +61,15 @@ class ByUser:
             context: of all rows.
         """
         if len(rows) == 1:
-            with self._sets.using(rows[0][0]):
-                return run(hidden, mask, context)
+            user = rows[0][0]
+            with self._sets.using(user):
+                return run(self._runners[user], hidden, mask, context)
         found = torch.empty_like(hidden)
         for user, positions in rows:
             at = torch.tensor(positions, device=hidden.device)
             own, own_mask = hidden[at], mask[at]
             with self._sets.using(user):
-                found[at] = run(own, own_mask, make_context(own, own_mask))
+                found[at] = run(self._runners[user], own, own_mask, make_context(own, own_mask))
         return found
 
     def saving(
@@ -85,6 +88,7 @@ class ByUser:
         """
         if len(rows) == 1:
             user = rows[0][0]
+            forward.blocks = self._runners[user]
             forward.version = functools.partial(self._version, forward.version, user, None)
             with self._sets.using(user):
                 return run(forward, hidden)
@@ -93,7 +97,8 @@ class ByUser:
         for user, positions in rows:
             at = torch.tensor(positions, device=hidden.device)
             own = forward.of_rows(at, functools.partial(self._version, forward.version, user, positions))
-            with self._sets.using(user), self._capture.of_rows(positions):
+            own.blocks = self._runners[user]
+            with self._sets.using(user), self._captures.of_rows(user, positions):
                 saved, found[at] = run(own, hidden[at])
             parts.append(OfUser(at, saved))
         return SplitRows(parts), found
@@ -106,6 +111,6 @@ class ByUser:
         positions: tuple[int, ...] | None,
     ) -> Iterator[None]:
         """Open around a second run what was open around the first."""
-        recording = contextlib.nullcontext() if positions is None else self._capture.of_rows(positions)
+        recording = contextlib.nullcontext() if positions is None else self._captures.of_rows(user, positions)
         with version(), self._sets.using(user), recording:
             yield

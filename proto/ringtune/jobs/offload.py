@@ -12,7 +12,7 @@ from ringtune.jobs.memory import Memory, VeloraSettings
 from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.jobs.sections import MOST_STEPS, Adapter, Train, check_choice
 from ringtune.models.offload_support import merged_refusal, offload_refusal
-from ringtune.schedule.extent import Extent
+from ringtune.schedule.extent import Extent, check_user_name
 from ringtune.schedule.methods import Method
 from ringtune.schedule.offload import ALONE, COLLABORATION, EXACT, IN_STEP, JOINT, PAIRS, USERS, Manner
 from ringtune.schedule.slice_policy import BOTH, VELORA
@@ -38,6 +38,8 @@ class OffloadSettings:
             step behind then, and the result is another one.
         users: joint = all rows train one set of adapters; alone = each user's rows train a set of their own;
             collaboration = they do, and every row goes through the sum of all sets.
+        adapters: adapter configurations of single users, as in ``{"anna" = "linear"}``, who have them in place of
+            ``adapter.config``; see ``ringtune.jobs.user_adapters``.
     """
 
     mode: str | dict[str, str] = field(default=OFF)
@@ -46,9 +48,10 @@ class OffloadSettings:
     merged: bool = False
     overlap: bool = False
     users: str = JOINT
+    adapters: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse unknown words, an interval out of range, an empty table, and hosts that would help themselves."""
+        """Refuse unknown words, an interval out of range, odd tables, and hosts that would help themselves."""
         if isinstance(self.mode, str):
             _check_mode(self.mode)
         else:
@@ -67,8 +70,15 @@ class OffloadSettings:
             )
         try:
             _ = self.manner
-        except PlanError as error:  # users whose adapters can't be merged, or have to be
+            for user in self.adapters:
+                check_user_name(user)
+        except PlanError as error:  # users whose adapters can't be merged, or have to be; a name that none may have
             raise JobError(str(error)) from error
+        if self.adapters and self.users == JOINT:
+            raise JobError(
+                f"offload.adapters has no meaning with offload.users = {JOINT!r}, where all users train the same "
+                f"adapters; remove it, or set offload.users = {ALONE!r}"
+            )
 
     @property
     def is_on(self) -> bool:
@@ -132,11 +142,13 @@ def _problem(
             f"{name}, which keeps several versions of adapters, and a helper sends the newest only; choose 'ringada' "
             "or 'all'"
         )
-    if problem := offload_refusal(adapter.config, dropout=train.dropout):
-        return f"the adapter: {problem}"
-    if settings.merged and (problem := merged_refusal(adapter.config, dropout=train.dropout)):
-        both = f" and offload.users = {ALONE!r}" if settings.users == COLLABORATION else ""
-        return f"offload.merged: {problem}{both}"
+    for where, config in _configs(settings, adapter).items():
+        if problem := offload_refusal(config, dropout=train.dropout):
+            return f"{where}: {problem}"
+        if settings.merged and (problem := merged_refusal(config, dropout=train.dropout)):
+            both = f" and offload.users = {ALONE!r}" if settings.users == COLLABORATION else ""
+            of_user = f" ({where})" if settings.adapters else ""
+            return f"offload.merged: {problem}{both}{of_user}"
     if operations.is_chosen:
         return (
             f"operations.policy = {operations.policy!r}, which chooses operations by scores of weights at their host; "
@@ -156,8 +168,17 @@ def check_fused(settings: OffloadSettings, *, adapter: Adapter, train: Train, fu
     Raises:
         JobError: names the adapter, and the remedy.
     """
-    if settings.is_on and (problem := offload_refusal(adapter.config, dropout=train.dropout, fused=fused)):
-        raise JobError(f"[offload] can't go with the adapter: {problem}, or set offload.mode = 'off'")
+    if not settings.is_on:
+        return
+    for where, config in _configs(settings, adapter).items():
+        if problem := offload_refusal(config, dropout=train.dropout, fused=fused):
+            raise JobError(f"[offload] can't go with {where}: {problem}, or set offload.mode = 'off'")
+
+
+def _configs(settings: OffloadSettings, adapter: Adapter) -> dict[str, str]:
+    """The adapter configurations of a job, by what names them in messages."""
+    own = {f"offload.adapters.{user}": config for user, config in settings.adapters.items()}
+    return {"the adapter": adapter.config, **own}
 
 
 def _check_mode(mode: str) -> None:
