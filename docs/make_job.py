@@ -55,6 +55,7 @@ EXAMPLES = {
     "offload.interval": "4",
     "offload.pairs": '"bfloat16"',
     "offload.users": '"alone"',
+    "offload.adapters": '{ "anna" = "linear" }',
     "data.user": '"author"',
     "velora.layers": '["adapter_down"]',
     "velora.parts": "16",

@@ -19,6 +19,7 @@ from ringtune.errors import InvalidInputError, RingTuneError, UsageError
 from ringtune.files.durable import write_pieces_durably
 from ringtune.jobs.job import Job, load_job
 from ringtune.jobs.result import result_of
+from ringtune.jobs.user_adapters import job_of_user
 from ringtune.models.result_files import of_user
 from ringtune.models.summed_adapters import summed_config
 from ringtune.schedule.course import Course
@@ -68,6 +69,7 @@ def merge_run(run: Path, out: Path, *, model: Path | None, user: str = "") -> No
     users = user_sets(course)
     with tempfile.TemporaryDirectory(prefix="ringtune-") as summed:
         saved = run / (of_user(user) if user else result_of(job).folder)
+        job = job_of_user(job, user) if user else job
         if users and not user:
             saved = Path(summed)
             sum_run(run, saved)

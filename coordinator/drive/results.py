@@ -14,7 +14,7 @@ from ringtune.files.durable import storage_errors
 from ringtune.files.pieces import Pieces
 from ringtune.files.strict import read_object
 from ringtune.jobs.job import Job
-from ringtune.jobs.result import result_of
+from ringtune.jobs.result import result_of, result_of_user
 
 _TOTALS = "totals.json"
 
@@ -62,7 +62,7 @@ class Results:
         """
         result = result_of(job)
         if users:
-            found = users_folders(self._files, result, users)
+            found = users_folders(self._files, {user: result_of_user(job, user) for user in users})
         else:
             found = {f"{result.folder}/{name}": made for name, made in result_folder(self._files, result).items()}
         for path, content in sorted(found.items()):

@@ -16,6 +16,7 @@ from typing import Final
 from coordinator.export.merged import sum_into
 from coordinator.run_folder.saved_run import SavedRun
 from ringtune.errors import UsageError
+from ringtune.jobs.user_adapters import job_of_user
 from ringtune.models.result_files import of_user
 from ringtune.models.summed_adapters import summed_config
 from ringtune.schedule.offload import COLLABORATION
@@ -63,7 +64,8 @@ def as_of(run: SavedRun, user: str) -> SavedRun:
         job = dataclasses.replace(run.job, adapter=dataclasses.replace(run.job.adapter, config=config))
         return dataclasses.replace(run, job=job, whose=f"all {count}, added up")
     report = {name: value for name, value in run.report.items() if name != "eval"}
-    return dataclasses.replace(run, report=report, saved=run.folder / of_user(user), whose=f"one of {count}")
+    job = job_of_user(run.job, user)
+    return dataclasses.replace(run, job=job, report=report, saved=run.folder / of_user(user), whose=f"one of {count}")
 
 
 @contextmanager

@@ -13,11 +13,13 @@ from ringtune.errors import DataError, JobError, ModelError
 from ringtune.files.strict import nearest
 from ringtune.jobs.hift import check_warmup
 from ringtune.jobs.job import Job
+from ringtune.jobs.user_adapters import kinds_of
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner, users_text
 from ringtune.schedule.methods.hift import DISK
 from ringtune.schedule.slice_policy import NONE
+from ringtune.schedule.users import users_of
 
 
 def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
@@ -87,6 +89,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
     )
     if course.num_steps:
         check_warmup(train, course.num_steps, course.method.rate_at(course, course.num_steps - 1)[1])
+    kinds_of(job, users_of(course))  # refuses an adapter of a user who is none of the run
     draft = Draft(
         course=course,
         private_blocks=private_blocks,

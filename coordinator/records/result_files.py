@@ -7,14 +7,14 @@ it is sent. Every part is checked before anything is taken from it: it comes fro
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import FilePieces, Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
-from ringtune.models.result_files import ADAPTER_FILE, Result, block_of, of_user
+from ringtune.models.result_files import ADAPTER_FILE, DESCRIPTIONS, Result, block_of, of_user
 from ringtune.models.tensors import INDEX_FILE, WEIGHTS_FILE, read_headers, shard_name
 from ringtune.schedule.placement import Slice
 
@@ -128,31 +128,46 @@ def result_folder(
     return folder | weight_files(tensors_of(parts), shard_bytes=shard_bytes)
 
 
-def users_folders(files: Mapping[str, Mapping[str, Pieces]], result: Result, users: Sequence[str]) -> dict[str, Pieces]:
+def users_folders(files: Mapping[str, Mapping[str, Pieces]], results: Mapping[str, Result]) -> dict[str, Pieces]:
     """Merge the files that the nodes handed in to a folder for each user, with what all users share in each of them.
 
     Args:
         files: content by file name, by node.
-        result: of the run.
-        users: that have adapters of their own.
+        results: of each user who has adapters of their own.
 
     Returns:
         Content by path in the run's folder.
 
     Raises:
-        IntegrityError: a file is missing, broken, or not the same everywhere; or a user lacks a tensor of the others.
+        IntegrityError: a file is missing, broken, or not the same everywhere; or a user lacks a tensor of the others
+            with the same kind of adapter.
     """
-    common = adapter_folder(files, [name for name in result.files if name != ADAPTER_FILE])
+    sent = {path for own in files.values() for path in own}
+    besides: dict[str, Pieces] = {}
+    found: dict[str, Pieces] = {}
     own: dict[str, Mapping[str, TensorPieces]] = {}
-    for path in (of_user(user, ADAPTER_FILE) for user in users):
-        own[path] = tensors_of({node: sent[path] for node, sent in files.items() if path in sent})
-    wanted = set().union(*own.values())
+    of_kind: dict[tuple[str, bytes], set[str]] = {}
+    kinds: dict[str, tuple[str, bytes]] = {}
+    for user, result in results.items():
+        for name in result.files:
+            path = of_user(user, name)
+            if name == ADAPTER_FILE:
+                own[path] = tensors_of({node: given[path] for node, given in files.items() if path in given})
+                continue
+            source = path if path in sent else name
+            besides = besides if source in besides else besides | adapter_folder(files, [source])
+            found[path] = besides[source]
+            if name in DESCRIPTIONS:
+                kinds[of_user(user, ADAPTER_FILE)] = (name, bytes(found[path]))
     for path, tensors in own.items():
-        if not tensors or wanted - tensors.keys():
-            what = f"{min(wanted - tensors.keys())} of {path}" if tensors else path
-            raise IntegrityError(f"no node sent {what}; use one version on all machines")
-    merged = {path: write_tensors(tensors, metadata=_METADATA) for path, tensors in own.items()}
-    return merged | {of_user(user, name): content for user in users for name, content in common.items()}
+        of_kind.setdefault(kinds[path], set()).update(tensors)
+    for path, tensors in own.items():
+        if lacking := of_kind[kinds[path]] - tensors.keys():
+            raise IntegrityError(f"no node sent {min(lacking)} of {path}; use one version on all machines")
+        if not tensors:
+            raise IntegrityError(f"no node sent {path}; use one version on all machines")
+        found[path] = write_tensors(tensors, metadata=_METADATA)
+    return found
 
 
 def adapter_folder(files: Mapping[str, Mapping[str, Pieces]], names: Iterable[str]) -> dict[str, Pieces]:

@@ -15,7 +15,7 @@ from ringtune.errors import IntegrityError, InvalidInputError, UsageError
 from ringtune.hints import hint
 from ringtune.jobs.job import METHOD_SECTIONS, Job, Train, load_job
 from ringtune.jobs.offload import OffloadSettings
-from ringtune.jobs.result import result_of
+from ringtune.jobs.result import result_of, result_of_user
 from ringtune.models.result_files import USERS_FOLDER, Result, of_user
 from ringtune.schedule.frozen_weights import dtype_of
 from ringtune.schedule.methods import method_class
@@ -72,8 +72,9 @@ def read_run(folder: Path) -> SavedRun:
     job = load_job(folder / "job.toml", is_record=True)
     plan = read_any_plan(read_json(folder / "plan.json"))
     result, users = result_of(job), user_sets(plan.course)
-    for place in [of_user(user) for user in users] or [result.folder]:
-        if lacking := result.missing_in(folder / place):
+    results = {of_user(user): result_of_user(job, user) for user in users} or {result.folder: result}
+    for place, wanted in results.items():
+        if lacking := wanted.missing_in(folder / place):
             raise InvalidInputError(f"{folder} has no {place}: {place}/{lacking} is missing; {_how_to_go_on(folder)}")
     report = folder / "report.json"
     return SavedRun(

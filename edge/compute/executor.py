@@ -368,9 +368,9 @@ class NodeExecutor:
         Returns:
             Name to content: ``adapter.safetensors`` (unless it hosts nothing), and with the head
             ``adapter_config.json`` and, of a head that trains, ``head_config.json`` and ``model_head.safetensors``;
-            where users have adapters of their own ``users/NAME/adapter.safetensors`` for each instead of the first;
-            where the blocks' own weights train ``blocks.safetensors`` instead of the first two; where all parameters
-            train ``model.safetensors``, and with the head ``config.json`` and the tokenizer's files.
+            of users with adapters of their own see ``users_files``; where the blocks' own weights train
+            ``blocks.safetensors`` instead of the first two; where all parameters train ``model.safetensors``, and with
+            the head ``config.json`` and the tokenizer's files.
 
         Raises:
             DivergedError: a trained weight is not finite after the last update.
@@ -380,10 +380,10 @@ class NodeExecutor:
             trained |= {f"head.{name}": value for name, value in self._owner(None)[0].parameters.items()}
         require_finite(trained)
         without = () if with_private else range(self._plan.placement.private_blocks)
-        skeleton, task = self._hosted.skeleton, self._job.model.task
+        skeleton, task, kept = self._hosted.skeleton, self._job.model.task, self._hosted.kept
         if sets := self.offloading.sets():
-            return users_files(skeleton, sets, without_blocks=without, with_head=with_head)
-        kept = self._hosted.kept
+            kinds = self.offloading.other_kinds(self._job, self._folder)
+            return users_files(skeleton, sets, without_blocks=without, with_head=with_head, others=kinds)
         return result_files(skeleton, task, self._folder, without_blocks=without, with_head=with_head, merged=kept)
 
     def load_saved(self, folder: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edge.compute.capture import Capture
-from edge.compute.capturing.captures import Captures
+from edge.compute.captures import Captures
 from edge.compute.capturing.merged import MergedMatrices
 from edge.compute.helping.adapter_modules import AdapterModules
 from edge.compute.helping.auxiliary_models import AuxiliaryModels
@@ -154,7 +154,7 @@ def host(
         captures = Captures([(first, own), *also], by_kind=not is_merged)
         if is_merged:
             counts = [(kin, len(kind.users)) for kind, kin in others]
-            own_count = len(first.users) if users else 1
+            own_count = len(first.users) if users else None
             merged = MergedMatrices(skeleton, helped_blocks, folder, job, users=own_count, others=counts)
             kept, merged.initial, others = merged.initial, {}, []
         elif users:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from edge.compute.capturing.captures import PairsByKind
+from edge.compute.captures import PairsByKind
 from edge.compute.saving.block_forward import Saved
 from edge.data.tokens import Batch
 from edge.model.slice import BlockRunner

@@ -8,18 +8,21 @@ from pathlib import Path
 
 import torch
 
-from edge.compute.capturing.captures import PairsByKind
+from edge.compute.captures import PairsByKind
 from edge.compute.capturing.install import adapter_weights, install
 from edge.compute.capturing.wire import PairWire, from_file, to_file
 from edge.compute.helping.auxiliary_models import AuxiliaryModels
 from edge.compute.hosting import Hosted
 from edge.compute.micro_batches import MicroBatch, OpenItem
+from edge.compute.other_kinds import other_kinds
 from edge.compute.saving.vectors import Vectors
 from edge.model.optimizers.state_file import StateFile
+from edge.model.skeleton import Skeleton
 from edge.model.tensor_bytes import DTYPE_NAMES
 from ringtune.costs.offload.pair_bytes import LOSSY
 from ringtune.errors import PlanError
 from ringtune.files.pieces import Pieces
+from ringtune.jobs.job import Job
 from ringtune.schedule.actions import Action, Payload, TensorKey
 from ringtune.schedule.helpers import Helper
 from ringtune.schedule.offload import COLLABORATION, EXACT
@@ -85,6 +88,11 @@ class Offloading:
                 for models in self._hosted.helped:
                     own |= models.of_user(user)
         return found
+
+    def other_kinds(self, job: Job, folder: Path) -> dict[str, Skeleton]:
+        """Return hosted blocks with the adapters of each user of another kind; see there."""
+        fitted = [block for helper in self._helpers for block in range(helper.start, helper.stop)]
+        return other_kinds(self._hosted, job, folder, users=user_sets(self._course), fitted=fitted)
 
     @property
     def _is_collaboration(self) -> bool:

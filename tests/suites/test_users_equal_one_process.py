@@ -44,9 +44,9 @@ def case_of(folder: Path, **changes: Any) -> Case:
     return Case(folder=folder, **{**values, **changes})
 
 
-def plan_of(case: Case, **manner: Any) -> Plan:
+def plan_of(case: Case, *, slices: tuple[tuple[str, int, int], ...] = SLICES, **manner: Any) -> Plan:
     """The case's plan with two users at the first owner, and helpers for every block."""
-    plan = case.plan(SLICES)
+    plan = case.plan(slices)
     first, second = plan.course.owners
     users = (
         UserRows(name="anna", train_rows=first.train_rows // 3, eval_rows=first.eval_rows),

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load
 
+from coordinator.records.result_files import users_folders
+from ringtune.jobs.result import result_of_user
+from ringtune.models.result_files import part_files
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.offload import ALONE, COLLABORATION
 from ringtune.schedule.turns import StartPoint, turn_sequence
+from ringtune.schedule.users import users_of
 from tests.suites.test_users_equal_one_process import case_of, head_of, plan_of, run, sets_at_helpers, sets_at_hosts
 from tests.support import resumed, users_reference
 from tests.support.torch_ring import Case, distance, make_carrier, write_family_inputs, write_inputs
@@ -88,28 +91,43 @@ def test_results_of_users_of_other_kinds_are_their_sets_and_say_their_kind(
     folder: Path, manner: dict[str, Any]
 ) -> None:
     """The nodes' parts together have each tensor of each user once; the others' config comes with each of them."""
-    case = case_with(folder, {"ben": LINEAR}, users=manner["users"], num_steps=4, private_blocks=1)
+    case = case_with(folder, {"ben": LINEAR}, users=manner["users"], num_steps=4)
     plan = plan_of(case, **manner)
     carrier = run(plan, make_carrier(case, plan))
     holder = list(turn_sequence(plan.course))[-1].owner
-    found: dict[str, torch.Tensor] = {}
-    configs: list[str] = []
-    for node, executor in carrier.executors.items():
-        for name, content in executor.adapter_files(with_head=node == holder).items():
-            if name.endswith("/adapter.safetensors"):
-                user = name.split("/")[1]
-                tensors = {f"{user}/{key.split('.layer.')[1]}": value for key, value in load(bytes(content)).items()}
-                assert not found.keys() & tensors.keys()
-                found |= tensors
-            elif name.endswith(".json"):
-                configs.append(name)
+    files = {node: executor.adapter_files(with_head=node == holder) for node, executor in carrier.executors.items()}
+    users = users_of(plan.course)
+    assert {name for sent in files.values() for name in sent} <= set(part_files(users))
+    merged = users_folders(files, {user: result_of_user(case.job, user) for user in users})
+    found = {
+        f"{user}/{name.split('.layer.')[1]}": value
+        for user in users
+        for name, value in load(bytes(merged[f"users/{user}/adapter.safetensors"])).items()
+    }
     assert resumed.same_bits(found, sets_at_helpers(carrier))
-    assert sorted(configs) == ["adapter_config.json", "head_config.json", "users/ben/adapter.json"]
-    private = carrier.executors["a"].adapter_files(with_head=False, with_private=True)
-    names = {user: set(load(bytes(private[f"users/{user}/adapter.safetensors"]))) for user in ("anna", "ben")}
-    assert any(".layer.0." in name and name.endswith("lora_A") for name in names["anna"])
-    assert any(".layer.0." in name for name in names["ben"])
-    assert not any("lora" in name for name in names["ben"])
+    head = {"head_config.json", "model_head.safetensors", "adapter.safetensors"}
+    kinds = {user: {path.split("/")[-1] for path in merged if f"/{user}/" in path} - head for user in users}
+    assert kinds == {"anna": {"adapter_config.json"}, "ben": {"adapter.json"}, "c": {"adapter_config.json"}}
+
+
+@pytest.mark.parametrize("users", [ALONE, COLLABORATION])
+def test_adapters_of_private_blocks_have_the_kind_of_their_user(folder: Path, users: str) -> None:
+    """They never train and are no helper's; a user's folder has them as they began, so that it is whole."""
+    case = case_with(
+        folder, {"ben": "seq_bn" if users == ALONE else LINEAR}, users=users, num_steps=2, private_blocks=1
+    )
+    slices = (("a", 1, 2), ("b", 2, 3), ("c", 3, 4))
+    plan = plan_of(case, slices=slices, users=users, merged=users == COLLABORATION)
+    carrier = run(plan, make_carrier(case, plan))
+    parts = [
+        executor.adapter_files(with_head=False, with_private=node == "c")
+        for node, executor in carrier.executors.items()
+    ]
+    for user in ("anna", "ben"):
+        path = f"users/{user}/adapter.safetensors"
+        names = {name for part in parts if path in part for name in load(bytes(part[path]))}
+        assert {name.split(".layer.")[1][0] for name in names} == set("0123")
+        assert all("lora" in name for name in names) is any("lora" in name for name in names) is (user == "anna")
 
 
 @pytest.mark.parametrize("manner", [{"users": ALONE, "interval": 4}, TOGETHER])

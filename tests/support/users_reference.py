@@ -66,7 +66,7 @@ def alone(case: Case, plan: Plan, *, interval: int = 1) -> tuple[Sets, dict[str,
     model, users = reference.whole_model(job, plan, case.folder / "model"), users_of(plan.course)
     at, num_blocks = [reference.seed_units(model, job)], plan.course.num_blocks
     theirs = dict.fromkeys(users, _layers_of(model, num_blocks))
-    for user, config in job.offload.adapters.items():
+    for user, config in job.offload.chosen_adapters.items():
         other = reference.whole_model(_with_adapter(job, config), plan, case.folder / "model")
         at.append(reference.seed_units(other, job))
         theirs[user] = _layers_of(other, num_blocks)
@@ -116,7 +116,7 @@ def together(case: Case, plan: Plan) -> Sets:
     named = slots.named_parameters()
     sums = {name: value for name, value in named if f".{reference.NAME}." in name and ".layer." in name}
     models, scale = dict.fromkeys(users, initial), dict.fromkeys(users, _scale(initial, job.adapter.config))
-    for user, config in job.offload.adapters.items():
+    for user, config in job.offload.chosen_adapters.items():
         models[user] = reference.whole_model(_with_adapter(job, config), plan, case.folder / "model")
         scale[user] = _scale(models[user], config)
     sets = {user: _set_of(model, sums) for user, model in models.items()}

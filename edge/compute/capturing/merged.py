@@ -65,7 +65,8 @@ class MergedMatrices:
         blocks: with merged adapters.
         folder: of the model; it is read at every ``install``.
         job: of the run.
-        users: how many users' adapters of the job's kind are added up (see ``sum_of``), which begin with equal values.
+        users: how many users' adapters of the job's kind are added up (see ``sum_of``), which begin with equal values;
+            None = all users have one set.
         others: of each other kind of adapters the model that has it, which may be without other weights, and how many
             users have it.
 
@@ -84,17 +85,19 @@ class MergedMatrices:
         folder: Path,
         job: Job,
         *,
-        users: int = 1,
+        users: int | None = None,
         others: Sequence[tuple[Skeleton, int]] = (),
     ) -> None:
         if problem := merged_refusal(job.adapter.config, dropout=job.train.dropout):
             raise JobError(problem)
         check_config(job.adapter.config, skeleton, dropout=job.train.dropout)
         wanted = tuple(blocks)
-        all_kinds = ((skeleton, users), *others)
+        all_kinds = ((skeleton, 1 if users is None else users), *others)
         counts = [count for _, count in all_kinds]
         kinds = {at: kind for at, (kind, count) in enumerate(all_kinds) if count}
         places = [place for index in wanted for place in matrices_of(kinds, index)]
+        if users is None:
+            places = [place._replace(sites=(site,)) for place in places for site in place.sites]
         self._folder = folder
         self.initial: dict[str, torch.Tensor] = {}
         self._matrices = []

@@ -165,7 +165,7 @@ class AtMatrix(NamedTuple):
 
 
 def matrices_of(skeletons: Mapping[int, Skeleton], block: int) -> list[AtMatrix]:
-    """List the matrices of a block that have adapters.
+    """List the matrices of a block that have adapters, each once.
 
     Args:
         skeletons: of each kind of adapters, by its position.

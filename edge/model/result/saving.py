@@ -20,6 +20,7 @@ import json
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -114,7 +115,12 @@ def adapter_files(
 
 
 def users_files(
-    skeleton: Skeleton, sets: Mapping[str, Tensors], *, without_blocks: Collection[int], with_head: bool
+    skeleton: Skeleton,
+    sets: Mapping[str, Tensors],
+    *,
+    without_blocks: Collection[int],
+    with_head: bool,
+    others: Mapping[str, Skeleton] = MappingProxyType({}),
 ) -> dict[str, Pieces]:
     """Make the files of a run in which each user has adapters of their own; tensors are read as in ``adapter_files``.
 
@@ -124,9 +130,11 @@ def users_files(
             else the hosted blocks have, such as the adapters of private blocks, every user gets as it is.
         without_blocks: hosted blocks to leave out.
         with_head: see ``adapter_files``.
+        others: by user whose adapters are of another kind: the hosted blocks with that kind.
 
     Returns:
-        Name to content: ``users/NAME/adapter.safetensors`` of each user, and once what is the same for all.
+        Name to content: ``users/NAME/adapter.safetensors`` of each user, and once what is the same for all. Who has
+        another kind also has the file that describes it.
 
     Raises:
         DivergedError: a weight of a user is not finite.
@@ -134,16 +142,29 @@ def users_files(
     """
     own = saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head)
     common = own.pop(ADAPTER_FILE, {})
-    prefix = _blocks_prefix(skeleton)
-    unwanted = tuple(f"{block}." for block in without_blocks)
-    names = _names_of_parameters(skeleton)
+    files = _with_configs(skeleton, own, with_head=with_head)
+    of_kind: dict[int, Tensors] = {id(skeleton): common}
     for user, tensors in sets.items():
         require_finite({f"{name} of user {user}": value for name, value in tensors.items()})
-        found = {name: tensors.get(names.get(value.data_ptr(), ""), value) for name, value in common.items()}
-        found |= {f"{prefix}{name}": value for name, value in tensors.items() if not name.startswith(unwanted)}
-        if found:
-            own[of_user(user, ADAPTER_FILE)] = found
-    return _with_configs(skeleton, own, with_head=with_head)
+        kind = others.get(user, skeleton)
+        if id(kind) not in of_kind:
+            saved = saved_tensors(kind, without_blocks=without_blocks, with_head=False)
+            of_kind[id(kind)] = saved.get(ADAPTER_FILE, {})
+        if found := _set_by_name(kind, of_kind[id(kind)], tensors, without_blocks):
+            files[of_user(user, ADAPTER_FILE)] = _written(found)
+        if with_head and user in others:
+            files |= {of_user(user, name): content for name, content in _descriptions(kind).items()}
+    return files
+
+
+def _set_by_name(
+    skeleton: Skeleton, common: Mapping[str, torch.Tensor], tensors: Tensors, without_blocks: Collection[int]
+) -> Tensors:
+    """Return a user's set, and what all users have besides, by name in the whole model."""
+    prefix, names = _blocks_prefix(skeleton), _names_of_parameters(skeleton)
+    unwanted = tuple(f"{block}." for block in without_blocks)
+    found = {name: tensors.get(names.get(value.data_ptr(), ""), value) for name, value in common.items()}
+    return found | {f"{prefix}{name}": value for name, value in tensors.items() if not name.startswith(unwanted)}
 
 
 def _names_of_parameters(skeleton: Skeleton) -> dict[int, str]:
@@ -161,17 +182,23 @@ def _blocks_prefix(skeleton: Skeleton) -> str:
 
 def _with_configs(skeleton: Skeleton, found: Mapping[str, Tensors], *, with_head: bool) -> dict[str, Pieces]:
     """Write these tensors to files, and with the head the configs."""
-    files = {
-        name: write_tensors({key: pieces_of(value) for key, value in tensors.items()}, metadata={"format": "pt"})
-        for name, tensors in found.items()
-    }
-    if with_head and skeleton.auxiliary:
-        files[AUXILIARY_CONFIG_FILE] = Pieces.of(_description(skeleton))
-    elif with_head and not skeleton.own_weights:
-        files[ADAPTER_CONFIG_FILE] = Pieces.of(_adapter(skeleton)[1])
+    files = {name: _written(tensors) for name, tensors in found.items()}
+    if with_head:
+        files |= _descriptions(skeleton)
     if HEAD_FILE in files:
         files[HEAD_CONFIG_FILE] = Pieces.of(_head(skeleton)[1])
     return files
+
+
+def _written(tensors: Mapping[str, torch.Tensor]) -> Pieces:
+    return write_tensors({key: pieces_of(value) for key, value in tensors.items()}, metadata={"format": "pt"})
+
+
+def _descriptions(skeleton: Skeleton) -> dict[str, Pieces]:
+    """Write the file that describes the adapter; none where the blocks' own weights train."""
+    if skeleton.auxiliary:
+        return {AUXILIARY_CONFIG_FILE: Pieces.of(_description(skeleton))}
+    return {} if skeleton.own_weights else {ADAPTER_CONFIG_FILE: Pieces.of(_adapter(skeleton)[1])}
 
 
 def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Tensors]:

@@ -53,6 +53,7 @@ _IN_WORDS_ELSEWHERE = ("adapter.config",)
 _ASKED_OTHERWISE = {
     "train.microbatches": "1 to train.batch_size",
     "offload.mode": "off, auto, or a table of host = helper",
+    "offload.adapters": "a table of user = adapter.config",
     "hift.always_active": "embedding, head",
     "operations.full": "0 to train.microbatches",
     "operations.forward_only": "0 to what operations.full leaves of train.microbatches",

@@ -48,7 +48,7 @@ class OffloadSettings:
     merged: bool = False
     overlap: bool = False
     users: str = JOINT
-    adapters: dict[str, str] = field(default_factory=dict)
+    adapters: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
         """Refuse unknown words, an interval out of range, odd tables, and hosts that would help themselves."""
@@ -70,10 +70,12 @@ class OffloadSettings:
             )
         try:
             _ = self.manner
-            for user in self.adapters:
+            for user in self.chosen_adapters:
                 check_user_name(user)
         except PlanError as error:  # users whose adapters can't be merged, or have to be; a name that none may have
             raise JobError(str(error)) from error
+        if self.adapters is not None and not self.adapters:
+            raise JobError("offload.adapters is an empty table; name an adapter for a user, or remove it")
         if self.adapters and self.users == JOINT:
             raise JobError(
                 f"offload.adapters has no meaning with offload.users = {JOINT!r}, where all users train the same "
@@ -96,6 +98,11 @@ class OffloadSettings:
         return Manner(
             interval=self.interval, pairs=self.pairs, merged=self.merged, overlap=self.overlap, users=self.users
         )
+
+    @property
+    def chosen_adapters(self) -> Mapping[str, str]:
+        """The adapter configuration of each user who has another one than ``adapter.config``."""
+        return self.adapters or {}
 
     @property
     def helpers(self) -> Mapping[str, str]:
@@ -147,7 +154,7 @@ def _problem(
             return f"{where}: {problem}"
         if settings.merged and (problem := merged_refusal(config, dropout=train.dropout)):
             both = f" and offload.users = {ALONE!r}" if settings.users == COLLABORATION else ""
-            of_user = f" ({where})" if settings.adapters else ""
+            of_user = f" ({where})" if settings.chosen_adapters else ""
             return f"offload.merged: {problem}{both}{of_user}"
     if operations.is_chosen:
         return (
@@ -177,7 +184,7 @@ def check_fused(settings: OffloadSettings, *, adapter: Adapter, train: Train, fu
 
 def _configs(settings: OffloadSettings, adapter: Adapter) -> dict[str, str]:
     """The adapter configurations of a job, by what names them in messages."""
-    own = {f"offload.adapters.{user}": config for user, config in settings.adapters.items()}
+    own = {f"offload.adapters.{user}": config for user, config in settings.chosen_adapters.items()}
     return {"the adapter": adapter.config, **own}
 
 

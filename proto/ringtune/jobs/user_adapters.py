@@ -54,9 +54,9 @@ def kinds_of(job: Job, users: Sequence[str]) -> tuple[Kind, ...]:
     Raises:
         JobError: a user who chose is none of the run.
     """
-    if not users or not job.offload.adapters:
+    if not users or not job.offload.chosen_adapters:
         return (Kind(0, job.adapter.config, tuple(users)),)
-    if odd := sorted(job.offload.adapters.keys() - set(users)):
+    if odd := sorted(job.offload.chosen_adapters.keys() - set(users)):
         more = f" and {len(users) - _MOST_NAMED} more" if len(users) > _MOST_NAMED else ""
         raise JobError(
             f"offload.adapters.{odd[0]}: no user of this run has the name {odd[0]!r}; its users are "
@@ -75,7 +75,7 @@ def kinds_of(job: Job, users: Sequence[str]) -> tuple[Kind, ...]:
 
 def config_of(job: Job, user: str) -> str:
     """The adapter configuration of a user."""
-    return job.offload.adapters.get(user, job.adapter.config)
+    return job.offload.chosen_adapters.get(user, job.adapter.config)
 
 
 def job_of(job: Job, config: str) -> Job:
@@ -83,3 +83,9 @@ def job_of(job: Job, config: str) -> Job:
     if config == job.adapter.config:
         return job
     return dataclasses.replace(job, adapter=dataclasses.replace(job.adapter, config=config))
+
+
+def job_of_user(job: Job, user: str) -> Job:
+    """The job with the ``adapter.config`` of one user, and with that of no other."""
+    offload = dataclasses.replace(job.offload, adapters=None)
+    return dataclasses.replace(job_of(job, config_of(job, user)), offload=offload)

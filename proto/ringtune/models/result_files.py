@@ -7,7 +7,8 @@ tensors. The head's files are the same in all three, and only there where a head
 
 Where each user has adapters of their own (``schedule.users``), each has a folder ``users/NAME`` instead of ``adapter``.
 Between machines only the tensors have a user's name; what is the same for all, the head and the config, comes once, and
-the coordinator puts it into each folder.
+the coordinator puts it into each folder. The config of an adapter of another kind (``offload.adapters``) has a user's
+name too, and takes the place of the one that is common.
 
 Where all parameters trained, the result is a whole model: a normal folder of transformers with config, weights and the
 tokenizer's files. Between machines its weights are always one file; in the folder large ones are several with an index.
@@ -49,6 +50,9 @@ MODEL_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE)
 
 PART_FILES: Final = (*RESULT_FILES, *MODEL_FILES, *MODEL_SIDE_FILES)
 """Every file that a node may hand in as its part of a result that all users share."""
+
+DESCRIPTIONS: Final = (ADAPTER_CONFIG_FILE, AUXILIARY_CONFIG_FILE)
+"""The files of which a result has the one that describes its adapter."""
 
 ADAPTER_FOLDER: Final = "adapter"
 MODEL_FOLDER: Final = "model"
@@ -93,8 +97,8 @@ def of_user(user: str, name: str = "") -> str:
 
 
 def part_files(users: Iterable[str] = ()) -> tuple[str, ...]:
-    """List every file that a node may hand in as its part of a result; of ``users`` a file each."""
-    return (*PART_FILES, *(of_user(user, ADAPTER_FILE) for user in users))
+    """List every file that a node may hand in as its part of a result; of ``users`` tensors, and a description."""
+    return (*PART_FILES, *(of_user(user, name) for user in users for name in (ADAPTER_FILE, *DESCRIPTIONS)))
 
 
 class Result(NamedTuple):

@@ -76,7 +76,7 @@ def _write_run(folder: Path, job: Job, *, private: int = 0) -> Path:
     }
     task_of(job.model.task).add(skeleton.model, LABELS)
     files = users_files(skeleton, sets, without_blocks=(), with_head=True)
-    for path, content in users_folders({"anna": files}, result_of(job), USERS).items():
+    for path, content in users_folders({"anna": files}, dict.fromkeys(USERS, result_of(job))).items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(bytes(content))
     return folder
