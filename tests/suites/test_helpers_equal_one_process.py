@@ -137,7 +137,10 @@ def test_helpers_of_recomputed_blocks_give_the_adapters_of_one_process(folder: P
     assert distance(collected(plan, run(case, plan)), {**theirs.adapter(), **theirs.head()}) < 1e-9
 
 
-@pytest.mark.parametrize("adapter", ["lora[r=4,alpha=16]", "linear[alpha=2.0]"])
+@pytest.mark.parametrize(
+    "adapter",
+    ["lora[r=4,alpha=16]", "linear[alpha=2.0]", "lora[r=4,attn_matrices=['q']]|linear[alpha=2.0,attn_matrices=['v']]"],
+)
 def test_helpers_of_merged_adapters_give_those_of_one_process(folder: Path, tmp_path: Path, adapter: str) -> None:
     """The host multiplies by one matrix, made anew at each update; its adapters are in a file, for the result."""
     case = case_of(folder, method="all", adapter=adapter, microbatches=2, local_iterations=2, checkpoint_every=8)

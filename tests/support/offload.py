@@ -30,6 +30,7 @@ KINDS = (
     "seq_bn[reduction_factor=4,scaling=3.0]",
     "double_seq_bn[reduction_factor=4]",
     "linear[alpha=0.5,attn_matrices=['q','v'],output_lora=True]",
+    "lora[r=4,attn_matrices=['q']]|linear[alpha=0.5,attn_matrices=['v']]|mlp[hidden=8,alpha=0.5,attn_matrices=['k']]",
     "mlp[hidden=8,alpha=2.0,attn_matrices=['k','v'],intermediate_lora=True]",
 )
 

@@ -36,6 +36,7 @@ class KeptInput:
         layers: that read it; words of ``schedule.saving.LAYERS``.
         width: values of each token.
         readers: matrices that read it and train: where each has a vector of its own, each keeps a projection.
+        lora: how many of these are LoRA's, whose dropout each has its own.
         kept_anyway: whether the fused attention kernel keeps it too, as that of GPT-2 does without dropout.
         always_kept: whether the activation function before it keeps it too, as ReLU does; then VeLoRA leaves it alone.
     """
@@ -43,6 +44,7 @@ class KeptInput:
     layers: tuple[str, ...]
     width: int
     readers: int = 1
+    lora: int = 0
     kept_anyway: bool = False
     always_kept: bool = False
 
@@ -124,6 +126,10 @@ def _added_lora(part: AdapterPart) -> dict[str, Any]:
     return options if kind == "lora" and options["composition_mode"] == "add" else {}
 
 
+_OUTPUT: Final = 2
+"""Which of the numbers of a ``_Beside`` is that of the last matrix."""
+
+
 class _Beside(NamedTuple):
     """Where a method stands: how many first matrices read the input of the attention, and which other inputs it reads.
 
@@ -131,13 +137,15 @@ class _Beside(NamedTuple):
     """
 
     attention: int
-    intermediate: bool
-    output: bool
+    intermediate: int
+    output: int
+    is_lora: bool = False
 
 
 def _of_lora(options: Mapping[str, Any], *, is_merged: bool) -> _Beside:
     readers = len(options["attn_matrices"]) if options["selfattn_lora"] else 0
-    return _Beside(min(readers, 1) if is_merged else readers, options["intermediate_lora"], options["output_lora"])
+    readers = min(readers, 1) if is_merged else readers
+    return _Beside(readers, bool(options["intermediate_lora"]), bool(options["output_lora"]), is_lora=True)
 
 
 def _of_auxiliary(auxiliary: AuxiliaryConfig) -> _Beside:
@@ -147,13 +155,12 @@ def _of_auxiliary(auxiliary: AuxiliaryConfig) -> _Beside:
 
 def _beside_matrices(found: Sequence[_Beside], widths: Widths, *, keeps_down_input: bool) -> Iterable[KeptInput]:
     """The inputs that the first matrices beside others read, each once; one for all matrices of the attention."""
-    layers = (ADAPTER_DOWN,)
-    if readers := sum(one.attention for one in found):
-        yield KeptInput(layers=layers, width=widths.query[0], readers=readers)
-    if readers := sum(one.intermediate for one in found):
-        yield KeptInput(layers=layers, width=widths.intermediate[0], readers=readers)
-    if readers := sum(one.output for one in found):
-        yield KeptInput(layers=layers, width=widths.output[0], readers=readers, always_kept=keeps_down_input)
+    for at, width in enumerate((widths.query[0], widths.intermediate[0], widths.output[0])):
+        readers = sum(one[at] for one in found)
+        if readers:
+            lora = sum(one[at] for one in found if one.is_lora)
+            always = at == _OUTPUT and keeps_down_input
+            yield KeptInput(layers=(ADAPTER_DOWN,), width=width, readers=readers, lora=lora, always_kept=always)
 
 
 def trained_layers(inputs: Sequence[KeptInput]) -> tuple[str, ...]:

@@ -48,6 +48,12 @@ def test_own_weights_keep_each_tensor_once() -> None:
         ("bert", "linear", [768]),
         ("bert", "mlp[intermediate_lora=True, output_lora=True]", [768, 768, 3072]),
         ("llama", "linear[selfattn_lora=False, intermediate_lora=True]", [11008]),
+        (
+            "bert",
+            "linear[attn_matrices=['q']]|mlp[attn_matrices=['v'], output_lora=True]|lora[attn_matrices=['k']]",
+            [768, 3072],
+        ),
+        ("bert", "seq_bn|linear", [768, 768]),
         ("bert", "ia3", []),
         ("bert", "loreft", []),
     ],

@@ -63,8 +63,12 @@ def estimate_activation_token_bytes(
 
 
 def _lora_dropout_values(model: ModelFacts) -> int:
-    """Values of a token that LoRA's dropout adds: for each matrix a dropped input and a mask, but no input."""
-    return sum(kept.width * (2 * kept.readers - (not kept.always_kept)) for kept in model.kept_inputs)
+    """Values of a token that LoRA's dropout adds: for each matrix a dropped input and a mask, but no input.
+
+    The input stays where an auxiliary model reads it too.
+    """
+    found = (kept for kept in model.kept_inputs if kept.lora)
+    return sum(kept.width * (2 * kept.lora - (kept.lora == kept.readers and not kept.always_kept)) for kept in found)
 
 
 def dropout_token_bytes(model: ModelFacts, *, tokens: int, dtype: str = "float32") -> int:

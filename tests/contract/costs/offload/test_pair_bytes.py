@@ -27,6 +27,14 @@ FUSED: dict[str, Any] = {"hidden_size": 768, "widths": Widths.plain(768, 3072, m
         ("mlp[hidden=12]", 0.1, BASE, 3 * 768, 4),
         ("mlp[hidden=12]", 0.1, FUSED, 3 * 768, 3),  # one tensor of bits
         ("linear", 0.1, BASE, 3 * 768, 0),
+        ("linear[attn_matrices=['q']]|mlp[attn_matrices=['v'],hidden=12]", 0.0, BASE, 3 * 768, 2),
+        ("linear[attn_matrices=['q']]|mlp[attn_matrices=['v'],hidden=12]", 0.0, FUSED, 3 * 768, 2),
+        ("mlp[attn_matrices=['q'],hidden=4]|mlp[attn_matrices=['v'],hidden=4]", 0.0, FUSED, 3 * 768, 1),
+        ("lora[attn_matrices=['q']]|linear[attn_matrices=['k','v']]", 0.0, BASE, 4 * 768, 0),  # one tensor for all
+        ("lora[attn_matrices=['q']]|linear[attn_matrices=['k','v']]", 0.0, FUSED, 4 * 768, 0),
+        ("lora[attn_matrices=['q']]|linear[attn_matrices=['k','v']]", 0.1, BASE, 5 * 768, 0),  # LoRA drops its own
+        ("lora[attn_matrices=['q']]|linear[attn_matrices=['k','v']]", 0.1, FUSED, 5 * 768, 0),
+        ("linear[leave_out=[2,3]]|mlp[leave_out=[0,1],hidden=8]", 0.0, BASE, 3 * 768, 2),  # of block 3
         ("par_bn|lora[intermediate_lora=True]", 0.0, BASE, 2 * 768 + 3 * 768 + 768 + 3072, 48),
     ],
 )

@@ -86,6 +86,27 @@ def test_loaded_auxiliary_models_compute_what_they_did(
     assert not any(value.requires_grad for name, value in model.named_parameters() if f".{NAME}." in name)
 
 
+def test_loaded_models_may_differ_by_matrix_and_block(base: Callable[[str], Path], tmp_path: Path) -> None:
+    """Each by its own kind and alpha, of one matrix for query, key and value too."""
+    config = "linear[attn_matrices=['q']]|mlp[attn_matrices=['v'],hidden=8,leave_out=[0]]"
+    config += "|mlp[selfattn_lora=False,output_lora=True,alpha=3,hidden=4,leave_out=[1]]"
+    want = saved(base, "gpt2", config, tmp_path / "adapter")
+    assert torch.equal(outputs_of(load_auxiliary(plain(base("gpt2")), tmp_path / "adapter")), want)
+    with pytest.raises(UsageError, match=r"kind 'mlp', and only 'linear' is a matrix"):
+        merge_auxiliary(plain(base("gpt2")), tmp_path / "adapter")
+
+
+def test_folder_of_the_first_version_is_read(base: Callable[[str], Path], tmp_path: Path) -> None:
+    """It had one kind, beside the other keys."""
+    want = saved(base, "bert", MLP, tmp_path / "adapter")
+    path = tmp_path / "adapter/adapter.json"
+    content = json.loads(path.read_text())
+    (part,) = content.pop("parts")
+    content.pop("library")
+    path.write_text(json.dumps({**content, **part, "version": 1}))
+    assert torch.equal(outputs_of(load_auxiliary(plain(base("bert")), tmp_path / "adapter")), want)
+
+
 @pytest.mark.parametrize("model_type", FAMILY_NAMES)
 def test_merged_linear_computes_the_same_without_it(
     base: Callable[[str], Path], tmp_path: Path, model_type: str
@@ -126,6 +147,12 @@ def _lacking(folder: Path) -> None:
     save_file({name: value for name, value in _all(folder).items() if not name.endswith("up.bias")}, folder / FILE)
 
 
+def _of_other_kind(folder: Path) -> None:
+    content = json.loads((folder / "adapter.json").read_text())
+    content["parts"][0] |= {"kind": "mlp", "hidden": 8}
+    (folder / "adapter.json").write_text(json.dumps(content))
+
+
 def _all(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / FILE)
 
@@ -139,6 +166,7 @@ def _all(folder: Path) -> dict[str, torch.Tensor]:
         (_lacking, MLP, "does not have in that shape"),
         (lambda folder: (folder / FILE).write_bytes(b"x"), MLP, "can't be read"),
         (lambda folder: (folder / FILE).unlink(), MLP, "can't be read"),
+        (_of_other_kind, LINEAR, "does not have in that shape"),
         (lambda folder: (folder / "adapter.json").write_text("{"), MLP, "adapter.json can't be read"),
         (lambda folder: (folder / "adapter.json").write_text("[]"), MLP, "adapter.json is no table"),
     ],

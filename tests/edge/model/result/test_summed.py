@@ -36,6 +36,7 @@ CASES = [
     ("gpt2", "lora[r=2,alpha=3,attn_matrices=['q','v'],intermediate_lora=True]"),
     ("bert", offload.KINDS[3]),
     ("gpt2", offload.KINDS[3]),
+    ("gpt2", "lora[r=2,alpha=3,attn_matrices=['q']]|linear[alpha=0.5,attn_matrices=['v'],output_lora=True]"),
 ]
 
 
@@ -150,7 +151,7 @@ def test_sum_is_an_adapter_that_loads_without_us(models: Path, tmp_path: Path, m
     merged = AutoAdapterModel.from_pretrained(str(tmp_path / "all")).double()
     with torch.no_grad():
         before = plain(input_ids=ids).last_hidden_state
-    if adapter.startswith("lora"):
+    if (tmp_path / "sum/adapter_config.json").exists():
         plain.load_adapter(str(tmp_path / "sum"), use_safetensors=True, set_active=True, with_head=False)
     else:
         load_auxiliary(plain, tmp_path / "sum")
