@@ -26,6 +26,7 @@ from ringtune.schedule.units import Range
 from tests.support import reference, resumed, users_reference
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, write_family_inputs, write_inputs
 
+LORA_AND_LINEAR = "lora[r=4,alpha=4,attn_matrices=['q']]|linear[attn_matrices=['v']]"
 SLICES = (("a", 0, 2), ("b", 2, 3), ("c", 3, 4))
 TOGETHER: dict[str, Any] = {"users": COLLABORATION, "merged": True}
 USERS = ("anna/", "ben/", "c/")
@@ -83,7 +84,7 @@ def sets_at_helpers(carrier: TorchCarrier) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("adapter", ["seq_bn", "lora[r=4,alpha=16]", "mlp[hidden=8,alpha=2.0]"])
+@pytest.mark.parametrize("adapter", ["seq_bn", LORA_AND_LINEAR, "mlp[hidden=8,alpha=2.0]"])
 def test_users_alone_train_what_copies_of_the_layers_train(folder: Path, adapter: str, dropout: float) -> None:
     """Each row goes through its user's adapters, forward and back; moments and counts are the user's own."""
     case = case_of(folder, adapter=adapter, dropout=dropout)
@@ -125,7 +126,7 @@ def test_users_alone_with_recomputed_blocks_train_the_same_bits(folder: Path) ->
     assert resumed.same_bits(first, second)
 
 
-@pytest.mark.parametrize("adapter", ["linear", "lora[r=4,alpha=16]", "lora[r=8,alpha=16]"])
+@pytest.mark.parametrize("adapter", ["linear", "lora[r=4,alpha=16]", "lora[r=8,alpha=16]", LORA_AND_LINEAR])
 def test_users_in_collaboration_train_what_a_matrix_of_the_sum_trains(
     folder: Path, tmp_path: Path, adapter: str
 ) -> None:
