@@ -77,7 +77,7 @@ _ADAPTERS = """\
 `adapter.config` names one configuration of AdapterHub, with options in brackets, or several joined by `|`:
 `seq_bn`, `lora[r=16, attn_matrices=['q','k','v']]`, `seq_bn[reduction_factor=8]|lora[r=4]`. Texts stand in quotes. An
 option that is left out has the library's default; those that matter for the size are shown. `linear` and `mlp` are no
-configurations of AdapterHub but RingTune's own ([below](#auxiliary-models)).
+configurations of AdapterHub but RingTune's own ([below](#auxiliary-models)); they join with the others too.
 """
 _AUXILIARY = """\
 ### Auxiliary models
@@ -90,22 +90,39 @@ _AUXILIARY = """\
 The options that choose matrices are LoRA's: `attn_matrices` (and `selfattn_lora = False` for none of the attention),
 `intermediate_lora`, `output_lora`. Where query, key and value are one matrix (GPT-2) each has a g of its own. There is
 no dropout inside g. Both work with every method but `hift`, with `[memory]`, `[velora]`, `runtime.frozen`, and with
-`[operations]` over whole blocks (`operations.heads = 0`). Such a configuration stands alone, without `|`.
+`[operations]` over whole blocks (`operations.heads = 0`).
+
+**Each matrix may have another kind.** `|` joins them with each other, one kind several times
+too, and with what AdapterHub has:
+
+- `linear[attn_matrices=['q']]|mlp[attn_matrices=['v'], hidden=16]`;
+- `lora[attn_matrices=['q']]|linear[attn_matrices=['v']]`;
+- `seq_bn|linear[leave_out=[0, 1]]|mlp[leave_out=[2, 3]]`, of a model with four blocks.
+
+A matrix has one: two of which one is `linear` or `mlp` are refused by its name, in any block that both have. Where
+query, key and value are one matrix their auxiliary models have one `alpha`. A mixture can do what each of its parts
+can: helpers fit it, hosts hold it merged, and `export --merge` writes it into the weights, if they do so with every
+part.
 
 AdapterHub has no form for them. The folder `adapter` of the run holds `adapter.json` instead of `adapter_config.json`:
 
 ```
 {
-  "format": "ringtune-auxiliary", "version": 1,
-  "kind": "mlp", "alpha": 0.5, "hidden": 128,
-  "places": ["query", "value"],
-  "leave_out": [],
+  "format": "ringtune-auxiliary", "version": 2,
+  "parts": [
+    {"kind": "linear", "alpha": 1.0, "hidden": 0, "places": ["query"], "leave_out": []},
+    {"kind": "mlp", "alpha": 0.5, "hidden": 128, "places": ["value"], "leave_out": []}
+  ],
+  "library": null,
   "name": "ringtune",
   "model_type": "bert", "model_name": "all-MiniLM-L6-v2"
 }
 ```
 
-`hidden` is 0 for `linear`; `places` are some of `query`, `key`, `value`, `intermediate`, `output`. The names in
+`hidden` is 0 for `linear`; `places` are some of `query`, `key`, `value`, `intermediate`, `output`. `library` is what
+AdapterHub's own `adapter_config.json` would say of the adapters beside them; their tensors are in the same
+`adapter.safetensors`, under AdapterHub's names. So `load_adapter` finds nothing in the folder that it could take for
+the whole, and `load_auxiliary` loads both halves. (Version 1, of one kind alone, is read too.) The names in
 `adapter.safetensors` are dotted paths: of the module with the matrix, then `ringtune`, then the part of g. Of a
 `linear` that is `bert.encoder.layer.0.attention.self.query.ringtune.weight` (W, a row for each output), of an `mlp`
 `....ringtune.down.weight` and `.down.bias` (V and b), `.up.weight` and `.up.bias` (U and c). In a GPT-2 the place
@@ -125,7 +142,7 @@ Any model of transformers will do, so for a causal language model `AutoModelForC
 `ringtune eval` and `ringtune export` take such a run. A `linear` is a change of its matrix, as LoRA is:
 `ringtune export RUN --merge --out DIR` writes a normal model of transformers with it (or with LoRA) in the weights,
 which needs torch on that machine; `merge_auxiliary(model, folder)` of the same module merges a `linear` into a loaded
-model.
+model, if nothing of AdapterHub is beside it.
 """
 _USERS = """\
 ### Adapters of each user
