@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ringtune.costs.full_sizes import with_full_parameters
 from ringtune.costs.job_subnets import check_subnets
+from ringtune.costs.kind_facts import KindFacts
 from ringtune.costs.memory.activations import estimate_activation_token_bytes
 from ringtune.costs.memory.sizes import DTYPE_BYTES
 from ringtune.costs.memory.unit_state import factor_numbers
@@ -21,7 +22,8 @@ from ringtune.errors import JobError
 from ringtune.jobs.hift import check_group
 from ringtune.jobs.job import Job
 from ringtune.jobs.offload import check_fused
-from ringtune.models.adapter_config import adapter_block_params, auxiliary_of, trains_own_weights
+from ringtune.jobs.user_adapters import job_of_user, kinds_of
+from ringtune.models.adapter_config import adapter_block_params, auxiliary_of, places_of, trains_own_weights
 from ringtune.models.auxiliary_config import AuxiliaryConfig, in_block
 from ringtune.models.families import FAMILIES, check_task
 from ringtune.models.family import (
@@ -101,7 +103,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         embedding_matrix_rows=in_embedding.rows,
         largest_matrix_params=in_blocks.largest,
     )
-    facts = _with_pairs(facts, job, family.widths(config))
+    facts = _with_kinds(_with_pairs(facts, job, family.widths(config)), folder, job, family.widths(config))
     if in_part or not job.method.full_parameters:
         return facts
     return with_full_parameters(facts, family, tensors, task=job.model.task, item_bytes=item_bytes)
@@ -131,6 +133,33 @@ def _with_pairs(facts: ModelFacts, job: Job, widths: Widths) -> ModelFacts:
         pair_rounded_token_bytes=most(BFLOAT16),
         pair_projected_token_bytes=most(VELORA),
     )
+
+
+def _with_kinds(facts: ModelFacts, folder: str | Path, job: Job, widths: Widths) -> ModelFacts:
+    """Copy facts with the sizes of adapters that single users chose."""
+    users = tuple(job.offload.chosen_adapters)
+    others = [kind for kind in kinds_of(job, users)[1:] if kind.users]
+    if not others:
+        return facts
+    base, kinds = computed_token_bytes(facts, job), []
+    for kind in others:
+        own_job = job_of_user(job, kind.users[0])
+        own = model_facts(folder, own_job, in_part=True)
+        kinds.append(
+            KindFacts(
+                users=kind.users,
+                adapter_block_bytes=own.adapter_block_bytes,
+                adapter_block_factor_bytes=own.adapter_block_factor_bytes,
+                pair_token_bytes=own.pair_token_bytes,
+                pair_rounded_token_bytes=own.pair_rounded_token_bytes,
+                pair_projected_token_bytes=own.pair_projected_token_bytes,
+                more_activation_token_bytes=max(0.0, computed_token_bytes(own, own_job) - base),
+            )
+        )
+    configs = [job.adapter.config, *(kind.config for kind in others)]
+    places = {place for config in configs for place in places_of(config)}
+    beside = sum(math.prod(getattr(widths, place)) for place in places)
+    return dataclasses.replace(facts, kinds=tuple(kinds), beside_block_bytes=beside * DTYPE_BYTES[job.model.dtype])
 
 
 class _Matrices(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ringtune.costs.kind_facts import KindFacts
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import InvalidInputError, PlanError
 from ringtune.files.strict import read_dataclass, read_value
@@ -60,6 +61,9 @@ class ModelFacts:
             not known.
         pair_rounded_token_bytes: of the same, rounded to 16 bits.
         pair_projected_token_bytes: of the same, with projections of inputs.
+        kinds: of adapters that single users chose in place of the job's own.
+        beside_block_bytes: of the matrices of a block beside which any of these, or the job's own, stands; 0 without
+            other kinds.
     """
 
     model_type: str
@@ -94,6 +98,8 @@ class ModelFacts:
     pair_token_bytes: int = 0
     pair_rounded_token_bytes: int = 0
     pair_projected_token_bytes: int = 0
+    kinds: tuple[KindFacts, ...] = ()
+    beside_block_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""

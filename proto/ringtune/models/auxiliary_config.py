@@ -76,7 +76,7 @@ class AuxiliaryConfig:
             kind=kind,
             alpha=float(known["alpha"]),
             hidden=int(known.get("hidden", 0)),
-            places=_places(known),
+            places=places_beside(known),
             leave_out=tuple(known["leave_out"]),
         )
 
@@ -127,7 +127,7 @@ def check_places(parts: Sequence[tuple[str, Mapping[str, Any]]], blocks: Iterabl
     Raises:
         JobError: names the matrix.
     """
-    beside = [(name, options, _places(options)) for name, options in parts if "attn_matrices" in options]
+    beside = [(name, options, places_beside(options)) for name, options in parts if "attn_matrices" in options]
     for block in blocks:
         found: dict[str, str] = {}
         fused: list[AuxiliaryConfig] = []
@@ -164,7 +164,7 @@ def check_alphas(fused: Iterable[AuxiliaryConfig]) -> None:
         )
 
 
-def _places(options: Mapping[str, Any]) -> tuple[str, ...]:
+def places_beside(options: Mapping[str, Any]) -> tuple[str, ...]:
     """The matrices that LoRA's options choose."""
     letters = {_LETTERS[letter] for letter in options["attn_matrices"]} if options["selfattn_lora"] else set()
     others = {INTERMEDIATE: options["intermediate_lora"], OUTPUT: options["output_lora"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 
 from ringtune.costs.memory.estimate import node_memory
 from ringtune.costs.model_facts import check_job, computed_token_bytes, model_facts
+from ringtune.costs.profile import NodeFacts
 from ringtune.errors import IntegrityError, JobError, ModelError
 from ringtune.jobs.job import Job, Model
+from ringtune.jobs.user_adapters import job_of_user
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, LM_HEAD
 from tests.support.model_folder import (
@@ -24,6 +27,7 @@ from tests.support.model_folder import (
     write_model,
 )
 from tests.support.plans import make_plan
+from tests.support.profiles import node
 
 JOB = Job(model=Model(path="m")).with_overrides({"train.max_length": 32})
 SHORT = JOB.with_overrides({"train.max_length": 16})
@@ -248,3 +252,24 @@ def test_model_facts_of_full_parameters_give_a_decoder_to_its_unit(tmp_path: Pat
     assert (facts.embedding_train_bytes, facts.token_table_bytes) == (table, table)
     assert facts.head_bytes == 4 * 8 + (0 if tied else table)
     assert facts.is_tied is tied
+
+
+def test_model_facts_have_the_sizes_of_the_adapters_that_users_chose(tmp_path: Path) -> None:
+    """As those of a job with that adapter; the matrices beside which any kind stands count once, in float32."""
+    choice = {"anna": "linear", "ben": "mlp[hidden=4,attn_matrices=['k']]", "carl": "linear"}
+    offload = {"mode": "auto", "users": "alone", "adapters": choice}
+    job = Job.from_tables({**SHORT.to_tables(), "adapter": {"config": "lora[r=2]"}, "offload": offload})
+    facts = model_facts(write_model(tmp_path), job)
+    assert [kind.users for kind in facts.kinds] == [("anna", "carl"), ("ben",)]
+    for kind in facts.kinds:
+        own_job = job_of_user(job, kind.users[0])
+        own = model_facts(tmp_path, own_job)
+        assert not own.kinds
+        assert kind.adapter_block_bytes == own.adapter_block_bytes
+        assert kind.pair_token_bytes == own.pair_token_bytes > 0
+        more = computed_token_bytes(own, own_job) - computed_token_bytes(facts, job)
+        assert kind.more_activation_token_bytes == max(0.0, more)
+    assert facts.beside_block_bytes == 3 * 8 * 8 * 4
+    assert facts.digest == model_facts(tmp_path, SHORT).digest
+    facts_of_node = dataclasses.replace(node(make_plan([("a", 0, 3)], ["a"]), "a"), model=facts)
+    assert NodeFacts.from_json(json.loads(json.dumps(facts_of_node.to_json()))) == facts_of_node

@@ -49,7 +49,7 @@ def offload_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     fitted = sum(map(sum, links))
     hosted = sum(stop - start for ranges in share.helps for start, stop in ranges)
     yield Term("adapters", "adapter of a block that another node hosts", hosted, sizes.helped.held)
-    both = sizes.helped.gradients + sizes.helped.sets * sizes.adapter_state_bytes
+    both = sizes.helped.gradients + sizes.sets_state_bytes
     yield Term("optimizer", "gradient and moments of an adapter that is fitted for another node", fitted, both)
     yield Term("buffers", "pairs of a block that wait to be fitted", waiting, pair)
     yield Term("buffers", "adapter on its way to its host", updates * fitted, sizes.helped.sent)

@@ -16,13 +16,15 @@ from ringtune.costs.memory.operations import (
 )
 from ringtune.costs.memory.unit_grads import ROW_NUMBER_BYTES, embedding_grad_bytes
 from ringtune.costs.memory.unit_state import state_bytes
-from ringtune.costs.offload.set_bytes import set_bytes
+from ringtune.costs.offload.set_bytes import kinds_of_users, set_bytes
 from ringtune.costs.offload.traffic import pair_token_bytes, wire_of
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.course import Course
+from ringtune.schedule.offload import EXACT
 from ringtune.schedule.saving import RANDOM, num_subtokens
 from ringtune.schedule.units import EMBEDDING
+from ringtune.schedule.users import user_sets
 
 DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
 
@@ -61,6 +63,8 @@ class Sizes:
         has_dropout: bool = False,
         adapter: str = "",
     ) -> None:
+        if user_sets(course):
+            activation_token_bytes += max((kind.more_activation_token_bytes for kind in model.kinds), default=0.0)
         self._item_bytes = DTYPE_BYTES[dtype]
         self._token_logits = model.head_token_logits
         self._activation_token_bytes = activation_token_bytes
@@ -88,6 +92,10 @@ class Sizes:
         head_factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
         self.head_state_bytes = state_bytes(optimizer, self.head_bytes, head_factors)
         self.adapter_state_bytes = state_bytes(optimizer, self.adapter_bytes, model.adapter_block_factor_bytes)
+        kinds = kinds_of_users(model, user_sets(course))
+        self.sets_state_bytes = sum(
+            state_bytes(optimizer, kind.adapter_block_bytes, kind.adapter_block_factor_bytes) for kind in kinds
+        )
         self.token_bytes = course.hidden_size * self._item_bytes
         self.data_bytes = data_bytes
         self._embedding_train_bytes = model.embedding_train_bytes
@@ -102,7 +110,7 @@ class Sizes:
         inputs = score_token_bytes(model, self._item_bytes)
         self._passing_token_bytes = max(0.0, activation_token_bytes - inputs)
         self._drawn_token_bytes = drawn_token_bytes(model, course.max_length) if has_dropout else 0.0
-        self._pair_token_bytes = model.pair_token_bytes
+        self._pair_token_bytes = pair_token_bytes(model, EXACT)
         self._sent_pair_token_bytes = pair_token_bytes(model, wire_of(course.offload))
         self._has_mask = not model.fixed_tokens
         self._head = course.head

@@ -7,7 +7,8 @@ of adapters in a block's weights, frozen ones and theirs together, times the blo
 - a fit takes three times that for each block: a forward, the gradient of the weights, the gradient between them.
 
 Both are estimates by multiplications, and no measurement: a narrow adapter takes longer than its share says. Where a
-node was measured for fits, its own time counts, reading included. To ship pairs takes a host as long as to encode as
+node was measured for fits, its own time counts, reading included; but as the job's own kind of adapters is measured,
+the estimate counts where it is more and users have several kinds. To ship pairs takes a host as long as to encode as
 many bytes of hidden states, to read them takes a helper as long as to decode them, and to install weights no time.
 Where users have adapters of their own an update takes its time once for each user that it may change; that rows of
 several users are run by themselves is taken to cost nothing.
@@ -55,7 +56,9 @@ class OffloadCosts:
         self._hidden_bytes = _COMPUTED_BYTES * model.hidden_size
         self._sent_bytes = set_bytes(course, model, adapter=facts.shape.adapter).sent
         self._changed = most_changed(course)
-        self._share = model.adapter_block_bytes / max(1, model.block_bytes + model.adapter_block_bytes)
+        self._has_kinds = bool(model.kinds)
+        largest = max([model.adapter_block_bytes, *(kind.adapter_block_bytes for kind in model.kinds)])
+        self._share = largest / max(1, model.block_bytes + largest)
 
     def action_s(
         self, node: str, action: Action, work_s: float, costs: WorkSeconds, *, size: float, kind: StepKind
@@ -78,10 +81,10 @@ class OffloadCosts:
     def fit_s(self, costs: WorkSeconds, size: float) -> float:
         """Seconds to read one block's pairs and fit its adapters, at a node with these times."""
         measured_s = costs.work(Work.FIT, size)
-        if measured_s:
+        if measured_s and not self._has_kinds:
             return measured_s
         read_s = self._packing(size) * costs.work(Work.DECODE, size)
-        return read_s + _FIT_FORWARDS * self._share * costs.work(Work.FORWARD, size)
+        return max(measured_s, read_s + _FIT_FORWARDS * self._share * costs.work(Work.FORWARD, size))
 
     def parcel_bytes(self, payload: str, boundary: int, size: float) -> float:
         """Bytes of pairs or weights of the blocks from ``boundary`` on that one helper fits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ringtune.costs.kind_facts import KindFacts
 from ringtune.costs.offload.pair_bytes import BFLOAT16, VELORA
 from ringtune.costs.offload.set_bytes import set_bytes
 from ringtune.costs.profile import ModelFacts, NodeFacts
@@ -16,9 +17,16 @@ def wire_of(offload: Offload | None) -> str:
 
 
 def pair_token_bytes(model: ModelFacts, wire: str) -> int:
-    """Bytes of one block's pairs for each padded token, as they travel; without VeLoRA's vectors of the first ones."""
-    return {BFLOAT16: model.pair_rounded_token_bytes, VELORA: model.pair_projected_token_bytes}.get(
-        wire, model.pair_token_bytes
+    """Bytes of one block's pairs for each padded token, as they travel; without VeLoRA's vectors of the first ones.
+
+    Where users have several kinds of adapters, those of the kind with most of them.
+    """
+    return max([_of_kind(model, wire), *(_of_kind(kind, wire) for kind in model.kinds)])
+
+
+def _of_kind(kind: ModelFacts | KindFacts, wire: str) -> int:
+    return {BFLOAT16: kind.pair_rounded_token_bytes, VELORA: kind.pair_projected_token_bytes}.get(
+        wire, kind.pair_token_bytes
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ringtune.costs.kind_facts import KindFacts
 from ringtune.costs.memory.estimate import memory_estimate
 from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
@@ -65,8 +66,8 @@ def test_sets_take_what_the_table_says() -> None:
     """One set for all, merged or not; nine users alone; in collaboration their sum goes back."""
     assert _bytes() == SetBytes(ONE, ONE, ONE, ONE)
     assert _bytes(merged=True) == SetBytes(0, ONE, ONE, ONE)
-    assert _bytes(users=ALONE) == SetBytes(9 * ONE, 9 * ONE, 4 * ONE, 4 * ONE, 9)
-    assert _bytes(**TOGETHER) == SetBytes(0, 9 * ONE, 9 * ONE, 4 * ONE, 9)
+    assert _bytes(users=ALONE) == SetBytes(9 * ONE, 9 * ONE, 4 * ONE, 4 * ONE)
+    assert _bytes(**TOGETHER) == SetBytes(0, 9 * ONE, 9 * ONE, 4 * ONE)
 
 
 def test_sum_is_no_larger_than_the_block_or_of_linear_models_than_one() -> None:
@@ -103,3 +104,47 @@ def test_memory_has_sets_where_they_are(manner: dict[str, Any], hosted: int, hel
     moments = terms["gradient and moments of an adapter that is fitted for another node"]
     sets, changing = (9, 4) if manner.get("users") else (1, 1)
     assert moments.total_bytes == 2 * (changing * ONE + sets * 2 * ONE)
+
+
+def _kind(*users: str, **sizes: float) -> KindFacts:
+    values: dict[str, Any] = {
+        "adapter_block_bytes": 7 * ONE,
+        "adapter_block_factor_bytes": 70,
+        "pair_token_bytes": 0,
+        "pair_rounded_token_bytes": 0,
+        "pair_projected_token_bytes": 0,
+        "more_activation_token_bytes": 0.0,
+    }
+    return KindFacts(users=users, **{**values, **sizes})
+
+
+def test_sets_of_other_kinds_take_what_they_are() -> None:
+    """Two of nine users have sets of seven times the size; the largest are taken to change."""
+    for manner in ({"users": ALONE}, TOGETHER):
+        course = _plan(**manner).course
+        model = dataclasses.replace(_model(course), kinds=(_kind("a0", "b5", "zoe"),), beside_block_bytes=9 * ONE)
+        alone = manner == {"users": ALONE}
+        held, changing = 7 * ONE + 14 * ONE, 14 * ONE + 2 * ONE
+        hosted, sent = (held, changing) if alone else (0, 9 * ONE)
+        assert set_bytes(course, model) == SetBytes(hosted, held, sent, changing)
+
+
+def test_optimizer_state_of_other_kinds_is_that_of_their_size() -> None:
+    """Seven sets with two moments of 1,000 bytes, and two of 7,000."""
+    plan = _plan(users=ALONE)
+    model = dataclasses.replace(_model(plan.course), kinds=(_kind("a0", "b5"),))
+    profile = dataclasses.replace(node(plan, "a"), model=model)
+    assert Sizes.at(plan.course, profile, optimizer="adamw", dtype="float32").sets_state_bytes == 2 * (7 + 14) * ONE
+
+
+def test_pairs_and_activations_are_those_of_the_largest_kind() -> None:
+    """Nothing of a kind counts where all users train the same."""
+    kind = _kind("a0", pair_token_bytes=10**6, more_activation_token_bytes=500.0)
+    for users, more in ((ALONE, 500.0), ("joint", 0.0)):
+        plan = _plan(users=users)
+        course = plan.course
+        model = dataclasses.replace(_model(course), kinds=(kind,))
+        profile = dataclasses.replace(node(plan, "a"), model=model, activation_token_bytes=1000.0)
+        sizes = Sizes.at(course, profile, optimizer="adamw", dtype="float32")
+        assert sizes.kept_bytes(1) == 1000.0 + more
+        assert sizes.sent_pair_bytes(1) == 10**6
