@@ -23,7 +23,7 @@ from ringtune.jobs.hift import check_group
 from ringtune.jobs.job import Job
 from ringtune.jobs.offload import check_fused
 from ringtune.jobs.user_adapters import job_of_user, kinds_of
-from ringtune.models.adapter_config import adapter_block_params, auxiliary_of, places_of, trains_own_weights
+from ringtune.models.adapter_config import adapter_block_params, auxiliary_of, trains_own_weights
 from ringtune.models.auxiliary_config import AuxiliaryConfig, in_block
 from ringtune.models.families import FAMILIES, check_task
 from ringtune.models.family import (
@@ -37,6 +37,7 @@ from ringtune.models.family import (
 )
 from ringtune.models.folder import base_tensors, model_dimensions, read_config
 from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
+from ringtune.models.merge_support import places_of
 from ringtune.models.offload_support import offload_refusal
 from ringtune.models.own_weights import own_weights
 from ringtune.models.tensors import CONFIG_FILE, StoredTensor

@@ -57,13 +57,11 @@ class ModelFacts:
         embedding_train_bytes: of the embedding where all parameters train, which are not in ``embedding_bytes`` then.
         token_table_bytes: of these in the table of tokens; 0 = there is none, or it does not train.
         is_tied: whether that table is the decoder too.
-        pair_token_bytes: of what a block's adapters give a helper for each token; 0 = no helper can fit them, or it is
-            not known.
+        pair_token_bytes: of what a block's adapters give a helper for each token; 0 = not known, or no helper can fit.
         pair_rounded_token_bytes: of the same, rounded to 16 bits.
         pair_projected_token_bytes: of the same, with projections of inputs.
         kinds: of adapters that single users chose in place of the job's own.
-        beside_block_bytes: of the matrices of a block beside which any of these, or the job's own, stands; 0 without
-            other kinds.
+        beside_block_bytes: of the matrices of a block beside which any kind stands; 0 where there is one kind.
     """
 
     model_type: str

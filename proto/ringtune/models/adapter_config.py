@@ -23,10 +23,8 @@ from ringtune.models.adapter_options import check_options
 from ringtune.models.auxiliary_config import (
     AUXILIARY_KINDS,
     DEFAULTS,
-    PLACES,
     AuxiliaryConfig,
     check_places,
-    places_beside,
 )
 from ringtune.models.family import Widths
 
@@ -175,19 +173,6 @@ def library_config(config: str) -> str:
         return "" if trains_own_weights(config) else config
     pairs = zip(config.split("|"), parse_adapter_config(config), strict=True)
     return "|".join(text.strip() for text, part in pairs if part.name not in AUXILIARY_KINDS)
-
-
-def places_of(config: str) -> tuple[str, ...]:
-    """The matrices of a block beside which a configuration puts something, in the order of ``PLACES``.
-
-    Example: query and value of ``lora``; nothing of ``seq_bn``, which stands beside no matrix.
-
-    Raises:
-        JobError: the configuration itself is refused.
-    """
-    every = [{**_KNOWN[part.name][1], **part.options} for part in parse_adapter_config(config)]
-    found = {place for options in every if "attn_matrices" in options for place in places_beside(options)}
-    return tuple(place for place in PLACES if place in found)
 
 
 def has_adapter(config: str, block: int) -> bool:

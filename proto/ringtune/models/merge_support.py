@@ -8,7 +8,7 @@ from ringtune.models.adapter_config import (
     parse_adapter_config,
     trains_own_weights,
 )
-from ringtune.models.auxiliary_config import LINEAR
+from ringtune.models.auxiliary_config import LINEAR, PLACES, places_beside
 
 
 def merge_refusal(config: str) -> str:
@@ -34,3 +34,17 @@ def part_refusal(part: AdapterPart) -> str:
         gated = options["use_gating"] or options["use_dora"]
         return "its gate, or DoRA's norm, is no change of a matrix by itself" if gated else ""
     return "it is no change of matrices"
+
+
+def places_of(config: str) -> tuple[str, ...]:
+    """The matrices of a block beside which a configuration puts something, in the order of ``PLACES``.
+
+    Example: query and value of ``lora``; nothing of ``seq_bn``, which stands beside no matrix.
+
+    Raises:
+        JobError: the configuration itself is refused.
+    """
+    known = known_configurations()
+    every = [{**known[part.name][1], **part.options} for part in parse_adapter_config(config)]
+    found = {place for options in every if "attn_matrices" in options for place in places_beside(options)}
+    return tuple(place for place in PLACES if place in found)
