@@ -20,12 +20,21 @@ from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.offload import ALONE, COLLABORATION
 from ringtune.schedule.turns import StartPoint, turn_sequence
 from ringtune.schedule.users import users_of
-from tests.suites.test_users_equal_one_process import case_of, head_of, plan_of, run, sets_at_helpers, sets_at_hosts
+from tests.suites.test_users_equal_one_process import (
+    LORA_AND_LINEAR,
+    case_of,
+    head_of,
+    plan_of,
+    run,
+    sets_at_helpers,
+    sets_at_hosts,
+)
 from tests.support import resumed, users_reference
 from tests.support.torch_ring import Case, distance, make_carrier, write_family_inputs, write_inputs
 
 TOGETHER: dict[str, Any] = {"users": COLLABORATION, "merged": True}
 LORA, MLP, LINEAR = "lora[r=4,alpha=16]", "mlp[hidden=8,alpha=2.0]", "linear[alpha=0.5]"
+MIXTURE = "lora[r=2,attn_matrices=['k']]|linear[attn_matrices=['q']]|mlp[hidden=8,attn_matrices=['v'],alpha=2.0]"
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +55,7 @@ def case_with(folder: Path, adapters: dict[str, str], *, users: str = ALONE, **c
 @pytest.mark.parametrize(
     "adapters",
     [
-        {"ben": MLP, "c": "seq_bn"},
+        {"ben": MIXTURE, "c": "seq_bn"},
         {"anna": LINEAR, "ben": LINEAR, "c": "lora[r=8]"},
     ],
 )
@@ -71,7 +80,7 @@ def test_users_of_other_kinds_are_updated_by_the_sums_of_an_interval(folder: Pat
     assert distance(sets_at_hosts(run(plan, make_carrier(case, plan))), theirs) < 1e-9
 
 
-@pytest.mark.parametrize("adapters", [{"ben": LINEAR}, {"anna": LINEAR, "ben": "lora[r=2]", "c": LINEAR}])
+@pytest.mark.parametrize("adapters", [{"ben": LORA_AND_LINEAR}, {"anna": LINEAR, "ben": "lora[r=2]", "c": LINEAR}])
 def test_users_of_other_kinds_in_collaboration_train_by_a_matrix_of_the_sum(
     folder: Path, tmp_path: Path, adapters: dict[str, str]
 ) -> None:
