@@ -18,7 +18,12 @@ from tests.support.rounded import LORA, WAYS, write_rounded
 from tests.support.tiny_families import MODEL_TYPES
 from tests.support.torch_ring import Case, distance, reference_of, write_family_inputs
 
-ADAPTERS = {"bottleneck": "double_seq_bn", "lora": LORA, "ia3": "ia3", "mlp": "mlp[hidden=8, output_lora=True]"}
+ADAPTERS = {
+    "bottleneck": "double_seq_bn",
+    "lora": LORA,
+    "ia3": "ia3",
+    "mlp": "linear[attn_matrices=['q']]|mlp[hidden=8, attn_matrices=['v'], output_lora=True]",
+}
 FOUR = (("a", 0, 1), ("b", 1, 2), ("c", 2, 3), ("d", 3, 4))
 EXACT, NATIVE = 1e-6, 0.03
 """Relative distance after some steps of SGD: of equal products, and of products in bfloat16."""

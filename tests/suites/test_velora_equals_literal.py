@@ -86,7 +86,10 @@ def test_velora_of_own_weights_equals_the_formula(inputs: Any, model_type: str) 
     ("model_type", "adapter"),
     [(name, adapter) for name in ("bert", "llama") for adapter in ("seq_bn", "lora[r=4]", "seq_bn|lora[r=2]")]
     + [("bert", "par_bn"), ("bert", "double_seq_bn"), ("gpt2", "lora[r=4]")]
-    + [("bert", "linear[alpha=0.5]"), ("gpt2", "mlp[hidden=8,intermediate_lora=True]")],
+    + [
+        ("bert", "linear[alpha=0.5,attn_matrices=['q']]|lora[attn_matrices=['v']]"),
+        ("gpt2", "mlp[hidden=8,intermediate_lora=True]"),
+    ],
 )
 def test_velora_of_adapters_equals_the_formula(inputs: Any, model_type: str, adapter: str) -> None:
     """Down projections of bottlenecks, first matrices of LoRA and of auxiliary models."""

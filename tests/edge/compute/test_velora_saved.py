@@ -116,7 +116,12 @@ def test_velora_can_not_free_what_the_attention_of_gpt2_keeps(build: Any, model_
     ("model_type", "adapter"),
     [(name, adapter) for name in ("bert", "gpt2", "llama") for adapter in ("seq_bn", "double_seq_bn")]
     + [(name, "seq_bn[ln_before=True]|lora[r=2]") for name in ("bert", "gpt2", "llama")]
-    + [("bert", "par_bn"), ("bert", "linear[output_lora=True]"), ("gpt2", "linear"), ("llama", "mlp[hidden=8]")],
+    + [
+        ("bert", "par_bn"),
+        ("bert", "linear[output_lora=True]"),
+        ("gpt2", "lora|linear[attn_matrices=['k']]"),
+        ("llama", "mlp[hidden=8]"),
+    ],
 )
 def test_velora_keeps_no_input_of_adapters(build: Any, model_type: str, adapter: str) -> None:
     """Bottlenecks, parallel ones, behind a norm of their own, and LoRA beside them."""
