@@ -134,8 +134,10 @@ def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise JobError(f"adapter.config has {twice!r} twice; one method stands once in a configuration")
-    named = [block for part in parts for blocks in _named_blocks(part).values() for block in blocks]
-    _check_places(parts, range(max(named, default=0) + 1), is_merged=False)
+    named = {block for part in parts for blocks in _named_blocks(part).values() for block in blocks}
+    other = next(block for block in range(len(named) + 1) if block not in named)  # like every block that nobody names
+    there = named | ({other} if other < max(named, default=1) else set())
+    _check_places(parts, sorted(there), is_merged=False)
     return parts
 
 

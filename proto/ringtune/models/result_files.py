@@ -3,7 +3,8 @@
 An adapter makes an AdapterHub folder. Where the blocks' own weights trained, ``blocks.safetensors`` takes the place of
 the adapter: every block's trained tensors, by the names that a model with a head gives them in its own checkpoint.
 Auxiliary models have no AdapterHub form either: ``adapter.json`` describes them, and ``adapter.safetensors`` has their
-tensors. The head's files are the same in all three, and only there where a head was trained.
+tensors, and those of the library's adapters beside them. The head's files are the same in all three, and only there
+where a head was trained.
 
 Where each user has adapters of their own (``schedule.users``), each has a folder ``users/NAME`` instead of ``adapter``.
 Between machines only the tensors have a user's name; what is the same for all, the head and the config, comes once, and

@@ -147,6 +147,8 @@ def test_parse_adapter_config_reads_options_and_unions() -> None:
         ("linear[attn_matrices=['q']]|linear[attn_matrices=['q','k']]", "query of block 0 both 'linear' and 'linear'"),
         ("linear[attn_matrices=['v']]|dora", "the matrix value of block 0 both 'dora' and 'linear'"),
         ("linear[leave_out=[0]]|mlp[leave_out=[2]]", "query of block 1 both"),
+        ("linear[leave_out=[0]]|mlp[leave_out=[1000000000000]]", "query of block 1 both"),
+        ("linear[leave_out=[0,1]]|lora[leave_out=[1,2]]|seq_bn[leave_out=[3]]", "query of block 3 both"),
         ("linear|lora|seq_bn|lora", "has 'lora' twice"),
         ("linear|mlp[attn_matrices=['k'], hidden=0]", "hidden is 0"),
         ("x" * 1001, "has 1001 characters, 1000 are allowed"),
