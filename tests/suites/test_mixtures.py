@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from edge.model.auxiliary.loading import load_auxiliary
 from edge.model.skeleton import build_skeleton
 from ringtune.errors import JobError
 from tests.suites.test_adapters import FOUR, inputs, make_case
@@ -44,13 +46,17 @@ def test_mixture_in_a_ring_equals_one_process(inputs: Any, model_type: str, conf
 
 @pytest.mark.parametrize(("model_type", "config"), MIXTURES[1:])
 def test_mixture_result_loads_into_a_plain_model(inputs: Any, tmp_path: Path, model_type: str, config: str) -> None:
-    """One function loads both halves; the library alone finds no adapter in the folder that it could load."""
+    """One function loads both halves, in the model's type; the library alone finds no adapter that it could load."""
     check_result_loads(make_case(inputs, model_type, config), SPLITS["two"], tmp_path)
     from adapters import AutoAdapterModel
 
-    plain = AutoAdapterModel.from_pretrained(str(inputs(model_type) / "model"))
-    with pytest.raises(OSError, match=r"adapter_config\.json|adapter"):
+    plain = AutoAdapterModel.from_pretrained(str(inputs(model_type) / "model")).double()
+    with pytest.raises(OSError, match=r"adapter_config\.json"):
         plain.load_adapter(str(tmp_path / "result"), use_safetensors=True)
+    load_auxiliary(plain, tmp_path / "result")
+    own = {name: value for name, value in plain.named_parameters() if ".ringtune." in name}
+    assert {value.dtype for value in own.values()} == {torch.float64}
+    assert not any(value.requires_grad for value in own.values())
 
 
 @pytest.mark.parametrize("model_type", ["bert", "gpt2"])

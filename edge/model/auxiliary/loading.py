@@ -161,6 +161,8 @@ def _load_library(model: Any, facts: Described, tensors: Tensors) -> None:
         own = {name: tensor for name, tensor in tensors.items() if is_of_library(name, facts.name)}
         save_file(own, Path(folder) / ADAPTER_FILE, metadata={"format": "pt"})
         loaded = model.load_adapter(folder, use_safetensors=True, set_active=True)
+    like = next(model.parameters())
+    model.adapter_to(loaded, device=like.device, dtype=like.dtype)
     for name, parameter in model.named_parameters():
         if is_of_library(name, loaded):
             parameter.requires_grad_(False)
