@@ -8,7 +8,6 @@ It is a process of its own, because what is exported is put together without tor
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 import tempfile
@@ -19,9 +18,8 @@ from ringtune.errors import InvalidInputError, RingTuneError, UsageError
 from ringtune.files.durable import write_pieces_durably
 from ringtune.jobs.job import Job, load_job
 from ringtune.jobs.result import result_of
-from ringtune.jobs.user_adapters import job_of_user
+from ringtune.jobs.user_adapters import config_of, job_of_sum, job_of_user, kinds_of
 from ringtune.models.result_files import of_user
-from ringtune.models.summed_adapters import summed_config
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan_0_1 import read_any_plan
 from ringtune.schedule.users import user_sets
@@ -73,8 +71,7 @@ def merge_run(run: Path, out: Path, *, model: Path | None, user: str = "") -> No
         if users and not user:
             saved = Path(summed)
             sum_run(run, saved)
-            config = summed_config(job.adapter.config, len(users))
-            job = dataclasses.replace(job, adapter=dataclasses.replace(job.adapter, config=config))
+            job = job_of_sum(job, users)
         for name, content in merged_files(job, base, saved, course.labels).items():
             write_pieces_durably(out / name, content)
 
@@ -83,15 +80,21 @@ def sum_run(run: Path, out: Path) -> None:
     """Write the adapters of all users of a run added up, as the folder of one adapter.
 
     Raises:
-        RingTuneError: see ``edge.model.result.summed.summed_files``.
+        RingTuneError: see ``summed_files`` and ``summed_kinds_files`` of ``edge.model.result``.
     """
     from edge.model.result.summed import summed_files
+    from edge.model.result.summed_kinds import OfUser, summed_kinds_files
 
     job, course = _read(run)
-    folders = [run / of_user(user) for user in user_sets(course)]
+    folders = {user: run / of_user(user) for user in user_sets(course)}
     if course.offload is None or not folders:
         raise UsageError(f"{run} has no users with adapters of their own; there is nothing to add up")
-    files = summed_files(folders, result_of(job).files, is_own=course.offload.has_block)
+    is_own = course.offload.has_block
+    if len(kinds_of(job, tuple(folders))) == 1:
+        files = summed_files(list(folders.values()), result_of(job).files, is_own=is_own)
+    else:
+        own = [OfUser(folder, config_of(job, user)) for user, folder in folders.items()]
+        files = summed_kinds_files(own, is_own=is_own)
     for name, content in files.items():
         write_pieces_durably(out / name, content)
 

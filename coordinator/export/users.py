@@ -16,9 +16,8 @@ from typing import Final
 from coordinator.export.merged import sum_into
 from coordinator.run_folder.saved_run import SavedRun
 from ringtune.errors import UsageError
-from ringtune.jobs.user_adapters import job_of_user
+from ringtune.jobs.user_adapters import job_of_sum, job_of_user
 from ringtune.models.result_files import of_user
-from ringtune.models.summed_adapters import summed_config
 from ringtune.schedule.offload import COLLABORATION
 
 _MOST_NAMED: Final = 20
@@ -48,7 +47,7 @@ def require_user(run: SavedRun, user: str) -> None:
             f"{_listed(run.users)}"
         )
     if not user:
-        summed_config(run.job.adapter.config, len(run.users))
+        job_of_sum(run.job, run.users)
 
 
 def as_of(run: SavedRun, user: str) -> SavedRun:
@@ -60,8 +59,7 @@ def as_of(run: SavedRun, user: str) -> SavedRun:
         return run
     count = f"{len(run.users)} users with adapters of their own"
     if not user:
-        config = summed_config(run.job.adapter.config, len(run.users))
-        job = dataclasses.replace(run.job, adapter=dataclasses.replace(run.job.adapter, config=config))
+        job = job_of_sum(run.job, run.users)
         return dataclasses.replace(run, job=job, whose=f"all {count}, added up")
     report = {name: value for name, value in run.report.items() if name != "eval"}
     job = job_of_user(run.job, user)

@@ -39,14 +39,19 @@ def summed_files(folders: Sequence[Path], names: Sequence[str], *, is_own: Calla
         IntegrityError: a file is damaged, or the adapters do not have the same tensors.
     """
     files: dict[str, Pieces] = {name: FilePieces(folders[0] / name) for name in names}
-    files[ADAPTER_FILE] = _summed([_opened(folder / ADAPTER_FILE) for folder in folders], folders, is_own)
+    files[ADAPTER_FILE] = _summed([opened(folder / ADAPTER_FILE) for folder in folders], folders, is_own)
     for name in (ADAPTER_CONFIG_FILE, AUXILIARY_CONFIG_FILE):
         if name in files:
             files[name] = Pieces.of(_grown(folders[0] / name, len(folders)))
     return files
 
 
-def _opened(path: Path) -> TensorFile:
+def opened(path: Path) -> TensorFile:
+    """Open the tensors of an adapter.
+
+    Raises:
+        IntegrityError: it can't be read.
+    """
     try:
         return TensorFile(FilePieces(path), where=str(path))
     except OSError as error:
@@ -74,7 +79,7 @@ def _tensor(files: Sequence[TensorFile], name: str, is_own: Callable[[int], bool
         size_bytes *= len(files)
 
     def make() -> Iterator[Piece]:
-        tensors = [_read(file.tensor(name)) for file in files]
+        tensors = [read_tensor(file.tensor(name)) for file in files]
         if block is not None and not is_own(block):
             tensors = [tensors[0], *(torch.zeros_like(tensor) for tensor in tensors[1:])]
         yield from pieces_of(_added(tensors, name, rank)).data
@@ -97,7 +102,8 @@ def _rank(file: TensorFile, name: str) -> int:
     return up[1]
 
 
-def _read(source: TensorPieces) -> torch.Tensor:
+def read_tensor(source: TensorPieces) -> torch.Tensor:
+    """Read one tensor."""
     tensor = torch.empty(source.shape, dtype=torch_dtype(source.dtype))
     fill(tensor, source)
     return tensor

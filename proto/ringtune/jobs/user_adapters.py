@@ -21,6 +21,7 @@ from typing import NamedTuple
 from ringtune.errors import JobError
 from ringtune.jobs.job import Job
 from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.summed_adapters import sum_of_kinds
 
 _MOST_NAMED = 20
 
@@ -87,5 +88,17 @@ def job_of(job: Job, config: str) -> Job:
 
 def job_of_user(job: Job, user: str) -> Job:
     """The job with the ``adapter.config`` of one user, and with that of no other."""
-    offload = dataclasses.replace(job.offload, adapters=None)
-    return dataclasses.replace(job_of(job, config_of(job, user)), offload=offload)
+    return _alone(job, config_of(job, user))
+
+
+def job_of_sum(job: Job, users: Sequence[str]) -> Job:
+    """The job with the ``adapter.config`` that the adapters of all users have when they are added up.
+
+    Raises:
+        UsageError: they do not add up.
+    """
+    return _alone(job, sum_of_kinds([config_of(job, user) for user in users]))
+
+
+def _alone(job: Job, config: str) -> Job:
+    return dataclasses.replace(job_of(job, config), offload=dataclasses.replace(job.offload, adapters=None))

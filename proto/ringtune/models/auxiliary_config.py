@@ -37,7 +37,7 @@ OUTPUT: Final = "output"
 PLACES: Final = (QUERY, KEY, VALUE, INTERMEDIATE, OUTPUT)
 """The matrices of a block that may have an auxiliary model, by their names in ``Widths``."""
 
-_LETTERS: Final = {"q": QUERY, "k": KEY, "v": VALUE}
+LETTERS: Final = {"q": QUERY, "k": KEY, "v": VALUE}
 _SHARED_OPTIONS: Final[dict[str, Any]] = {
     "selfattn_lora": True,
     "intermediate_lora": False,
@@ -166,6 +166,6 @@ def check_alphas(fused: Iterable[AuxiliaryConfig]) -> None:
 
 def places_beside(options: Mapping[str, Any]) -> tuple[str, ...]:
     """The matrices that LoRA's options choose."""
-    letters = {_LETTERS[letter] for letter in options["attn_matrices"]} if options["selfattn_lora"] else set()
+    letters = {LETTERS[letter] for letter in options["attn_matrices"]} if options["selfattn_lora"] else set()
     others = {INTERMEDIATE: options["intermediate_lora"], OUTPUT: options["output_lora"]}
     return tuple(place for place in PLACES if place in letters or others.get(place))

@@ -44,7 +44,11 @@ def places_of(config: str) -> tuple[str, ...]:
     Raises:
         JobError: the configuration itself is refused.
     """
-    known = known_configurations()
-    every = [{**known[part.name][1], **part.options} for part in parse_adapter_config(config)]
-    found = {place for options in every if "attn_matrices" in options for place in places_beside(options)}
+    found = {place for part in parse_adapter_config(config) for place in places_of_part(part)}
     return tuple(place for place in PLACES if place in found)
+
+
+def places_of_part(part: AdapterPart) -> tuple[str, ...]:
+    """The matrices of a block beside which one method puts something."""
+    options = {**known_configurations()[part.name][1], **part.options}
+    return places_beside(options) if "attn_matrices" in options else ()

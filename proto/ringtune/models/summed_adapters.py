@@ -4,18 +4,22 @@ A sum of products of two matrices is the product of these matrices beside each o
 add up to one whose rank is the sum of theirs, exactly. Its factor is alpha / rank, so alpha grows with it. A sum of
 matrices is a matrix: ``linear`` stays as it is. What is no change of a matrix has no sum of this form.
 
+Where users have several kinds of adapters, all are added up to one matrix beside each matrix that any of them changes,
+so that the sum is a ``linear``.
+
 Source: ColA, section 4.3 (collaboration).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from ringtune.errors import UsageError
-from ringtune.models.adapter_config import AdapterPart, parse_adapter_config
+from ringtune.models.adapter_config import AdapterPart, known_configurations, parse_adapter_config
 from ringtune.models.adapter_options import MOST_RANK
-from ringtune.models.auxiliary_config import LINEAR
-from ringtune.models.merge_support import merge_refusal
+from ringtune.models.auxiliary_config import INTERMEDIATE, LETTERS, LINEAR, OUTPUT
+from ringtune.models.merge_support import merge_refusal, places_of
 
 GROWING: Final = ("r", "alpha")
 """Options that grow with the number of adapters that are added up."""
@@ -40,6 +44,40 @@ def summed_config(config: str, count: int) -> str:
             f"adapters of adapter.config = {config!r} can't be added up: {problem}; give one of them with --user"
         )
     return "|".join(_summed(part, count, config) for part in parse_adapter_config(config))
+
+
+def sum_of_kinds(configs: Sequence[str]) -> str:
+    """Return the configuration of adapters of several kinds added up; of one kind see ``summed_config``.
+
+    Example: ``lora`` and ``linear[attn_matrices=['k']]`` make ``linear[attn_matrices=['q', 'k', 'v']]``.
+
+    Args:
+        configs: of each adapter; at least one.
+
+    Raises:
+        UsageError: one of them does not add up.
+    """
+    if all(parse_adapter_config(config) == parse_adapter_config(configs[0]) for config in configs):
+        return summed_config(configs[0], len(configs))
+    for config in configs:
+        if problem := merge_refusal(config):
+            raise UsageError(
+                f"an adapter of {config!r} can't be added to those of other users: {problem}; give one user with --user"
+            )
+    places = {place for config in configs for place in places_of(config)}
+    known = known_configurations()
+    parts = [{**known[part.name][1], **part.options} for config in configs for part in parse_adapter_config(config)]
+    left_out = set.intersection(*(set(part["leave_out"]) for part in parts))
+    letters = [letter for letter, place in LETTERS.items() if place in places]
+    options: dict[str, object] = {"attn_matrices": letters} if letters else {"selfattn_lora": False}
+    options |= {f"{place}_lora": True for place in (INTERMEDIATE, OUTPUT) if place in places}
+    options |= {"leave_out": sorted(left_out)} if left_out else {}
+    return f"{LINEAR}[{', '.join(f'{name}={value!r}' for name, value in options.items())}]"
+
+
+def lora_scale(part: AdapterPart) -> float:
+    """The factor of a LoRA's product: alpha / rank."""
+    return float(part.options.get("alpha", _DEFAULT)) / int(part.options.get("r", _DEFAULT))
 
 
 def _summed(part: AdapterPart, count: int, config: str) -> str:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from coordinator.records.result_files import users_folders
 from edge import merge
-from edge.compute.capturing.install import adapter_weights
+from edge.compute.helping.adapter_modules import AdapterModules
 from edge.model.heads import task_of
 from edge.model.result.saving import users_files
 from edge.model.safetensors_files import SafetensorsFiles
@@ -20,7 +20,8 @@ from edge.model.skeleton import build_skeleton
 from edge.model.slice import materialise
 from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Job
-from ringtune.jobs.result import result_of
+from ringtune.jobs.result import result_of_user
+from ringtune.jobs.user_adapters import job_of_user
 from ringtune.models.result_files import block_of
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.helped import helped
@@ -46,6 +47,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
+KINDS = [
+    ("bert", "lora[r=2,alpha=6,attn_matrices=['q','v']]", "linear[alpha=0.5,attn_matrices=['k','v'],output_lora=True]"),
+    ("gpt2", "lora[r=2,alpha=3,attn_matrices=['k','v']]", "linear[alpha=0.5,attn_matrices=['q','v']]"),
+    ("gpt2", "linear[attn_matrices=['v']]", "lora[r=2,alpha=3,attn_matrices=['q','v'],intermediate_lora=True]"),
+    ("llama", "lora[r=2,output_lora=True]", "lora[r=3,alpha=6,attn_matrices=['q','k']]"),
+]
+
+
 def _write_run(folder: Path, job: Job, *, private: int = 0) -> Path:
     """A run of three users, whose adapters are numbers drawn anew for each; those of private blocks are as built."""
     folder.mkdir(parents=True)
@@ -68,18 +77,22 @@ def _write_run(folder: Path, job: Job, *, private: int = 0) -> Path:
         cpu = torch.device("cpu")
         materialise(skeleton, weights, blocks=blocks, with_embedding=True, dtype=torch.float64, device=cpu)
     generator = torch.Generator().manual_seed(5)
+    path = Path(job.model.path)
+    kinds = {user: AdapterModules(path, job_of_user(job, user), blocks, torch.float64, cpu) for user in USERS}
     sets = {
         user: {
             name: torch.randn(value.shape, generator=generator, dtype=value.dtype)
-            for name, value in adapter_weights(skeleton, blocks[private:]).items()
+            for name, value in modules.parameters(blocks[private:]).items()
         }
-        for user in USERS
+        for user, modules in kinds.items()
     }
     task_of(job.model.task).add(skeleton.model, LABELS)
-    files = users_files(skeleton, sets, without_blocks=(), with_head=True)
-    for path, content in users_folders({"anna": files}, dict.fromkeys(USERS, result_of(job))).items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(bytes(content))
+    others = {user: kinds[user].skeleton for user in job.offload.chosen_adapters}
+    files = users_files(skeleton, sets, without_blocks=(), with_head=True, others=others)
+    results = {user: result_of_user(job, user) for user in USERS}
+    for place, content in users_folders({"anna": files}, results).items():
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).write_bytes(bytes(content))
     return folder
 
 
@@ -97,7 +110,24 @@ def _merged(run: Path, out: Path, *more: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(("model_type", "adapter"), CASES)
 def test_merged_sum_adds_what_every_user_adds(models: Path, tmp_path: Path, model_type: str, adapter: str) -> None:
     """A matrix beside which adapters stand changes by the sum of its changes; also where three are one matrix."""
-    job = _job(models, model_type, adapter)
+    _check_sum(_job(models, model_type, adapter), tmp_path)
+
+
+@pytest.mark.parametrize(("model_type", "adapter", "other"), KINDS)
+def test_merged_sum_adds_what_users_of_other_kinds_add(
+    models: Path, tmp_path: Path, model_type: str, adapter: str, other: str
+) -> None:
+    """Low rank and linear, beside the same matrices or others, with a factor each, become one matrix."""
+    _check_sum(_with_kinds(_job(models, model_type, adapter), {"ben": other}), tmp_path, shares=False)
+
+
+def _with_kinds(job: Job, adapters: dict[str, str]) -> Job:
+    offload = {"mode": "auto", "users": "collaboration", "merged": True, "adapters": adapters}
+    return Job.from_tables({**job.to_tables(), "offload": offload})
+
+
+def _check_sum(job: Job, tmp_path: Path, *, shares: bool = True) -> None:
+    """Compare the merged sum with what each user alone changes; with ``shares`` all change the same matrices."""
     run = _write_run(tmp_path / "run", job)
     together = _merged(run, tmp_path / "all")
     alone = {user: _merged(run, tmp_path / user, "--user", user) for user in USERS}
@@ -111,7 +141,7 @@ def test_merged_sum_adds_what_every_user_adds(models: Path, tmp_path: Path, mode
             torch.testing.assert_close(value, want, rtol=0, atol=1e-12)
             if not torch.equal(value, base):
                 changed_names.add(name)
-                assert all(not torch.allclose(own[name], value) for own in alone.values())
+                assert not shares or all(not torch.allclose(own[name], value) for own in alone.values())
     assert len(changed_names) >= offload.NUM_BLOCKS
 
 
