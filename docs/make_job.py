@@ -159,11 +159,16 @@ The head's files are equal in all of them, since all users train one head. Auxil
 place of `adapter_config.json`. Users are called as nodes are, in small letters, digits, `.`, `-` and `_`. A user whose
 rows are all for evaluation has a folder too, with adapters as they began.
 
+Users may choose their adapter: with `adapters = { "anna" = "linear", "dora" = "seq_bn" }` in `[offload]` these two have
+another kind than the others, who have `adapter.config`. Each folder says which kind it has. In collaboration every kind
+has to be a change of matrices: `lora` of any rank, `linear`, or both for different matrices.
+
 `ringtune eval RUN --user anna` and `ringtune export RUN --user anna --out DIR` take anna's adapters (with `--merge`
 too). Without `--user` they take, in collaboration, the sum of all users' adapters: every row goes through it, so that
 is what the run trained, and what its figures are of. A sum is one adapter again: `linear` stays `linear`, and K
-adapters of LoRA with rank r and factor alpha are LoRA with rank K r and factor K alpha, exactly, up to rank 4,096. To
-add them up takes torch on that machine. Of users who trained alone no forward saw the sum, and it is worse than
+adapters of LoRA with rank r and factor alpha are LoRA with rank K r and factor K alpha, exactly, up to rank 4,096.
+Adapters of several kinds add up to a `linear` beside all matrices that any of them changes. To add them up takes torch
+on that machine. Of users who trained alone no forward saw the sum, and it is worse than
 theirs (ColA, section 4.3), so there both commands ask for a name.
 """
 _FULL = """\

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ringtune.costs.kind_facts import KindFacts
 from ringtune.costs.offload.traffic import step_traffic
 from ringtune.costs.profile import NodeFacts
 from ringtune.quantities import format_bytes
@@ -10,6 +13,7 @@ from ringtune.schedule.offload import ALONE, COLLABORATION, EXACT
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.users import rows_by_user, user_sets
 
+_MOST_NAMED = 20
 _USERS = {
     ALONE: "train adapters of their own, which only their rows go through",
     COLLABORATION: "train adapters of their own, and every row goes through the sum of all",
@@ -32,14 +36,23 @@ def helper_lines(plan: Plan, facts: NodeFacts | None = None) -> list[str]:
             pairs, weights = step_traffic(plan, one, facts)
             sent = f": at most {format_bytes(pairs)} of pairs a step, {format_bytes(weights)} of weights an update"
         lines.append(f"{one.node} fits the adapters of {placement.host_of(one.start)}'s blocks {one.text}{sent}")
-    return [*lines, *_user_lines(plan), _result(plan)] if lines else []
+    kinds = facts.model.kinds if facts is not None else ()
+    return [*lines, *_user_lines(plan, kinds), _result(plan)] if lines else []
 
 
-def _user_lines(plan: Plan) -> list[str]:
-    """Name the users that have adapters of their own, with their rows; of many the first ones."""
+def _user_lines(plan: Plan, kinds: Sequence[KindFacts]) -> list[str]:
+    """Name the users that have adapters of their own, with their rows, of many the first ones; and who has which."""
     if not user_sets(plan.course):
         return []
-    return [f"users, with training and evaluation rows: {users_text(rows_by_user(plan.course))}"]
+    users = user_sets(plan.course)
+    own = [f"{kind.config}: {_named([user for user in users if user in kind.users])}" for kind in kinds]
+    own = [f"adapters in place of the job's: {'; '.join(own)}"] if own else []
+    return [f"users, with training and evaluation rows: {users_text(rows_by_user(plan.course))}", *own]
+
+
+def _named(users: Sequence[str]) -> str:
+    more = f" and {len(users) - _MOST_NAMED} more" if len(users) > _MOST_NAMED else ""
+    return f"{', '.join(users[:_MOST_NAMED])}{more}"
 
 
 def _result(plan: Plan) -> str:

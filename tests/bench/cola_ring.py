@@ -6,6 +6,7 @@ on the course alone, so that a run of two machines gives the same.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from edge.compute.capturing.install import adapter_weights
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import OwnerDataset
-from ringtune.jobs.job import Job, parse_job
+from ringtune.jobs.job import Job, OffloadSettings, parse_job
 from ringtune.models.folder import model_dimensions, read_config
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.course import Course
@@ -57,6 +58,7 @@ class Training:
         pairs: how they travel.
         users: whose adapters a row goes through; with sets of their own there is a helper.
         num_users: how many share the rows evenly.
+        other: configuration that the upper half of the users has; empty = as all.
     """
 
     adapter: str
@@ -68,6 +70,7 @@ class Training:
     pairs: str = EXACT
     users: str = JOINT
     num_users: int = 1
+    other: str = ""
 
 
 class Ring:
@@ -149,7 +152,7 @@ def shares(train_rows: int, eval_rows: int, num_users: int) -> tuple[UserRows, .
 
 
 def _job_of(training: Training, inputs: Inputs) -> Job:
-    return parse_job(
+    job = parse_job(
         f"""
         [model]
         path = "{inputs.model}"
@@ -167,6 +170,16 @@ def _job_of(training: Training, inputs: Inputs) -> Job:
         """,
         source="bench",
     )
+    if not training.other:
+        return job
+    names = [user.name for user in shares(0, 0, training.num_users)]
+    settings = OffloadSettings(
+        mode="auto",
+        users=training.users,
+        merged=training.users == COLLABORATION,
+        adapters=dict.fromkeys(names[len(names) // 2 :], training.other),
+    )
+    return dataclasses.replace(job, offload=settings)
 
 
 def _size_of(model: Path) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 MiniLM with 1,000 sentences of film reviews, 125 of each user, in batches of 8 that mix users, two passes over them; a
 helper fits adapters at query and value after every step. Each user is judged on 250 other sentences. Kinds, by
-adapter (``lora``, ``linear``, ``mlp``)::
+adapter (``lora``, ``linear``, ``mlp``; ``lora+linear`` and ``lora+mlp``, where the upper four users have the second)::
 
     joint            all rows train one set of adapters
     alone            each user's rows train a set of their own, beside the matrices
@@ -26,6 +26,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -33,11 +34,12 @@ import torch
 from edge.compute.capturing.merged import MergedMatrices
 from edge.compute.executor import NodeExecutor
 from edge.data.tokens import Batch
+from edge.model.slice import BlockRunner
 from ringtune.files.durable import write_durably
 from ringtune.schedule.offload import ALONE, COLLABORATION, JOINT
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
-from ringtune.schedule.users import rows_of_users, users_of
+from ringtune.schedule.users import rows_of_users
 from tests.bench.cola_ring import HELPER, LINEAR, LORA, MLP, Inputs, Ring, Training
 from tests.bench.kept_results import results_of, say, spread_text
 from tests.bench.memory_accuracy import best_rate, sentences
@@ -45,8 +47,14 @@ from tests.bench.memory_accuracy import best_rate, sentences
 OUT: Final = Path("build/bench/cola/users")
 SEEDS: Final = (0, 1, 2)
 STEPS, USERS = 250, 8
-ADAPTERS: Final = {"lora": (LORA, (1e-3, 3e-3)), "linear": (LINEAR, (1e-4, 3e-4)), "mlp": (MLP, (3e-4, 1e-3))}
-"""Adapter and learning rates to choose from, by the first word of a kind."""
+ADAPTERS: Final = {
+    "lora": (LORA, "", (1e-3, 3e-3)),
+    "linear": (LINEAR, "", (1e-4, 3e-4)),
+    "mlp": (MLP, "", (3e-4, 1e-3)),
+    "lora+linear": (LORA, LINEAR, (3e-4, 1e-3)),
+    "lora+mlp": (LORA, MLP, (3e-4, 1e-3)),
+}
+"""Adapter, that of the upper half of the users, and learning rates to choose from, by the first word of a kind."""
 
 KINDS: Final = (
     ("lora", JOINT),
@@ -57,6 +65,9 @@ KINDS: Final = (
     ("linear", COLLABORATION),
     ("mlp", JOINT),
     ("mlp", ALONE),
+    ("lora+linear", ALONE),
+    ("lora+linear", COLLABORATION),
+    ("lora+mlp", ALONE),
 )
 Correct = dict[str, list[int]]
 """Of each user the sentences that were judged rightly, and all."""
@@ -69,14 +80,15 @@ def name_of(adapter: str, users: str) -> str:
 
 def rates_of(adapter: str, users: str, seed: int, results: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
     """The learning rates of a kind with a seed: all of them with the first seed, then the best one."""
-    return ADAPTERS[adapter][1] if seed == SEEDS[0] else (best_rate(results, name_of(adapter, users)),)
+    return ADAPTERS[adapter][2] if seed == SEEDS[0] else (best_rate(results, name_of(adapter, users)),)
 
 
 def train(adapter: str, users: str, rate: float, seed: int, steps: int = STEPS) -> dict[str, Any]:
     """Train and judge; returns the result."""
     model, rows, judged = sentences()
     began_s = time.process_time()
-    training = Training(adapter=ADAPTERS[adapter][0], rate=rate, seed=seed, steps=steps, users=users, num_users=USERS)
+    config, other, _ = ADAPTERS[adapter]
+    training = Training(adapter=config, rate=rate, seed=seed, steps=steps, users=users, num_users=USERS, other=other)
     ring = Ring(training, Inputs(model=model, train=rows, judged=judged))
     ring.run()
     own, merged = judge(ring.host, ring.plan), judge_sum(ring, adapter, users)
@@ -102,51 +114,63 @@ def accuracy(counted: Iterable[Sequence[int]]) -> float:
 def judge(host: NodeExecutor, plan: Plan) -> Correct:
     """Count by user, with the adapters that each user has in training."""
     sets = host._hosted.sets
+    runners = {user: one.blocks for one in host._hosted.kinds for user in one.kind.users}
 
     def around(user: str) -> Any:
         return sets.using(user) if sets is not None else torch.no_grad()
 
-    return _judged(host, plan, around)
+    return _judged(host, plan, around, runners if sets is not None else {})
 
 
 def judge_sum(ring: Ring, adapter: str, manner: str) -> Correct:
     """Count by user, with the sum of all users' adapters for everybody; nothing of adapters that have no sum."""
     if manner == COLLABORATION:
         return judge(ring.host, ring.plan)
-    if adapter == "mlp" or manner == JOINT:
+    if MLP in ADAPTERS[adapter] or manner == JOINT:
         return {}
     blocks, hosted = range(ring.plan.course.num_blocks), ring.host._hosted
     (models,) = ring.carrier.executors[HELPER]._hosted.helped
     sums = models.sums(0, len(blocks))
+    first, *others = hosted.kinds
     merged = MergedMatrices(
-        hosted.skeleton, blocks, Path(ring.job.model.path), ring.job, users=len(users_of(ring.plan.course))
+        hosted.skeleton,
+        blocks,
+        Path(ring.job.model.path),
+        ring.job,
+        users=len(first.kind.users),
+        others=[(one.skeleton, len(one.kind.users)) for one in others],
     )
     merged.install(sums, blocks, where="the sums of all users")
     return _judged(ring.host, ring.plan, lambda user: torch.no_grad())
 
 
-def _judged(host: NodeExecutor, plan: Plan, around: Callable[[str], Any]) -> Correct:
+def _judged(
+    host: NodeExecutor,
+    plan: Plan,
+    around: Callable[[str], Any],
+    runners: Mapping[str, BlockRunner] = MappingProxyType({}),
+) -> Correct:
     """Judge every user's sentences, some at a time."""
     found: Correct = {}
     turns = [turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.EVALUATE]
     for item in items(plan.course, turns[-1]):
         for user, positions in rows_of_users(plan.course, item, 0):
             with torch.no_grad(), around(user):
-                right = _right(host, plan, item, list(positions))
+                right = _right(host, plan, item, list(positions), runners.get(user, host._hosted.blocks))
             known = found.setdefault(user, [0, 0])
             found[user] = [known[0] + right, known[1] + len(positions)]
     return found
 
 
-def _right(host: NodeExecutor, plan: Plan, item: Item, positions: list[int]) -> int:
+def _right(host: NodeExecutor, plan: Plan, item: Item, positions: list[int], blocks: BlockRunner) -> int:
     """Judge some rows of a batch."""
     hosted, dataset = host._hosted, host._dataset
     assert hosted.owner is not None and dataset is not None
     whole = dataset.batch(plan.course, item)
     batch = Batch(*(None if tensor is None else tensor[positions] for tensor in whole))  # type: ignore[arg-type]
     hidden = hosted.owner.embed(batch)
-    context = hosted.blocks.context(hidden, batch.mask)
-    hidden = hosted.blocks.run(hidden, batch.mask, context, 0, plan.course.num_blocks)
+    context = blocks.context(hidden, batch.mask)
+    hidden = blocks.run(hidden, batch.mask, context, 0, plan.course.num_blocks)
     return int(dict(hosted.owner.evaluate(hidden, batch).values)["correct"])
 
 
@@ -188,7 +212,7 @@ def summed(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def missed(figures: dict[str, Any]) -> list[str]:
     """Name what was not measured with all seeds; there is no target."""
     counted = {name: sum(run["kind"] == name for run in figures["runs"]) for name in figures["figures"]}
-    wanted = {name_of(adapter, users): len(SEEDS) + len(ADAPTERS[adapter][1]) - 1 for adapter, users in KINDS}
+    wanted = {name_of(adapter, users): len(SEEDS) + len(ADAPTERS[adapter][2]) - 1 for adapter, users in KINDS}
     return [
         f"{name}: {counted.get(name, 0)} of {count} runs"
         for name, count in wanted.items()

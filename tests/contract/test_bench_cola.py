@@ -194,10 +194,11 @@ def test_accuracy_names_what_was_not_measured() -> None:
 # ---- users ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("other", ["", "linear"])
 @pytest.mark.parametrize("users", [ALONE, COLLABORATION])
-def test_users_are_judged_by_the_adapters_of_their_training(inputs: Inputs, users: str) -> None:
-    """What is counted by user adds up to what the run's own evaluation counted."""
-    training = Training(adapter="lora[r=4]", rate=1e-2, steps=4, users=users, num_users=3)
+def test_users_are_judged_by_the_adapters_of_their_training(inputs: Inputs, users: str, other: str) -> None:
+    """What is counted by user adds up to what the run's own evaluation counted; also where some have another kind."""
+    training = Training(adapter="lora[r=4]", rate=1e-2, steps=4, users=users, num_users=3, other=other)
     ring = Ring(training, inputs)
     counted = ring.run()
     found = cola_users.judge(ring.host, ring.plan)

@@ -101,7 +101,10 @@ def test_users_who_trained_alone_are_evaluated_one_at_a_time(cluster: Cluster, t
 
 
 def test_users_of_a_column_get_helpers_and_folders_of_their_own(cluster: Cluster, tmp_path: Path) -> None:
-    """The rows of each owner are of several users, whom a column names; the planner chooses who helps."""
+    """The rows of each owner are of several users, whom a column names; the planner chooses who helps.
+
+    One user has an adapter of another kind, and the sum of both is one matrix beside each.
+    """
     names = ("ben", "anna")
     for name, count in (("train", 24), ("eval", 8)):
         rows = [
@@ -110,7 +113,7 @@ def test_users_of_a_column_get_helpers_and_folders_of_their_own(cluster: Cluster
         ]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     job = JOB.format(model=cluster.model).partition("[unfreeze]")[0] + 'method = "all"\n'
-    offload = OFFLOAD.format(mode='"auto"', users="alone", merged="false")
+    offload = OFFLOAD.format(mode='"auto"', users="collaboration", merged="true") + 'adapters = { anna = "linear" }\n'
     data = '[data]\ntrain = "train.jsonl"\neval = "eval.jsonl"\nuser = "author"\n'
     (tmp_path / "job.toml").write_text(job + data + offload)
     good("train", tmp_path / "job.toml", "--local", 2, "--out", tmp_path / "run")
@@ -118,5 +121,11 @@ def test_users_of_a_column_get_helpers_and_folders_of_their_own(cluster: Cluster
     report = json.loads((tmp_path / "run/report.json").read_text())
     assert report["offload"]["rows_by_user"] == {name: {"train": 12, "eval": 4} for name in sorted(names)}
     assert len(report["offload"]["helpers"]) == 2
-    losses = {good("eval", tmp_path / "run", "--user", name)["loss"] for name in names}
-    assert len(losses) == 2
+    for name in ("anna/adapter.json", "ben/adapter_config.json"):
+        assert (tmp_path / "run/users" / name).exists()
+    assert good("eval", tmp_path / "run")["loss"] == pytest.approx(report["eval"]["loss"], rel=1e-4)
+    assert good("eval", tmp_path / "run", "--user", "anna")["loss"] != pytest.approx(report["eval"]["loss"], rel=1e-4)
+    good("export", tmp_path / "run", "--out", tmp_path / "sum", "--base-model", "acme/tiny")
+    described = json.loads((tmp_path / "sum/adapter.json").read_text())
+    assert [(part["kind"], part["places"]) for part in described["parts"]] == [("linear", ["query", "value"])]
+    good("export", tmp_path / "run", "--merge", "--out", tmp_path / "merged", "--base-model", "acme/tiny")

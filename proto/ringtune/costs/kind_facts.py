@@ -10,6 +10,7 @@ class KindFacts:
     """One kind of adapter in a block, with who has it; what is not here is as with the job's own kind.
 
     Attributes:
+        config: as ``adapter.config``.
         users: who chose it.
         adapter_block_bytes: of its weights.
         adapter_block_factor_bytes: of rows and columns of these, which Adafactor keeps.
@@ -19,6 +20,7 @@ class KindFacts:
         more_activation_token_bytes: that a block keeps for its backward beyond those of the job's own kind, computed.
     """
 
+    config: str
     users: tuple[str, ...]
     adapter_block_bytes: int
     adapter_block_factor_bytes: int

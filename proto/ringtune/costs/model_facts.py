@@ -148,6 +148,7 @@ def _with_kinds(facts: ModelFacts, folder: str | Path, job: Job, widths: Widths)
         own = model_facts(folder, own_job, in_part=True)
         kinds.append(
             KindFacts(
+                config=kind.config,
                 users=kind.users,
                 adapter_block_bytes=own.adapter_block_bytes,
                 adapter_block_factor_bytes=own.adapter_block_factor_bytes,

@@ -42,6 +42,7 @@ _BESIDES: Mapping[str, Mapping[str, object]] = {
     "operations.forward_only": {"operations.policy": "two-stage", "operations.full": 0},
     **{f"offload.{name}": {"offload.mode": "auto"} for name in ("interval", "pairs")},
     "offload.users": {"offload.mode": "auto"},
+    "offload.adapters": {"offload.mode": "auto", "offload.users": "alone"},
     "data.user": {"offload.mode": "auto", "offload.users": "alone"},
     **{f"velora.{name}": {"memory.activations": "velora"} for name in ("layers", "parts", "init")},
     **{

@@ -39,7 +39,7 @@ class OffloadSettings:
         users: joint = all rows train one set of adapters; alone = each user's rows train a set of their own;
             collaboration = they do, and every row goes through the sum of all sets.
         adapters: adapter configurations of single users, as in ``{"anna" = "linear"}``, who have them in place of
-            ``adapter.config``; see ``ringtune.jobs.user_adapters``.
+            ``adapter.config``.
     """
 
     mode: str | dict[str, str] = field(default=OFF)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from typing import Any
 
@@ -11,10 +12,12 @@ from coordinator.records.offload_facts import offload_facts
 from coordinator.screen.helpers_text import helper_lines
 from coordinator.screen.plan_text import plan_text
 from coordinator.screen.progress import PlainProgress
+from ringtune.costs.kind_facts import KindFacts
 from ringtune.schedule.extent import Owner, UserRows
 from ringtune.schedule.helped import helped
 from ringtune.schedule.offload import Manner
 from tests.support.plans import changed, make_plan
+from tests.support.profiles import node
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_blocks=4, method="all")
 
@@ -97,3 +100,22 @@ def test_plan_says_what_helpers_see(private: int) -> None:
     found = [line for line in plan_text(helped(plan, {"a": "z"}), {}, measured=True, num_steps=0) if words in line]
     assert len(found) == 1 and found[0].endswith(f"{words}[{private}, 2)")
     assert not any(words in line for line in plan_text(plan, {}, measured=True, num_steps=0))
+
+
+def test_users_who_chose_another_adapter_are_named_with_it() -> None:
+    """Where the sizes of nodes are known; who chose and is none of the run is not told."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_blocks=4, method="all")
+    found = helped(plan, {"a": "z", "b": "z"}, Manner(users="alone"))
+    kind = KindFacts(
+        config="linear",
+        users=("b", "zoe"),
+        adapter_block_bytes=1,
+        adapter_block_factor_bytes=1,
+        pair_token_bytes=1,
+        pair_rounded_token_bytes=1,
+        pair_projected_token_bytes=1,
+        more_activation_token_bytes=0.0,
+    )
+    facts = node(plan, "a")
+    facts = dataclasses.replace(facts, model=dataclasses.replace(facts.model, kinds=(kind,)))
+    assert "adapters in place of the job's: linear: b" in helper_lines(found, facts)

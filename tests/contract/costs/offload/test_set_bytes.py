@@ -115,7 +115,7 @@ def _kind(*users: str, **sizes: float) -> KindFacts:
         "pair_projected_token_bytes": 0,
         "more_activation_token_bytes": 0.0,
     }
-    return KindFacts(users=users, **{**values, **sizes})
+    return KindFacts(config="linear", users=users, **{**values, **sizes})
 
 
 def test_sets_of_other_kinds_take_what_they_are() -> None:
