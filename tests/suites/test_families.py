@@ -71,7 +71,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return write
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=128)
 def run(case: Case, slices: Slices, *, seed: int = 0) -> tuple[RingResult, TorchCarrier]:
     """Run a case on the virtual ring with random delays; what was run once is not run again."""
     plan = case.plan(slices)

@@ -35,12 +35,17 @@ def _children(pid: int) -> list[int]:
         return [child.pid for child in psutil.Process(pid).children()]
     for _ in range(_MOST_LISTINGS):
         try:
-            tasks = list(Path(f"/proc/{pid}/task").iterdir())
+            tasks = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - before and after each test, a file for every thread
         except OSError:  # it has just ended
             return []
         with contextlib.suppress(OSError):  # a thread has just ended: its children are now on another one's list
-            return [int(word) for task in tasks for word in (task / "children").read_text().split()]
+            return [child for task in tasks for child in _children_of_thread(f"/proc/{pid}/task/{task}/children")]
     return []
+
+
+def _children_of_thread(path: str) -> list[int]:
+    with open(path, "rb", buffering=0) as listing:  # noqa: PTH123
+        return [int(word) for word in listing.read().split()]
 
 
 def still_running(pids: set[int], grace_s: float) -> list[psutil.Process]:

@@ -187,7 +187,7 @@ def reference_of(case: Case) -> reference.Trained:
     return _reference_of(dataclasses.replace(case, microbatches=1) if is_exact else case)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=128)
 def _reference_of(case: Case) -> reference.Trained:
     plan = case.plan((("a", case.private_blocks, case.num_blocks),))
     return reference.train(case.job, plan, case.folder / "model", case.datasets())
