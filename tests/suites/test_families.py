@@ -97,8 +97,9 @@ def collected(case: Case, slices: Slices, *, seed: int = 0) -> dict[str, torch.T
 
 
 def main_case(folder: Path, task: str) -> Case:
-    """Two owners, unfreezing of all blocks, two evaluations."""
-    return Case(folder=folder, task=task, owners=("a", "b"), microbatches=3, num_steps=8, every_steps=2, eval_every=4)
+    """Two owners in turn, a block more at each step until all train, two evaluations."""
+    values: dict[str, Any] = {"num_steps": 5, "every_steps": 1, "local_iterations": 2, "eval_every": 3}
+    return Case(folder=folder, task=task, owners=("a", "b"), microbatches=3, **values)
 
 
 def test_families_that_are_described_can_be_run_and_are_tested() -> None:
@@ -234,7 +235,7 @@ def check_result_loads(
 )
 def test_family_with_dropout_in_a_ring_equals_one_process(inputs: Any, model_type: str, task: str, split: str) -> None:
     """Dropout of blocks, adapters and head is seeded per unit in every family."""
-    case = Case(folder=inputs(model_type, task), task=task, dropout=0.2, microbatches=2, num_steps=6, every_steps=2)
+    case = Case(folder=inputs(model_type, task), task=task, dropout=0.2, microbatches=2, num_steps=4, every_steps=1)
     trained = reference_of(case)
     assert distance(collected(case, SPLITS[split]), {**trained.adapter(), **trained.head()}) < 1e-9
 
@@ -243,7 +244,7 @@ def test_family_with_dropout_in_a_ring_equals_one_process(inputs: Any, model_typ
 @pytest.mark.parametrize(("model_type", "task"), ONCE)
 def test_family_delays_never_change_a_bit(inputs: Any, model_type: str, task: str) -> None:
     """Invariant 5 in fp32."""
-    case = Case(folder=inputs(model_type, task), task=task, dtype="float32", microbatches=3, num_steps=6, every_steps=2)
+    case = Case(folder=inputs(model_type, task), task=task, dtype="float32", microbatches=3, num_steps=4, every_steps=1)
     first, other = (collected(case, SPLITS["three"], seed=seed) for seed in (0, 1))
     assert first.keys() == other.keys()
     assert all(torch.equal(first[name], other[name]) for name in first)

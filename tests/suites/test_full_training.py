@@ -30,9 +30,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def full_case(inputs: Any, model_type: str, **changes: Any) -> Case:
-    """Two owners, blocks that unfreeze, an evaluation."""
-    values: dict[str, Any] = {"owners": ("a", "b"), "microbatches": 2, "num_steps": 8}
-    values |= {"every_steps": 2, "eval_every": 4}
+    """Two owners in turn, a block more at each step until all train, evaluations."""
+    values: dict[str, Any] = {"owners": ("a", "b"), "microbatches": 2, "num_steps": 5}
+    values |= {"every_steps": 1, "local_iterations": 2, "eval_every": 3}
     return Case(folder=inputs(model_type), task=TASKS[model_type], adapter="full", **{**values, **changes})
 
 

@@ -38,8 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def case_of(folder: Path, **changes: Any) -> Case:
-    """16 steps in turns of two: the lowest block trains for the last seven, three owners have two turns each."""
-    return Case(folder=folder, **{"num_steps": 16, "every_steps": 3, "local_iterations": 2, **changes})
+    """12 steps in turns of two: the lowest block trains for the last six, three owners have two turns each."""
+    return Case(folder=folder, **{"num_steps": 12, "every_steps": 2, "local_iterations": 2, **changes})
 
 
 def run(case: Case, slices: Slices, *, seed: int = 0, keep_messages: bool = False) -> tuple[RingResult, TorchCarrier]:
@@ -88,7 +88,7 @@ def test_ring_of_any_split_equals_one_process(folder: Path, split: str, microbat
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_ring_of_several_owners_equals_one_process(folder: Path, split: str, optimizer: str) -> None:
     """The head travels with its moments: three owners in turn give the result of one process."""
-    case = case_of(folder, owners=("a", "c", "b"), optimizer=optimizer, microbatches=2, eval_every=11)
+    case = case_of(folder, owners=("a", "c", "b"), optimizer=optimizer, microbatches=2, eval_every=7)
     assert distance_to_reference(case, SPLITS[split]) < 1e-9
 
 
@@ -145,8 +145,8 @@ def test_ring_comparison_can_fail(folder: Path, num_owners: int) -> None:
     """Negative control: one step more or another unfreezing is far outside the bounds."""
     owners = ("a", "b")[:num_owners]
     case = case_of(folder, owners=owners)
-    assert distance_to_reference(case, TWO, dataclasses.replace(case, num_steps=17)) > 1e-4
-    assert distance_to_reference(case, TWO, dataclasses.replace(case, every_steps=4)) > 1e-4
+    assert distance_to_reference(case, TWO, dataclasses.replace(case, num_steps=13)) > 1e-4
+    assert distance_to_reference(case, TWO, dataclasses.replace(case, every_steps=3)) > 1e-4
 
 
 @pytest.mark.promise("1 partition invariance")

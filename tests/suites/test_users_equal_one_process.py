@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def case_of(folder: Path, **changes: Any) -> Case:
     """Two owners; the rows of the first are of two users, so that its batches mix them."""
-    values = {"method": "all", "num_steps": 16, "local_iterations": 2, "microbatches": 2, "owners": ("a", "c")}
+    values = {"method": "all", "num_steps": 10, "local_iterations": 2, "microbatches": 2, "owners": ("a", "c")}
     return Case(folder=folder, **{**values, **changes})
 
 
@@ -209,7 +209,7 @@ def test_users_train_equal_bits_in_any_timing(folder: Path, manner: dict[str, An
     case = case_of(folder, **{"adapter": "lora[r=4]", "dtype": "float32", "num_steps": 12, **changes})
     plan = plan_of(case, **manner)
     ends = []
-    for seed in (1, 2, 3):
+    for seed in (1, 2):
         carrier = make_carrier(case, plan)
         result = resumed.run(plan, carrier, seed)
         assert result.finish == rd.Finish("", "")
