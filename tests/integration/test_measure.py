@@ -20,6 +20,7 @@ from ringtune.costs.work_times import WHOLE_WORKS, Work
 from tests.support import tiny
 from tests.support.cluster import START_S, Cluster
 from tests.support.processes import source_environment
+from tests.support.quick_template import COMMAND
 from tests.support.typed import run_here
 
 pytestmark = pytest.mark.slow
@@ -90,7 +91,7 @@ def check_rehearsal(measured: Profile, rehearsed: Profile) -> None:
 def template(tmp_path: Path) -> Iterator[AgentTemplate]:
     """What local nodes are forked from, with a folder for what they remember."""
     environment = source_environment(XDG_STATE_HOME=str(tmp_path / "state"))
-    with AgentTemplate(tmp_path / "template.log", environment) as made:
+    with AgentTemplate(tmp_path / "template.log", environment, command=COMMAND) as made:
         yield made
 
 

@@ -30,6 +30,7 @@ from ringtune.rounds.checkpoint import CheckpointManifest, Resume
 from ringtune.schedule.plan import Plan
 from tests.support import leaks, measured, tiny
 from tests.support.processes import source_environment
+from tests.support.quick_template import COMMAND
 
 START_S = 120.0
 RUN_S = 200.0
@@ -139,7 +140,7 @@ class _SharedTemplate:
         if self._template is None:
             folder = self._running.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-template-"))
             environment = source_environment(RINGTUNE_LOG="DEBUG")
-            template = AgentTemplate(Path(folder) / "template.log", environment)
+            template = AgentTemplate(Path(folder) / "template.log", environment, command=COMMAND)
             self._template = self._running.enter_context(template)
             leaks.KEPT.add(template.pid)
             self._running.callback(leaks.KEPT.discard, template.pid)
