@@ -115,8 +115,8 @@ def test_fault_user_stops_the_run(cluster: Cluster) -> None:
 
 def test_fault_forged_links_are_refused_and_the_run_goes_on(cluster: Cluster) -> None:
     """Garbage, another run, a stranger, a second node-0: refused with a reason; the result is untouched."""
-    wanted = cluster.run(cluster.job(train__max_steps=200, train__local_iterations=10))
-    follower = cluster.follow(cluster.job(train__max_steps=200, train__local_iterations=10))
+    wanted = cluster.run(cluster.job(train__max_steps=60, train__local_iterations=10))
+    follower = cluster.follow(cluster.job(train__max_steps=60, train__local_iterations=10))
     follower.wait_for_steps(20)
     outcome = follower.outcome
     assert outcome.plan is not None
@@ -128,11 +128,15 @@ def test_fault_forged_links_are_refused_and_the_run_goes_on(cluster: Cluster) ->
         wire_dtype="float64",
     )
     address = f"127.0.0.1:{cluster.ports['node-2']}"
-    assert "has a link to node node-2 already" in refusal(address, [good.message(), *forged_tensor(good)])
-    assert refusal(address, [b"\xff\xfe garbage"])
-    assert refusal(address, [replace(good, run_id=OTHER_RUN).message()])
-    assert refusal(address, [replace(good, digest="0" * 64).message()])
-    assert refusal(address, [replace(good, source="mallory").message()])
+    cluster.signal("node-1", signal.SIGSTOP)  # so that the run does not end before all were tried
+    try:
+        assert "has a link to node node-2 already" in refusal(address, [good.message(), *forged_tensor(good)])
+        assert refusal(address, [b"\xff\xfe garbage"])
+        assert refusal(address, [replace(good, run_id=OTHER_RUN).message()])
+        assert refusal(address, [replace(good, digest="0" * 64).message()])
+        assert refusal(address, [replace(good, source="mallory").message()])
+    finally:
+        cluster.signal("node-1", signal.SIGCONT)
     assert follower.wait().is_done, outcome.message
     assert_equal_results(outcome, wanted)
 

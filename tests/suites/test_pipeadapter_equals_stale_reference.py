@@ -46,8 +46,9 @@ def stale_reference(case: Case, slices: Slices) -> tuple[Tensors, list[float]]:
     return train_stale(case.job, case.plan(slices), case.folder / "model", case.datasets())
 
 
+@functools.lru_cache(maxsize=32)
 def ring_result(case: Case, slices: Slices, *, seed: int = 0) -> tuple[Tensors, list[float], dict[str, dict[str, int]]]:
-    """Adapters and head, losses of the steps, and the figures of the versions, after a run with random delays."""
+    """Adapters and head, losses of the steps, and figures of the versions, after a run with random delays; once."""
     result, carrier = run(case, slices, seed=seed)
     plan = case.plan(slices)
     holder = [turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.TRAIN][-1].owner

@@ -287,8 +287,8 @@ def test_scores_change_no_bit_of_the_training(inputs: Any, method: str, adapter:
         dtype="float32",
         dropout=0.1,
         owners=("a", "b"),
-        num_steps=8,
-        every_steps=3,
+        num_steps=6,
+        every_steps=2,
         microbatches=2,
     )
     choice = choice_of(Score.TAYLOR, Score.FISHER, 1)  # dropout is not drawn for a part of the heads
