@@ -264,7 +264,7 @@ class NodeExecutor:
         return self._hosted.blocks.parameters(action.start, action.stop)
 
     def _update(self, action: Action, entry: OpenItem) -> Values:
-        if self.offloading.install(action):
+        if self.offloading.install(action, entry.item):
             return ()
         rate = learning_rate(self._job.train, *rate_at(self._course, action.start, entry.item.step))
         if action.start in (EMBEDDING, self._course.head):

@@ -20,7 +20,8 @@ from edge.model.optimizers.state_file import StateFile
 from edge.model.skeleton import Skeleton
 from edge.model.tensor_bytes import DTYPE_NAMES
 from ringtune.costs.offload.pair_bytes import LOSSY
-from ringtune.errors import PlanError
+from ringtune.engine.diverged import diverged
+from ringtune.errors import DivergedError, PlanError
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job
 from ringtune.schedule.actions import Action, Payload, TensorKey
@@ -28,6 +29,7 @@ from ringtune.schedule.helpers import Helper
 from ringtune.schedule.offload import COLLABORATION, EXACT
 from ringtune.schedule.parcels import weights_key
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Item
 from ringtune.schedule.users import RowsOfUser, rows_of_users, user_sets
 from ringtune.schedule.versions import weight_version
 
@@ -129,16 +131,28 @@ class Offloading:
         key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
         self._shipped[key] = to_file(self._wire.encode(found), _metadata(key))
 
-    def install(self, action: Action) -> bool:
+    def install(self, action: Action, item: Item) -> bool:
         """Take the weights of a helper for an update; False if it is an update of this node's own.
+
+        Args:
+            action: the update.
+            item: that it is of.
 
         Raises:
             IntegrityError: they are not those of the blocks; nothing was changed then.
+            DivergedError: they are not finite; nothing was changed then.
         """
-        if self._helper_of(action.start) is None:
+        helper = self._helper_of(action.start)
+        if helper is None:
             return False
-        weights = self._came.pop(weights_key(action))
-        where = f"the adapters that a helper sent for the blocks [{action.start}, {action.stop})"
+        try:
+            self._install(action, self._came.pop(weights_key(action)), helper.node)
+        except DivergedError as error:
+            raise diverged(item, str(error)) from error
+        return True
+
+    def _install(self, action: Action, weights: Mapping[str, torch.Tensor], helper: str) -> None:
+        where = f"the adapters that helper {helper} sent for the blocks [{action.start}, {action.stop})"
         blocks, hosted = range(action.start, action.stop), self._hosted
         if hosted.sets is not None:
             hosted.sets.install(weights, blocks, where=where)
@@ -149,7 +163,6 @@ class Offloading:
             for name, value in weights.items():
                 hosted.kept[name].copy_(value)
             self._let_go()
-        return True
 
     def loaded(self) -> None:
         """Go on with the adapters of a checkpoint, which were filled in: those that are merged are merged anew."""
@@ -195,7 +208,8 @@ class Offloading:
         """
         models, wire = self._models_of(action.start)
         key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
-        models.fit(wire.decode(self._came.pop(key), self._hosted.dtype), self._rows(action, entry))
+        pairs = wire.decode(self._came.pop(key), self._hosted.dtype)
+        models.fit(pairs, self._rows(action, entry), range(action.start, action.stop))
         return ()
 
     def _rows(self, action: Action, entry: OpenItem) -> Sequence[RowsOfUser]:

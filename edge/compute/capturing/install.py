@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from edge.model.skeleton import ADAPTER, Skeleton
-from ringtune.errors import IntegrityError
+from ringtune.errors import DivergedError, IntegrityError
 
 
 def install(
@@ -34,6 +34,7 @@ def install(
 
     Raises:
         IntegrityError: other names, shapes or types than those of the modules; nothing was replaced then.
+        DivergedError: numbers that are not finite; nothing was replaced then.
     """
     wanted = adapter_weights(skeleton, blocks)
     check_like(tensors, wanted, where=where)
@@ -81,7 +82,8 @@ def check_like(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.T
         where: names the tensors in errors.
 
     Raises:
-        IntegrityError: names the first one that differs, in name, shape, type, or with numbers that are not finite.
+        IntegrityError: names the first one that differs, in name, shape or type.
+        DivergedError: names the first one with numbers that are not finite.
     """
     if odd := sorted(tensors.keys() ^ wanted.keys()):
         many = "too much" if odd[0] in tensors else "too little"
@@ -93,4 +95,4 @@ def check_like(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.T
                 f"{where} has {name} as {came.dtype} {list(came.shape)}, expected {like.dtype} {list(like.shape)}"
             )
         if not _is_finite(came):
-            raise IntegrityError(f"{where} has {name} with numbers that are not finite; lower train.learning_rate")
+            raise DivergedError(f"{where} has {name} with numbers that are not finite")

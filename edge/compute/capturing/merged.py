@@ -124,6 +124,7 @@ class MergedMatrices:
 
         Raises:
             IntegrityError: other names, shapes or types than those of the adapters; nothing was changed then.
+            DivergedError: numbers that are not finite; nothing was changed then.
             ModelError, IntegrityError: the folder can't be read.
         """
         wanted = set(blocks)

@@ -11,7 +11,7 @@ Source: ColA, section 3, equations 5 and 6, Proposition 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -73,22 +73,29 @@ class AdapterModules:
         """Return the weights of some blocks by the names that ``BlockRunner`` has for them."""
         return adapter_weights(self.skeleton, blocks)
 
-    def check(self, tensors: Mapping[str, torch.Tensor], num_rows: int | None = None) -> None:
+    def check(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        num_rows: int | None = None,
+        blocks: Collection[int] | None = None,
+    ) -> None:
         """Refuse pairs that are not those of whole blocks here.
 
         Args:
             tensors: what ``Pairs.take`` gave.
             num_rows: that they have to have; None = any.
+            blocks: that they have to be of; None = those that they name.
 
         Raises:
             IntegrityError: other names, or shapes that don't belong together.
         """
-        wanted = self._sites_in(tensors)
+        named = _blocks_of(tensors) if blocks is None else {str(block) for block in blocks}
+        wanted = self._sites_in(named)
         expected = {f"{site.name}.grad" for site in wanted} | {f"{site.source}.x" for site in wanted}
         optional = {f"{site.name}.signs" for site in wanted if site.units}
         if expected != tensors.keys() - optional:
             odd = sorted(expected ^ (tensors.keys() - optional))[0]
-            raise IntegrityError(f"pairs of blocks {sorted(_blocks_of(tensors))} have {odd} too much or too little")
+            raise IntegrityError(f"pairs of blocks {sorted(named)} have {odd} too much or too little")
         for site in wanted:
             x, grad = tensors[f"{site.source}.x"], tensors[f"{site.name}.grad"]
             signs = tensors.get(f"{site.name}.signs")
@@ -114,15 +121,14 @@ class AdapterModules:
             rows: which of their rows; None = all.
         """
         at = slice(None) if rows is None else list(rows)
-        for site in self._sites_in(tensors):
+        for site in self._sites_in(_blocks_of(tensors)):
             pair = (tensors[f"{site.source}.x"][at], tensors[f"{site.name}.grad"][at])
             x, grad = (tensor.to(self._device, self._dtype) for tensor in pair)
             signs = tensors.get(f"{site.name}.signs")
             is_on = None if signs is None else unpack(signs[at].to(self._device), site.units)
             site.add_gradients(x, grad, is_on)
 
-    def _sites_in(self, tensors: Iterable[str]) -> list[Site]:
-        blocks = _blocks_of(tensors)
+    def _sites_in(self, blocks: Collection[str]) -> list[Site]:
         return [site for name, site in self._sites.items() if name.split(".", 1)[0] in blocks]
 
 

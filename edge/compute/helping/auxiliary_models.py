@@ -123,22 +123,28 @@ class AuxiliaryModels:
         found = {name for name, value in self.parameters(start, stop).items() if value.grad is not None}
         return tuple(user for user in self._sets.users if any(name.startswith(f"{user}/") for name in found))
 
-    def fit(self, tensors: Mapping[str, torch.Tensor], rows: Sequence[RowsOfUser] = ()) -> None:
+    def fit(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        rows: Sequence[RowsOfUser] = (),
+        blocks: Collection[int] | None = None,
+    ) -> None:
         """Add the gradient that some pairs give to the gradients of the weights; the pairs are not kept.
 
         Args:
             tensors: what ``Pairs.take`` gave for some of the blocks here, of one micro-batch.
             rows: whose rows they are, where users have adapters of their own; each set gets the gradient of its rows.
+            blocks: that the pairs have to be of; None = those that the pairs name.
 
         Raises:
             IntegrityError: other names, or shapes that don't belong together; nothing was added then.
         """
         if self._sets is None:
             modules = self._kinds[0][1]
-            modules.check(tensors)
+            modules.check(tensors, blocks=blocks)
             modules.fit(tensors)
             return
-        parts = [self._part(kind, modules, tensors, rows) for kind, modules in self._kinds]
+        parts = [self._part(kind, modules, tensors, rows, blocks) for kind, modules in self._kinds]
         if odd := sorted(tensors.keys() - {f"{kind.prefix}{name}" for kind, _, own, _ in parts for name in own}):
             raise IntegrityError(f"pairs have {odd[0]} too much; host and helper need the same plan and job")
         for _, modules, own, users in parts:
@@ -147,7 +153,12 @@ class AuxiliaryModels:
                 modules.fit(own, None if len(users) == 1 else positions)
 
     def _part(
-        self, kind: Kind, modules: AdapterModules, tensors: Mapping[str, torch.Tensor], rows: Sequence[RowsOfUser]
+        self,
+        kind: Kind,
+        modules: AdapterModules,
+        tensors: Mapping[str, torch.Tensor],
+        rows: Sequence[RowsOfUser],
+        blocks: Collection[int] | None,
     ) -> tuple[Kind, AdapterModules, dict[str, torch.Tensor], list[tuple[str, list[int]]]]:
         """Return the pairs of one kind by name, and each user's rows of them, after a look at them."""
         users = [(user, positions) for user, positions in rows if user in kind.users]
@@ -160,5 +171,5 @@ class AuxiliaryModels:
         if bool(own) is not bool(users):
             many = "too little" if users else "too much"
             raise IntegrityError(f"pairs of {kind.config} are {many}; host and helper need the same plan and job")
-        modules.check(own, len(places))
+        modules.check(own, len(places), blocks if users else None)
         return kind, modules, own if users else {}, [(user, [places[row] for row in part]) for user, part in users]

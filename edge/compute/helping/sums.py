@@ -31,7 +31,8 @@ class Sums:
         """Refuse tensors that are no gradients of these weights.
 
         Raises:
-            IntegrityError: other names, shapes or types, or numbers that are not finite.
+            IntegrityError: other names, shapes or types.
+            DivergedError: numbers that are not finite.
         """
         check_like(tensors, {name: self._parameters.get(name, torch.empty(0)) for name in tensors}, where=where)
 

@@ -95,6 +95,7 @@ class UserSets:
 
         Raises:
             IntegrityError: an unknown user, or other names, shapes or types; nothing was replaced then.
+            DivergedError: numbers that are not finite; nothing was replaced then.
         """
         users = {name.partition("/")[0] for name in tensors}
         if odd := sorted(users - self._of_user.keys()):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edge.compute.capturing.wire import from_file, to_file
-from ringtune.errors import IntegrityError
+from ringtune.errors import DivergedError, IntegrityError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile
 from ringtune.schedule.actions import Payload, TensorKey
@@ -85,8 +85,8 @@ def torn(data: bytes, before: bytes) -> bytes:
         (Payload.WEIGHTS, repeated, "the adapters of a helper are of item '0', not '1'"),
         (Payload.PAIRS, cut, "the pair of .* is "),
         (Payload.PAIRS, without_one, "too much or too little"),
-        (Payload.WEIGHTS, cut, "the adapters that a helper sent for the blocks"),
-        (Payload.WEIGHTS, without_one, "the adapters that a helper sent for the blocks"),
+        (Payload.WEIGHTS, cut, "the adapters that helper z sent for the blocks"),
+        (Payload.WEIGHTS, without_one, "the adapters that helper z sent for the blocks"),
         (Payload.PAIRS, torn, "the pairs"),
         (Payload.WEIGHTS, torn, "the adapters of a helper"),
     ],
@@ -109,3 +109,30 @@ def test_weights_of_another_version_are_refused(folder: Path, monkeypatch: pytes
 
     with pytest.raises(IntegrityError, match="the adapters of a helper are of version '0', not '1'"):
         run(folder, monkeypatch, Payload.WEIGHTS, older)
+
+
+def empty(data: bytes, before: bytes) -> bytes:
+    """Nothing is in it."""
+    return bytes(to_file({}, metadata_of(data)))
+
+
+def not_finite(data: bytes, before: bytes) -> bytes:
+    """One number of the first tensor is none."""
+    tensors = from_file(Pieces.of(data), {}, where="a parcel")
+    tensors[sorted(tensors)[0]].view(-1)[0] = float("nan")
+    return bytes(to_file(tensors, metadata_of(data)))
+
+
+def test_pairs_of_no_block_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that ships nothing for a block does not count as one whose gradient is zero."""
+    with pytest.raises(IntegrityError, match="too little"):
+        run(folder, monkeypatch, Payload.PAIRS, empty)
+
+
+@pytest.mark.parametrize("payload", [Payload.PAIRS, Payload.WEIGHTS])
+def test_numbers_that_are_not_finite_are_told_as_a_run_that_diverged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, payload: str
+) -> None:
+    """Nothing is damaged, so the exit code is that of a run without helpers, and step and remedy are named."""
+    with pytest.raises(DivergedError, match=r"diverged at step 1, .* owner a: .*not finite.*learning_rate"):
+        run(folder, monkeypatch, payload, not_finite)
