@@ -155,8 +155,12 @@ def _privacy(plan: Plan) -> str:
 
 def _seen_by_helpers(plan: Plan) -> str:
     """Say which hidden states helpers see beside the hosts: those inside the blocks that they help with."""
-    seen = ", ".join(f"{one.node} of {one.text}" for one in plan.placement.joined_helpers())
-    return f"; helpers see the hidden states inside the blocks that they help with: {seen}" if seen else ""
+    helpers = plan.placement.joined_helpers()
+    if not helpers:
+        return ""
+    seen = ", ".join(f"{one.node} of {one.text}" for one in helpers)
+    lowest = "" if helpers[0].start else f"; {helpers[0].node} can tell the tokens from those of block 0"
+    return f"; helpers see the hidden states inside the blocks that they help with: {seen}{lowest}"
 
 
 def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:

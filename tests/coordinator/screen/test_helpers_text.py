@@ -94,11 +94,12 @@ def test_helpers_are_shown_when_a_run_begins() -> None:
 
 @pytest.mark.parametrize("private", [0, 1])
 def test_plan_says_what_helpers_see(private: int) -> None:
-    """They count among those that see hidden states, but never those of private blocks."""
+    """They count among those that see hidden states, but never those of private blocks; of block 0 tokens are told."""
     plan = make_plan([("a", private, 2), ("b", 2, 4)], ["a"], method="all", private_blocks=private)
     words = "; helpers see the hidden states inside the blocks that they help with: z of "
+    tells = "" if private else "; z can tell the tokens from those of block 0"
     found = [line for line in plan_text(helped(plan, {"a": "z"}), {}, measured=True, num_steps=0) if words in line]
-    assert len(found) == 1 and found[0].endswith(f"{words}[{private}, 2)")
+    assert len(found) == 1 and found[0].endswith(f"{words}[{private}, 2){tells}")
     assert not any(words in line for line in plan_text(plan, {}, measured=True, num_steps=0))
 
 
