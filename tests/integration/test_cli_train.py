@@ -91,7 +91,8 @@ def test_train_local_writes_a_complete_folder(folder: Path, tmp_path: Path) -> N
         *(f"send {what} to node-{index}" for what in ("hidden state", "head") for index in range(2)),
         "send gradient to node-1",  # the blocks of node-0 do not train yet
     }
-    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events if event.get("cat") == "send")
+    # in microseconds from the start; a node knows the coordinator's clock as well as an answer comes at once
+    assert all(event["dur"] >= 0 and event["ts"] > -5e6 for event in events if event.get("cat") == "send")
     measured.keep(states(tmp_path / "out"))
     report = json.loads((tmp_path / "out/report.json").read_text())
     metrics = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
