@@ -28,7 +28,7 @@ from coordinator.planner.operations import settled, with_operations
 from coordinator.planner.planned import Planned
 from coordinator.planner.predict.ring_costs import RingCosts
 from coordinator.planner.refusals import disk_refusal, helper_refusal, nothing_fits, refusal, refuse_full_shared_disks
-from ringtune.costs.blobs import check_blobs
+from ringtune.costs.blobs import check_blobs, check_parcels
 from ringtune.costs.disk import DiskNeeds
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.memory.sizes import Sizes
@@ -286,11 +286,13 @@ def refuse_if_full(job: Job, plan: Plan, facts: Mapping[str, NodeFacts], *, goes
         goes_on: whether the run has begun, so that its checkpoints may lie on the disks already.
 
     Raises:
-        CapacityError: a node has less memory than it needs.
+        CapacityError: a node has less memory than it needs, or a helper's parcel would be larger than a link takes.
         StorageError: a node has less room on its disk than it needs.
-        PlanError: a message would be larger than a link takes.
+        PlanError: another message would be larger than a link takes.
     """
-    _check_blobs(job, plan.course, [facts[node] for node in plan.nodes])
+    nodes = [facts[node] for node in plan.nodes]
+    _check_blobs(job, plan.course, nodes)
+    check_parcels(plan, Sizes.at(plan.course, nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype))
     memory = plan_memory(job, plan, facts)
     caps = _caps(job, _draft_of(plan), facts)
     for node, estimate in memory.items():

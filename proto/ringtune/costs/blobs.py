@@ -1,22 +1,26 @@
-"""The largest message that a link takes, and which heads and gradients of units a run would send that are larger.
+"""The largest message that a link takes, and which blobs and parcels a run would send that are larger.
 
 A head is handed over with its optimizer state; where all parameters train, gradients of embedding and head go to the
-other owners. Their sizes follow from course and model, so that a run which could not send them is refused in planning.
+other owners. Pairs go to a helper, and weights come back. Their sizes follow from plan and model, so that a run which
+could not send them is refused in planning: a link would drop them, and a node wait for them until its deadline.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from ringtune.costs.memory.sizes import Sizes
-from ringtune.errors import PlanError
+from ringtune.errors import CapacityError, PlanError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
+from ringtune.schedule.offload import EXACT, IN_STEP
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import EMBEDDING
 from ringtune.schedule.versions import ever_trained
 
 MAX_BLOB_BYTES: Final = 1 << 30
-"""Bytes of the largest head with its moments, gradient of a unit, or probe, that is admitted."""
+"""Bytes of the largest head with its moments, gradient of a unit, parcel, or probe, that is admitted."""
 
 
 def check_blobs(course: Course, sizes: Sizes) -> None:
@@ -40,6 +44,36 @@ def check_blobs(course: Course, sizes: Sizes) -> None:
         smaller = "" if sizes.is_tied else "lower train.batch_size or train.max_length, or "
         what = "gradient of the embedding, a table tied to the head," if sizes.is_tied else "gradient of the embedding"
         _check(what, sizes.unit_grad_bytes(EMBEDDING), smaller)
+
+
+def check_parcels(plan: Plan, sizes: Sizes) -> None:
+    """Refuse helpers that would get pairs, or send weights, that are larger than a link takes.
+
+    Args:
+        plan: with its helpers.
+        sizes: of its course, at any node.
+
+    Raises:
+        CapacityError: names host and helper, both numbers, and what can be done.
+    """
+    course = plan.course
+    manner = course.offload.manner if course.offload is not None else IN_STEP
+    pairs = math.ceil(sizes.sent_pair_bytes(course.microbatch_sizes()[0] * course.max_length))
+    smaller = "raise train.microbatches, "
+    if manner.pairs == EXACT:
+        smaller += "set offload.pairs = 'bfloat16', "
+    for helper in plan.placement.helpers:
+        where = f"{plan.placement.host_of(helper.start)}'s blocks {helper.text}"
+        blocks = helper.stop - helper.start
+        for what, num_bytes, remedy in (
+            (f"pairs of {where} for helper {helper.node}", blocks * pairs, smaller),
+            (f"adapters of {where} from helper {helper.node}", blocks * sizes.helped.sent, "take smaller adapters, "),
+        ):
+            if num_bytes > MAX_BLOB_BYTES:
+                raise CapacityError(
+                    f"the {what} have up to {format_bytes(num_bytes)}, a message at most "
+                    f"{format_bytes(MAX_BLOB_BYTES)}; {remedy}or leave {where} without helper (offload.mode)"
+                )
 
 
 def _check(what: str, num_bytes: int, remedy: str) -> None:

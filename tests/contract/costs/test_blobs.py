@@ -1,4 +1,4 @@
-"""Heads and gradients of units that are larger than a link takes."""
+"""Heads, gradients of units and parcels of helpers that are larger than a link takes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from ringtune.costs.blobs import MAX_BLOB_BYTES, check_blobs
+from ringtune.costs.blobs import MAX_BLOB_BYTES, check_blobs, check_parcels
 from ringtune.costs.memory.sizes import Sizes
-from ringtune.errors import PlanError
+from ringtune.errors import CapacityError, PlanError
 from ringtune.schedule.course import Course
+from ringtune.schedule.helped import helped
+from ringtune.schedule.offload import Manner
 from tests.contract.costs.memory.test_full_parameters import plan
 from tests.support.model_facts import ROUND as MODEL
 from tests.support.plans import changed, make_plan
@@ -58,3 +60,25 @@ def test_head_that_no_link_takes_is_refused() -> None:
     check(ADAPTERS, "sgd", head_bytes=MAX_BLOB_BYTES // 2)
     with pytest.raises(PlanError, match=r"has up to 2,048 MiB.* 1,024 MiB; give one node"):
         check(ADAPTERS, "sgd", head_bytes=TABLE)
+
+
+def test_parcels_of_helpers_that_no_link_takes_are_refused() -> None:
+    """A micro-batch's pairs of a block, and its adapters on their way back: host, helper, both numbers and the way."""
+
+    def check_helped(manner: Manner, **sizes: Any) -> None:
+        given = helped(make_plan([("a", 0, 4)], ["a"], num_steps=8, hidden_size=2, microbatches=2), {"a": "z"}, manner)
+        model = dataclasses.replace(MODEL, **sizes)
+        check_parcels(given, Sizes(given.course, model, optimizer="sgd", dtype="float32", activation_token_bytes=200))
+
+    course = make_plan([("a", 0, 4)], ["a"], num_steps=8, hidden_size=2, microbatches=2).course
+    most = MAX_BLOB_BYTES // (course.microbatch_sizes()[0] * course.max_length)
+    check_helped(Manner(), pair_token_bytes=most)
+    with pytest.raises(CapacityError) as refused:
+        check_helped(Manner(), pair_token_bytes=2 * most)
+    assert str(refused.value) == (
+        "the pairs of a's blocks [0, 1) for helper z have up to 2,048 MiB, a message at most 1,024 MiB; raise "
+        "train.microbatches, set offload.pairs = 'bfloat16', or leave a's blocks [0, 1) without helper (offload.mode)"
+    )
+    check_helped(Manner(pairs="bfloat16"), pair_token_bytes=2 * most, pair_rounded_token_bytes=most)
+    with pytest.raises(CapacityError, match=r"adapters of a's blocks \[0, 1\) from helper z have up to 2,048 MiB"):
+        check_helped(Manner(), adapter_block_bytes=TABLE)

@@ -129,3 +129,14 @@ def test_helpers_without_room_are_refused_with_both_numbers() -> None:
     room = plan.memory_bytes["b"] - 1
     with pytest.raises(CapacityError, match=r"node b needs .* to fit the adapters of a's blocks \[0, 2\) but has"):
         refuse_if_full(job(offload__mode={"a": "b"}), plan.plan, with_memory(known, b=room))
+
+
+def test_helpers_whose_pairs_no_link_takes_are_refused_in_planning() -> None:
+    """However much memory there is; during the run the link would drop them. A plan that was made before too."""
+    large = dataclasses.replace(PAIRS, pair_token_bytes=1 << 30)
+    roomy = {name: dataclasses.replace(one, model=large, memory_bytes=1 << 50) for name, one in nodes("a", "b").items()}
+    wanted = job(offload__mode={"a": "b"})
+    with pytest.raises(CapacityError, match=r"the pairs of a's blocks \[0, 1\) for helper b have .*; raise train"):
+        make_plan(wanted, roomy)
+    with pytest.raises(CapacityError, match="for helper b have"):
+        refuse_if_full(wanted, planned({"a": "b"}, "a", "b").plan, roomy)
