@@ -14,8 +14,10 @@ import torch
 
 from ringtune.files.pieces import Pieces
 from ringtune.rounds import rounds as rd
+from ringtune.schedule.helped import helped
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.patience import Patience
+from ringtune.schedule.offload import Manner
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind
 from ringtune.schedule.versions import unfreezing_steps
@@ -23,7 +25,7 @@ from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support import reference
 from tests.support.plans import changed
-from tests.support.resumed import same_bits
+from tests.support.resumed import rebuilt, same_bits
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, shard_metadata, write_inputs
 
 Slices = tuple[tuple[str, int, int], ...]
@@ -170,3 +172,20 @@ def test_unfreezing_by_the_losses_goes_on_from_a_checkpoint_bit_for_bit(folder: 
         rest = run(plan, carrier, checkpoint.step, start)
         assert decided(plan, rest) == decided(plan, result)
         assert same_bits(trained(plan, carrier, rest), trained(plan, whole, result)), checkpoint.step
+
+
+def test_unfreezing_by_the_losses_with_helpers_is_repeated_and_goes_on_bit_for_bit(folder: Path) -> None:
+    """Blocks begin to train within intervals, and hosts do not wait: versions count what the run has decided."""
+    case = case_of(folder, dropout=0.1, num_steps=17, checkpoint_every=6, microbatches=8, adapter="lora[r=4]")
+    plan = auto(helped(case.plan(THREE), {"a": "z", "c": "a"}, Manner(interval=3, overlap=True)), patience_steps=3)
+    whole = make_carrier(case, plan)
+    result = run(plan, whole, 0)
+    steps, wanted = decided(plan, result), trained(plan, whole, result)
+    assert steps
+    settled = at(plan, steps)
+    repeated = make_carrier(case, settled)
+    assert same_bits(trained(settled, repeated, run(settled, repeated, 1)), wanted)
+    saved = next(entry for entry in result.logged if isinstance(entry, rd.LogCheckpoint))
+    again = rebuilt(case, plan, whole.shards[saved.step], saved)
+    start = StartPoint.of(plan.course, step=saved.step, holder=saved.holder, unfreezing=saved.unfreezing)
+    assert same_bits(trained(plan, again, run(plan, again, 2, start)), wanted)

@@ -2,7 +2,7 @@
 
 A head is handed over with its optimizer state; where all parameters train, gradients of embedding and head go to the
 other owners. Pairs go to a helper, and weights come back. Their sizes follow from plan and model, so that a run which
-could not send them is refused in planning: a link would drop them, and a node wait for them until its deadline.
+could not send them is refused in planning, and not by a link in the middle of the run.
 """
 
 from __future__ import annotations

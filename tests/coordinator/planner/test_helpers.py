@@ -132,7 +132,7 @@ def test_helpers_without_room_are_refused_with_both_numbers() -> None:
 
 
 def test_helpers_whose_pairs_no_link_takes_are_refused_in_planning() -> None:
-    """However much memory there is; during the run the link would drop them. A plan that was made before too."""
+    """However much memory there is; else a link refuses them in the middle of the run. A given plan too."""
     large = dataclasses.replace(PAIRS, pair_token_bytes=1 << 30)
     roomy = {name: dataclasses.replace(one, model=large, memory_bytes=1 << 50) for name, one in nodes("a", "b").items()}
     wanted = job(offload__mode={"a": "b"})
