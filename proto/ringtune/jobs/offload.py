@@ -11,6 +11,7 @@ from ringtune.errors import JobError, PlanError
 from ringtune.jobs.memory import Memory, VeloraSettings
 from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.jobs.sections import MOST_STEPS, Adapter, Train, check_choice
+from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.offload_support import merged_refusal, offload_refusal
 from ringtune.schedule.extent import Extent, check_user_name
 from ringtune.schedule.methods import Method
@@ -183,8 +184,17 @@ def check_fused(settings: OffloadSettings, *, adapter: Adapter, train: Train, fu
 
 
 def _configs(settings: OffloadSettings, adapter: Adapter) -> dict[str, str]:
-    """The adapter configurations of a job, by what names them in messages."""
+    """The adapter configurations of a job, by what names them in messages.
+
+    Raises:
+        JobError: one of a user is not readable.
+    """
     own = {f"offload.adapters.{user}": config for user, config in settings.chosen_adapters.items()}
+    for where, config in own.items():
+        try:
+            parse_adapter_config(config)
+        except JobError as error:
+            raise JobError(f"{where}: {error}") from error
     return {"the adapter": adapter.config, **own}
 
 

@@ -65,7 +65,7 @@ def test_user_who_is_none_of_the_run_is_refused() -> None:
         ('{ anna = "linear" }', "joint", "no meaning with offload.users = 'joint'.*set offload.users = 'alone'"),
         ('{ "An na" = "linear" }', "alone", "user name 'An na' is not allowed"),
         ('{ anna = "ia3" }', "alone", "offload.adapters.anna: adapter.config 'ia3' can't be fitted by a helper"),
-        ('{ anna = "liner" }', "alone", "'liner' is not known"),
+        ('{ anna = "liner" }', "alone", "offload.adapters.anna: adapter.config 'liner' is not known"),
         ('{ anna = "full" }', "alone", "offload.adapters.anna: adapter.config = 'full' has no adapter"),
         ('{ anna = "mlp" }', "collaboration", "adapter 'mlp' can't be merged.*offload.users = 'alone'.*adapters.anna"),
         ("{ anna = 3 }", "alone", r"offload.adapters.anna"),
