@@ -166,6 +166,7 @@ class MeasuredLinks:
     def _passage(self, link: _Link, source: str, target: str, kind: tuple[str, int, float]) -> _Passage:
         payload, boundary, size = kind
         num_bytes = self._costs.message_bytes(payload, boundary, size)
+        size = self._costs.sent_size(boundary, size)
         around_s = self._costs.around_message_s(source, target, payload, size, num_bytes=num_bytes)
         taken_s = (0.0, 0.0)
         if self._slow_computing:

@@ -14,6 +14,7 @@ from ringtune.files.strict import nearest
 from ringtune.jobs.hift import check_warmup
 from ringtune.jobs.job import Job
 from ringtune.jobs.user_adapters import kinds_of
+from ringtune.models.families import family_named
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner, users_text
@@ -86,6 +87,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         turns=train.turns,
         frozen_blocks=private_blocks,
         frozen=frozen_of(job, nodes)[0],
+        head_tokens=family_named(model.model_type).head_tokens(job.model.task),
     )
     if course.num_steps:
         check_warmup(train, course.num_steps, course.method.rate_at(course, course.num_steps - 1)[1])

@@ -92,7 +92,7 @@ class NodeExecutor:
         self.device = torch.device(device)
         self._settle = settle_of(self.device)
         self._items: dict[int, OpenItem] = {}
-        self._flows = Flows(plan.course.head, dtype=self._hosted.dtype, device=self.device)
+        self._flows = Flows(plan.course, dtype=self._hosted.dtype, device=self.device)
         self._handlers: dict[Op, Callable[[Action, OpenItem], Values]] = {
             Op.EMBED: self._embed,
             Op.FORWARD_FREE: self._forward_free,

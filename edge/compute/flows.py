@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import nn
 
 from edge.compute.micro_batches import MicroBatch
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, TensorKey
+from ringtune.schedule.course import Course
 
 
 class Flows:
     """The micro-batches of one node; what holds nothing any more is forgotten.
 
     Args:
-        head: the unit of the head.
+        course: of the run; of what the head reads the rest does not travel, and has a gradient of zero.
         dtype: of the computation.
         device: of the computation.
     """
 
-    def __init__(self, head: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        self._head, self._dtype, self._device = head, dtype, device
+    def __init__(self, course: Course, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._course, self._dtype, self._device = course, dtype, device
         self._flows: dict[tuple[int, int], MicroBatch] = {}
 
     def begin(self, action: Action, flow: MicroBatch) -> None:
@@ -58,13 +60,14 @@ class Flows:
 
         Args:
             key: which one it is.
-            tensor: any float dtype, on the CPU.
+            tensor: any float dtype, on the CPU; of what passes between last block and head the first tokens may be all.
             mask: (B, T) integers with a hidden state that enters a block; None with one that enters the head.
         """
         flow = self._flows.setdefault((key.seq, key.micro), MicroBatch())
         moved = tensor.to(device=self._device, dtype=self._dtype)
         if not key.is_hidden:
-            flow.grad = moved
+            missing = flow.tokens - moved.shape[1] if key.boundary == self._course.head else 0
+            flow.grad = nn.functional.pad(moved, (0, 0, 0, missing)) if missing > 0 else moved
             return
         flow.drop_hidden()
         flow.hidden = moved
@@ -74,8 +77,8 @@ class Flows:
         """Hand a micro-batch's hidden state or gradient out for sending, and forget it.
 
         Returns:
-            A tensor (B, T, D) on the CPU in the compute dtype, not written to afterwards; and the mask (B, T)
-            if it is a hidden state that enters a block, otherwise None.
+            A tensor (B, T, D) on the CPU in the compute dtype, not written to afterwards, of which only the tokens
+            that travel; and the mask (B, T) if it is a hidden state that enters a block, otherwise None.
 
         Raises:
             PlanError: there is none.
@@ -85,11 +88,14 @@ class Flows:
         if flow is None or tensor is None:
             raise PlanError(f"there is nothing to send as {key}")
         mask = None
+        sent = self._course.sent_tokens(key.boundary, tensor.shape[1])
         if key.is_hidden:
-            mask = flow.mask if key.boundary < self._head else None
+            mask = flow.mask if key.boundary < self._course.head else None
+            flow.tokens = tensor.shape[1]
             flow.drop_hidden()
         else:
             flow.grad = None
         if flow.is_empty:
             del self._flows[key.seq, key.micro]
+        tensor = tensor if sent == tensor.shape[1] else tensor[:, :sent].clone()
         return tensor.cpu(), None if mask is None else mask.cpu()

@@ -232,11 +232,9 @@ class FrameCheck:
 
     def _check_shape(self, header: ring_pb2.FrameHeader, rows: int, kind: str) -> None:
         course, shape = self._course, tuple(header.shape)
-        width = course.hidden_size
-        if len(shape) != 3 or shape[0] != rows or shape[2] != width or not 1 <= shape[1] <= course.max_length:
-            raise FrameError(
-                f"{in_words(header)} has shape {list(shape)}, expected [{rows}, 1..{course.max_length}, {width}]"
-            )
+        width, most = course.hidden_size, course.sent_tokens(header.boundary, course.max_length)
+        if len(shape) != 3 or shape[0] != rows or shape[2] != width or not 1 <= shape[1] <= most:
+            raise FrameError(f"{in_words(header)} has shape {list(shape)}, expected [{rows}, 1..{most}, {width}]")
         dtype = DTYPE_NAMES.get(header.dtype)
         if dtype != course.wire_dtype:
             raise FrameError(f"{in_words(header)} is in {dtype or header.dtype}, the plan says {course.wire_dtype}")

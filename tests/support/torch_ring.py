@@ -15,7 +15,9 @@ from safetensors.torch import load
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import OwnerDataset
 from ringtune.jobs.job import Job, parse_job
+from ringtune.models.families import family_named
 from ringtune.models.family import CLASS_TASKS
+from ringtune.models.folder import read_config
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
@@ -126,6 +128,7 @@ class Case:
             operations=self.operations,
             frozen=self.frozen,
             turns=self.turns,
+            head_tokens=family_named(read_config(self.folder / "model")["model_type"]).head_tokens(self.task),
         )
         pieces = tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in slices)
         return Plan.of(course, Placement(slices=pieces, private_blocks=self.private_blocks, credits=4))

@@ -314,7 +314,7 @@ def _transfer(
     """Seconds of a tensor from first byte to last, and seconds that the link is taken; 0 within a node."""
     if source == target:
         return 0.0, 0.0
-    around_s = costs.around_message_s(source, target, payload, size)
+    around_s = costs.around_message_s(source, target, payload, costs.sent_size(boundary, size))
     link = costs.link(source, target)
     if link is None:
         return around_s, 0.0

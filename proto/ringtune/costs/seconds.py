@@ -322,7 +322,13 @@ class CourseCosts:
             return self.unit_grad_bytes(boundary)
         if self._offload is not None and payload in PARCELS:
             return self._offload.parcel_bytes(payload, boundary, size)
-        return self.tensor_bytes(size, with_mask=payload == Payload.HIDDEN and boundary < self.course.head)
+        sent = self.sent_size(boundary, size)
+        return self.tensor_bytes(sent, with_mask=payload == Payload.HIDDEN and boundary < self.course.head)
+
+    def sent_size(self, boundary: int, size: float) -> float:
+        """Padded tokens that travel over a boundary, of a micro-batch of ``size``; at the head with most rows."""
+        most = self.course.microbatch_sizes()[0] * self.course.head_tokens
+        return min(size, most or size) if boundary == self.course.head else size
 
     def unit_grad_bytes(self, unit: int) -> float:
         """Bytes of the gradient of embedding or head, of a mean batch, as it goes to another owner."""

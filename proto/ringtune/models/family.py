@@ -132,6 +132,7 @@ class Family:
             left belongs to the whole block: norms, and the biases of both ways out.
         unused_paths: parts of the base model that a file may have and nobody hosts.
         problem: config -> why these values don't fit together; empty if they do.
+        first_token: tasks whose head reads the first token of each row and no other.
     """
 
     model_type: str
@@ -149,6 +150,11 @@ class Family:
     head_paths: tuple[str, ...] = ()
     unused_paths: tuple[str, ...] = ()
     problem: Callable[[Config], str] = lambda config: ""
+    first_token: tuple[str, ...] = ()
+
+    def head_tokens(self, task: str) -> int:
+        """Tokens of each row, from the first on, that the head of a task reads; 0 = all of them, or not known."""
+        return 1 if task in self.first_token else 0
 
     @property
     def block_prefix(self) -> str:

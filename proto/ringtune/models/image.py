@@ -77,6 +77,7 @@ def _problem(config: Config) -> str:
 VIT = Family(
     model_type="vit",
     tasks=(IMAGE_CLASSIFICATION,),
+    first_token=(IMAGE_CLASSIFICATION,),
     config_keys={
         "hidden_size": ConfigKey(default=768, at_least=1),
         "num_hidden_layers": ConfigKey(default=12, at_least=1),

@@ -99,6 +99,7 @@ def _bert_problem(config: Config) -> str:
 BERT = Family(
     model_type="bert",
     tasks=_TASKS,
+    first_token=(CLASSIFICATION,),
     config_keys=_BERT_KEYS,
     refused=_REFUSED,
     prefix="bert.",
@@ -192,6 +193,7 @@ def _distilbert_owner(config: Config) -> Shapes:
 DISTILBERT = Family(
     model_type="distilbert",
     tasks=_TASKS,
+    first_token=(CLASSIFICATION,),
     config_keys={
         "vocab_size": ConfigKey(default=30522, at_least=1),
         "dim": ConfigKey(default=768, at_least=1),

@@ -56,6 +56,7 @@ class Course(Extent):
         velora: which linear layers keep projections of their input for the backward; None = all keep the input.
         frozen: how the weights that do not train are held; None = in the type of the computation.
         offload: what of helpers changes the result; None = nothing does.
+        head_tokens: of each row, from the first on, that the head reads, so that others need not travel; 0 = all.
     """
 
     method: Method
@@ -74,6 +75,7 @@ class Course(Extent):
     velora: Velora | None = None
     frozen: FrozenWeights | None = None
     offload: Offload | None = None
+    head_tokens: int = 0
     _hash: int = field(default=0, init=False, repr=False, compare=False)
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -105,6 +107,10 @@ class Course(Extent):
     def owner(self, node: str) -> Owner | None:
         """The owner entry of ``node``, or None if it has no data."""
         return next((owner for owner in self.owners if owner.node == node), None)
+
+    def sent_tokens(self, boundary: int, tokens: int) -> int:
+        """How many of the tokens of a row travel over a boundary: to the head and back those that it reads."""
+        return min(tokens, self.head_tokens or tokens) if boundary == self.head else tokens
 
     def microbatch_sizes(self, rows: int | None = None) -> tuple[int, ...]:
         """Rows of each micro-batch of a batch of ``rows``; the first micro-batches take the remainder.
@@ -235,13 +241,15 @@ class Course(Extent):
         """Write the course as a JSON-able table.
 
         ``operations``, ``choice``, ``velora``, ``frozen`` and ``offload`` are left out where they are None, and
-        ``turns`` where they are equal, so that the digests of courses without them last.
+        ``turns`` and ``head_tokens`` where they say nothing, so that the digests of courses without them last.
         """
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
         value["method"] = self.method.to_json()
         value["owners"] = [owner.to_json() for owner in self.owners]
         if self.turns == EQUAL:
             del value["turns"]
+        if not self.head_tokens:
+            del value["head_tokens"]
         for name in ("operations", "choice", "velora", "frozen", "offload"):
             if value[name] is None:
                 del value[name]
@@ -311,7 +319,7 @@ def _check(course: Course) -> None:
         raise PlanError(f"turns = {course.turns!r} is not one of {', '.join(TURNS)}")
     for name in ("num_blocks", "local_iterations", "batch_size", "microbatches", "max_length", "hidden_size"):
         _check_at_least(course, name, 1)
-    for name in ("num_steps", "eval_every", "checkpoint_every", "frozen_blocks"):
+    for name in ("num_steps", "eval_every", "checkpoint_every", "frozen_blocks", "head_tokens"):
         _check_at_least(course, name, 0)
     if course.microbatches > course.batch_size:
         raise PlanError(f"{course.microbatches} micro-batches do not fit a batch of {course.batch_size} rows")

@@ -94,3 +94,16 @@ def _with(**changes: Any) -> CourseCosts:
     profile = profile_of(PLAN, times=CODEC)
     values = {"cpu_cores": 0.5, "threads": 1, **changes}
     return CourseCosts(PLAN.course, Profile(nodes=tuple(dataclasses.replace(node, **values) for node in profile.nodes)))
+
+
+def test_costs_of_messages_to_the_head_are_of_the_tokens_that_it_reads() -> None:
+    """A batch of rows of eight tokens in two micro-batches: of each row one token goes to the head and back."""
+    course = dataclasses.replace(PLAN.course, head_tokens=1)
+    some = CourseCosts(course, profile_of(PLAN, times=CODEC))
+    rows = course.microbatch_sizes()[0]
+    size, token = 8.0 * rows, some.tensor_bytes(1.0, with_mask=False)
+    assert some.message_bytes(Payload.GRAD, course.head, size) == rows * token
+    assert some.message_bytes(Payload.GRAD, 2, size) == size * token
+    assert some.message_bytes(Payload.HIDDEN, course.head, size) == rows * token
+    whole = CourseCosts(PLAN.course, profile_of(PLAN, times=CODEC))
+    assert whole.message_bytes(Payload.HIDDEN, course.head, size) == size * token

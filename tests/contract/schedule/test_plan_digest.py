@@ -81,6 +81,7 @@ OTHER: dict[str, Any] = {
     "state_on_disk": True,
     "helpers": (Helper(node="z", start=0, stop=2),),
     "offload": Offload(blocks=(Range(0, 2),), interval=2),
+    "head_tokens": 1,
 }
 FITTING: dict[str, Any] = {
     "offload": {"helpers": (Helper(node="z", start=0, stop=2),)},

@@ -125,7 +125,10 @@ def test_choice_among_alike_nodes_tries_every_number_of_microbatches_in_even_sli
 
 def test_choice_takes_the_smaller_wire_type_where_links_are_slow() -> None:
     """If it may, it halves the bytes."""
-    assert planned(wanted(), ring(), wire_dtypes=("float32", "bfloat16")).plan.course.wire_dtype == "bfloat16"
+    profile = ring()
+    slow = tuple(dataclasses.replace(link, rate_bytes_per_s=link.rate_bytes_per_s / 4) for link in profile.links)
+    profile = dataclasses.replace(profile, links=slow)
+    assert planned(wanted(), profile, wire_dtypes=("float32", "bfloat16")).plan.course.wire_dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("method", ["all", "single", "pipeadapter"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import time
@@ -309,3 +310,22 @@ def test_checks_know_who_held_the_head_before_the_turns_that_are_kept() -> None:
     assert _num_known(turns) < 200
     with pytest.raises(FrameError, match="that turn's head goes from"):
         check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, heads[1200].index - 1, Pieces.of(b"head")))
+
+
+def test_checks_admit_of_the_way_to_the_head_only_what_it_reads() -> None:
+    """Where it reads the first token, a longer row is refused."""
+    of = plan()
+    of = Plan(dataclasses.replace(of.course, head_tokens=1), of.placements)
+    owner, last = of.course.owners[0].node, of.placement.hosts[-1].node
+    source, node, payload = (last, owner, Payload.HIDDEN) if owner != last else (owner, last, Payload.HIDDEN)
+    rows, width = of.course.microbatch_sizes()[0], of.course.hidden_size
+    key = TensorKey(payload, 0, 0, of.course.head)
+    for tokens, is_good in ((1, True), (2, False)):
+        encoded = tensors.encode(torch.zeros(rows, tokens, width), None, of.course.wire_dtype)
+        header = frames.tensor_header(hello(of, source), key, encoded)
+        check = _check(of, source, node)
+        if is_good:
+            check.admit(header)
+            continue
+        with pytest.raises(FrameError, match=rf"shape \[{rows}, 2, {width}\], expected \[{rows}, 1..1, {width}\]"):
+            check.admit(header)

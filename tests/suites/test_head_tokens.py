@@ -1,0 +1,80 @@
+"""To the head and back travels only what it reads, and nothing of the result depends on that."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.actions import Payload
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import turn_sequence
+from tests.support import resumed
+from tests.support.torch_ring import Case, TorchCarrier, make_carrier, write_family_inputs
+
+SLICES = (("b", 0, 3), ("a", 3, 4))
+"""The owner ``a`` has the last block in its own turns; for ``c`` the way to the head is over a link."""
+
+
+def trained(case: Case, plan: Plan) -> TorchCarrier:
+    """Train, and keep what travelled."""
+    carrier = make_carrier(case, plan, keep_messages=True)
+    assert resumed.run(plan, carrier, 1).finish == rd.Finish("", "")
+    return carrier
+
+
+@pytest.mark.promise("5 timing changes nothing")
+@pytest.mark.parametrize(
+    ("model_type", "task", "changes"),
+    [
+        ("bert", CLASSIFICATION, {"dropout": 0.1, "eval_every": 4}),
+        ("bert", CLASSIFICATION, {"wire": "bfloat16", "dtype": "float32", "adapter": "full"}),
+        ("electra", CLASSIFICATION, {"adapter": "lora[r=4]"}),
+        ("distilbert", CLASSIFICATION, {}),
+        ("vit", IMAGE_CLASSIFICATION, {"method": "hift", "adapter": "full"}),
+    ],
+)
+def test_head_gets_the_tokens_that_it_reads(
+    tmp_path: Path, model_type: str, task: str, changes: dict[str, Any]
+) -> None:
+    """One of each row, there and back; all others have a gradient of zero. The bits are those of whole rows."""
+    folder = write_family_inputs(tmp_path, model_type, task)
+    values = {
+        "method": "all",
+        "num_steps": 8,
+        "local_iterations": 2,
+        "microbatches": 2,
+        "owners": ("a", "c"),
+        **changes,
+    }
+    case = Case(folder=folder, task=task, **values)
+    plan = case.plan(SLICES)
+    assert plan.course.head_tokens == 1
+    whole = Plan(dataclasses.replace(plan.course, head_tokens=0), plan.placements)
+    ours, theirs = trained(case, plan), trained(case, whole)
+    holder = list(turn_sequence(plan.course))[-1].owner
+    assert resumed.same_bits(ours.collected(plan, holder), theirs.collected(whole, holder))
+    assert len(ours.messages) == len(theirs.messages)
+    head, kinds = plan.course.head, set()
+    for (source, payload, boundary, content), (*same, other) in zip(ours.messages, theirs.messages, strict=True):
+        assert [source, payload, boundary] == same
+        tokens, all_tokens = content[0].shape[1], other[0].shape[1]
+        assert all_tokens > 1
+        assert tokens == (1 if boundary == head else all_tokens)
+        assert content[0].untyped_storage().nbytes() == content[0].nbytes or boundary < head
+        kinds |= {payload} if boundary == head else set()
+    assert kinds == {Payload.HIDDEN, Payload.GRAD}
+
+
+def test_only_heads_that_read_the_first_token_are_known_to() -> None:
+    """Decoders classify by the last token of a row, which is another one in each; other tasks read all tokens."""
+    for name, family in FAMILIES.items():
+        encoder = name in {"bert", "roberta", "xlm-roberta", "electra", "distilbert"}
+        assert family.head_tokens(CLASSIFICATION) == (1 if encoder else 0)
+        assert family.head_tokens(IMAGE_CLASSIFICATION) == (1 if name == "vit" else 0)
+        assert {family.head_tokens(task) for task in (QUESTION_ANSWERING, CAUSAL_LM)} == {0}
