@@ -163,9 +163,8 @@ def users_folders(files: Mapping[str, Mapping[str, Pieces]], results: Mapping[st
         of_kind.setdefault(kinds[path], set()).update(tensors)
     for path, tensors in own.items():
         if lacking := of_kind[kinds[path]] - tensors.keys():
-            raise IntegrityError(f"no node sent {min(lacking)} of {path}; use one version on all machines")
-        if not tensors:
-            raise IntegrityError(f"no node sent {path}; use one version on all machines")
+            what = f"{min(lacking)} of {path}" if tensors else path
+            raise IntegrityError(f"no node sent {what}; use one version on all machines")
         found[path] = write_tensors(tensors, metadata=_METADATA)
     return found
 

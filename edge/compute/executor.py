@@ -239,7 +239,7 @@ class NodeExecutor:
 
     def _backward(self, action: Action, entry: OpenItem) -> Values:
         flow = self._flows.of(action)
-        graph = flow.graphs.pop((action.start, action.stop), None)
+        graph, flow.grad = flow.graphs.pop((action.start, action.stop), None), self._flows.whole_grad(action)
         if graph is None or flow.grad is None:
             raise PlanError(f"{action} has no {'graph' if graph is None else 'gradient'} here")
         with self.offloading.recording(action, entry, flow):

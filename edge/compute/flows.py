@@ -25,6 +25,7 @@ class Flows:
     def __init__(self, course: Course, *, dtype: torch.dtype, device: torch.device) -> None:
         self._course, self._dtype, self._device = course, dtype, device
         self._flows: dict[tuple[int, int], MicroBatch] = {}
+        self._tokens: dict[tuple[int, int], int] = {}  # T of hidden states that were sent on
 
     def begin(self, action: Action, flow: MicroBatch) -> None:
         """Note a micro-batch that begins at this node."""
@@ -49,11 +50,18 @@ class Flows:
     def forget(self, seqs: set[int]) -> None:
         """Forget the micro-batches of these items."""
         self._flows = {key: flow for key, flow in self._flows.items() if key[0] not in seqs}
+        self._tokens = {key: tokens for key, tokens in self._tokens.items() if key[0] not in seqs}
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield every tensor that is held."""
         for flow in self._flows.values():
             yield from flow.tensors()
+
+    def whole_grad(self, action: Action) -> torch.Tensor | None:
+        """Return the gradient of a micro-batch for a backward; what the head did not read has one of zero."""
+        grad = self.of(action).grad
+        missing = 0 if grad is None else self._tokens.get((action.seq, action.micro), 0) - grad.shape[1]
+        return nn.functional.pad(grad, (0, 0, 0, missing)) if grad is not None and missing > 0 else grad
 
     def put(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Give a micro-batch the hidden state (B, T, D) or gradient that came for it.
@@ -66,8 +74,7 @@ class Flows:
         flow = self._flows.setdefault((key.seq, key.micro), MicroBatch())
         moved = tensor.to(device=self._device, dtype=self._dtype)
         if not key.is_hidden:
-            missing = flow.tokens - moved.shape[1] if key.boundary == self._course.head else 0
-            flow.grad = nn.functional.pad(moved, (0, 0, 0, missing)) if missing > 0 else moved
+            flow.grad = moved
             return
         flow.drop_hidden()
         flow.hidden = moved
@@ -91,7 +98,8 @@ class Flows:
         sent = self._course.sent_tokens(key.boundary, tensor.shape[1])
         if key.is_hidden:
             mask = flow.mask if key.boundary < self._course.head else None
-            flow.tokens = tensor.shape[1]
+            if self._course.head_tokens:
+                self._tokens[key.seq, key.micro] = tensor.shape[1]
             flow.drop_hidden()
         else:
             flow.grad = None

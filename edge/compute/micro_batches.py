@@ -36,7 +36,6 @@ class MicroBatch:
         grad: of the hidden state that left this node, or that the head here saw.
         graphs: unit range -> what a forward keeps for the backward that it waits for.
         pairs: block -> what was recorded for its helper.
-        tokens: T of the hidden state that was sent on from here; 0 = none was.
     """
 
     hidden: torch.Tensor | None = None
@@ -44,7 +43,6 @@ class MicroBatch:
     grad: torch.Tensor | None = None
     graphs: dict[tuple[int, int], Saved] = field(default_factory=dict)
     pairs: dict[int, PairsByKind] = field(default_factory=dict)
-    tokens: int = 0
     _context: Any = None
     _has_context: bool = False
 
