@@ -23,6 +23,7 @@ from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import PlanError, UsageError
 from ringtune.files.strict import nearest
+from ringtune.models.offload_support import merged_refusal
 from ringtune.plan_keys import PLAN_KEYS
 from ringtune.quantities import parse_bytes
 from ringtune.schedule.course import Course
@@ -217,7 +218,7 @@ def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -
     if "offload" in values:
         changed = _with_offload(profile, changed, str(values["offload"]), values.get("users"))
     elif "users" in values:
-        changed = _with_users(changed, helpers_by_host(changed), values["users"])
+        changed = _with_users(profile, changed, helpers_by_host(changed), values["users"])
     check_rows(profile, course.microbatch_sizes()[0], plan.course.microbatch_sizes()[0])
     return profile, changed
 
@@ -250,11 +251,11 @@ def _with_offload(profile: Profile, plan: Plan, text: str, users: int | str | No
             "anew with 'ringtune measure'"
         )
     if users is not None:
-        return _with_users(plan, helper_of, users)
+        return _with_users(profile, plan, helper_of, users)
     return helped(plan, helper_of, plan.course.offload.manner if plan.course.offload else IN_STEP)
 
 
-def _with_users(plan: Plan, helper_of: Mapping[str, str], users: int | str) -> Plan:
+def _with_users(profile: Profile, plan: Plan, helper_of: Mapping[str, str], users: int | str) -> Plan:
     """The plan in which users train adapters of their own or together, merged where only that goes with it.
 
     Raises:
@@ -266,6 +267,11 @@ def _with_users(plan: Plan, helper_of: Mapping[str, str], users: int | str) -> P
             f"--change users={users}: helpers fit users' adapters, and there are none; change offload=HOST=HELPER too"
         )
     is_merged = manner.merged if users == JOINT else users == COLLABORATION
+    facts = profile.nodes[0]
+    configs = {facts.shape.adapter, *(kind.config for kind in facts.model.kinds)} - {""}
+    for config in sorted(configs) if is_merged else ():
+        if problem := merged_refusal(config, dropout=facts.shape.dropout):
+            raise PlanError(f"--change users={users}: {problem}")
     return helped(plan, helper_of, dataclasses.replace(manner, users=str(users), merged=is_merged))
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.offload import IN_STEP
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.users import rows_by_user, user_sets
+from ringtune.schedule.users import rows_by_user, user_sets, uses_of_users
 
 _NAMES: Final[Mapping[str, str]] = {
     Payload.UNIT_GRAD: "unit_gradient",
@@ -37,8 +37,13 @@ class ParcelBytes:
         return {f"{_NAMES[kind]}_{what}": dict(sorted(found.items())) for kind, found in self._links.items() if found}
 
 
-def offload_facts(plan: Plan) -> dict[str, Any]:
-    """Say who helped whom, and what of it the result depends on; nothing of a run without helpers."""
+def offload_facts(plan: Plan, *, steps: int = 0) -> dict[str, Any]:
+    """Say who helped whom, and what of it the result depends on; nothing of a run without helpers.
+
+    Args:
+        plan: of the run.
+        steps: that it has done since its beginning.
+    """
     placement, offload = plan.placement, plan.course.offload
     manner = offload.manner if offload else IN_STEP
     if not placement.helpers:
@@ -51,14 +56,15 @@ def offload_facts(plan: Plan) -> dict[str, Any]:
             ],
             **dataclasses.asdict(manner),
             "staleness": "one step within a turn" if manner.overlap else "none",
-            **_rows_by_user(plan),
+            **_by_user(plan, steps),
         }
     }
 
 
-def _rows_by_user(plan: Plan) -> dict[str, Any]:
-    """How many rows each user has, where each has adapters of their own."""
+def _by_user(plan: Plan, steps: int) -> dict[str, Any]:
+    """How many rows each user has, and what came of them, where each has adapters of their own."""
     if not user_sets(plan.course):
         return {}
     rows = {user.name: {"train": user.train_rows, "eval": user.eval_rows} for user in rows_by_user(plan.course)}
-    return {"rows_by_user": rows}
+    uses = {user: use._asdict() for user, use in uses_of_users(plan.course, steps).items()}
+    return {"rows_by_user": rows, "training_by_user": uses}

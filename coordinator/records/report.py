@@ -327,7 +327,7 @@ class RunLedger:
             "training": training_facts(self._plan.course) if self._plan.course.num_steps else None,
             "predicted_steps_s": predicted_steps_s,
             "operations": operations,
-            **offload_facts(self._plan),
+            **offload_facts(self._plan, steps=int(self._last.line.get("step", 0))),
             "wall_s": round(wall_s, 6),
             "phases_s": {phase: round(seconds, 6) for phase, seconds in phases_s.items()},
             "train": {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from ringtune.costs.profile import Profile
 from ringtune.errors import PlanError
 from ringtune.schedule.helped import helped, helpers_by_host
 from ringtune.schedule.offload import Manner
@@ -14,7 +17,15 @@ from tests.support.offloading import LINEAR_PARAMS, plan, profile
 from tests.support.plans import make_plan
 from tests.support.profiles import profile_of
 
-PROFILE = profile(LINEAR_PARAMS)
+
+def _with_adapter(adapter: str) -> Profile:
+    bare = profile(LINEAR_PARAMS)
+    shapes = [dataclasses.replace(one.shape, adapter=adapter) for one in bare.nodes]
+    nodes = (dataclasses.replace(one, shape=shape) for one, shape in zip(bare.nodes, shapes, strict=True))
+    return dataclasses.replace(bare, nodes=tuple(nodes))
+
+
+PROFILE = _with_adapter("linear")
 THREE = make_plan([("a", 0, 1), ("b", 1, 3), ("c", 3, 4)], ["a", "b"])
 
 
@@ -98,3 +109,12 @@ def test_drop_of_a_helper_leaves_its_hosts_to_themselves() -> None:
     told = [(one.node, one.start, one.stop) for one in found.placement.joined_helpers()]
     assert told == [("z", 0, 1), ("z", 1, 4)]
     assert found.course.offload is not None and found.course.offload.interval == 2
+
+
+def test_change_to_collaboration_needs_adapters_that_can_be_merged() -> None:
+    """Where the profile says which adapters these are."""
+    alone = change_all(PROFILE, plan(), ["users=alone"])[1]
+    change_all(_with_adapter("lora"), alone, ["users=collaboration"])
+    said = "--change users=collaboration: adapter 'mlp' can't be merged into its matrix"
+    with pytest.raises(PlanError, match=said):
+        change_all(_with_adapter("mlp"), alone, ["users=collaboration"])

@@ -9,12 +9,27 @@ Source: ColA, section 4.3 and Table 4 (joint, alone, collaboration).
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ringtune.schedule.course import Course, stream_of
 from ringtune.schedule.extent import Owner, UserRows
 from ringtune.schedule.rows.batches import eval_rows
-from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
+
+
+class UserUse(NamedTuple):
+    """What training made of one user's rows.
+
+    Attributes:
+        trained_rows: rows of all batches, each time counted.
+        updates: of the user's adapters; one with no row of the user in its steps leaves them alone.
+    """
+
+    trained_rows: int
+    updates: int
+
 
 RowsOfUser = tuple[str, tuple[int, ...]]
 """A user, and the positions of their rows in a micro-batch, ascending."""
@@ -49,6 +64,29 @@ def most_changed(course: Course) -> int:
         return 1
     of_step = max(min(len(owner.user_rows), course.batch_rows(owner)) for owner in course.owners)
     return min(len(users_of(course)), of_step * offload.interval)
+
+
+def uses_of_users(course: Course, steps: int) -> dict[str, UserUse]:
+    """What the first ``steps`` steps make of the rows of each user who has adapters of their own, in their order.
+
+    Steps of an interval that is not over yet have trained rows, and made no update but at the end of the run.
+    """
+    offload, users = course.offload, user_sets(course)
+    if offload is None or not users:
+        return {}
+    rows, updates, waiting = dict.fromkeys(users, 0), dict.fromkeys(users, 0), set[str]()
+    trained = (item for turn in turn_sequence(course) if turn.kind is StepKind.TRAIN for item in items(course, turn))
+    for item in itertools.islice(trained, steps):
+        owner = course.owner(item.owner)
+        if owner is not None:
+            for user in _users_at(owner, _rows(course, item, owner), is_training=True):
+                rows[user] += 1
+                waiting.add(user)
+        if (item.step + 1) % offload.interval == 0 or item.step + 1 == course.num_steps:
+            for user in waiting:
+                updates[user] += 1
+            waiting.clear()
+    return {user: UserUse(rows[user], updates[user]) for user in users}
 
 
 def rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, ...]:

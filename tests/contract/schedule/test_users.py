@@ -15,7 +15,7 @@ from ringtune.schedule.offload import ALONE, COLLABORATION, JOINT, Manner
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.rows.batches import BatchStream
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
-from ringtune.schedule.users import rows_by_user, rows_of_users, user_sets, users_of
+from ringtune.schedule.users import UserUse, rows_by_user, rows_of_users, user_sets, users_of, uses_of_users
 from tests.support.plans import changed, make_plan
 
 ANNA, BEN = UserRows(name="anna", train_rows=3, eval_rows=2), UserRows(name="ben", train_rows=7, eval_rows=1)
@@ -111,3 +111,31 @@ def test_manner_refuses_users_that_can_not_be_merged_so(values: dict[str, Any], 
         Manner(**values)
     assert Manner(users=JOINT).is_exact
     assert not Manner(users=ALONE).is_exact
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize("steps", [0, 5, 12])
+def test_uses_of_users_are_counted_from_every_batch(interval: int, steps: int) -> None:
+    """Who has no row in an interval is not updated by it; what is left over at the end is one more update."""
+    owners = (MIXED, PLAIN)
+    plan = helped(_plan(owners=owners, num_steps=12), HELPERS, Manner(users=ALONE, interval=interval))
+    course, rows, updates = plan.course, dict.fromkeys(("anna", "ben", "b"), 0), dict.fromkeys(("anna", "ben", "b"), 0)
+    done = [item for item in _items(course) if item.kind is StepKind.TRAIN][:steps]
+    for first in range(0, len(done), interval):
+        part, seen = done[first : first + interval], set()
+        for item in part:
+            for micro in range(len(course.microbatch_sizes(item.rows))):
+                for user, positions in rows_of_users(course, item, micro):
+                    rows[user] += len(positions)
+                    seen.add(user)
+        if len(part) == interval or part[-1].step == course.num_steps - 1:
+            for user in seen:
+                updates[user] += 1
+    found = uses_of_users(course, steps)
+    assert found == {user: UserUse(rows[user], updates[user]) for user in rows}
+    assert sum(use.trained_rows for use in found.values()) == sum(item.rows for item in done)
+
+
+def test_uses_of_users_are_of_users_with_adapters_of_their_own() -> None:
+    """Where all train the same there are none."""
+    assert uses_of_users(_plan().course, 5) == {}
