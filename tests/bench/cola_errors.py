@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,8 +91,12 @@ class Watched(TorchCarrier):
         self.shadows = {wire: Shadow(models, wire, own()) for wire in WIRES}
         fit = models.fit
 
-        def fit_all(pairs: Mapping[str, torch.Tensor], rows: Sequence[RowsOfUser] = ()) -> None:
-            fit(pairs, rows)
+        def fit_all(
+            pairs: Mapping[str, torch.Tensor],
+            rows: Sequence[RowsOfUser] = (),
+            blocks: Collection[int] | None = None,
+        ) -> None:
+            fit(pairs, rows, blocks)
             for shadow in self.shadows.values():
                 shadow.fit(pairs)
 
