@@ -197,7 +197,11 @@ def savings_of(costs: RingCosts, ring: Ring) -> dict[str, SliceSaving]:
 
 
 def _candidates(found: Sequence[Searched]) -> list[Candidate]:
-    """Take from every search its ``_CANDIDATES`` fastest rings that fit the nodes' memory; sort by predicted time."""
+    """Take from every search its ``_CANDIDATES`` fastest rings that fit the nodes' memory; sort by predicted time.
+
+    Searches know nothing of the room of helpers. If no ring fits, the fastest one is taken, and refused afterwards by
+    what it lacks.
+    """
     candidates = []
     for each in found:
         kept = 0
@@ -205,6 +209,10 @@ def _candidates(found: Sequence[Searched]) -> list[Candidate]:
             if kept < _CANDIDATES and _fits(each, ring):
                 candidates.append(Candidate(ring=ring, draft=each.draft, job_s=seconds))
                 kept += 1
+    if not candidates:
+        fastest = min(found, key=lambda each: each.pool[0][0])
+        seconds, ring = fastest.pool[0]
+        candidates.append(Candidate(ring=ring, draft=fastest.draft, job_s=seconds))
     return sorted(candidates, key=_by_formula)
 
 

@@ -24,7 +24,7 @@ from coordinator.planner.helping.judging import MOST_TRIED, Judge, chosen_with
 from coordinator.planner.helping.needed import with_needed_helpers
 from coordinator.planner.planned import Planned
 from ringtune.costs.profile import Profile
-from ringtune.errors import CapacityError
+from ringtune.errors import CapacityError, StorageError
 from ringtune.jobs.job import Job
 from ringtune.jobs.offload import AUTO
 from ringtune.schedule.helped import helped, helpers_by_host
@@ -89,7 +89,7 @@ def _where_it_fits(
         try:
             planned = placed([dataclasses.replace(draft, helper_of=helper_of) for draft in drafts])
             break
-        except CapacityError:
+        except (CapacityError, StorageError):
             continue
     if planned is None:
         return None
@@ -98,7 +98,7 @@ def _where_it_fits(
         fewer = {one: helper for one, helper in helpers_by_host(planned.plan).items() if one != host}
         try:
             kept = refuse(helped(planned.plan, fewer, manner))
-        except CapacityError:
+        except (CapacityError, StorageError):
             continue
         planned = dataclasses.replace(planned, plan=kept.plan, memory=kept.memory)
     taken = helpers_by_host(planned.plan)
@@ -171,7 +171,7 @@ class _Search:
                 return True  # no block of this host trains
             try:
                 checked = self._refuse(plan)
-            except CapacityError as error:
+            except (CapacityError, StorageError) as error:
                 self.trials.append(dataclasses.replace(trial, full=str(error)))
                 continue
             with_s = self._judge.seconds(plan)

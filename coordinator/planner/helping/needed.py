@@ -18,7 +18,7 @@ from coordinator.planner.explaining.helpers import HelpersReason, Trial
 from coordinator.planner.helping.judging import MOST_TRIED, Judge, chosen_with
 from coordinator.planner.planned import Planned
 from ringtune.costs.profile import Profile
-from ringtune.errors import CapacityError, JobError
+from ringtune.errors import CapacityError, JobError, StorageError
 from ringtune.jobs.job import Job
 from ringtune.schedule.helped import helped, helpers_by_host
 from ringtune.schedule.offload import JOINT
@@ -46,6 +46,7 @@ def with_needed_helpers(
     Raises:
         JobError: there is one node only.
         CapacityError: nothing fits, whoever helps.
+        StorageError: no disk has room, whoever helps.
     """
     users = f"offload.users = {job.offload.users!r}"
     if len(profile.nodes) < 2:
@@ -53,13 +54,17 @@ def with_needed_helpers(
             f"{users} needs a helper for every host of blocks that may train, and node {profile.nodes[0].node}, the "
             f"only one of this run, can't help itself; add a node, or set offload.users = {JOINT!r}"
         )
-    planned, full = None, ""
+    planned, full, no_room = None, "", None
     for helper_of in _maps(profile):
         try:
             planned = placed([dataclasses.replace(draft, helper_of=helper_of) for draft in drafts])
             break
         except CapacityError as error:
             full = full or str(error)
+        except StorageError as error:
+            no_room = no_room or error
+    if planned is None and no_room is not None and not full:
+        raise no_room
     if planned is None:
         raise CapacityError(
             f"{full}; with {users} every host of blocks that may train needs a helper with room for all users' "
@@ -101,7 +106,7 @@ def _with_fastest(
             trial = Trial(host=host, helper=helper)
             try:
                 checked = refuse(helped(best.plan, {**helpers_by_host(best.plan), host: helper}, manner))
-            except CapacityError as error:
+            except (CapacityError, StorageError) as error:
                 found.append(dataclasses.replace(trial, full=str(error)))
                 continue
             with_s = judge.seconds(checked.plan)

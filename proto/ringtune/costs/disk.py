@@ -1,7 +1,8 @@
 """How many bytes a run takes on a node's disk: optimizer state that rests there, merged adapters, and checkpoints.
 
 A host whose adapters a helper fits, and which holds them inside matrices, keeps them in a file: one set, or the sum of
-those of all users. Shards of adapters are some megabytes and are not counted.
+those of all users. Shards of adapters are some megabytes and are not counted, but where helpers fit them: these may be
+as large as the matrices, and of each user.
 """
 
 from __future__ import annotations
@@ -42,14 +43,24 @@ def disk_needs(course: Course, share: Share, sizes: Sizes) -> DiskNeeds:
 
     Example: AdamW on a node whose units have 10 MB: state on disk takes 20 MB, a checkpoint 30 MB.
     """
+    at_once = min(_SHARDS, _num_checkpoints(course))
     if not course.method.full_parameters:
-        return DiskNeeds(merged_bytes=_merged_bytes(course, share, sizes))
+        shard = _fitted_bytes(course, share, sizes)
+        return DiskNeeds(merged_bytes=_merged_bytes(course, share, sizes), checkpoint_bytes=at_once * shard)
     trained = trained_units(course, share)
     state = sum(map(sizes.state_bytes, trained))
     saved = sum(map(sizes.state_bytes, staying_units(course, share))) if course.method.drops_state else state
     shard = saved + sum(map(sizes.trained_bytes, hosted_units(course, share)))
-    at_once = min(_SHARDS, _num_checkpoints(course))
     return DiskNeeds(state if share.state_on_disk else 0, at_once * shard)
+
+
+def _fitted_bytes(course: Course, share: Share, sizes: Sizes) -> int:
+    """Bytes of a shard's adapters that are fitted here for others, with moments, and of those that others fit."""
+    fitted = sum(stop - start for ranges in share.helps for start, stop in ranges)
+    own = sum(stop - start for start, stop in share.helped)
+    has_sums = course.offload is not None and course.offload.interval > 1
+    of_helper = sizes.helped.held + sizes.sets_state_bytes + (sizes.helped.gradients if has_sums else 0)
+    return fitted * of_helper + own * (sizes.helped.hosted or sizes.helped.sent)
 
 
 def _merged_bytes(course: Course, share: Share, sizes: Sizes) -> int:

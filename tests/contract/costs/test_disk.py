@@ -75,3 +75,27 @@ def test_merged_adapters_are_in_a_file_of_their_host(manner: Manner, sets: int) 
 def test_shards_of_adapters_are_not_counted() -> None:
     """They are some megabytes."""
     assert needs(make_plan([("a", 0, 4)], ["a"], num_steps=8, checkpoint_every=2), "a") == DiskNeeds()
+
+
+@pytest.mark.parametrize(
+    ("manner", "sets", "hosted", "sums"),
+    [
+        (Manner(), 1, 1, 0),
+        (Manner(users=ALONE), 3, 3, 0),
+        (Manner(users=COLLABORATION, merged=True), 3, 3, 0),
+        (Manner(users=ALONE, interval=2), 3, 3, 3),
+    ],
+)
+def test_checkpoints_have_the_sets_of_a_helper_with_moments_and_those_of_its_host(
+    manner: Manner, sets: int, hosted: int, sums: int
+) -> None:
+    """Two blocks of 10,000 bytes, three users; one checkpoint, of the last step. With an interval gradients too."""
+    users = tuple(UserRows(name=f"u{index}", train_rows=4) for index in range(3))
+    bare = make_plan([("a", 0, 2), ("b", 2, 4)], ["b"], method="all", num_steps=10, checkpoint_every=10)
+    bare = changed(bare, owners=(Owner(node="b", train_rows=12, users=users),))
+    of = helped(bare, {"a": "z", "b": "z"}, manner)
+    model = dataclasses.replace(MODEL, block_bytes=50_000)
+    sizes = Sizes(of.course, model, optimizer="adamw", dtype="float32", activation_token_bytes=200)
+    helper, host = (disk_needs(of.course, Share.of(of, node), sizes) for node in ("z", "a"))
+    assert helper.checkpoint_bytes == 4 * (sets * 3 + sums) * 10_000
+    assert host.checkpoint_bytes == 2 * hosted * 10_000

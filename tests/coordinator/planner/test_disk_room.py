@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -50,9 +51,10 @@ def test_plan_of_checkpoints_without_room_on_the_disk_is_refused() -> None:
 
 def test_plan_of_merged_adapters_without_room_on_the_disk_is_refused() -> None:
     """Their host keeps them in a file; beside the matrices they take no disk."""
+    linear: dict[str, Any] = {"adapter__config": "linear", "train__checkpoint_every": 0}
 
     def planned(*, merged: bool, free_bytes: int) -> Plan:
-        job = job_of(users="joint", offload__merged=merged, mode={"a": "b"}, adapter__config="linear")
+        job = job_of(users="joint", mode={"a": "b"}, offload__merged=merged, **linear)
         nodes = of_users("a", "b", state_free_bytes=free_bytes)
         return make_plan(job, nodes).plan
 
@@ -64,10 +66,18 @@ def test_plan_of_merged_adapters_without_room_on_the_disk_is_refused() -> None:
         StorageError, match=r"of merged adapters\) but .* are free there; .* set offload\.merged = false"
     ):
         keep_plan(
-            job_of(users="joint", offload__merged=True, mode={"a": "b"}, adapter__config="linear"),
+            job_of(users="joint", mode={"a": "b"}, offload__merged=True, **linear),
             plan,
             of_users("a", "b", state_free_bytes=needed - 1),
         )
+
+
+@pytest.mark.parametrize("mode", ["auto", {"a": "b"}])
+def test_plan_of_helpers_without_room_for_their_checkpoints_is_refused(mode: Any) -> None:
+    """A matrix of each user's own with moments is no small file; whoever helps, no disk has room."""
+    job = job_of(mode=mode, adapter__config="linear", train__checkpoint_every=1)
+    with pytest.raises(StorageError, match=r"of checkpoints\) but .* are free there"):
+        make_plan(job, of_users("a", "b", state_free_bytes=10))
 
 
 def test_plan_gives_a_node_with_a_small_disk_fewer_blocks() -> None:

@@ -164,3 +164,13 @@ def test_hosts_without_helpers_are_no_plan() -> None:
     plan = make_plan(job_of({"a": "b", "b": "a"}), of_users("a", "b")).plan
     with pytest.raises(PlanError, match=r"block . has no helper; give every host one, or set offload.users = 'joint'"):
         helped(plan, {"a": "b"}, Manner(users="alone"))
+
+
+def test_helper_without_room_for_what_it_fits_is_refused_by_name() -> None:
+    """The search knows slices only; the ring that it finds is refused by what its helper lacks."""
+    job = job_of(mode={"a": "b"}, adapter__config="linear", train__checkpoint_every=0)
+    nodes = of_users("a", "b")
+    needs = make_plan(job, nodes).memory["b"].total_bytes
+    nodes["b"] = dataclasses.replace(nodes["b"], memory_bytes=needs - 1)
+    with pytest.raises(CapacityError, match=r"node b needs .* to fit the adapters of a's blocks"):
+        make_plan(job, nodes)
