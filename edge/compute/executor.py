@@ -24,6 +24,8 @@ from edge.compute.hosting import Hosted, host
 from edge.compute.inactive_state import InactiveState
 from edge.compute.micro_batches import MicroBatch, OpenItem
 from edge.compute.offloading import Offloading
+from edge.compute.parcels import Parcels
+from edge.compute.replica import Replica
 from edge.compute.saving.keep import Kept
 from edge.compute.scoring import Scoring
 from edge.data.rows import OwnerDataset
@@ -34,15 +36,15 @@ from edge.model.result.loading import load_saved
 from edge.model.result.saving import require_finite, result_files, users_files
 from edge.model.versions import VersionStore
 from ringtune.engine.diverged import diverged, may_diverge
-from ringtune.errors import DivergedError, PlanError
+from ringtune.errors import PlanError
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job
 from ringtune.jobs.learning_rate import learning_rate
-from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
-from ringtune.schedule.units import EMBEDDING, Units, unit_name
+from ringtune.schedule.units import EMBEDDING, Units
 from ringtune.schedule.versions import rate_at
 
 Values = tuple[tuple[str, float], ...]
@@ -77,7 +79,7 @@ class NodeExecutor:
         *,
         device: str = "cpu",
     ) -> None:
-        self._plan, self._course = plan, plan.course
+        self._plan, self._course, self._ends = plan, plan.course, (EMBEDDING, plan.course.head)
         self._slice = plan.slice_of(node)
         self._job, self._folder = job, model_folder
         self._dataset = dataset if plan.owner(node) else None
@@ -86,6 +88,8 @@ class NodeExecutor:
         self._versions = VersionStore(blocks, self._hosted.optimizers)
         self._scoring = Scoring(self._hosted.skeleton, self._course)
         self.offloading = Offloading(plan, node, self._hosted)
+        self._replica = Replica(plan, node, self._hosted)
+        self._parcels = Parcels(self._hosted, self.offloading, self._replica)
         self._forwards = Forwards(plan, node, self._hosted, self._versions, self._scoring)
         self._part = CheckpointPart(self._slice, self._hosted, self.offloading, self._forwards.vectors)
         self.inactive_state = InactiveState(self._course, self._hosted.all_optimizers())
@@ -149,8 +153,8 @@ class NodeExecutor:
         return self._scoring.take(turn_index)
 
     def copy_digest(self, unit: int) -> str:
-        """Return the digest of this owner's copy of embedding or head, as it is now."""
-        return self._owner(None)[0].digest(unit)
+        """Return the digest of this owner's copy of embedding or head, or of a replica's blocks, as they are now."""
+        return self._owner(None)[0].digest(unit) if unit in self._ends else self._replica.digest()
 
     # ---- actions ----------------------------------------------------------------------------------
 
@@ -267,9 +271,10 @@ class NodeExecutor:
         if self.offloading.install(action, entry.item):
             return ()
         rate = learning_rate(self._job.train, *rate_at(self._course, action.start, entry.item.step))
-        if action.start in (EMBEDDING, self._course.head):
+        if action.start in self._ends:
             self._owner(action)[0].update(action.start, rate)
         else:
+            self._replica.add_up(action)
             if action.start < self._slice.stop and action.stop > self._slice.start:  # not of blocks that others host
                 self._versions.release(action.seq)
             changing = self.offloading.changing(action)
@@ -311,10 +316,11 @@ class NodeExecutor:
         self._owner(None)[0].load_blob(data)
 
     def take_parcel(self, key: TensorKey) -> Pieces:
-        """Return an item's gradient of embedding or head, before the unit's update; or pairs or weights of adapters."""
-        if key.payload == Payload.UNIT_GRAD:
-            return self._owner(None)[0].unit_grad(key.boundary)
-        return self.offloading.take_parcel(key)
+        """Return an item's gradient of embedding or head, or of hosted blocks, before the update; or what helpers get.
+
+        Helpers get pairs of adapters, and give weights back.
+        """
+        return self._parcels.take(key, self._items[key.seq])
 
     def put_parcel(self, key: TensorKey, data: Pieces) -> None:
         """Take what ``take_parcel`` of another node gave.
@@ -323,14 +329,7 @@ class NodeExecutor:
             IntegrityError: unreadable, or not a gradient of this unit.
             DivergedError: the gradient is not finite.
         """
-        if key.payload != Payload.UNIT_GRAD:
-            self.offloading.put_parcel(key, data, self._items[key.seq].item.step)
-            return
-        where = f"the gradient of the {unit_name(key.boundary, self._course.num_blocks)} for item {key.seq}"
-        try:
-            self._owner(None)[0].load_unit_grad(key.boundary, data, where=where)
-        except DivergedError as error:
-            raise diverged(self._items[key.seq].item, str(error)) from error
+        self._parcels.put(key, data, self._items[key.seq])
 
     def rows_digest(self, run_id: str) -> str:
         """Return the digest of the rows that this node owns, keyed with ``run_id``; empty if it is no owner."""

@@ -104,10 +104,18 @@ def grad_blob(parameters: Parameters, tied: Tied) -> Pieces:
 def load_grads(data: Pieces, parameters: Parameters, *, where: str) -> None:
     """Give the parameters of a unit the gradients of a file that ``grad_blob`` made; they keep theirs on an error.
 
-    What is held of ``data`` in memory is let go of on the way.
+    What is held of ``data`` in memory is let go of on the way. Errors are those of ``read_grads``.
+    """
+    grads = read_grads(data, parameters, where=where)
+    for name, parameter in parameters.items():
+        parameter.grad = grads[name]
+
+
+def read_grads(data: Pieces, parameters: Parameters, *, where: str) -> dict[str, torch.Tensor | None]:
+    """Return the gradients of a file that ``grad_blob`` made, by name; None of a parameter that has none there.
 
     Raises:
-        IntegrityError: unreadable, or gradients of other tensors, shapes or types than those of the unit.
+        IntegrityError: unreadable, or gradients of other tensors, shapes or types than those of the parameters.
         DivergedError: numbers that are not finite.
     """
     file = TensorFile(data, where=where)
@@ -116,9 +124,7 @@ def load_grads(data: Pieces, parameters: Parameters, *, where: str) -> None:
     for name in file.infos:  # in the order of the data, so that each can be let go of
         found[name] = _read(file, name, expected[name], where)
         file.let_go_of(name)
-    grads = {name: _grad(found, name, parameter, where) for name, parameter in parameters.items()}
-    for name, parameter in parameters.items():
-        parameter.grad = grads[name]
+    return {name: _grad(found, name, parameter, where) for name, parameter in parameters.items()}
 
 
 def _add_tied(tied: Tied) -> None:

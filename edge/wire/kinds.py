@@ -18,6 +18,7 @@ KINDS: Final[dict[str, ring_pb2.FrameKind]] = {
     Payload.UNIT_GRAD.value: ring_pb2.FRAME_KIND_UNIT_GRAD,
     Payload.PAIRS.value: ring_pb2.FRAME_KIND_PAIRS,
     Payload.WEIGHTS.value: ring_pb2.FRAME_KIND_WEIGHTS,
+    Payload.REPLICA_GRAD.value: ring_pb2.FRAME_KIND_REPLICA_GRAD,
     PROBE: ring_pb2.FRAME_KIND_PROBE,
 }
 """The wire's kind of every payload that a link carries."""
@@ -45,6 +46,8 @@ def in_words(header: ring_pb2.FrameHeader) -> str:
     if kind == Payload.UNIT_GRAD:
         unit = "head" if header.boundary else "embedding"
         return f"the gradient of the {unit} for item {header.seq} from node {header.source}"
+    if kind == Payload.REPLICA_GRAD:
+        return f"the gradients of item {header.seq} from block {header.boundary - 1} on, of replica {header.source}"
     if kind in PARCELS:
         what = {Payload.PAIRS: "pairs", Payload.WEIGHTS: "updated weights"}[Payload(kind)]
         key = key_of(header)

@@ -170,3 +170,24 @@ def random_operations(rng: random.Random, course: Course, *, codes: str = "1123"
                 rows = ("".join(rng.choice(codes) for _ in range(length)) for _ in range(course.microbatches))
                 entries.append(BatchOperations(owner=owner.node, batch_id=batch_id, rows=tuple(rows)))
     return Operations(batches=tuple(entries), subnets=subnets)
+
+
+def random_replicas(rng: random.Random, *, with_operations: bool = False) -> Plan:
+    """Any shape of run with at least one stage of several hosts: 1 to 3 stages of 1 to 3 hosts with shares of 1 to 3."""
+    plan = random_plan(rng, with_operations=with_operations)
+    course, private = plan.course, plan.placement.private_blocks
+    num_stages = rng.randint(1, min(3, course.num_blocks - private))
+    cuts = [private, *sorted(rng.sample(range(private + 1, course.num_blocks), num_stages - 1)), course.num_blocks]
+    sizes = [rng.randint(1, 3) for _ in range(num_stages)]
+    sizes[rng.randrange(num_stages)] = rng.randint(2, 3)
+    names = rng.sample([f"node-{index}" for index in range(10)], sum(sizes))
+    pieces = [
+        Slice(node=names.pop(), start=cuts[stage], stop=cuts[stage + 1], share=rng.choice([1, 1, 2, 3]))
+        for stage, size in enumerate(sizes)
+        for _ in range(size)
+    ]
+    if plan.course.method.name == "pipeadapter":
+        plan = changed(plan, method=Everything())
+    return changed(
+        plan, slices=tuple(pieces), microbatches=rng.choice([1, 2, 4]) if not with_operations else course.microbatches
+    )

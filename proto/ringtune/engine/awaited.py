@@ -53,6 +53,14 @@ def awaited_weights(item: Item, block: int, helper: str) -> str:
     return f"the updated adapters of step {item.step} ({item.kind.value}), from block {block} on, from helper {helper}"
 
 
+def awaited_grads(item: Item, block: int, replica: str) -> str:
+    """Say which gradients a host waits for that another host of its stage sends.
+
+    Example: ``the gradients of step 7 (train), from block 2 on, of the replica on node b``.
+    """
+    return f"the gradients of step {item.step} ({item.kind.value}), from block {block} on, of the replica on node {replica}"
+
+
 def awaited_copy(item: Item, unit: int, num_blocks: int) -> str:
     """Say which gradient a copy of embedding or head waits for.
 

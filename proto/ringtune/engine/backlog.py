@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from ringtune.engine import events as ev
-from ringtune.engine.credits import Credits
+from ringtune.engine.credits import Credits, most_embeds
 from ringtune.engine.events import TensorArrived
 from ringtune.engine.exchange import Exchange
 from ringtune.engine.flows import Flow, ItemState, Path, Place
 from ringtune.engine.head_keeping import HeadKeeping
 from ringtune.engine.unit_versions import UnitVersions
 from ringtune.schedule.actions import Action, Op, Payload
-from ringtune.schedule.lowering import Legs, route
+from ringtune.schedule.lowering import Legs
 from ringtune.schedule.parcels import credit_boundary
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import EMBEDDING
@@ -94,7 +94,7 @@ class Backlog:
         self._upward: list[Flow] = []
         self._embeds: deque[Flow] = deque()
         self._embeds_in_flight = 0
-        self._max_embeds = placement.credits * max(1, len(route(plan, node))) if is_owner else 0
+        self._max_embeds = most_embeds(plan, node)
         self._max_graphs = in_flight(course, piece.start) if self.is_host else 1
         self._max_updating = items_under_way(course, piece.start, piece.stop)
         self._flows: dict[tuple[int, int], Flow] = {}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ringtune.schedule.lowering import route
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages.dealing import width
+
 
 class Channel:
     """Hidden states that go to one node for one boundary.
@@ -56,3 +60,13 @@ class Credits:
         if found is None:
             found = self._channels[target, boundary] = Channel(target, boundary, most or self._most)
         return found
+
+
+def most_embeds(plan: Plan, node: str) -> int:
+    """How many own micro-batches of an owner may be between their embedding and the end of their head; 0 elsewhere.
+
+    They are as many as have credits on the hosts of their way, whichever of its stage a micro-batch passes.
+    """
+    if plan.owner(node) is None:
+        return 0
+    return plan.placement.credits * max(1, len(route(plan, node))) * width(plan.placement)

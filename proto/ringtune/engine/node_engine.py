@@ -154,6 +154,7 @@ class NodeEngine:
                 left += 1
                 self._backlog.take_on(state)
         self._turn_items_left[turn.index] = left
+        commands.extend(self._backlog.exchange.sums.leaving())
         if left == 0:
             self._finish_turn(turn.index, commands)
         return True
@@ -218,6 +219,7 @@ class NodeEngine:
             commands.extend(self._on_updated(action, state))
         else:
             self._go_on(flow, commands)
+        commands.extend(self._backlog.exchange.sums.leaving())
         if state.is_own and (action.op is Op.HEAD or flow is None):
             self._report_step(action, state, commands)
         if state.is_done:

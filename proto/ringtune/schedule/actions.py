@@ -239,6 +239,7 @@ class Payload(enum.StrEnum):
     UNIT_GRAD = "u"  # of embedding or head, of a whole batch, from its initiator to every other owner
     PAIRS = "c"  # inputs and output gradients of adapters, from their host to a helper
     WEIGHTS = "w"  # adapters with their updates, from a helper to their host
+    REPLICA_GRAD = "r"  # of adapters, of the micro-batches of one host, to every other host of its stage
 
 
 class TensorKey(NamedTuple):

@@ -9,13 +9,14 @@ from ringtune.schedule.lowering import fit_legs, item_updates
 from ringtune.schedule.parcels import WAITING, weights_key
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.replicas import other_owners, replicated_units, unit_grad_key
+from ringtune.schedule.replica_grads import replica_grads
 from ringtune.schedule.turns import Item
 
 
 @functools.lru_cache(maxsize=256)
 def parcels(plan: Plan, item: Item, source: str, target: str) -> frozenset[TensorKey]:
-    """Every parcel that ``source`` sends to ``target`` for an item: gradients of units, pairs and weights."""
-    found: set[TensorKey] = set()
+    """Every parcel that ``source`` sends to ``target`` for an item: gradients, pairs and weights."""
+    found = set(replica_grads(plan, item, source, target))
     if item.owner == source and target in other_owners(plan.course, source):
         found |= {unit_grad_key(item.seq, unit) for unit in replicated_units(plan.course, item)}
     if not plan.placement.helpers:
@@ -29,6 +30,8 @@ def parcels(plan: Plan, item: Item, source: str, target: str) -> frozenset[Tenso
 
 def most_waiting(plan: Plan, payload: str, source: str, target: str) -> int:
     """How many parcels of a kind may be on their way on a link or wait at its end."""
+    if payload == Payload.REPLICA_GRAD:
+        return WAITING[payload] * max(1, -(-plan.slice_of(target).num_blocks // 2))
     if payload != Payload.WEIGHTS:
         return WAITING[payload]
     ranges = sum(helper.node == source for helper in plan.placement.helpers_of(target))

@@ -34,6 +34,7 @@ from ringtune.schedule.helpers import Helper
 from ringtune.schedule.operations.codes import FULL, SHORTCUT
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.replicas import copy_links
+from ringtune.schedule.stages.dealing import hosts_of_lane, lane_of, lanes, num_lanes_of, replica_links
 from ringtune.schedule.turns import Item, StartPoint, StepKind, hand_overs
 from ringtune.schedule.units import EMBEDDING, Range, Units
 from ringtune.schedule.versions import trained, updated
@@ -62,7 +63,7 @@ def way(plan: Plan, item: Item, micro: int) -> Way:
     if item.kind is StepKind.CHECKPOINT:
         return {}
     lowest, pattern = lowest_and_pattern(plan.course, item, micro)
-    return lower(plan.plain, item.owner, lowest, pattern, item.kind.has_update)
+    return lower(plan.plain, item.owner, lowest, pattern, item.kind.has_update, lane_of(plan.placement, micro))
 
 
 def legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
@@ -71,8 +72,10 @@ def legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
     Micro-batches that have the same way share one object.
     """
     count = num_microbatches(plan.course, item)
-    if not patterns(plan.course, item):  # all alike, which is the usual case
-        return (way(plan, item, 0).get(node, ()),) * count
+    if not patterns(plan.course, item):  # all of a lane are alike, and one lane is the usual case
+        num_lanes = num_lanes_of(plan.placement)
+        found = tuple(way(plan, item, micro).get(node, ()) for micro in range(min(count, num_lanes)))
+        return tuple(itertools.islice(itertools.cycle(found), count))
     return tuple(way(plan, item, micro).get(node, ()) for micro in range(count))
 
 
@@ -112,8 +115,8 @@ def subnet_rows(course: Course, item: Item) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=WAYS_AT_ONCE)
-def lower(plan: Plan, owner: str, lowest: int, pattern: str, has_update: bool = True) -> dict[str, Legs]:
-    """Lower a micro-batch's way to legs at every node, from owner, lowest unit and pattern alone.
+def lower(plan: Plan, owner: str, lowest: int, pattern: str, has_update: bool = True, lane: int = 0) -> dict[str, Legs]:
+    """Lower a micro-batch's way to legs at every node, from owner, lowest unit, pattern and lane alone.
 
     Args:
         plan: the plan, as it is for the item's turn.
@@ -121,6 +124,7 @@ def lower(plan: Plan, owner: str, lowest: int, pattern: str, has_update: bool = 
         lowest: the lowest unit that gets a gradient.
         pattern: operations of the blocks; empty = all full.
         has_update: whether weights change after it, so that pairs of adapters go to helpers.
+        lane: which hosts it passes, where stages have several; see ``stages.dealing``.
 
     Returns:
         For every node that takes part its legs; each node's legs are totally ordered because a micro-batch is at one
@@ -137,11 +141,13 @@ def lower(plan: Plan, owner: str, lowest: int, pattern: str, has_update: bool = 
     found.setdefault(owner, []).append(Leg(Op.EMBED, EMBEDDING, EMBEDDING + 1))
     at = owner
     passed: list[tuple[Segment, list[Leg]]] = []
-    for segment in route(plan, owner):
+    for segment in route(plan, owner, lane):
         parts = list(_forward(segment, lowest, pattern, plan.placement.private_blocks))
         if has_update and plan.placement.helpers:
             parts = list(_cut_at_helpers(parts, plan.placement.helpers_of(segment.node)))
         if at != segment.node and all(leg.op is Op.SKIP for leg in parts):
+            if plan.slice_of(at).start == segment.start and plan.slice_of(at).num_blocks:
+                found.setdefault(at, []).extend(parts)  # it hosts them too, and keeps all in their order
             continue  # passed by
         move(at, segment.node, segment.start, Payload.HIDDEN)
         at = segment.node
@@ -242,11 +248,11 @@ def _forward(segment: Segment, lowest: int, pattern: str, private: int) -> Itera
 
 
 @functools.lru_cache(maxsize=4096)
-def route(plan: Plan, owner: str) -> tuple[Segment, ...]:
-    """The segments on the way of an ``owner``'s micro-batches, bottom to top; neighbours on one node merge."""
+def route(plan: Plan, owner: str, lane: int = 0) -> tuple[Segment, ...]:
+    """The segments on the way of an ``owner``'s micro-batches of a lane, bottom to top; neighbours on one node merge."""
     placement = plan.placement
     pieces = [Segment(owner, 0, placement.private_blocks)]
-    pieces += [Segment(piece.node, piece.start, piece.stop) for piece in placement.slices]
+    pieces += [Segment(piece.node, piece.start, piece.stop) for piece in hosts_of_lane(placement, lane)]
     merged: list[Segment] = []
     for piece in pieces:
         if piece.start == piece.stop:
@@ -340,8 +346,8 @@ def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, s
         start: where the run goes on; None = it begins.
     """
     pairs: set[tuple[str, str]] = set()
-    for owner in (owner.node for owner in plan.course.owners):
-        path = route(plan, owner)
+    for owner, lane in itertools.product((one.node for one in plan.course.owners), lanes(plan.placement)):
+        path = route(plan, owner, lane)
         if plan.course.choice is not None:  # a table that is not chosen yet may pass any slices by
             nodes = [owner, *(part.node for part in path)]
             pairs.update((source, target) for source in nodes for target in nodes)
@@ -355,6 +361,7 @@ def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, s
     for helper in plan.placement.helpers:
         host = plan.placement.host_of(helper.start)
         both |= {(host, helper.node), (helper.node, host)}
+    both |= replica_links(plan.placement)
     both |= copy_links(plan.course) or hand_overs(plan.course, start or StartPoint.of(plan.course))
     return frozenset((source, target) for source, target in both if source != target)
 

@@ -3,13 +3,14 @@
 A parcel is one safetensors blob with the key of a tensor. Each kind has its own credits on a link; they are told from
 those of hidden states by a boundary above the head, which no hidden state enters.
 
-============= ===================================================== ==============
-payload       what is in it                                         waiting a link
-============= ===================================================== ==============
-``UNIT_GRAD`` gradient of embedding or head, for another owner      2: one a unit
-``PAIRS``     inputs and output gradients of adapters, for a helper 2 micro-batches
-``WEIGHTS``   adapters that a helper has updated, for their host    1 each range
-============= ===================================================== ==============
+================ ===================================================== ==============
+payload          what is in it                                         waiting a link
+================ ===================================================== ==============
+``UNIT_GRAD``    gradient of embedding or head, for another owner      2: one a unit
+``PAIRS``        inputs and output gradients of adapters, for a helper 2 micro-batches
+``WEIGHTS``      adapters that a helper has updated, for their host    1 each range
+``REPLICA_GRAD`` gradients of adapters, for another host of the stage  2 each range
+================ ===================================================== ==============
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from typing import Final
 from ringtune.schedule.actions import Action, Payload, TensorKey
 from ringtune.schedule.course import Course
 
-WAITING: Final[Mapping[str, int]] = {Payload.UNIT_GRAD: 2, Payload.PAIRS: 2, Payload.WEIGHTS: 1}
+WAITING: Final[Mapping[str, int]] = {
+    Payload.UNIT_GRAD: 2,
+    Payload.PAIRS: 2,
+    Payload.WEIGHTS: 1,
+    Payload.REPLICA_GRAD: 2,
+}
 """Parcels of a kind that may be on their way on a link or wait at its end; see ``expected_parcels.most_waiting``."""
 
 PARCELS: Final = frozenset(WAITING)

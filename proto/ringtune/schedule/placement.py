@@ -6,6 +6,7 @@ No result depends on it: every split of the blocks among nodes gives the weights
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,11 +24,19 @@ _LEFT_OUT = ("recompute", "state_on_disk", "helpers")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice:
-    """The blocks ``[start, stop)`` that one node hosts; empty if ``start == stop``."""
+    """The blocks ``[start, stop)`` that one node hosts; empty if ``start == stop``.
+
+    Attributes:
+        node: the host.
+        start: the lowest block.
+        stop: one past the highest block.
+        share: how much of the micro-batches it takes, where its stage has several hosts; see ``stages.dealing``.
+    """
 
     node: str
     start: int
     stop: int
+    share: int = 1
 
     @property
     def num_blocks(self) -> int:
@@ -39,13 +48,19 @@ class Slice:
         """Which blocks the slice holds, in words: ``[2, 4)``, or ``none``."""
         return f"[{self.start}, {self.stop})" if self.num_blocks else "none"
 
+    def to_json(self) -> dict[str, Any]:
+        """Write the slice as a JSON-able table; ``share`` is left out where it is 1, so that digests last."""
+        value = dataclasses.asdict(self)
+        return value if self.share != 1 else {key: item for key, item in value.items() if key != "share"}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
     """Who hosts which blocks, from a turn on.
 
     Attributes:
-        slices: in ring order; they cover ``[private_blocks, N)`` without gaps.
+        slices: in ring order; they cover ``[private_blocks, N)`` without gaps. Neighbours with the same blocks are
+            *replicas*: together they are one stage, and each micro-batch passes one of them.
         private_blocks: blocks ``[0, private_blocks)`` are run by each owner for its own rows; they never train.
         credits: hidden states in flight per (link, boundary).
         epoch: counts the placements of a run from 0.
@@ -66,7 +81,7 @@ class Placement:
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse slices with a gap, an overlap, or two of one node.
+        """Refuse slices with a gap, an overlap, a share below 1, or two of one node.
 
         Raises:
             PlanError: names the block.
@@ -101,7 +116,18 @@ class Placement:
 
         Example: with the slices [0, 2) and [2, 4) there are 2 for block 1, 1 for block 2, and 0 for the head (4).
         """
-        return sum(1 for piece in self.slices if piece.num_blocks and piece.stop > block)
+        return len({piece.stop for piece in self.slices if piece.num_blocks and piece.stop > block})
+
+    @property
+    def stages(self) -> tuple[tuple[Slice, ...], ...]:
+        """The slices by stage, from the bottom up: one of each, or several where a stage has replicas."""
+        groups = itertools.groupby(self.hosts, key=lambda piece: piece.start)
+        return tuple(tuple(group) for _, group in groups)
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether some stage has several hosts."""
+        return len(self.hosts) > len({piece.start for piece in self.hosts})
 
     def is_recomputed(self, block: int) -> bool:
         """Whether the backward of a block runs it again."""
@@ -135,7 +161,7 @@ class Placement:
         return (helper.node, helper.stop, self.host_of(helper.start))
 
     def host_of(self, block: int) -> str:
-        """The node that hosts a block; empty for a private block."""
+        """The node that hosts a block, of replicas the first; empty for a private block."""
         return next((piece.node for piece in self.hosts if piece.start <= block < piece.stop), "")
 
     def to_json(self) -> dict[str, Any]:
@@ -145,7 +171,7 @@ class Placement:
         digests of placements without them last.
         """
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
-        value["slices"] = [dataclasses.asdict(piece) for piece in self.slices]
+        value["slices"] = [piece.to_json() for piece in self.slices]
         value["recompute"] = ranges_to_json(self.recompute)
         value["helpers"] = helpers_to_json(self.helpers)
         return {key: item for key, item in value.items() if item or key not in _LEFT_OUT}
@@ -177,10 +203,15 @@ def _check(placement: Placement) -> None:
     names = [piece.node for piece in placement.slices]
     if len(set(names)) != len(names) or not all(names):
         raise PlanError(f"every slice needs a node of its own, with a name; these have {names}")
-    at = placement.private_blocks
+    at, stage = placement.private_blocks, (-1, -1)
     for piece in placement.slices:
         if piece.num_blocks < 0:
             raise PlanError(f"node {piece.node} has the reversed range [{piece.start}, {piece.stop})")
+        if piece.share < 1:
+            raise PlanError(f"the share of node {piece.node} is {piece.share}, it has to be at least 1")
+        if piece.num_blocks and (piece.start, piece.stop) == stage:
+            continue  # a replica
+        stage = (piece.start, piece.stop) if piece.num_blocks else stage
         if piece.num_blocks and piece.start != at:
             kind = "gap" if piece.start > at else "overlap"
             raise PlanError(f"{kind} before block {piece.start} of node {piece.node}: expected block {at}")

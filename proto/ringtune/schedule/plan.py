@@ -20,6 +20,7 @@ from ringtune.schedule.helpers import Helper
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.saving import in_ranges, merged, ranges_to_json
+from ringtune.schedule.stages.refusals import check_replicas
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import may_be_stale
 
@@ -188,6 +189,7 @@ def _check(plan: Plan) -> None:
         raise PlanError(f"the first placement holds from turn {plan.placements[0].first_turn} on, it has to be turn 0")
     for placement in plan.placements:
         _check_helpers(course, placement)
+        check_replicas(course, placement)
         if placement.stop > course.num_blocks:
             piece = next(piece for piece in placement.hosts if piece.stop > course.num_blocks)
             blocks = f"[{piece.start}, {piece.stop})"

@@ -19,6 +19,7 @@ class FrameKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FRAME_KIND_UNIT_GRAD: _ClassVar[FrameKind]
     FRAME_KIND_PAIRS: _ClassVar[FrameKind]
     FRAME_KIND_WEIGHTS: _ClassVar[FrameKind]
+    FRAME_KIND_REPLICA_GRAD: _ClassVar[FrameKind]
 
 class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -39,6 +40,7 @@ FRAME_KIND_BYE: FrameKind
 FRAME_KIND_UNIT_GRAD: FrameKind
 FRAME_KIND_PAIRS: FrameKind
 FRAME_KIND_WEIGHTS: FrameKind
+FRAME_KIND_REPLICA_GRAD: FrameKind
 DTYPE_UNSPECIFIED: DType
 DTYPE_FLOAT32: DType
 DTYPE_BFLOAT16: DType

@@ -21,6 +21,7 @@ from ringtune.schedule.actions import Action, Op, Payload, message
 from ringtune.schedule.lowering import Legs, fit_legs, item_updates, legs
 from ringtune.schedule.parcels import weights_key
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.replica_grads import replica_messages
 from ringtune.schedule.replicas import copy_messages
 from ringtune.schedule.tables.words import format_action, parse_action
 from ringtune.schedule.turns import Item, StartPoint, Turn, items
@@ -89,7 +90,7 @@ def _place_of_update(plan: Plan, item: Item, node: str, actions: list[Action]) -
 
 
 def _with_messages(plan: Plan, item: Item, node: str, update: Action) -> list[Action]:
-    """An update with the messages right before and after it: of copies, and of weights between helper and host."""
+    """An update with the messages around it: of copies, of replicas, and of weights between helper and host."""
     if update.op is not Op.UPDATE:
         return [update]
     key = weights_key(update)
@@ -98,7 +99,8 @@ def _with_messages(plan: Plan, item: Item, node: str, update: Action) -> list[Ac
             if helper.node == node:
                 return [update, message(Op.SEND, key, plan.placement.host_of(helper.start))]
             return [message(Op.RECEIVE, key, helper.node), update]
-    return [*copy_messages(plan.course, item, node, update.start), update]
+    messages = copy_messages(plan.course, item, node, update.start) or replica_messages(plan, node, update)
+    return [*messages, update]
 
 
 _PLACED = (Op.FORWARD, Op.HEAD, Op.BACKWARD)

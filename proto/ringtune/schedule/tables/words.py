@@ -11,6 +11,7 @@ One action is one word::
     >u12#embedding@b  send the gradient of the embedding to another owner, >u12#head@b that of the head
     C12.0[0,2)   pack pairs of adapters for a helper  >c12.0#0@z   send them
     A12.0[0,2)   fit adapters to such pairs           >w12#0@a     send updated adapters to their host
+    >r12.0#2@b   send the gradients of a replica, of the blocks from 2 on, to another host of the same blocks
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _FORMS = {
     ),
     Scope.MESSAGE: (
         re.compile(
-            rf"{_LETTER}(?P<payload>[hgc])(?P<seq>{_NUMBER})\.(?P<micro>{_NUMBER})#(?P<start>{_NUMBER})@{_NODE}"
+            rf"{_LETTER}(?P<payload>[hgcr])(?P<seq>{_NUMBER})\.(?P<micro>{_NUMBER})#(?P<start>{_NUMBER})@{_NODE}"
         ),
         re.compile(rf"{_LETTER}(?P<payload>t)(?P<start>{_NUMBER})@{_NODE}"),
         re.compile(rf"{_LETTER}(?P<payload>w)(?P<seq>{_NUMBER})#(?P<start>{_NUMBER})@{_NODE}"),
@@ -50,6 +51,7 @@ _PAYLOADS: Mapping[str, str] = {
     Payload.HEAD: "head",
     Payload.PAIRS: "pairs of adapters",
     Payload.WEIGHTS: "updated adapters",
+    Payload.REPLICA_GRAD: "gradients of a replica",
 }
 
 

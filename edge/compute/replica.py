@@ -1,0 +1,92 @@
+"""A host's part among several hosts of the same blocks: gradients of its micro-batches, and those of all of them.
+
+Every replica adds the sums of all hosts up in the same order, and does the same update of the same tensors with the same
+moments, so that all of them stay equal in bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import nn
+
+from edge.compute.hosting import Hosted
+from edge.compute.micro_batches import OpenItem
+from edge.model.tensor_bytes import pieces_of
+from edge.model.unit_grads import grad_blob, read_grads
+from ringtune.errors import PlanError
+from ringtune.files.pieces import Pieces
+from ringtune.schedule.actions import Action, TensorKey
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages.dealing import replicas
+
+Grads = dict[str, torch.Tensor | None]
+
+
+class Replica:
+    """The gradients of one host's blocks, with those that other hosts of its stage send.
+
+    Where it is the only host of its blocks, nothing is added up.
+
+    Args:
+        plan: of the run.
+        node: the host.
+        hosted: what it hosts.
+    """
+
+    def __init__(self, plan: Plan, node: str, hosted: Hosted) -> None:
+        self._piece, self._blocks = plan.slice_of(node), hosted.blocks
+        self._names = replicas(plan.placement, node)
+        self._rank = self._names.index(node) if self._names else 0
+        self._came: dict[TensorKey, Grads] = {}
+
+    def grads(self, key: TensorKey, entry: OpenItem) -> Pieces:
+        """Return the gradients of the own micro-batches of an item, as one safetensors file; nothing changes them."""
+        return grad_blob(self._parameters(key, entry), None)
+
+    def put(self, key: TensorKey, data: Pieces, entry: OpenItem) -> None:
+        """Take the gradients of another host.
+
+        Raises:
+            IntegrityError: unreadable, or gradients of other tensors.
+            DivergedError: numbers that are not finite.
+        """
+        where = f"the gradients of item {key.seq} from node {self._names[key.micro]}"
+        self._came[key] = read_grads(data, self._parameters(key, entry), where=where)
+
+    def add_up(self, update: Action) -> None:
+        """Make the gradients of an update those of all hosts, added up in ring order.
+
+        No tensor that was sent is changed: it may still be on its way.
+        """
+        if not self._names:
+            return
+        ranks = {key.micro: self._came.pop(key) for key in list(self._came) if _is_of(key, update)}
+        for name, parameter in self._blocks.parameters(update.start, update.stop).items():
+            total = None
+            for rank in range(len(self._names)):
+                grad = parameter.grad if rank == self._rank else ranks[rank][name]
+                if grad is not None:
+                    total = grad if total is None else total + grad
+            parameter.grad = total
+
+    def digest(self) -> str:
+        """Return the SHA-256, hex, of what trains of the hosted blocks, in the order of names; nothing is copied."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self._blocks.parameters(self._piece.start, self._piece.stop).items()):
+            digest.update(name.encode())
+            for piece in pieces_of(value).data:
+                digest.update(piece)
+        return digest.hexdigest()
+
+    def _parameters(self, key: TensorKey, entry: OpenItem) -> dict[str, nn.Parameter]:
+        ranges = entry.trained.ranges_within(self._piece.start, self._piece.stop)
+        for start, stop in ranges:
+            if start == key.boundary:
+                return dict(self._blocks.parameters(start, stop))
+        raise PlanError(f"item {key.seq} trains no blocks from {key.boundary} on here, so it has no gradients of them")
+
+
+def _is_of(key: TensorKey, update: Action) -> bool:
+    return (key.seq, key.boundary) == (update.seq, update.start)
