@@ -117,7 +117,7 @@ class MeasuredLinks:
         """
         link = self._links.get((source, target)) or self._link(source, target)
         payload, seq, micro, boundary = key
-        kind = (payload, boundary, self._by_seq[seq].sizes[micro] if micro >= 0 else 0.0)
+        kind = (payload, boundary, self._size(payload, seq, micro))
         num_bytes, around_s, on_wire_s, uplink_s, downlink_s, _ = link.passages.get(kind) or self._passage(
             link, source, target, kind
         )
@@ -141,8 +141,11 @@ class MeasuredLinks:
     def strain(self, key: TensorKey, source: str, target: str) -> Strain | None:
         """What a message costs where a node has no core left for it; asked after its ``arrival_s``."""
         payload, seq, micro, boundary = key
-        size = self._by_seq[seq].sizes[micro] if micro >= 0 else 0.0
-        return self._links[source, target].passages[payload, boundary, size].strain
+        return self._links[source, target].passages[payload, boundary, self._size(payload, seq, micro)].strain
+
+    def _size(self, payload: str, seq: int, micro: int) -> float:
+        """Padded tokens of the micro-batch of a message; 0 where its bytes do not go by them."""
+        return 0.0 if micro < 0 or payload == Payload.REPLICA_GRAD else self._by_seq[seq].sizes[micro]
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
         """When a credit that is returned at ``now_s`` is there: after the latency of its link."""

@@ -192,6 +192,7 @@ class MemoryLedger:
         self._has_passing = plan.course.method.full_parameters
         self._scores_gradients = needs_gradients(plan.course)
         self._recompute = plan.placement.recompute
+        self._stops = {node: plan.slice_of(node).stop for node in plan.nodes}
         self._projected = plan.course.velora.blocks if plan.course.velora is not None else ()
         self._sizes = {
             node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes
@@ -237,6 +238,9 @@ class MemoryLedger:
         if payload == Payload.UNIT_GRAD:
             self._held[target].add(self._sizes[target].unit_grad_bytes(key.boundary))
             return
+        if payload == Payload.REPLICA_GRAD:
+            self._held[target].add(self._sizes[target].adapter_bytes * (self._stops[target] - key.boundary))
+            return
         if payload in PARCELS and self._helping is not None:
             num_bytes = self._helping.parcel_bytes(key, self._by_seq[seq].sizes[micro] if micro >= 0 else 0.0)
         else:
@@ -248,7 +252,12 @@ class MemoryLedger:
             held.peak_bytes = now_bytes
 
     def accepted(self, node: str, key: TensorKey) -> None:
-        """Make a unit's gradient whole where it was taken out of the inbox; a tensor is held by its micro-batch."""
+        """Make a unit's gradient whole where it was taken out of the inbox; a tensor is held by its micro-batch.
+
+        Gradients of a replica are added up at once.
+        """
+        if key.payload == Payload.REPLICA_GRAD:
+            self._held[node].add(-self._sizes[node].adapter_bytes * (self._stops[node] - key.boundary))
         if key.payload == Payload.UNIT_GRAD:
             held = self._held[node]
             held.give((key.boundary,))

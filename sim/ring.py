@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from ringtune.costs.seconds import Rest
+from ringtune.costs.rest import Rest
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.engine.node_engine import NodeEngine

@@ -152,9 +152,9 @@ class NodeExecutor:
         """
         return self._scoring.take(turn_index)
 
-    def copy_digest(self, unit: int) -> str:
+    def copy_digest(self, start: int, stop: int) -> str:
         """Return the digest of this owner's copy of embedding or head, or of a replica's blocks, as they are now."""
-        return self._owner(None)[0].digest(unit) if unit in self._ends else self._replica.digest()
+        return self._owner(None)[0].digest(start) if start in self._ends else self._replica.digest(start, stop)
 
     # ---- actions ----------------------------------------------------------------------------------
 

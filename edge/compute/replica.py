@@ -1,7 +1,7 @@
 """A host's part among several hosts of the same blocks: gradients of its micro-batches, and those of all of them.
 
-Every replica adds the sums of all hosts up in the same order, and does the same update of the same tensors with the same
-moments, so that all of them stay equal in bits.
+Every replica adds the sums of all hosts up in the same order, and does the same update of the same tensors with the
+same moments, so that all of them stay equal in bits.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class Replica:
                     total = grad if total is None else total + grad
             parameter.grad = total
 
-    def digest(self) -> str:
-        """Return the SHA-256, hex, of what trains of the hosted blocks, in the order of names; nothing is copied."""
+    def digest(self, start: int, stop: int) -> str:
+        """Return the SHA-256, hex, of what trains of hosted blocks, in the order of names; nothing is copied."""
         digest = hashlib.sha256()
-        for name, value in sorted(self._blocks.parameters(self._piece.start, self._piece.stop).items()):
+        for name, value in sorted(self._blocks.parameters(start, stop).items()):
             digest.update(name.encode())
             for piece in pieces_of(value).data:
                 digest.update(piece)

@@ -91,7 +91,7 @@ class _Idle:
         """Yield what a head yields, so that steps are reported."""
         return (("count", 1.0), ("loss_sum", 0.0)) if action.op is Op.HEAD else ()
 
-    def copy_digest(self, unit: int) -> str:
+    def copy_digest(self, start: int, stop: int) -> str:
         """Return no digest: nothing is computed here."""
         return ""
 

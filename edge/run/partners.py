@@ -31,8 +31,8 @@ class Executor(Protocol):
     def take_scores(self, turn: int) -> tuple[BlockScores, ...]:
         """Return what this node gathered in a score turn, in any order, and forget it."""
 
-    def copy_digest(self, unit: int) -> str:
-        """Return the digest of this owner's embedding or head, as it is now."""
+    def copy_digest(self, start: int, stop: int) -> str:
+        """Return the digest of this owner's embedding or head, or of a replica's blocks, as they are now."""
 
     def put_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> None:
         """Give a micro-batch the tensor that arrived for it."""

@@ -69,7 +69,7 @@ def distance_to_reference(case: Case, plan: Plan, against: Case | None = None) -
     """Run and compare with one process; replicas have to have equal bits too."""
     carrier = run(case, plan)
     for stage in plan.placement.stages:
-        digests = {carrier.executors[piece.node].copy_digest(piece.start) for piece in stage}
+        digests = {carrier.executors[piece.node].copy_digest(piece.start, piece.stop) for piece in stage}
         assert len(digests) == 1, stage
     trained = reference_of(against or case)
     found = carrier.collected(plan, list(turn_sequence(plan.course))[-1].owner)

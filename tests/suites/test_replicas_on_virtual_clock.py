@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from ringtune.costs.memory.estimate import node_memory
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.expected_parcels import most_waiting
@@ -14,9 +15,13 @@ from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.table import build_table, format_table, parse_table
 from ringtune.schedule.turns import turn_sequence
-from tests.suites.test_any_method_on_virtual_clock import Scattered
+from sim.prediction import predict
+from tests.suites.test_any_method_on_virtual_clock import Scattered, peak_graphs
+from tests.suites.test_memory_on_virtual_clock import peak_waiting
 from tests.suites.test_ring_on_virtual_clock import run_with_random_delays, weight_changes
+from tests.support.model_facts import WEIGHTLESS
 from tests.support.plans import changed, make_plan, random_replicas
+from tests.support.profiles import random_profile
 from tests.support.validate import validate_table
 
 
@@ -50,7 +55,7 @@ def test_replicas_have_a_table_that_can_be_read_back(first: int) -> None:
 
 
 @pytest.mark.promise("5 timing changes nothing")
-@pytest.mark.parametrize("seed", range(0, 20))
+@pytest.mark.parametrize("seed", range(20))
 def test_replicas_order_of_weight_changes_is_equal_for_any_delays(seed: int) -> None:
     """Ten timings of one plan change weights in one order."""
     plan = plan_of(seed)
@@ -85,8 +90,33 @@ def test_replicas_gradients_under_way_are_bounded(seed: int) -> None:
         assert under_way[link] <= most_waiting(plan, is_grad, *link), link
 
 
+@pytest.mark.promise("7 bounded memory")
+@pytest.mark.parametrize("seed", range(80))
+def test_replicas_stay_within_their_memory_estimate(seed: int) -> None:
+    """No timing makes a host of a stage hold more tensors or graphs than the planner counted for its micro-batches."""
+    plan = plan_of(seed)
+    result = run_with_random_delays(plan, random.Random(seed))
+    tokens = plan.course.microbatch_sizes()[0] * plan.course.max_length
+    for node in plan.nodes:
+        estimate = node_memory(plan, node, WEIGHTLESS, optimizer="sgd", activation_token_bytes=1)
+        waiting = peak_waiting(plan, node, result.handled[node])
+        assert waiting * tokens * plan.course.hidden_size * 4 <= estimate.parts()["buffers"], node
+        assert peak_graphs(result, node) * tokens <= estimate.parts()["activations"], node
+
+
+@pytest.mark.promise("7 bounded memory")
+@pytest.mark.parametrize("seed", range(60))
+def test_replicas_hold_no_more_than_the_planner_counted(seed: int) -> None:
+    """Weights, moments, gradients of other hosts and graphs together, as the ledger of a prediction counts them."""
+    rng = random.Random(seed)
+    plan = random_replicas(rng, with_operations=seed % 2 == 1)
+    found = predict(plan, random_profile(plan, rng), optimizer=rng.choice(["sgd", "adamw"]))
+    for node in found.nodes:
+        assert node.peak_memory_bytes <= node.needed_bytes, node.node
+
+
 def test_replicas_share_the_micro_batches_as_their_shares_say() -> None:
-    """Shares 2 and 1 of six micro-batches are four and two, and each host sends its gradients to the other once a step."""
+    """Shares 2 and 1 of six micro-batches are four and two; each host sends its gradients once a step."""
     plan = make_plan([("a", 0, 4)], ["c"], num_blocks=4, microbatches=6, batch_size=6, num_steps=4, method="all")
     plan = changed(plan, slices=(Slice(node="a", start=0, stop=4, share=2), Slice(node="b", start=0, stop=4)))
     result = run_with_random_delays(plan, random.Random(0))

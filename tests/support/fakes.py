@@ -45,7 +45,7 @@ class FakeExecutor:
         self._on_action = on_action
         self.take_scores = scores
 
-    def copy_digest(self, unit: int) -> str:
+    def copy_digest(self, unit: int, stop: int) -> str:
         """A digest that shows after which action it was taken."""
         return f"{unit} after {self.log[-1]}"
 

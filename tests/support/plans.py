@@ -173,7 +173,7 @@ def random_operations(rng: random.Random, course: Course, *, codes: str = "1123"
 
 
 def random_replicas(rng: random.Random, *, with_operations: bool = False) -> Plan:
-    """Any shape of run with at least one stage of several hosts: 1 to 3 stages of 1 to 3 hosts with shares of 1 to 3."""
+    """Any shape of run with a stage of several hosts: 1 to 3 stages of 1 to 3 hosts with shares of 1 to 3."""
     plan = random_plan(rng, with_operations=with_operations)
     course, private = plan.course, plan.placement.private_blocks
     num_stages = rng.randint(1, min(3, course.num_blocks - private))

@@ -14,12 +14,12 @@ Blocks that save activations take longer; see ``saving_seconds``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from ringtune.costs.memory.unit_grads import embedding_grad_bytes
 from ringtune.costs.memory.unit_state import state_bytes
 from ringtune.costs.offload.seconds import OffloadCosts
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
+from ringtune.costs.rest import Rest
 from ringtune.costs.saving_seconds import projected_gain, saving_s, trained_parts
 from ringtune.costs.work_times import WHOLE_WORKS, Work, WorkTable, WorkTime
 from ringtune.errors import PlanError
@@ -181,17 +181,6 @@ class NodeCosts:
         return self._table.seconds(work, size) if work in self._table else 0.0
 
 
-class Rest(NamedTuple):
-    """What a rest gives: at most so many seconds of the next action, which keeps at least a share of its time.
-
-    Example: after a long rest an action of 30 ms takes 23 ms with ``most_s`` 0.007. At a quota of 0.4 cores it can't
-    take less than 12 ms, whatever the rest was.
-    """
-
-    most_s: float
-    least_share: float
-
-
 class CourseCosts:
     """Seconds and bytes of everything that a course has to do, on whatever nodes.
 
@@ -202,6 +191,7 @@ class CourseCosts:
         nodes: those that are needed; by default every node of the profile.
         recompute: blocks whose backward runs them again (``Placement.recompute``).
         helpers: who fits adapters of others' blocks (``Placement.helpers``).
+        stops: where stages end (``Placement.stages``), if some have several hosts.
         optimizer: of the job; the head travels with its moments.
 
     Raises:
@@ -216,6 +206,7 @@ class CourseCosts:
         nodes: Sequence[str] | None = None,
         recompute: Sequence[Range] = (),
         helpers: Sequence[Helper] = (),
+        stops: Sequence[int] = (),
         optimizer: str = _DEFAULT_OPTIMIZER,
     ) -> None:
         facts = profile.by_name
@@ -224,7 +215,7 @@ class CourseCosts:
         if missing:
             raise PlanError(f"the profile lacks node {', '.join(missing)}; measure anew with 'ringtune measure'")
         self.course = course
-        self._recompute = tuple(recompute)
+        self._recompute, self._stops = tuple(recompute), tuple(stops)
         self._projected = course.velora.blocks if course.velora is not None else ()
         self._saves = bool(self._recompute or self._projected)
         self.nodes: Mapping[str, NodeCosts] = {node: NodeCosts(facts[node], course.head) for node in names}
@@ -252,6 +243,7 @@ class CourseCosts:
             nodes=plan.nodes,
             recompute=placement.recompute,
             helpers=placement.helpers,
+            stops=[stage[0].stop for stage in placement.stages],
             optimizer=optimizer,
         )
 
@@ -320,6 +312,8 @@ class CourseCosts:
             return self.head_bytes
         if payload == Payload.UNIT_GRAD:
             return self.unit_grad_bytes(boundary)
+        if payload == Payload.REPLICA_GRAD:
+            return self._model.adapter_block_bytes * (min(at for at in self._stops if at > boundary) - boundary)
         if self._offload is not None and payload in PARCELS:
             return self._offload.parcel_bytes(payload, boundary, size)
         sent = self.sent_size(boundary, size)

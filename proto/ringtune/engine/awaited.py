@@ -58,7 +58,8 @@ def awaited_grads(item: Item, block: int, replica: str) -> str:
 
     Example: ``the gradients of step 7 (train), from block 2 on, of the replica on node b``.
     """
-    return f"the gradients of step {item.step} ({item.kind.value}), from block {block} on, of the replica on node {replica}"
+    where = f"of step {item.step} ({item.kind.value}), from block {block} on"
+    return f"the gradients {where}, of the replica on node {replica}"
 
 
 def awaited_copy(item: Item, unit: int, num_blocks: int) -> str:

@@ -44,7 +44,7 @@ class Granting:
         self.open = OpenTurns(items_ahead)
         self.depths = TurnDepths(plan.course, start)
         self.tables = TurnOperations(plan, start)
-        self.copies = CopyComparison(plan.course)
+        self.copies = CopyComparison(plan)
         self.last: Turn | None = None
         self.is_exhausted = False
         self._plan, self._nodes = plan, nodes

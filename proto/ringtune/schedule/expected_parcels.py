@@ -8,8 +8,8 @@ from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.lowering import fit_legs, item_updates
 from ringtune.schedule.parcels import WAITING, weights_key
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replicas import other_owners, replicated_units, unit_grad_key
 from ringtune.schedule.replica_grads import replica_grads
+from ringtune.schedule.replicas import other_owners, replicated_units, unit_grad_key
 from ringtune.schedule.turns import Item
 
 

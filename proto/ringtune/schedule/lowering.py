@@ -249,7 +249,7 @@ def _forward(segment: Segment, lowest: int, pattern: str, private: int) -> Itera
 
 @functools.lru_cache(maxsize=4096)
 def route(plan: Plan, owner: str, lane: int = 0) -> tuple[Segment, ...]:
-    """The segments on the way of an ``owner``'s micro-batches of a lane, bottom to top; neighbours on one node merge."""
+    """The segments on the way of an owner's micro-batches of a lane, bottom to top; neighbours on one node merge."""
     placement = plan.placement
     pieces = [Segment(owner, 0, placement.private_blocks)]
     pieces += [Segment(piece.node, piece.start, piece.stop) for piece in hosts_of_lane(placement, lane)]

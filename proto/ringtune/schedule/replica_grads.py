@@ -1,8 +1,8 @@
 """Gradients that replicas send each other, so that each does the update of all micro-batches of a batch.
 
-Each host of a stage adds up the gradients of its own micro-batches. When it has its last one of an item, it sends the sum
-to every other host of the stage. Each host adds the sums up in ring order, its own among them, so that all compute the
-same bits, and updates. Hosts a and b of one stage, micro-batches 0 and 2 at a, 1 at b::
+Each host of a stage adds up the gradients of its own micro-batches. When it has its last one of an item, it sends the
+sum to every other host of the stage. Each host adds the sums up in ring order, its own among them, so that all compute
+the same bits, and updates. Hosts a and b of one stage, micro-batches 0 and 2 at a, 1 at b::
 
     a | ... B7.0[2,4)  B7.2[2,4)  >r7.0#2@b               <r7.1#2@b  U7[2,4)
     b | ... B7.1[2,4)  >r7.1#2@a             <r7.0#2@a    U7[2,4)

@@ -83,7 +83,7 @@ def digests(turn: Turn, plan: Plan, **other: str) -> tuple[CopyDigest, ...]:
 def test_equal_copies_pass_and_are_forgotten() -> None:
     """In whatever order they come; a node without data owes nothing."""
     plan = hift_plan()
-    comparison, turn = CopyComparison(plan.course), first_turn(plan)
+    comparison, turn = CopyComparison(plan), first_turn(plan)
     for node, copies in (("c", digests(turn, plan)[::-1]), ("b", ()), ("a", digests(turn, plan))):
         comparison.note(node, turn, copies)
     assert not comparison._found
@@ -92,7 +92,7 @@ def test_equal_copies_pass_and_are_forgotten() -> None:
 def test_different_copies_name_nodes_unit_and_step() -> None:
     """All owners with their digests, so that it is seen who stands alone."""
     plan = hift_plan(owners=("a", "b", "c"))
-    comparison, turn = CopyComparison(plan.course), first_turn(plan)
+    comparison, turn = CopyComparison(plan), first_turn(plan)
     comparison.note("a", turn, digests(turn, plan))
     comparison.note("c", turn, digests(turn, plan))
     with pytest.raises(IntegrityError, match=r"copies of the head differ after step 3 \(a, c: 0404\w+; b: ffff\w+\)"):
@@ -104,7 +104,7 @@ def test_digests_that_are_not_owed_are_refused() -> None:
     plan = hift_plan()
     turn = first_turn(plan)
     for node, copies in (("c", ()), ("c", digests(turn, plan)[:1]), ("b", digests(turn, plan))):
-        comparison = CopyComparison(plan.course)
+        comparison = CopyComparison(plan)
         comparison.note("a", turn, digests(turn, plan))
         with pytest.raises(IntegrityError, match=f"node {node} reports digests of units"):
             comparison.note(node, turn, copies)
@@ -113,7 +113,7 @@ def test_digests_that_are_not_owed_are_refused() -> None:
 def test_a_simulator_reports_no_digests() -> None:
     """Nobody has copies there, so there is nothing to compare."""
     plan = hift_plan()
-    comparison, turn = CopyComparison(plan.course), first_turn(plan)
+    comparison, turn = CopyComparison(plan), first_turn(plan)
     for node in ("a", "b", "c"):
         comparison.note(node, turn, ())
     assert not comparison._found

@@ -23,7 +23,7 @@ def updates(plan: Plan, turn: Turn, node: str) -> list[Action]:
 def test_copy_watch_takes_a_digest_for_each_unit_after_its_last_update() -> None:
     """Of two updates of the embedding in a turn the second counts; updates of the next turn change nothing of it."""
     version = {"value": ""}
-    watch = CopyWatch(PLAN, "c", lambda unit: f"{unit} {version['value']}")
+    watch = CopyWatch(PLAN, "c", lambda unit, _: f"{unit} {version['value']}")
     for turn in TURNS[:2]:
         watch.expect(turn)
     for action in [*updates(PLAN, TURNS[0], "c"), *updates(PLAN, TURNS[1], "c")]:
@@ -39,8 +39,8 @@ def test_copy_watch_takes_a_digest_for_each_unit_after_its_last_update() -> None
 
 def test_copy_watch_of_a_node_without_data_takes_none() -> None:
     """A host has no copies; other actions of the same item are not taken for updates."""
-    watch = CopyWatch(PLAN, "b", lambda unit: "x")
-    owner = CopyWatch(PLAN, "a", lambda unit: "x")
+    watch = CopyWatch(PLAN, "b", lambda *_: "x")
+    owner = CopyWatch(PLAN, "a", lambda *_: "x")
     for each in (watch, owner):
         each.expect(TURNS[0])
     for action in updates(PLAN, TURNS[0], "b"):

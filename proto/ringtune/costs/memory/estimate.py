@@ -31,12 +31,14 @@ from ringtune.costs.memory.operations import (
 )
 from ringtune.costs.memory.passing import passing_bytes
 from ringtune.costs.memory.saving import graph_terms, recomputed_blocks
-from ringtune.costs.memory.share import Share
+from ringtune.costs.memory.share import Around, Share
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import MemoryEstimate, Term
 from ringtune.costs.memory.unit_state import update_work_bytes
 from ringtune.costs.profile import ModelFacts
+from ringtune.schedule.actions import Payload
 from ringtune.schedule.course import Course
+from ringtune.schedule.parcels import WAITING
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import EMBEDDING
 from ringtune.schedule.versions import ever_trained, in_flight
@@ -76,18 +78,19 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     num_kept = max(0, share.stop - max(share.start, reach.lowest))
     flying = _in_flight(course, share)
     kept, tensor = round(sizes.kept_bytes(tokens)), round(sizes.tensor_bytes(tokens))
+    dealt = len(micro) if share.around is None else share.around.dealt
     if course.method.full_parameters:
         yield from unit_terms(course, share, sizes)
         yield from step_terms(course, share, sizes)
     else:
         yield from _adapter_terms(course, share, sizes, flying)
-        yield from graph_terms(course, share.recompute, (share.stop - num_kept, share.stop), sizes, flying)
+        yield from graph_terms(course, share.recompute, (share.stop - num_kept, share.stop), sizes, flying, dealt)
         yield Term("activations", "work space of a block", min(1, num_hosted), kept)
         if share.is_owner:
             yield Term("head", "work space of the head", 1, round(sizes.head_work_bytes(tokens)))
     if gathers_scores(course):
         yield from _score_terms(course, share, sizes)
-    num_masks = flying * len(micro) if num_kept else 0
+    num_masks = flying * dealt if num_kept else 0
     num_masks += share.credits if num_hosted > num_kept else 0
     mask = sizes.mask_bytes(micro[0], course.max_length)
     yield Term("activations", "attention mask of a micro-batch", num_masks, mask)
@@ -113,6 +116,9 @@ def _adapter_terms(course: Course, share: Share, sizes: Sizes, flying: int) -> I
     own = num_trained - sum(_overlap(reach.ranges, *one) for one in share.helped)
     yield Term("optimizer", "gradient and moments of an adapter", own, trained)
     yield from offload_terms(course, share, sizes)
+    if share.around is not None and share.around.replicas:
+        grads = num_trained * (WAITING[Payload.REPLICA_GRAD] * share.around.replicas + 1)
+        yield Term("buffers", "gradient of an adapter, from another host of the blocks", grads, sizes.adapter_bytes)
     if share.is_owner:
         yield Term("head", "head with gradient and moments", 1, 2 * sizes.head_bytes + sizes.head_state_bytes)
     yield Term(
@@ -170,6 +176,7 @@ def _waiting(course: Course, share: Share, lowest: int, flying: int) -> int:
     moved += len(course.microbatch_sizes()) * _gradients(course, share, lowest, flying)
     is_bottom = share.start == share.private_blocks and share.start < share.stop
     embeds_ahead = share.credits * (share.above + 1) if share.is_owner and is_bottom else 0
+    embeds_ahead *= 1 if share.around is None else share.around.width
     # own micro-batches between the frozen blocks of the top slice and those with a graph; see ``engine.flows``
     feeds_head = share.start < share.stop and (not share.above or course.may_skip)
     below_head = share.credits if share.is_owner and feeds_head and not embeds_ahead else 0
@@ -178,6 +185,8 @@ def _waiting(course: Course, share: Share, lowest: int, flying: int) -> int:
 
 def _hidden_links(course: Course, share: Share) -> int:
     """How many links carry hidden states to or from the node."""
+    if share.around is not None:
+        return _links_among_replicas(course, share, share.around)
     others = len(course.owners) - share.is_owner
     is_host, is_top = share.start < share.stop, share.above == 0
     is_bottom = share.start == share.private_blocks
@@ -191,6 +200,21 @@ def _hidden_links(course: Course, share: Share) -> int:
         count += (0 if is_host and is_bottom and is_alone else 1) + (0 if is_host and is_top and is_alone else 1)
         if course.may_skip:  # the first and the last slice of a micro-batch may be any
             count += 2 * (share.below + share.above)
+    return count
+
+
+def _links_among_replicas(course: Course, share: Share, around: Around) -> int:
+    """How many links carry hidden states to or from the node where stages have several hosts."""
+    others = len(course.owners) - share.is_owner
+    count = 0
+    if share.start < share.stop:
+        below, above = (around.below, around.above) if course.may_skip else (around.next_below, around.next_above)
+        count += below + above
+        count += others * ((course.may_skip or not around.below) + (course.may_skip or not around.above))
+    if share.is_owner:
+        count += (
+            2 * (around.below + around.above + 1 + around.replicas) if course.may_skip else around.bottom + around.top
+        )
     return count
 
 

@@ -32,7 +32,12 @@ _INPUT = "input of a micro-batch's graph"
 
 
 def graph_terms(
-    course: Course, recompute: Sequence[Range], blocks: tuple[int, int], sizes: Sizes, flying: int
+    course: Course,
+    recompute: Sequence[Range],
+    blocks: tuple[int, int],
+    sizes: Sizes,
+    flying: int,
+    dealt: int | None = None,
 ) -> Iterable[Term]:
     """The graphs that a node's trained blocks keep at most, and what comes besides where some are run again.
 
@@ -42,8 +47,10 @@ def graph_terms(
         blocks: those of the node that keep something, [start, stop).
         sizes: of one of them.
         flying: items at a time.
+        dealt: micro-batches of an item that pass the node; None = all.
     """
     (start, stop), graphs = blocks, kept_graphs(course)
+    count = len(course.microbatch_sizes()) if dealt is None else dealt
     tokens = course.microbatch_sizes()[0] * course.max_length
     tensor, again = round(sizes.tensor_bytes(tokens)), recomputed_blocks(course, recompute, blocks)
     run_again = round(sizes.run_again_bytes(tokens))
@@ -54,16 +61,16 @@ def graph_terms(
     if begin:
         least = sizes.projected_bytes(tokens) if projected_blocks(course, begin) else sizes.kept_bytes(tokens)
         lowest = round(min(least, tokens * sizes.lowest_token_bytes))
-        yield Term(_PART, f"lowest {_GRAPH}", flying * _micros(course, graphs, begin), lowest)
-    yield from _whole_terms(course, graphs, whole, sizes, flying)
+        yield Term(_PART, f"lowest {_GRAPH}", flying * _micros(count, graphs, begin), lowest)
+    yield from _whole_terms(course, count, graphs, whole, sizes, flying)
     yield Term(
         _PART,
         f"{_GRAPH}, with projections",
-        flying * _micros(course, graphs, projected),
+        flying * _micros(count, graphs, projected),
         round(sizes.projected_bytes(tokens)),
     )
-    yield Term(_PART, _INPUT, flying * _inputs(course, graphs, kept), tensor)
-    yield Term(_PART, "input of a block that is run again", flying * _micros(course, graphs, again), run_again)
+    yield Term(_PART, _INPUT, flying * _inputs(count, graphs, kept), tensor)
+    yield Term(_PART, "input of a block that is run again", flying * _micros(count, graphs, again), run_again)
     if again:
         is_projected = len(projected_blocks(course, again)) == len(again)
         block_bytes = sizes.projected_bytes(tokens) if is_projected else sizes.kept_bytes(tokens)
@@ -94,11 +101,11 @@ def projected_blocks(course: Course, blocks: Sequence[int]) -> tuple[int, ...]:
 
 
 def _whole_terms(
-    course: Course, graphs: KeptGraphs | None, blocks: Sequence[int], sizes: Sizes, flying: int
+    course: Course, count: int, graphs: KeptGraphs | None, blocks: Sequence[int], sizes: Sizes, flying: int
 ) -> Iterable[Term]:
     """The graphs of blocks that keep everything; where tables are sure to leave some of them out, only the rest."""
     tokens = course.microbatch_sizes()[0] * course.max_length
-    kept, micros = round(sizes.kept_bytes(tokens)), _micros(course, graphs, blocks)
+    kept, micros = round(sizes.kept_bytes(tokens)), _micros(count, graphs, blocks)
     if graphs is None:
         yield Term(_PART, _GRAPH, flying * micros, kept)
         return
@@ -107,16 +114,15 @@ def _whole_terms(
     yield Term(_PART, "all blocks' active subnets in the graphs of an item", flying, round(shares * of_subnets))
 
 
-def _micros(course: Course, graphs: KeptGraphs | None, blocks: Sequence[int]) -> int:
-    """Micro-batches for which blocks keep something, added up over the blocks."""
+def _micros(count: int, graphs: KeptGraphs | None, blocks: Sequence[int]) -> int:
+    """Micro-batches for which blocks keep something, added up over the blocks; of ``count`` that pass the node."""
     if graphs is None:
-        return len(blocks) * len(course.microbatch_sizes())
+        return len(blocks) * count
     return sum(graphs.micros[block] for block in blocks)
 
 
-def _inputs(course: Course, graphs: KeptGraphs | None, blocks: Sequence[int]) -> int:
+def _inputs(micro: int, graphs: KeptGraphs | None, blocks: Sequence[int]) -> int:
     """Inputs that the graphs of blocks keep: one for each micro-batch of each run of neighbours."""
-    micro = len(course.microbatch_sizes())
     runs = _runs(blocks)
     return sum(micro if graphs is None else graphs.inputs(first, last, micro) for first, last in runs)
 
