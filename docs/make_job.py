@@ -57,6 +57,7 @@ EXAMPLES = {
     "offload.users": '"alone"',
     "offload.adapters": '{ "anna" = "linear" }',
     "data.user": '"author"',
+    "placement.replicas": '"never"',
     "velora.layers": '["adapter_down"]',
     "velora.parts": "16",
     "runtime.threads": "2",

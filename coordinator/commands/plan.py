@@ -113,6 +113,7 @@ def plan(
             optimizer=wanted.train.optimizer,
             dropout=wanted.train.dropout,
             helping=planned.helping,
+            replicas=planned.replicas,
         )
     given = GivenPlan(plan=planned.plan, version=__version__, model_digest=model.digest)
     value = plan_json(given, planned.memory, note=note, why=why, time=time)

@@ -75,6 +75,8 @@ def measured_time(planned: Planned, profile: Profile, optimizer: str) -> JobTime
     """
     scores_s = _scores_s(planned.plan, profile, optimizer)
     lacks = bool(planned.plan.placement.helpers)
+    if planned.replicas is not None and planned.replicas.best_s is not None:
+        return JobTime(steps_s=planned.replicas.best_s, by="simulator", scores_s=scores_s)
     if planned.choice is not None and not planned.choice.even:
         best = planned.choice.runs
         if best.simulated_s is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from coordinator.planner.choose import Candidate, Choice, Settled, choose_plan, judged_again, plan_of
 from coordinator.planner.draft import Draft
-from coordinator.planner.effort import Effort
+from coordinator.planner.effort import Effort, PlanningClock
 from coordinator.planner.even import as_alike
 from coordinator.planner.fitting.frozen import as_timed, first_that_fits, frozen_of, with_frozen
 from coordinator.planner.fitting.helpers import unhelped_note
@@ -28,6 +28,7 @@ from coordinator.planner.operations import settled, with_operations
 from coordinator.planner.planned import Planned
 from coordinator.planner.predict.ring_costs import RingCosts
 from coordinator.planner.refusals import disk_refusal, helper_refusal, nothing_fits, refusal, refuse_full_shared_disks
+from coordinator.planner.replicating.choice import choose_replicas
 from ringtune.costs.blobs import check_blobs, check_parcels
 from ringtune.costs.disk import DiskNeeds
 from ringtune.costs.measuring import job_shape
@@ -39,6 +40,7 @@ from ringtune.costs.profile_match import check_profile
 from ringtune.costs.seconds import CourseCosts
 from ringtune.errors import DataError, JobError, ModelError, PeerLostError, PlanError
 from ringtune.jobs.job import Job
+from ringtune.jobs.placement import NEVER
 from ringtune.schedule.course import Course
 from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.plan import Plan
@@ -106,7 +108,8 @@ def make_plan(
         def placed(drafts: Sequence[Draft]) -> Planned:
             return _placed(job, drafts, profile, facts, effort, is_alike=alike is not None, has_remedies=is_last)
 
-        return with_helpers(job, choices, profile, effort, placed, lambda plan: refuse_if_full(job, plan, facts))
+        found = with_helpers(job, choices, profile, effort, placed, lambda plan: refuse_if_full(job, plan, facts))
+        return _with_replicas(job, found, facts, effort, model)
 
     ways = frozen_of(job, nodes)
     planned, too_large = first_that_fits(ways, place)
@@ -160,6 +163,28 @@ def _placed(
     unhelped = unhelped_note(job, plan)
     left_out = (*left_out, unhelped) if unhelped else left_out
     return dataclasses.replace(kept, choice=choice, profile=profile, left_out=left_out)
+
+
+def _with_replicas(
+    job: Job, planned: Planned, facts: Mapping[str, NodeFacts], effort: Effort, model: ModelFacts
+) -> Planned:
+    """Give blocks several hosts where the job allows it and that is faster than the ring that was found."""
+    if job.placement.replicas == NEVER or not effort.judged_actions:
+        return planned
+    if planned.choice is None or planned.profile is None or all(link.is_assumed for link in planned.profile.links):
+        return planned
+    clock = PlanningClock(effort.seconds, now_s=effort.now_s, is_cancelled=effort.is_cancelled)
+    better, reason = choose_replicas(
+        planned.plan,
+        planned.choice,
+        planned.profile,
+        optimizer=job.train.optimizer,
+        adapter_block_bytes=model.adapter_block_bytes,
+        is_over=clock.is_over,
+    )
+    if better is None:
+        return dataclasses.replace(planned, replicas=reason)
+    return dataclasses.replace(planned, plan=better, memory=refuse_if_full(job, better, facts).memory, replicas=reason)
 
 
 def _judged_again(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from coordinator.planner.choose import Choice
 from coordinator.planner.explaining.helpers import HelpersReason
 from coordinator.planner.fitting.frozen import timed_otherwise
+from coordinator.planner.replicating.reason import ReplicasReason
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import Profile
 from ringtune.schedule.plan import Plan
@@ -25,6 +26,7 @@ class Planned:
         left_out: what the job asks for and the plan has not, each with its reason: numbers of micro-batches that the
             operations do not fit, helpers of hosts where nothing trains.
         helping: what the planner thought of helpers, where the job leaves them to it.
+        replicas: what the planner thought of stages with several hosts; None where it did not look.
     """
 
     plan: Plan
@@ -33,6 +35,7 @@ class Planned:
     profile: Profile | None = None
     left_out: tuple[str, ...] = ()
     helping: HelpersReason | None = None
+    replicas: ReplicasReason | None = None
 
     @property
     def note(self) -> str:

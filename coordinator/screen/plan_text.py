@@ -22,6 +22,7 @@ from ringtune.schedule.actions import ops
 from ringtune.schedule.owner_turns import BY_ROWS
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import SlicePolicy
+from ringtune.schedule.stages.dealing import num_dealt, replicas
 from ringtune.schedule.tables.table import build_table, format_table
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.schedule.units import units_text
@@ -105,6 +106,9 @@ def _nodes(plan: Plan, memory: Mapping[str, MemoryEstimate], budgets: Mapping[st
     for node in plan.nodes:
         piece, owner = plan.slice_of(node), plan.owner(node)
         blocks = f"[{piece.start}, {piece.stop})" if piece.num_blocks else "none"
+        if replicas(plan.placement, node):
+            count = len(plan.course.microbatch_sizes())
+            blocks += f", {num_dealt(plan.placement, node, count)} of {count} micro-batches"
         saves = SlicePolicy.of(plan, piece.start, piece.stop).text or "kept"
         needs = format_bytes(memory[node].total_bytes) if node in memory else ""
         has = format_bytes(budgets[node]) if node in budgets else ""
@@ -129,7 +133,7 @@ def legend_lines() -> list[str]:
         f"{letters}; . nothing",
         "E12.0: item 12 (a step or a batch of an evaluation), micro-batch 0; [2,4): blocks 2 and 3; "
         ">h12.0#2@b: the hidden state that enters block 2, to node b; g: its gradient; t3: the head, for turn 3; "
-        "u12#head: the gradient of the head",
+        "u12#head: the gradient of the head; r: gradients of a replica",
     ]
 
 

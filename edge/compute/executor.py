@@ -378,7 +378,8 @@ class NodeExecutor:
         if with_head:
             trained |= {f"head.{name}": value for name, value in self._owner(None)[0].parameters.items()}
         require_finite(trained)
-        without = () if with_private else range(self._plan.placement.private_blocks)
+        private = range(0 if with_private else self._plan.placement.private_blocks)
+        without = (*private, *self._replica.left_out)
         skeleton, task, kept = self._hosted.skeleton, self._job.model.task, self._hosted.kept
         if sets := self.offloading.sets():
             kinds = self.offloading.other_kinds(self._job, self._folder)

@@ -41,6 +41,11 @@ class Replica:
         self._rank = self._names.index(node) if self._names else 0
         self._came: dict[TensorKey, Grads] = {}
 
+    @property
+    def left_out(self) -> range:
+        """The hosted blocks that the first host of the stage hands in at the end, and not this one."""
+        return range(self._piece.start, self._piece.stop) if self._rank else range(0)
+
     def grads(self, key: TensorKey, entry: OpenItem) -> Pieces:
         """Return the gradients of the own micro-batches of an item, as one safetensors file; nothing changes them."""
         return grad_blob(self._parameters(key, entry), None)

@@ -57,6 +57,8 @@ microbatches = 2
 max_length = 8
 local_iterations = 2
 rounds = 2
+[placement]
+replicas = "never"
 [runtime]
 wait_s = 20.0
 lease_s = 60.0

@@ -16,6 +16,7 @@ from coordinator.planner.fitting.frozen import reason_line
 from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.predict.ring_costs import RingCosts, with_fewer_depths, with_mean_owner
 from coordinator.planner.predict.step_time import Ring, job_s, step_times
+from coordinator.planner.replicating.reason import ReplicasReason, replicas_lines
 from coordinator.planner.search.moves import applied, moves
 from ringtune.costs.profile import Profile
 from ringtune.quantities import format_bytes, format_seconds
@@ -100,6 +101,7 @@ class Explanation:
         equal: seconds of all steps with the nodes' own counts, and with equal ones; None without operations.balance.
         frozen: how frozen weights are held, and why, if the planner chose it; empty if it did not.
         helping: what the planner thought of helpers; None where the job does not leave them to it.
+        replicas: what the planner thought of stages with several hosts; None where it did not look.
         lowest_of: blocks of the model, where a step may train less than all above the lowest block; else None.
     """
 
@@ -122,6 +124,7 @@ class Explanation:
     equal: tuple[float, float] | None = None
     frozen: str = ""
     helping: HelpersReason | None = None
+    replicas: ReplicasReason | None = None
     lowest_of: int | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -138,6 +141,7 @@ def explain(
     optimizer: str = "adamw",
     dropout: float = 0.0,
     helping: HelpersReason | None = None,
+    replicas: ReplicasReason | None = None,
 ) -> Explanation:
     """Explain a choice of the planner.
 
@@ -149,16 +153,18 @@ def explain(
         optimizer: of the job.
         dropout: of the job.
         helping: what the planner thought of helpers.
+        replicas: what the planner thought of stages with several hosts.
     """
-    operations = None
+    operations, given = None, plan
     if plan is not None and profile is not None:
         operations = explain_operations(plan, profile, optimizer=optimizer)
     best, settled = choice.runs, choice.settled
     costs = settled.costs if settled is not None else choice.costs
     plan = plan_of(best.draft, costs, best.ring)
     times = step_times(costs, best.ring)
+    has_replicas = given is not None and replicas is not None and replicas.is_taken
     return Explanation(
-        nodes=tuple(_nodes(choice, plan)),
+        nodes=tuple(_nodes(choice, given if has_replicas and given is not None else plan)),
         depths=tuple(DepthTime(depth=at, steps=costs.steps_at[at], step_s=times[at]) for at in costs.depths),
         job_s=best.job_s,
         simulated_s=best.simulated_s,
@@ -177,6 +183,7 @@ def explain(
         equal=_seconds(best, settled.equal) if settled is not None and settled.equal is not None else None,
         frozen=reason_line(plan.course.frozen, choice.too_large),
         helping=helping,
+        replicas=replicas,
         lowest_of=plan.course.num_blocks if plan.course.method.full_parameters else None,
     )
 
@@ -326,6 +333,10 @@ def explanation_text(found: Explanation) -> list[str]:
     lines += [found.frozen] if found.frozen else []
     lines += reason_lines(found.operations, seconds) if found.operations is not None else []
     lines += [_balance_line(*found.equal, seconds)] if found.equal is not None else []
+    if found.replicas is not None:
+        lines += replicas_lines(found.replicas, seconds)
+        if found.replicas.is_taken:
+            return lines
     lines += [
         f"  {_depth_text(each.depth, found.lowest_of)}: {each.steps} steps of {seconds(each.step_s)}"
         for each in found.depths

@@ -25,6 +25,7 @@ from ringtune.jobs.offload import OFF, OffloadSettings, check_offload
 from ringtune.jobs.operations.checks import check_operations
 from ringtune.jobs.operations.given_table import with_table_read
 from ringtune.jobs.operations.settings import OperationsSettings
+from ringtune.jobs.placement import PlacementSettings
 from ringtune.jobs.sections import LENGTHS, Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
 from ringtune.jobs.users import check_user_column
 from ringtune.models.family import CLASS_TASKS
@@ -43,6 +44,7 @@ __all__ = [
     "Model",
     "OffloadSettings",
     "OperationsSettings",
+    "PlacementSettings",
     "Privacy",
     "Runtime",
     "Train",
@@ -82,6 +84,7 @@ class Job:
     memory: Memory = field(default_factory=Memory)
     velora: VeloraSettings | None = None
     offload: OffloadSettings = field(default_factory=OffloadSettings)
+    placement: PlacementSettings = field(default_factory=PlacementSettings)
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from ringtune.jobs.job import Job, OffloadSettings, OperationsSettings
 from ringtune.schedule.owner_turns import EQUAL
 from ringtune.schedule.slice_policy import NONE
 
+_OF_NO_RESULT: Final = ("runtime", "placement")
 _MOST_TOLD = 5
 _MOST_CHARACTERS = 200
 _LATER: Final = {
@@ -24,7 +25,7 @@ _LATER: Final = {
 
 
 def job_digest(job: Job) -> str:
-    """SHA-256 of everything in a job that can change its result: all but ``[runtime]``.
+    """SHA-256 of everything in a job that can change its result: all but ``[runtime]`` and ``[placement]``.
 
     A key that versions before did not have is left out where it says what these did, so that digests last.
     """
@@ -33,7 +34,7 @@ def job_digest(job: Job) -> str:
 
 
 def changed_keys(before: Job, now: Job) -> tuple[str, ...]:
-    """The dotted keys in which two jobs differ, sorted; ``[runtime]`` does not count."""
+    """The dotted keys in which two jobs differ, sorted; ``[runtime]`` and ``[placement]`` do not count."""
     old, new = _result_keys(before), _result_keys(now)
     names = sorted(old.keys() | new.keys())
     return tuple(name for name in names if old.get(name) != new.get(name))
@@ -61,5 +62,5 @@ def _result_keys(job: Job) -> dict[str, object]:
         f"{section}.{key}": value
         for section, keys in tables.items()
         for key, value in keys.items()
-        if section != "runtime"
+        if section not in _OF_NO_RESULT
     }

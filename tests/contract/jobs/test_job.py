@@ -96,6 +96,9 @@ merged = false
 overlap = false
 users = "joint"
 
+[placement]
+replicas = "auto"
+
 [runtime]
 threads = 0
 lease_s = 10.0

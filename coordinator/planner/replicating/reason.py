@@ -1,0 +1,62 @@
+"""What the planner thought of stages with several hosts, for people and files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ringtune.schedule.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicasReason:
+    """What the planner thought of stages with several hosts.
+
+    Attributes:
+        ring_s: seconds of all steps on the best ring, by the simulator.
+        judged: the slices of each layout that the simulator judged, with its seconds, the fastest first.
+        is_taken: whether the first of them was taken.
+        why_not: why none was judged; empty if some were.
+    """
+
+    ring_s: float = 0.0
+    judged: tuple[tuple[str, float], ...] = ()
+    is_taken: bool = False
+    why_not: str = ""
+
+    @property
+    def best_s(self) -> float | None:
+        """Seconds of all steps as they are carried out; None if nothing was judged."""
+        return None if not self.judged else self.judged[0][1] if self.is_taken else self.ring_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as numbers and strings."""
+        return dataclasses.asdict(self)
+
+
+def layout_text(plan: Plan) -> str:
+    """Name the stages of a plan: ``[0, 6) on a, b; [6, 12) on c``; with shares where they differ."""
+    parts = []
+    for stage in plan.placement.stages:
+        has_shares = len({piece.share for piece in stage}) > 1
+        names = (f"{piece.node} x{piece.share}" if has_shares else piece.node for piece in stage)
+        parts.append(f"{stage[0].text} on {', '.join(names)}")
+    return "; ".join(parts)
+
+
+def replicas_lines(reason: ReplicasReason, seconds: Callable[[float], str]) -> list[str]:
+    """Write what was judged as lines for people."""
+    if reason.why_not:
+        return [f"  each block has one host: {reason.why_not}"]
+    ring = ("one host for each block", reason.ring_s)
+    first, *others = sorted([*reason.judged, ring], key=lambda pair: pair[1])
+    if not reason.is_taken:
+        return [f"  placement.replicas: {_told(reason.judged[0], seconds)}, not much faster than {_told(ring, seconds)}"]
+    lines = [f"  all steps: {seconds(first[1])} by the simulator"]
+    return lines + [f"  {'second best' if not at else 'other'}: {_told(one, seconds)}" for at, one in enumerate(others)]
+
+
+def _told(one: tuple[str, float], seconds: Callable[[float], str]) -> str:
+    return f"{one[0]}: {seconds(one[1])}"
