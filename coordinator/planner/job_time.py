@@ -84,7 +84,8 @@ def measured_time(planned: Planned, profile: Profile, optimizer: str) -> JobTime
         return JobTime(steps_s=best.job_s, by="formula", scores_s=scores_s, lacks_helpers=lacks)
     try:
         steps_s = plan_job_s(planned.plan, profile, optimizer=optimizer)
-        return JobTime(steps_s=steps_s, by="formula", scores_s=scores_s, lacks_helpers=lacks)
+        by = "simulator" if planned.plan.placement.has_replicas else "formula"
+        return JobTime(steps_s=steps_s, by=by, scores_s=scores_s, lacks_helpers=lacks)
     except PlanError:  # a node of the plan has no times
         return None
 

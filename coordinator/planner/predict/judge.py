@@ -35,6 +35,7 @@ from sim.ring import VirtualRing
 
 BURN_IN_STEPS = 4
 MEASURED_STEPS = 8
+_DEPTHS_PROBED, _BURN_IN_PROBED, _MEASURED_PROBED = 6, 3, 6
 MOST_AHEAD = 16
 """Most steps after the measured ones; embeddings and frozen forwards of later steps take their share of the time."""
 
@@ -252,6 +253,31 @@ def simulated_job_s(
         formula_s = _mean_step_s(costs, predicted) if has_sweeps else predicted[depth]
         ratios[depth] = simulated_s / formula_s if formula_s else 1.0
     return sum(costs.steps_at[at] * everyone[at] * _between(ratios, at) for at in costs.depths)
+
+
+def simulated_steps_s(plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str) -> float:
+    """Seconds of all steps of a plan by the simulator: some depths are probed, those between lie on straight lines."""
+    depths, kinds = costs.depths, step_kinds(plan.course)
+    probed = sorted(
+        {depths[round(at * (len(depths) - 1) / max(1, _DEPTHS_PROBED - 1))] for at in range(_DEPTHS_PROBED)}
+    )
+    owners = [costs.names[one.node] for one in costs.owners if one.node >= 0]
+    times = {}
+    for depth in probed:
+        seconds = [
+            simulated_step_s(
+                plan,
+                profile,
+                kinds[depth][1],
+                optimizer=optimizer,
+                owner=owner,
+                burn_in=_BURN_IN_PROBED,
+                measured=_MEASURED_PROBED,
+            )
+            for owner in (owners[0], owners[-1])[: len(owners)]
+        ]
+        times[depth] = sum(seconds) / len(seconds)
+    return sum(costs.steps_at[depth] * _between(times, depth) for depth in depths)
 
 
 def _mean_step_s(costs: RingCosts, times: Mapping[int, float]) -> float:

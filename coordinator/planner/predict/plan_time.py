@@ -1,4 +1,4 @@
-"""Predict by the formula what all steps of a plan take, and when its scores have paid."""
+"""Predict what all steps of a plan take, and when its scores have paid."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 
 from coordinator.planner.draft import Draft
 from coordinator.planner.fitting.slice_saving import planned_saving
+from coordinator.planner.predict.judge import simulated_steps_s
 from coordinator.planner.predict.ring_costs import ring_costs
 from coordinator.planner.predict.step_time import Ring, job_s
 from ringtune.costs.operation_shares import all_full
@@ -17,11 +18,16 @@ from ringtune.schedule.plan import Plan
 def plan_job_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
     """Predicted seconds of all steps of a plan; those of scores come on top.
 
+    They are by the formula, or by the simulator where stages have several hosts, of which the formula knows nothing.
+
     Raises:
         PlanError: a node was not measured, or a link is missing.
     """
     placement = plan.placement
     draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
+    if placement.has_replicas:
+        costs = ring_costs(draft, profile, optimizer=optimizer)
+        return simulated_steps_s(plan, profile, costs, optimizer=optimizer)
     costs = dataclasses.replace(
         ring_costs(draft, profile, optimizer=optimizer),
         saving=lambda node, start, stop, above: planned_saving(plan, start, stop),

@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from coordinator.planner.choose import Choice
-from coordinator.planner.predict.depths import step_kinds
-from coordinator.planner.predict.judge import simulated_step_s
-from coordinator.planner.predict.ring_costs import RingCosts
+from coordinator.planner.predict.judge import simulated_steps_s
 from coordinator.planner.replicating.layouts import ranked_layouts, slices_of_layout
 from coordinator.planner.replicating.reason import ReplicasReason, layout_text
 from ringtune.costs.profile import Profile
@@ -21,8 +19,6 @@ WORTH: Final = 0.98
 
 _JUDGED: Final = 5
 _TRIED: Final = 60
-_DEPTHS: Final = 6
-_BURN_IN, _MEASURED = 3, 6
 
 
 def choose_replicas(
@@ -67,41 +63,15 @@ def choose_replicas(
     for one in fitting:
         if is_over():
             break
-        judged.append((job_steps_s(one, profile, costs, optimizer=optimizer), one))
+        judged.append((simulated_steps_s(one, profile, costs, optimizer=optimizer), one))
     if not judged:
         return None, ReplicasReason(why_not="the time for planning was used up")
-    ring_s = job_steps_s(plan, profile, costs, optimizer=optimizer)
+    ring_s = simulated_steps_s(plan, profile, costs, optimizer=optimizer)
     judged.sort(key=lambda pair: pair[0])
     best_s, best = judged[0]
     is_taken = best_s <= WORTH * ring_s
     texts = tuple((layout_text(one), seconds) for seconds, one in judged)
     return best if is_taken else None, ReplicasReason(ring_s=ring_s, judged=texts, is_taken=is_taken)
-
-
-def job_steps_s(plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str) -> float:
-    """Seconds of all steps of a plan by the simulator: some depths are probed, those between lie on straight lines."""
-    depths, kinds = costs.depths, step_kinds(plan.course)
-    probed = sorted({depths[round(at * (len(depths) - 1) / max(1, _DEPTHS - 1))] for at in range(_DEPTHS)})
-    owners = [costs.names[one.node] for one in costs.owners if one.node >= 0]
-    times = {}
-    for depth in probed:
-        seconds = [
-            simulated_step_s(
-                plan, profile, kinds[depth][1], optimizer=optimizer, owner=owner, burn_in=_BURN_IN, measured=_MEASURED
-            )
-            for owner in (owners[0], owners[-1])[: len(owners)]
-        ]
-        times[depth] = sum(seconds) / len(seconds)
-    return sum(costs.steps_at[depth] * _between(times, depth) for depth in depths)
-
-
-def _between(times: dict[int, float], depth: int) -> float:
-    below = max((at for at in times if at <= depth), default=min(times))
-    above = min((at for at in times if at >= depth), default=max(times))
-    if below == above:
-        return times[below]
-    share = (depth - below) / (above - below)
-    return times[below] + share * (times[above] - times[below])
 
 
 def _why_not(plan: Plan, choice: Choice) -> str:

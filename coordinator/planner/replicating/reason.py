@@ -53,7 +53,9 @@ def replicas_lines(reason: ReplicasReason, seconds: Callable[[float], str]) -> l
     ring = ("one host for each block", reason.ring_s)
     first, *others = sorted([*reason.judged, ring], key=lambda pair: pair[1])
     if not reason.is_taken:
-        return [f"  placement.replicas: {_told(reason.judged[0], seconds)}, not much faster than {_told(ring, seconds)}"]
+        return [
+            f"  placement.replicas: {_told(reason.judged[0], seconds)}, not much faster than {_told(ring, seconds)}"
+        ]
     lines = [f"  all steps: {seconds(first[1])} by the simulator"]
     return lines + [f"  {'second best' if not at else 'other'}: {_told(one, seconds)}" for at, one in enumerate(others)]
 

@@ -1,0 +1,159 @@
+"""Stages with several hosts: which are looked at, when one is taken, and what is said of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from coordinator.planner.explaining.plan import explain, explanation_text
+from coordinator.planner.make_plan import make_plan
+from coordinator.planner.planned import Planned
+from coordinator.planner.predict.judge import simulated_steps_s
+from coordinator.planner.replicating.layouts import ranked_layouts, shares_of, slices_of_layout, step_s
+from ringtune.costs.profile import LinkFacts, NodeFacts
+from ringtune.jobs.job import Job, parse_job
+from tests.support.planner_rings import MIB, device
+
+JOB = """
+[model]
+path = "model"
+[train]
+method = "ringada"
+batch_size = 32
+microbatches = 4
+max_length = 64
+max_steps = 120
+local_iterations = 10
+[unfreeze]
+every_steps = 10
+"""
+
+
+def job_of(**changes: object) -> Job:
+    """120 steps of four micro-batches, one more block every ten steps."""
+    return parse_job(JOB, source="test").with_overrides(
+        {name.replace("__", "."): value for name, value in changes.items()}
+    )
+
+
+def boards(speeds: tuple[float, ...], *, rate: float = 125e6, **changes: Any) -> tuple[dict[str, NodeFacts], Any]:
+    """Boards with one block's forward in 18 ms over their speed, and links of 1 Gbit/s; the first has all rows."""
+    found = {}
+    for at, speed in enumerate(speeds):
+        name = f"n{at}"
+        one = device(name, num_blocks=12, block_s=0.018 / speed, rows=0 if at else 640, **changes)
+        found[name] = one
+    links = tuple(
+        LinkFacts(source=source, target=target, rate_bytes_per_s=rate, latency_s=0.001)
+        for source in found
+        for target in found
+        if source != target
+    )
+    return found, links
+
+
+def planned(job: Job, speeds: tuple[float, ...], **changes: Any) -> Planned:
+    """Plan a job for such boards."""
+    facts, links = boards(speeds, **changes)
+    return make_plan(job, facts, links=links)
+
+
+def test_replicas_are_taken_where_boards_hold_the_model() -> None:
+    """Four equal boards with room for all blocks: the ring of single hosts fills and drains, four replicas do not."""
+    found = planned(job_of(), (1, 1, 1, 1))
+    assert found.replicas is not None and found.replicas.is_taken and found.profile is not None
+    assert found.plan.placement.has_replicas
+    assert found.choice is not None
+    ring_s, best_s = found.replicas.ring_s, found.replicas.best_s
+    assert best_s is not None and best_s <= 0.98 * ring_s
+    again_s = simulated_steps_s(found.plan, found.profile, found.choice.costs, optimizer="adamw")
+    assert again_s == pytest.approx(best_s)
+
+
+def test_replicas_are_not_taken_where_the_job_says_never() -> None:
+    """Each block has one host then, and nothing is said of replicas."""
+    found = planned(job_of(placement__replicas="never"), (1, 1, 1, 1))
+    assert found.replicas is None and not found.plan.placement.has_replicas
+
+
+def test_replicas_are_not_taken_over_slow_links() -> None:
+    """Gradients of adapters and hidden states at 1 MB/s take longer than the ring's filling and draining."""
+    found = planned(job_of(), (1, 1, 1, 1), rate=1e6)
+    assert found.replicas is not None and not found.replicas.is_taken
+    assert not found.plan.placement.has_replicas
+
+
+def test_replicas_do_not_pass_a_memory_budget() -> None:
+    """Boards with room for half of the blocks get stages of two, and every one of them holds what it is given."""
+    roomy = planned(job_of(), (1, 1, 1, 1))
+    most = max(roomy.memory_bytes.values())
+    tight = planned(job_of(), (1, 1, 1, 1), memory_bytes=int(0.8 * most))
+    assert max(tight.memory_bytes.values()) <= 0.8 * most
+    if tight.plan.placement.has_replicas:
+        assert tight.plan.placement != roomy.plan.placement
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"train__method": "pipeadapter"}, "several versions of weights"),
+        ({"train__microbatches": 1}, "one micro-batch"),
+        ({"memory__activations": "auto"}, "memory.activations"),
+    ],
+)
+def test_replicas_are_refused_by_name(changes: dict[str, Any], reason: str) -> None:
+    """The explanation says why each block has one host."""
+    found = planned(job_of(**changes), (1, 1))
+    assert found.replicas is not None and reason in found.replicas.why_not
+    assert found.choice is not None
+    text = "\n".join(explanation_text(explain(found.choice, relative=False, replicas=found.replicas)))
+    assert f"each block has one host: {found.replicas.why_not}" in text
+
+
+def test_explanation_names_the_hosts_of_each_stage() -> None:
+    """What was taken, with the time of all steps, and what it was preferred to."""
+    found = planned(job_of(), (1, 1, 1, 1))
+    assert found.choice is not None
+    text = "\n".join(explanation_text(explain(found.choice, relative=False, plan=found.plan, replicas=found.replicas)))
+    assert "n3" in text and "by the simulator" in text and "one host for each block: " in text
+
+
+def test_faster_hosts_take_more_micro_batches() -> None:
+    """A board of three times the speed takes three of four micro-batches; shares are dealt until the last is done."""
+    assert shares_of([1.0, 3.0], 4) == (3, 1)
+    assert shares_of([1.0, 2.0], 6) == (4, 2)
+    assert shares_of([1.0, 1.0, 1.0], 4) == (2, 1, 1)
+    found = planned(job_of(), (3, 1))
+    stages = [stage for stage in found.plan.placement.stages if len(stage) > 1]
+    assert all({piece.node: piece.share for piece in stage} == {"n0": 3, "n1": 1} for stage in stages)
+
+
+def test_layouts_have_replicas_and_cover_all_blocks() -> None:
+    """Each layout is a valid placement in which some stage has several hosts; alike nodes count once."""
+    found = planned(job_of(), (1, 1, 1, 1))
+    assert found.choice is not None
+    costs = found.choice.costs
+    layouts = ranked_layouts(costs, lambda nodes, blocks: 0.001 * len(nodes))
+    assert len({tuple((len(stage.nodes), stage.count) for stage in layout) for layout in layouts}) == len(layouts)
+    for layout in layouts:
+        placed = found.choice.best.draft.placed(slices_of_layout(costs, layout))
+        assert placed.placement.has_replicas
+    first, last = layouts[0], layouts[-1]
+    depth = costs.depths[-1]
+    assert step_s(costs, first, depth, lambda *_: 0.0) < step_s(costs, last, depth, lambda *_: 0.0)
+
+
+def test_many_nodes_are_planned_in_time() -> None:
+    """Ten boards of three speeds: layouts are spread by speed, not enumerated."""
+    found = planned(job_of(train__batch_size=64, train__microbatches=16), (1, 1, 1, 1, 2, 2, 2, 4, 4, 4))
+    assert found.replicas is not None and found.replicas.judged
+
+
+def test_memory_budget_of_one_board_leaves_it_fewer_blocks() -> None:
+    """A board that holds three blocks only is no replica of those that hold all."""
+    facts, links = boards((1, 1, 1, 1))
+    facts["n3"] = dataclasses.replace(facts["n3"], memory_bytes=120 * MIB)
+    found = make_plan(job_of(), facts, links=links)
+    assert found.memory_bytes.get("n3", 0) <= 120 * MIB
