@@ -109,7 +109,7 @@ def make_plan(
             return _placed(job, drafts, profile, facts, effort, is_alike=alike is not None, has_remedies=is_last)
 
         found = with_helpers(job, choices, profile, effort, placed, lambda plan: refuse_if_full(job, plan, facts))
-        return _with_replicas(job, found, facts, effort, model)
+        return _with_replicas(job, found, choices, facts, effort)
 
     ways = frozen_of(job, nodes)
     planned, too_large = first_that_fits(ways, place)
@@ -166,7 +166,7 @@ def _placed(
 
 
 def _with_replicas(
-    job: Job, planned: Planned, facts: Mapping[str, NodeFacts], effort: Effort, model: ModelFacts
+    job: Job, planned: Planned, drafts: Sequence[Draft], facts: Mapping[str, NodeFacts], effort: Effort
 ) -> Planned:
     """Give blocks several hosts where the job allows it and that is faster than the ring that was found."""
     if job.placement.replicas == NEVER or not effort.judged_actions:
@@ -176,10 +176,10 @@ def _with_replicas(
     clock = PlanningClock(effort.seconds, now_s=effort.now_s, is_cancelled=effort.is_cancelled)
     better, reason = choose_replicas(
         planned.plan,
-        planned.choice,
+        drafts,
         planned.profile,
         optimizer=job.train.optimizer,
-        adapter_block_bytes=model.adapter_block_bytes,
+        dtype=job.model.dtype,
         is_over=clock.is_over,
     )
     if better is None:

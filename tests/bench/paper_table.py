@@ -41,7 +41,7 @@ SPEED = 0.4
 RATE_BYTES_PER_S = 125e6
 LATENCY_S = 5e-4
 STEPS, EVERY_STEPS, LOCAL_ITERATIONS, NUM_BLOCKS = 700, 40, 10, 12
-MICROBATCHES = (1, 4, 8)
+MICROBATCHES = (1, 4, 8, 16)
 UNDRAINED = "pipeadapter-undrained"
 # Distinct word pieces of the SQuAD v1.1 development set (BERT's English vocabulary): of all 48 articles, and of the
 # fullest of four quarters of them. Only these rows of the table are ever read.
@@ -52,8 +52,8 @@ TABLE_I = {
     "ringada": {"memory_mb": 373.056, "convergence_s": 1793.18, "epochs": 700, "f1": 77.34},
 }
 SHOWN = (
-    "speedup_over_single",
-    "speedup_over_pipeadapter",
+    "even_speedup_over_single",
+    "even_speedup_over_pipeadapter",
     "pipeadapter_over_single",
     "undrained_pipeadapter_over_single",
     "speedup_over_undrained_pipeadapter",
@@ -163,8 +163,8 @@ def table(node: NodeFacts) -> dict[str, Any]:
         "touched_embedding_rows": {"single": TOUCHED_BY_ALL, "a board of four": TOUCHED_BY_A_QUARTER},
         "runs": runs,
         "best": best,
-        "speedup_over_single": single["total_s"] / ringada["total_s"],
-        "speedup_over_pipeadapter": pipe["total_s"] / ringada["total_s"],
+        "even_speedup_over_single": single["total_s"] / ringada["total_s"],
+        "even_speedup_over_pipeadapter": pipe["total_s"] / ringada["total_s"],
         "speedup_over_single_by_depth": _ratios(single["by_depth_s"], ringada["by_depth_s"]),
         "speedup_over_pipeadapter_by_depth": _ratios(pipe["by_depth_s"], ringada["by_depth_s"]),
         "pipeadapter_over_single": single["total_s"] / pipe["total_s"],

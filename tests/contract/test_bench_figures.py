@@ -14,7 +14,7 @@ import pytest
 from deploy.testbed import groups
 from deploy.testbed.capabilities import MissingCapability
 from ringtune.schedule.plan import Plan
-from tests.bench import auto_activations, convergence, memory_boards, paper_table, predictions, ring, sim
+from tests.bench import auto_activations, convergence, memory_boards, paper_table, predictions, ring, sim, stages_table
 from tests.support.plans import make_plan
 from tests.support.profiles import node, profile_of
 
@@ -101,6 +101,7 @@ def main_of_sim(patch: pytest.MonkeyPatch, out: Path, figures: Figures, **parts:
     """Run ``tests.bench.sim`` with parts that give these figures, but for those that are given."""
     known: Figures = {
         **dict.fromkeys(paper_table.SHOWN, 0.0),
+        **dict.fromkeys(stages_table.SHOWN, 0.0),
         "planner_over_even": 1.0,
         "microbatch_speedup_measured": 1.0,
     }
@@ -110,7 +111,7 @@ def main_of_sim(patch: pytest.MonkeyPatch, out: Path, figures: Figures, **parts:
     def part(found: Figures, **options: object) -> Figures:
         return known
 
-    for name in ("actions_per_s", "paper", "planning", "times", "microbatches", "depths", "planned_boards"):
+    for name in ("actions_per_s", "paper", "stages", "planning", "times", "microbatches", "depths", "planned_boards"):
         patch.setattr(sim, name, parts.get(name, part))
     patch.setattr(sim, "OUT", out)
     patch.setattr("sys.argv", ["sim"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
-from coordinator.planner.choose import Choice
+from coordinator.planner.draft import Draft
+from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.predict.judge import simulated_steps_s
+from coordinator.planner.predict.ring_costs import RingCosts, ring_costs
 from coordinator.planner.replicating.layouts import ranked_layouts, slices_of_layout
 from coordinator.planner.replicating.reason import ReplicasReason, layout_text
 from ringtune.costs.profile import Profile
@@ -21,52 +23,51 @@ _JUDGED: Final = 5
 _TRIED: Final = 60
 
 
+class _Option(NamedTuple):
+    """A layout for a draft, with the formula's seconds and the tables of the draft."""
+
+    rough_s: float
+    plan: Plan
+    costs: RingCosts
+
+
 def choose_replicas(
     plan: Plan,
-    choice: Choice,
+    drafts: Sequence[Draft],
     profile: Profile,
     *,
     optimizer: str,
-    adapter_block_bytes: int,
+    dtype: str,
     is_over: Callable[[], bool],
 ) -> tuple[Plan | None, ReplicasReason]:
     """Judge the best layouts that fit the nodes' memory beside the best ring.
 
     Args:
         plan: the best ring.
-        choice: how it was found.
+        drafts: what is to be placed, once per number of micro-batches and wire dtype to be tried.
         profile: nodes with times, and links.
         optimizer: of the job.
-        adapter_block_bytes: of what replicas exchange of each block.
+        dtype: of the computation.
         is_over: whether the time for planning is used up.
 
     Returns:
         The plan with replicas if it is worth taking, else None; and the reasons.
     """
-    costs, draft = choice.costs, choice.best.draft
-    if why_not := _why_not(plan, choice):
+    if why_not := _why_not(plan, drafts, profile):
         return None, ReplicasReason(why_not=why_not)
-
-    def exchange_s(nodes: Sequence[int], blocks: int) -> float:
-        return _exchange_s(profile, [costs.names[node] for node in nodes], blocks * adapter_block_bytes)
-
-    fitting: list[Plan] = []
-    for layout in ranked_layouts(costs, exchange_s)[:_TRIED]:
-        one = draft.placed(slices_of_layout(costs, layout))
-        if all(choice.caps.holds(one, node) for node in one.nodes):
-            fitting.append(one)
-        if len(fitting) == _JUDGED or is_over():
-            break
-    if not fitting:
+    options = sorted(_options(drafts, profile, optimizer, dtype, is_over), key=lambda one: one.rough_s)
+    if not options:
         return None, ReplicasReason(why_not="no node has memory for blocks of another one too")
-    judged = []
-    for one in fitting:
+    judged: list[tuple[float, Plan]] = []
+    for one in _worth_judging(options):
         if is_over():
             break
-        judged.append((simulated_steps_s(one, profile, costs, optimizer=optimizer), one))
+        judged.append((simulated_steps_s(one.plan, profile, one.costs, optimizer=optimizer), one.plan))
     if not judged:
         return None, ReplicasReason(why_not="the time for planning was used up")
-    ring_s = simulated_steps_s(plan, profile, costs, optimizer=optimizer)
+    placement = plan.placement
+    draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
+    ring_s = simulated_steps_s(plan, profile, ring_costs(draft, profile, optimizer=optimizer), optimizer=optimizer)
     judged.sort(key=lambda pair: pair[0])
     best_s, best = judged[0]
     is_taken = best_s <= WORTH * ring_s
@@ -74,20 +75,52 @@ def choose_replicas(
     return best if is_taken else None, ReplicasReason(ring_s=ring_s, judged=texts, is_taken=is_taken)
 
 
-def _why_not(plan: Plan, choice: Choice) -> str:
+def _options(
+    drafts: Sequence[Draft], profile: Profile, optimizer: str, dtype: str, is_over: Callable[[], bool]
+) -> Iterator[_Option]:
+    """Yield the first few layouts of each draft that fit the nodes' memory, by the formula."""
+    for draft in drafts:
+        costs = ring_costs(draft, profile, optimizer=optimizer)
+        caps = MemoryCaps(draft, profile.by_name, optimizer=optimizer, dtype=dtype)
+        block_bytes = profile.nodes[0].model.adapter_block_bytes
+
+        def exchange_s(nodes: Sequence[int], blocks: int) -> float:
+            return _exchange_s(profile, [costs.names[node] for node in nodes], blocks * block_bytes)  # noqa: B023
+
+        found = 0
+        for rough_s, layout in ranked_layouts(costs, exchange_s)[:_TRIED] if costs.num_micro > 1 else ():
+            one = draft.placed(slices_of_layout(costs, layout))
+            if all(caps.holds(one, node) for node in one.nodes):
+                found += 1
+                yield _Option(rough_s, one, costs)
+            if found == _JUDGED or is_over():
+                break
+
+
+def _worth_judging(options: Sequence[_Option]) -> list[_Option]:
+    """Take the first ``_JUDGED`` options, with the first of each number of micro-batches and wire dtype among them."""
+    kinds: dict[tuple[int, str], _Option] = {}
+    for one in options:
+        kinds.setdefault((one.plan.course.microbatches, one.plan.course.wire_dtype), one)
+    firsts = list(kinds.values())
+    more = [one for one in options if not any(one is first for first in firsts)]
+    return firsts + more[: max(0, _JUDGED - len(firsts))]
+
+
+def _why_not(plan: Plan, drafts: Sequence[Draft], profile: Profile) -> str:
     if reason := no_replicas(plan.course):
         return reason
     if plan.placement.helpers:
         return "helpers fit adapters of one host"
     if plan.course.method.max_hosts == 1:
         return "the method runs all blocks on one node"
-    if choice.best.draft.activations != NONE:
+    if any(draft.activations != NONE for draft in drafts):
         return "memory.activations is decided for slices of their own"
     if plan.course.may_skip:
         return "operation tables are balanced over the hosts of a ring"
-    if choice.costs.num_nodes < 2:
+    if len(profile.nodes) < 2:
         return "there is one node"
-    if choice.costs.num_micro < 2:
+    if all(len(draft.course.microbatch_sizes()) < 2 for draft in drafts):
         return "a step has one micro-batch"
     return ""
 

@@ -43,14 +43,14 @@ class Stage:
 Layout = tuple[Stage, ...]
 
 
-def ranked_layouts(costs: RingCosts, exchange_s: Exchange) -> list[Layout]:
-    """Every layout that is looked at and has a stage with several hosts, the fastest by the formula first."""
+def ranked_layouts(costs: RingCosts, exchange_s: Exchange) -> list[tuple[float, Layout]]:
+    """Every layout that is looked at and has a stage with several hosts, by the formula's seconds of some steps."""
     depths = _some(costs.depths)
     found = [
         (sum(costs.steps_at[depth] * step_s(costs, layout, depth, exchange_s) for depth in depths), layout)
         for layout in _layouts(costs)
     ]
-    return [layout for _, layout in sorted(found, key=lambda pair: (pair[0], _key(pair[1])))]
+    return sorted(found, key=lambda pair: (pair[0], _key(pair[1])))
 
 
 def slices_of_layout(costs: RingCosts, layout: Layout) -> tuple[Slice, ...]:

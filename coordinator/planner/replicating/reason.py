@@ -37,13 +37,13 @@ class ReplicasReason:
 
 
 def layout_text(plan: Plan) -> str:
-    """Name the stages of a plan: ``[0, 6) on a, b; [6, 12) on c``; with shares where they differ."""
+    """Name stages and micro-batches: ``[0, 6) on a, b; [6, 12) on c with 8 micro-batches``; shares if they differ."""
     parts = []
     for stage in plan.placement.stages:
         has_shares = len({piece.share for piece in stage}) > 1
         names = (f"{piece.node} x{piece.share}" if has_shares else piece.node for piece in stage)
         parts.append(f"{stage[0].text} on {', '.join(names)}")
-    return "; ".join(parts)
+    return f"{'; '.join(parts)} with {plan.course.microbatches} micro-batches"
 
 
 def replicas_lines(reason: ReplicasReason, seconds: Callable[[float], str]) -> list[str]:

@@ -135,7 +135,7 @@ def test_layouts_have_replicas_and_cover_all_blocks() -> None:
     found = planned(job_of(), (1, 1, 1, 1))
     assert found.choice is not None
     costs = found.choice.costs
-    layouts = ranked_layouts(costs, lambda nodes, blocks: 0.001 * len(nodes))
+    layouts = [layout for _, layout in ranked_layouts(costs, lambda nodes, blocks: 0.001 * len(nodes))]
     assert len({tuple((len(stage.nodes), stage.count) for stage in layout) for layout in layouts}) == len(layouts)
     for layout in layouts:
         placed = found.choice.best.draft.placed(slices_of_layout(costs, layout))
