@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -9,7 +10,7 @@ from coordinator.planner.draft import Draft
 from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.predict.judge import simulated_steps_s
 from coordinator.planner.predict.ring_costs import RingCosts, ring_costs
-from coordinator.planner.replicating.layouts import ranked_layouts, slices_of_layout
+from coordinator.planner.replicating.layouts import Layout, neighbours, ranked_layouts, slices_of_layout
 from coordinator.planner.replicating.reason import ReplicasReason, layout_text
 from ringtune.costs.profile import Profile
 from ringtune.schedule.plan import Plan
@@ -21,14 +22,30 @@ WORTH: Final = 0.98
 
 _JUDGED: Final = 5
 _TRIED: Final = 60
+_CLIMBED: Final = 8
+"""Most layouts that are judged on the way from the best of the first few to a better one."""
+
+
+class _Tables(NamedTuple):
+    """A draft with what layouts of it cost in time and memory."""
+
+    draft: Draft
+    costs: RingCosts
+    caps: MemoryCaps
+
+    def placed(self, layout: Layout) -> Plan | None:
+        """The plan of a layout; None if a node has no memory for its part."""
+        plan = self.draft.placed(slices_of_layout(self.costs, layout))
+        return plan if all(self.caps.holds(plan, node) for node in plan.nodes) else None
 
 
 class _Option(NamedTuple):
-    """A layout for a draft, with the formula's seconds and the tables of the draft."""
+    """A layout that fits, with the formula's seconds."""
 
     rough_s: float
+    layout: Layout
     plan: Plan
-    costs: RingCosts
+    tables: _Tables
 
 
 def choose_replicas(
@@ -58,21 +75,45 @@ def choose_replicas(
     options = sorted(_options(drafts, profile, optimizer, dtype, is_over), key=lambda one: one.rough_s)
     if not options:
         return None, ReplicasReason(why_not="no node has memory for blocks of another one too")
-    judged: list[tuple[float, Plan]] = []
-    for one in _worth_judging(options):
-        if is_over():
-            break
-        judged.append((simulated_steps_s(one.plan, profile, one.costs, optimizer=optimizer), one.plan))
+
+    def judge(one: _Option) -> tuple[float, _Option]:
+        return simulated_steps_s(one.plan, profile, one.tables.costs, optimizer=optimizer), one
+
+    judged = [judge(one) for one in itertools.takewhile(lambda _: not is_over(), _worth_judging(options))]
     if not judged:
         return None, ReplicasReason(why_not="the time for planning was used up")
+    judged += _climbed(judged, judge, is_over)
     placement = plan.placement
     draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
     ring_s = simulated_steps_s(plan, profile, ring_costs(draft, profile, optimizer=optimizer), optimizer=optimizer)
     judged.sort(key=lambda pair: pair[0])
     best_s, best = judged[0]
     is_taken = best_s <= WORTH * ring_s
-    texts = tuple((layout_text(one), seconds) for seconds, one in judged)
-    return best if is_taken else None, ReplicasReason(ring_s=ring_s, judged=texts, is_taken=is_taken)
+    texts = tuple((layout_text(one.plan), seconds) for seconds, one in judged)
+    return best.plan if is_taken else None, ReplicasReason(ring_s=ring_s, judged=texts, is_taken=is_taken)
+
+
+def _climbed(
+    judged: Sequence[tuple[float, _Option]],
+    judge: Callable[[_Option], tuple[float, _Option]],
+    is_over: Callable[[], bool],
+) -> list[tuple[float, _Option]]:
+    """Go on from the best layout to faster ones with a block more in one stage and one less in the next."""
+    found: list[tuple[float, _Option]] = []
+    best_s, best = min(judged, key=lambda pair: pair[0])
+    seen = {one.plan for _, one in judged}
+    while True:
+        steps: list[tuple[float, _Option]] = []
+        for layout in neighbours(best.layout):
+            plan = best.tables.placed(layout)
+            if plan is None or plan in seen or is_over() or len(found) + len(steps) >= _CLIMBED:
+                continue
+            seen.add(plan)
+            steps.append(judge(_Option(best.rough_s, layout, plan, best.tables)))
+        found += steps
+        if not steps or min(steps, key=lambda pair: pair[0])[0] >= best_s:
+            return found
+        best_s, best = min(steps, key=lambda pair: pair[0])
 
 
 def _options(
@@ -81,7 +122,7 @@ def _options(
     """Yield the first few layouts of each draft that fit the nodes' memory, by the formula."""
     for draft in drafts:
         costs = ring_costs(draft, profile, optimizer=optimizer)
-        caps = MemoryCaps(draft, profile.by_name, optimizer=optimizer, dtype=dtype)
+        tables = _Tables(draft, costs, MemoryCaps(draft, profile.by_name, optimizer=optimizer, dtype=dtype))
         block_bytes = profile.nodes[0].model.adapter_block_bytes
 
         def exchange_s(nodes: Sequence[int], blocks: int) -> float:
@@ -89,10 +130,10 @@ def _options(
 
         found = 0
         for rough_s, layout in ranked_layouts(costs, exchange_s)[:_TRIED] if costs.num_micro > 1 else ():
-            one = draft.placed(slices_of_layout(costs, layout))
-            if all(caps.holds(one, node) for node in one.nodes):
+            plan = tables.placed(layout)
+            if plan is not None:
                 found += 1
-                yield _Option(rough_s, one, costs)
+                yield _Option(rough_s, layout, plan, tables)
             if found == _JUDGED or is_over():
                 break
 

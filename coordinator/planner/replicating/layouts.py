@@ -6,6 +6,7 @@ count as alike. Among many the nodes are spread over the stages so that these ar
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +52,16 @@ def ranked_layouts(costs: RingCosts, exchange_s: Exchange) -> list[tuple[float, 
         for layout in _layouts(costs)
     ]
     return sorted(found, key=lambda pair: (pair[0], _key(pair[1])))
+
+
+def neighbours(layout: Layout) -> Iterator[Layout]:
+    """Yield the layouts with a block more in one stage and one less in the stage beside it."""
+    for at, (lower, upper) in enumerate(itertools.pairwise(layout)):
+        for more in (1, -1):
+            counts = lower.count + more, upper.count - more
+            if min(counts) > 0:
+                moved = (dataclasses.replace(lower, count=counts[0]), dataclasses.replace(upper, count=counts[1]))
+                yield (*layout[:at], *moved, *layout[at + 2 :])
 
 
 def slices_of_layout(costs: RingCosts, layout: Layout) -> tuple[Slice, ...]:
