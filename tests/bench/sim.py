@@ -22,6 +22,10 @@ microbatch_speedup_simulated  everything trainable, 4 micro-batches over 1: Mini
 microbatch_speedup_measured   the same on the testbed                                      reported
 short_rows_speedup_simulated  the same with mBERT's shape, rows of 32 tokens and 1 Gbit/s, reported
                               where computing bounds a step; and measured
+stages_gain_measured          the planner's stages over the best ring of single hosts on  >= 1.15
+                              four equal boards of the testbed, mBERT's shape, a short
+                              schedule with some steps at depth 1, 6 and 12
+stages_gain_error             predicted over measured gain, less one                       <= 0.08
 planner_over_even             an even split's predicted time over the planner's, geometric reported
                               mean over ten heterogeneous rings
 plan_64x96_s                  seconds to plan 64 nodes and 96 blocks                       <= 5
@@ -48,7 +52,7 @@ from typing import Any
 from coordinator.demo.fetch import demo_cache
 from coordinator.demo.workspace import prepare
 from sim.prediction import predict
-from tests.bench import mbert, paper_table, planner, stages_table, testbed_runs
+from tests.bench import mbert, paper_table, planner, stages_table, testbed_depths, testbed_runs
 
 OUT = Path("build/bench")
 REPEATS = 3
@@ -67,6 +71,8 @@ TARGETS: dict[str, tuple[str, float]] = {
     "speedup_over_ideal_stale": (">=", 1.05),
     "speedup_over_pipeadapter": (">=", 1.15),
     "tight_speedup_over_single": (">=", 3.9),
+    "stages_gain_measured": (">=", 1.15),
+    "stages_gain_error": ("<=", 0.08),
     **dict.fromkeys((f"memory_over_single_{count}" for count in paper_table.MICROBATCHES), ("<=", 0.36)),
     "microbatch_speedup_simulated": (">=", 1.8),
     "plan_64x96_s": ("<=", 5.0),
@@ -146,7 +152,7 @@ def depths(figures: Figures) -> Figures:
     """Three depths of the paper's run on the testbed."""
     folder = paper_table.OUT
     best = str(figures.get("paper_table", {}).get("best", {}).get("ringada", "ringada-8"))
-    found = testbed_runs.depths_on_boards(
+    found = testbed_depths.depths_on_boards(
         OUT / "testbed" / "depths",
         model=mbert.write_model(folder / "model"),
         train=mbert.write_rows(folder / "train.csv"),
@@ -156,6 +162,25 @@ def depths(figures: Figures) -> Figures:
         microbatches=int(best.rsplit("-", 1)[1]),
     )
     return {"confirmed_depths": found}
+
+
+def staged_boards(figures: Figures) -> Figures:
+    """What the planner's stages gain on the testbed, where boards hold the model."""
+    folder = paper_table.OUT
+    found = testbed_depths.stages_on_boards(
+        OUT / "testbed" / "stages",
+        model=mbert.write_model(folder / "model"),
+        train=mbert.write_rows(folder / "train.csv"),
+        depths=CONFIRMED_DEPTHS,
+        steps_each=4,
+        tokens=mbert.TOKENS,
+        microbatches=8,
+    )
+    return {
+        "stages_gain_measured": found["gain_measured"],
+        "stages_gain_error": abs(found["gain_error"]),
+        "staged_boards": found,
+    }
 
 
 def planning(figures: Figures) -> Figures:
@@ -192,6 +217,7 @@ def main() -> int:
             ),
         ),
         "depths": (depths, ("confirmed_depths",)),
+        "staged": (staged_boards, ("stages_gain_measured", "stages_gain_error")),
         "planned": (planned_boards, ("planner_over_even_on_boards",)),
     }
     OUT.mkdir(parents=True, exist_ok=True)

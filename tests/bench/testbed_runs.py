@@ -304,41 +304,9 @@ def planner_over_even(folder: Path, *, model: Path, train: Path, steps: int = 16
     return {"planner_over_even_on_boards": rows}
 
 
-def depths_on_boards(
-    folder: Path, *, model: Path, train: Path, depths: Sequence[int], steps_each: int, tokens: int, microbatches: int
-) -> Figures:
-    """RingAda held at some depths for a while on four equal boards: seconds of a step, measured and predicted."""
-    at, spans, step = [], {}, 0
-    known = 1
-    for wanted in depths:
-        while known < wanted:
-            step += 1
-            at.append(step)
-            known += 1
-        spans[wanted] = (step + 1, step + 1 + steps_each)
-        step += 1 + steps_each
-    with on_boards(equal_boards(0.4, mbit_per_s=1000), folder, train) as bed:
-        job = write_job(
-            folder / "depths.toml",
-            model=model,
-            train=train,
-            steps=step + 1,
-            microbatches=microbatches,
-            tokens=tokens,
-            more=ON_BOARDS | {"unfreeze.at": at},
-        )
-        timed = bed.timed(job, bed.measure(job), "depths")
-    predicted_s = {each.depth: each.step_s for each in timed.predicted.depths}
-    rows = {
-        wanted: {"measured_step_s": timed.measured_step_s(*spans[wanted]), "predicted_step_s": predicted_s[wanted]}
-        for wanted in depths
-    }
-    return {"depths": rows, "error": timed.error, "measured_s": timed.measured_s}
-
-
 def say(text: str) -> None:
     """Progress of a long benchmark."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
-__all__ = ["MissingCapability", "depths_on_boards", "microbatch_speedup", "on_boards", "time_errors"]
+__all__ = ["MissingCapability", "microbatch_speedup", "on_boards", "time_errors"]

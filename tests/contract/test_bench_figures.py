@@ -111,7 +111,17 @@ def main_of_sim(patch: pytest.MonkeyPatch, out: Path, figures: Figures, **parts:
     def part(found: Figures, **options: object) -> Figures:
         return known
 
-    for name in ("actions_per_s", "paper", "stages", "planning", "times", "microbatches", "depths", "planned_boards"):
+    for name in (
+        "actions_per_s",
+        "paper",
+        "stages",
+        "planning",
+        "times",
+        "microbatches",
+        "depths",
+        "planned_boards",
+        "staged_boards",
+    ):
         patch.setattr(sim, name, parts.get(name, part))
     patch.setattr(sim, "OUT", out)
     patch.setattr("sys.argv", ["sim"])
