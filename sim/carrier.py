@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from ringtune.rounds.round_events import Move
 from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.turns import Turn
 
@@ -31,6 +32,12 @@ class Carrier(Protocol):
 
     def take_parcel(self, node: str, key: TensorKey) -> Any:
         """Make a parcel of ``node``."""
+
+    def rest(self, node: str) -> None:
+        """Keep what ``node`` has trained, for a move."""
+
+    def move(self, command: Move) -> None:
+        """Build what a node has in another placement, with what others kept of it."""
 
     def put_parcel(self, node: str, key: TensorKey, content: Any) -> None:
         """Give a parcel that arrived to ``node``."""

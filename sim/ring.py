@@ -52,6 +52,8 @@ class VirtualRing:
         rest: what a rest gives to a node's next action; by default nothing.
         chooser: makes scores and operation tables where the run chooses them; by default the expected table.
         choose_s: seconds that a choice takes.
+        move_s: seconds that a node takes to move to the next placement.
+        fails_to_move: why a node can't move; empty = it can (fault injection).
     """
 
     def __init__(
@@ -73,6 +75,8 @@ class VirtualRing:
         rest: Callable[[str], Rest] = lambda node: NO_REST,
         chooser: Chooser | None = None,
         choose_s: Callable[[], float] = lambda: 0.0,
+        move_s: Callable[[rd.Move], float] = lambda move: 0.0,
+        fails_to_move: Callable[[rd.Move], str] = lambda move: "",
     ) -> None:
         self.plan = plan
         self.clock = VirtualClock()
@@ -82,9 +86,9 @@ class VirtualRing:
         self._carrier = carrier
         self._observer, self._record = observer, record
         self._rounds = rd.Rounds(lambda facts: plan, wait_s=wait_s, items_ahead=items_ahead, start=start)
-        self._nodes = {
-            node: VirtualNode(node, NodeEngine(plan, node, wait_s=wait_s, start=start)) for node in plan.nodes
-        }
+        self._wait_s, self._part = wait_s, plan.at(start.epoch if start else plan.placement.epoch)
+        self._move_s, self._fails_to_move = move_s, fails_to_move
+        self._nodes = {node: VirtualNode(node, self._engine(self._part, node, start)) for node in plan.nodes}
         for name, each in self._nodes.items():
             each.rest = rest(name)
         self._timers: dict[tuple[str, str], int] = {}
@@ -119,7 +123,11 @@ class VirtualRing:
 
     def waiting_for(self, node: str) -> str:
         """What a node's oldest unfinished micro-batch waits for."""
-        return self._nodes[node].engine.waiting_for()
+        engine = self._nodes[node].engine
+        return engine.waiting_for() if engine is not None else "its placement"
+
+    def _engine(self, part: Plan, node: str, start: StartPoint | None) -> NodeEngine | None:
+        return NodeEngine(part, node, wait_s=self._wait_s, start=start) if node in part.nodes else None
 
     # ---- rounds -----------------------------------------------------------------------------------
 
@@ -133,6 +141,12 @@ class VirtualRing:
                 self._answer_rounds(node, rd.Inspected(node, None))
             case rd.Prepare(node, _):
                 self._answer_rounds(node, rd.Prepared(node))
+            case rd.Rest(node):
+                if self._carrier is not None:
+                    self._carrier.rest(node)
+                self._answer_rounds(node, rd.Rested(node, self._part.placement.epoch))
+            case rd.Move():
+                self._move(command)
             case rd.Collect(node):
                 self._answer_rounds(node, rd.Collected(node))
             case rd.ChooseOperations(step, scores):
@@ -144,8 +158,8 @@ class VirtualRing:
                         self._score_turns[turn.index] = turn
                     if self._observer is not None:
                         self._observer.granted(turn)
-                for name, each in self._nodes.items():
-                    self.clock.at(self._control_s("", name), self._grant, each, turns)
+                for name in self._part.nodes:
+                    self.clock.at(self._control_s("", name), self._grant, self._nodes[name], turns)
             case rd.Release(node, reason):
                 self.clock.at(self._control_s("", node), self._tell, self._nodes[node], ev.StopRequested(reason))
             case ev.SetTimer(timer, at_s):
@@ -155,10 +169,25 @@ class VirtualRing:
             case rd.Finish():
                 self.result.finish = command
             case _:
+                if isinstance(command, rd.LogMove):
+                    self._part = command.part
                 if self._record:
                     self.result.logged.append(command)
                 if self._observer is not None:
                     self._observer.logged(command, self.clock.now_s)
+
+    def _move(self, command: rd.Move) -> None:
+        """Give a node the engine of its next placement; what is on its way to the old one is lost."""
+        node, epoch = command.node, command.part.placement.epoch
+        answer: rd.Moved | rd.MoveFailed = rd.Moved(node, epoch)
+        if problem := self._fails_to_move(command):
+            answer = rd.MoveFailed(node, epoch, "CapacityError", problem)
+        else:
+            if self._carrier is not None:
+                self._carrier.move(command)
+            self._nodes[node] = self._nodes[node].moved(self._engine(command.part, node, command.start))
+        there_s = self._control_s("", node) - self.clock.now_s
+        self.clock.at(self._control_s(node, "") + there_s + self._move_s(command), self._tell_rounds, answer)
 
     def _control_s(self, source: str, target: str) -> float:
         return self._transport.control_s(source, target, self.clock.now_s)

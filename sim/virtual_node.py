@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from ringtune.costs.rest import Rest
@@ -14,12 +15,16 @@ from ringtune.schedule.actions import Action, TensorKey
 NO_REST: Final = Rest(0.0, 1.0)
 
 
+def _nothing(event: ev.Event, now_s: float) -> list[ev.Command]:
+    return []
+
+
 class VirtualNode:
     """One node's engine with its inboxes and recordings, and how its processor rests.
 
     Args:
         name: of the node.
-        engine: its state machine.
+        engine: its state machine; None while the placement does not need the node.
     """
 
     __slots__ = (
@@ -41,10 +46,10 @@ class VirtualNode:
         "spans",
     )
 
-    def __init__(self, name: str, engine: NodeEngine) -> None:
+    def __init__(self, name: str, engine: NodeEngine | None) -> None:
         self.name = name
         self.engine = engine
-        self.handle = engine.handle
+        self.handle: Callable[[ev.Event, float], list[ev.Command]] = engine.handle if engine is not None else _nothing
         self.inbox: dict[TensorKey, Any] = {}
         self.heads: dict[int, Any] = {}
         self.order: list[Action] = []
@@ -57,6 +62,13 @@ class VirtualNode:
         self.ends_s = 0.0  # of the action that runs; messages may put it off
         self.rest, self.left_s = NO_REST, 0.0
         self.free_s = 0.0  # since when it rests; in the future: until when messages keep the processor
+
+    def moved(self, engine: NodeEngine | None) -> VirtualNode:
+        """The node with the engine of its next placement; recordings and the processor go on."""
+        node = VirtualNode(self.name, engine)
+        node.order, node.spans, node.handled, node.peak_inbox = self.order, self.spans, self.handled, self.peak_inbox
+        node.rest, node.free_s, node.left_s = self.rest, self.free_s, self.left_s
+        return node
 
     def take(self, seconds: float, now_s: float) -> None:
         """A message takes processor time: from the action that runs, or from the rest before the next one."""

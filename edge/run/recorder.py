@@ -32,8 +32,12 @@ FORMAT = 1
 
 def header_line(plan: Plan, node: str, wait_s: float, start: StartPoint | None = None) -> str:
     """Write the first line of a recording: format, node, plan, longest wait, and where the run went on, if it did."""
-    header = {"recording": FORMAT, "node": node, "plan_digest": plan.digest, "wait_s": wait_s}
-    return json.dumps(header | ({"start": {"step": start.step, "holder": start.holder}} if start else {}))
+    header: dict[str, Any] = {"recording": FORMAT, "node": node, "plan_digest": plan.digest, "wait_s": wait_s}
+    if start is not None:
+        header["start"] = {"step": start.step, "holder": start.holder}
+        if start.first_turn:  # it moved to another placement, and turns go on
+            header["start"] |= {"first_turn": start.first_turn, "first_seq": start.first_seq, "epoch": start.epoch}
+    return json.dumps(header)
 
 
 def table_line(operations: Operations) -> str:

@@ -44,8 +44,8 @@ class KnownTurns:
         self._holder = start.holder
         self._sequence = turn_sequence(plan.course, start=start)
         self._known: list[Known] = []  # without gaps; the first of them is number self._forgotten
-        self._forgotten = 0
-        self._granted = -1
+        self._forgotten = self._first = start.first_turn
+        self._granted = start.first_turn - 1
         # a node that lags waits for its own turn at the latest; a checkpoint, evaluations and scores may follow each
         owners = plan.course.owners
         between = len(owners) * (2 if plan.course.choice else 1) + 2
@@ -88,7 +88,7 @@ class KnownTurns:
 
     def holder_before(self, turn: Turn) -> str:
         """Name the node that has the head before a turn; empty if the turn before is not known any more."""
-        if turn.index == 0:
+        if turn.index == self._first:
             return self._holder
         before = self.by_index(turn.index - 1)
         return before.turn.owner if before else ""

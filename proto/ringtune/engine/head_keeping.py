@@ -24,15 +24,17 @@ class HeadKeeping:
         node: whose.
         is_holder: whether it has the head where the run begins.
         is_copy: whether every owner has one.
+        first_turn: index of the first turn, before which it is held.
     """
 
-    def __init__(self, node: str, *, is_holder: bool, is_copy: bool = False) -> None:
+    def __init__(self, node: str, *, is_holder: bool, is_copy: bool = False, first_turn: int = 0) -> None:
         self._node = node
         self._is_copy = is_copy
         self._version = 0
         is_holder = is_holder and not is_copy
-        self._held_since: int | None = -1 if is_holder else None
-        self._holds_since: dict[int, int] = {-1: -1} if is_holder else {}
+        before = first_turn - 1
+        self._held_since: int | None = before if is_holder else None
+        self._holds_since: dict[int, int] = {before: before} if is_holder else {}
         self._arrived: dict[int, str] = {}
         self._handovers: deque[tuple[Turn, int, int]] = deque()
         self._first_versions: dict[int, int] = {}

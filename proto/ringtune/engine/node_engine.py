@@ -82,12 +82,15 @@ class NodeEngine:
         self._wait_s = wait_s
         self._start_point = start or StartPoint.of(plan.course)
         self._head_unit = plan.course.head
+        self._next_turn = self._start_point.first_turn
         self._head = HeadKeeping(
-            node, is_holder=self._start_point.holder == node, is_copy=plan.course.method.full_parameters
+            node,
+            is_holder=self._start_point.holder == node,
+            is_copy=plan.course.method.full_parameters,
+            first_turn=self._next_turn,
         )
         self._backlog = Backlog(plan, node, self._head)
         self._turns: dict[int, Turn] = {}
-        self._next_turn = 0
         self._turn_items_left: dict[int, int] = {}
         self._head_may_move = False
         self._running: Action | None = None
@@ -136,7 +139,7 @@ class NodeEngine:
         if turn.index < self._next_turn:
             return False
         plan = self.plan.decided(turn.unfreeze_at, turn.operations)
-        if self._next_turn == 0:
+        if self._next_turn == self._start_point.first_turn:
             self._backlog.begin(plan, self._start_point.step)
             self._head.begin(weight_version(plan.course, self._head_unit, self._start_point.step))
         self._next_turn = turn.index + 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ringtune.rounds.copy_digests import CopyComparison
+from ringtune.rounds.moving import Moving
 from ringtune.rounds.open_turns import OpenTurns
 from ringtune.rounds.round_events import ChooseOperations, Command, Grant, LogOperations, LogUnfreeze
 from ringtune.rounds.turn_depths import TurnDepths
@@ -27,8 +28,10 @@ class Granting:
         nodes: that work on every turn.
         items_ahead: grant turns until at least so many items are granted beyond the finished ones.
         start: where the run goes on; None = it begins.
+        moving: knows to which placement a turn belongs.
 
     Attributes:
+        nodes: that work on every turn now.
         open: turns that are granted and not done by every node.
         depths: what trains when.
         tables: which operations hold when.
@@ -40,14 +43,23 @@ class Granting:
         PlanError: ``start`` is not of this plan.
     """
 
-    def __init__(self, plan: Plan, nodes: Collection[str], *, items_ahead: int, start: StartPoint | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        nodes: Collection[str],
+        *,
+        items_ahead: int,
+        start: StartPoint | None,
+        moving: Moving | None = None,
+    ) -> None:
+        self._moving = moving
         self.open = OpenTurns(items_ahead)
         self.depths = TurnDepths(plan.course, start)
         self.tables = TurnOperations(plan, start)
         self.copies = CopyComparison(plan)
         self.last: Turn | None = None
         self.is_exhausted = False
-        self._plan, self._nodes = plan, nodes
+        self._plan, self.nodes = plan, nodes
         self._sequence = turn_sequence(plan.course, start=start)
         self._next: Turn | None = None
         self._saved_step = start.step if start else None
@@ -56,6 +68,15 @@ class Granting:
     def chooses_for(self) -> int | None:
         """The step whose operation table is waited for; None if none is, as in a run that grants nothing more."""
         return None if self.is_exhausted else self.tables.chooses_for
+
+    @property
+    def moves_before(self) -> Turn | None:
+        """The next turn, if the run has to move before it and every turn before it is done; else None."""
+        is_due = not self.open and not self.is_exhausted and self._next is not None and self._is_elsewhere(self._next)
+        return self._next if is_due else None
+
+    def _is_elsewhere(self, turn: Turn) -> bool:
+        return self._moving is not None and self._moving.is_due(turn)
 
     def depth(self, turn: Turn, step: int) -> int:
         """How many blocks train at a step of a turn."""
@@ -70,6 +91,8 @@ class Granting:
                 self._next = next(self._sequence, None)
             if self._next is None:
                 self.is_exhausted = True
+                break
+            if self._is_elsewhere(self._next):
                 break
             if not self.depths.may_grant(self._next) or not self._has_table(self._next, commands):
                 break
@@ -119,7 +142,7 @@ class Granting:
         self.last = turn
         if turn.kind is StepKind.CHECKPOINT:
             self._saved_step = turn.first_step
-        self.open.add(turn, self._nodes)
+        self.open.add(turn, self.nodes)
         self.tables.granted(turn)
 
     def close(self, turn: Turn) -> None:

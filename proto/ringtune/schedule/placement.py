@@ -64,7 +64,7 @@ class Placement:
         private_blocks: blocks ``[0, private_blocks)`` are run by each owner for its own rows; they never train.
         credits: hidden states in flight per (link, boundary).
         epoch: counts the placements of a run from 0.
-        first_turn: the turn from which on it holds.
+        first_turn: the train turn from which on it holds, counted from 0: with turns of 5 steps 3 is step 15.
         recompute: ranges of blocks of which a forward keeps the input only; the backward runs them again.
         state_on_disk: whether the optimizer state of units that rest is in files; only some methods let units rest.
         helpers: nodes that fit adapters of blocks that others host, in ascending order of their blocks.

@@ -15,6 +15,7 @@ from ringtune.errors import PlanError
 from ringtune.files.digests import json_digest
 from ringtune.files.strict import check_keys
 from ringtune.schedule.course import TABLES_AT_ONCE, Course
+from ringtune.schedule.epochs import check_epochs
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.helpers import Helper
 from ringtune.schedule.operations.table import Operations
@@ -34,7 +35,8 @@ class Plan:
 
     Attributes:
         course: what the result depends on.
-        placements: who carries it out; exactly one for now.
+        placements: who carries it out, in the order of their epochs. A plan that begins with a later epoch than 0 is a
+            part of one: what nodes are told while that placement holds (``at``).
     """
 
     course: Course
@@ -43,11 +45,11 @@ class Plan:
     _plain: Plan | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse placements that do not fit the course.
+        """Refuse placements that do not fit the course, or one another.
 
         Raises:
-            PlanError: blocks without a host, private blocks that train, or hosts with several numbers of items in
-                flight.
+            PlanError: blocks without a host, private blocks that train, hosts with several numbers of items in flight,
+                or a run that can't move from one placement to the next.
         """
         _check(self)
         object.__setattr__(self, "_hash", hash((self.course, self.placements)))
@@ -69,19 +71,42 @@ class Plan:
 
     @property
     def placement(self) -> Placement:
-        """The plan's only placement."""
+        """The plan's first placement, which is its only one unless the run moves."""
         return self.placements[0]
 
     @property
+    def moves(self) -> bool:
+        """Whether the run goes from one placement to another."""
+        return len(self.placements) > 1
+
+    def at(self, epoch: int) -> Plan:
+        """The part of the plan that is carried out in an epoch: the course on that placement alone.
+
+        A plan of one placement is its own part.
+
+        Raises:
+            PlanError: the plan has no such epoch.
+        """
+        return self if not self.moves and epoch == self.placement.epoch else _part(self, epoch)
+
+    @property
+    def parts(self) -> tuple[Plan, ...]:
+        """The part of every epoch, in their order."""
+        return tuple(self.at(one.epoch) for one in self.placements)
+
+    @property
     def nodes(self) -> tuple[str, ...]:
-        """Every node of the run: hosts in ring order, then owners that host nothing, then nodes that only help."""
-        hosts = [piece.node for piece in self.placement.slices]
+        """Every node of the run: hosts in ring order, then owners that host nothing, then nodes that only help.
+
+        Hosts of a later placement come after those of earlier ones.
+        """
+        hosts = [piece.node for one in self.placements for piece in one.slices]
         owners = [owner.node for owner in self.course.owners]
         helpers = [helper.node for helper in self.placement.helpers]
         return tuple(dict.fromkeys((*hosts, *owners, *helpers)))
 
     def slice_of(self, node: str) -> Slice:
-        """The slice of ``node``; an empty one if it hosts nothing."""
+        """The slice of ``node`` in the first placement; an empty one if it hosts nothing."""
         return self.placement.slice_of(node)
 
     def owner(self, node: str) -> Owner | None:
@@ -170,6 +195,14 @@ def _without_digest(value: object) -> object:
 
 
 @functools.lru_cache(maxsize=256)
+def _part(plan: Plan, epoch: int) -> Plan:
+    for one in plan.placements:
+        if one.epoch == epoch:
+            return Plan(plan.course, (one,))
+    raise PlanError(f"the plan has no placement of epoch {epoch}, it has {[one.epoch for one in plan.placements]}")
+
+
+@functools.lru_cache(maxsize=256)
 def _decided(plan: Plan, steps: tuple[int, ...]) -> Plan:
     return Plan(plan.course.decided(steps), plan.placements)
 
@@ -183,10 +216,7 @@ def _with_table(plan: Plan, steps: tuple[int, ...], operations: Operations) -> P
 
 def _check(plan: Plan) -> None:
     course = plan.course
-    if len(plan.placements) != 1:
-        raise PlanError(f"a plan has exactly one placement for now, this one has {len(plan.placements)}")
-    if plan.placements[0].first_turn:
-        raise PlanError(f"the first placement holds from turn {plan.placements[0].first_turn} on, it has to be turn 0")
+    check_epochs(course, plan.placements)
     for placement in plan.placements:
         _check_helpers(course, placement)
         check_replicas(course, placement)

@@ -91,19 +91,25 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartPoint:
-    """Where a run begins, or goes on after a checkpoint.
+    """Where a run begins, goes on after a checkpoint, or goes on after it moved to its next placement.
 
     Attributes:
         step: optimizer steps done; at a turn boundary.
         holder: the owner that has the head.
         unfreezing: what the coordinator knows of the losses, if the course leaves unfreezing to the run.
         operations: the table in force there, if the course leaves tables to the run; only the coordinator has to know.
+        first_turn: index of the first turn after it: 0, unless the run moved.
+        first_seq: ``seq`` of the first item after it.
+        epoch: of the placement that holds there.
     """
 
     step: int
     holder: str
     unfreezing: Unfreezing = NOTHING_KNOWN
     operations: Operations | None = None
+    first_turn: int = 0
+    first_seq: int = 0
+    epoch: int = 0
 
     @staticmethod
     def of(
@@ -184,8 +190,8 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
 
     Args:
         course: of the run.
-        start: continue a run from there. Indices and ``seq`` count from 0 again; the evaluation that was due
-            at that step is repeated.
+        start: continue a run from there. After a checkpoint indices and ``seq`` count from 0 again, and the evaluation
+            that was due at that step is repeated; after a move neither.
 
     Raises:
         PlanError: ``start`` is not at a turn boundary of this course.
@@ -194,18 +200,19 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
     last: Turn | None = None
     step = start.step
     num_turns = -(-step // course.local_iterations)
-    if (step or not course.num_steps) and evaluation_is_due(course, step):
+    if start.first_turn == 0 and (step or not course.num_steps) and evaluation_is_due(course, step):
         round_index = max(0, num_turns - 1) // len(course.owners)
-        last = yield from _visits(StepKind.EVALUATE, course, step, start.holder, round_index, last)
+        last = yield from _visits(StepKind.EVALUATE, course, step, start.holder, round_index, last, start)
     own = weights(course.owners, course.turns)
     counts, order = turn_counts(own, num_turns), owner_indices(own, num_turns)
     while step < course.num_steps:
         round_index, position = num_turns // len(course.owners), next(order)
         if scores_are_due(course, step):
             holder = last.owner if last else start.holder
-            last = yield from _visits(StepKind.SCORE, course, step, holder, round_index, last)
+            last = yield from _visits(StepKind.SCORE, course, step, holder, round_index, last, start)
         last = _next_turn(
             last,
+            start,
             kind=StepKind.TRAIN,
             owner=course.owners[position].node,
             round=round_index,
@@ -289,6 +296,7 @@ def checkpoint_turn(last: Turn, *, holder: str) -> Turn:
 
 def _next_turn(
     last: Turn | None,
+    start: StartPoint | None = None,
     *,
     kind: StepKind,
     owner: str,
@@ -298,11 +306,11 @@ def _next_turn(
     first_batch: int,
 ) -> Turn:
     return Turn(
-        index=last.index + 1 if last else 0,
+        index=last.index + 1 if last else start.first_turn if start else 0,
         kind=kind,
         owner=owner,
         round=round,
-        first_seq=last.end_seq if last else 0,
+        first_seq=last.end_seq if last else start.first_seq if start else 0,
         num_items=num_items,
         first_step=first_step,
         first_batch=first_batch,
@@ -319,12 +327,19 @@ def _visited(kind: StepKind, course: Course, holder: str) -> list[Owner]:
 
 
 def _visits(
-    kind: StepKind, course: Course, step: int, holder: str, round_index: int, last: Turn | None
+    kind: StepKind,
+    course: Course,
+    step: int,
+    holder: str,
+    round_index: int,
+    last: Turn | None,
+    start: StartPoint | None = None,
 ) -> Generator[Turn, None, Turn | None]:
     """Yield a turn of this kind for each owner, with all its batches that count; return the last turn that there is."""
     for owner in _visited(kind, course, holder):
         last = _next_turn(
             last,
+            start,
             kind=kind,
             owner=owner.node,
             round=round_index,

@@ -1,0 +1,154 @@
+"""What must hold for a run that goes from one placement to the next, whatever the timing: on a virtual clock."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.epochs import due
+from ringtune.schedule.methods import Everything
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
+from sim.ring import VirtualRing
+from sim.ring_result import RingResult
+from tests.support.moves import by_epoch, granted, moving, moving_at_random
+from tests.support.plans import changed, make_plan, random_plan
+from tests.support.validate import validate_table
+
+TWO = [("a", 0, 3), ("b", 3, 6)]
+MOVED = [("b", 0, 1), ("c", 1, 6)]
+
+
+def random_moving_plan(rng: random.Random) -> Plan:
+    """Any plan of a method whose result does not depend on the ring, with further placements."""
+    plan = random_plan(rng, with_operations=rng.random() < 0.3)
+    if plan.course.method.name == "pipeadapter":
+        plan = changed(plan, method=Everything())
+    return moving_at_random(rng, plan)
+
+
+def run(plan: Plan, rng: random.Random, **values: object) -> RingResult:
+    """The run with random times of everything, moves included."""
+    speeds = {node: rng.choice([0.1, 1.0, 3.0]) for node in plan.nodes}
+    return VirtualRing(
+        plan,
+        action_s=lambda node, action: speeds[node] * rng.random(),
+        message_s=lambda source, target, payload: rng.choice([0.0, 0.1, 2.0]) * rng.random(),
+        control_s=lambda node: rng.random(),
+        move_s=lambda move: 5 * rng.random(),
+        items_ahead=rng.choice([1, 16]),
+        **values,  # type: ignore[arg-type]
+    ).run()
+
+
+def moves_of(result: RingResult) -> list[rd.LogMove]:
+    """What the log says of moves."""
+    return [entry for entry in result.logged if isinstance(entry, rd.LogMove)]
+
+
+def validate(plan: Plan, result: RingResult, stays: frozenset[int] = frozenset()) -> None:
+    """Each epoch carried just its own turns out, on just its own nodes."""
+    turns = list(turn_sequence(plan.course))
+    assert [turn.index for turn in granted(result)] == [turn.index for turn in turns]
+    for part, own, table, start in by_epoch(plan, turns, result.order, stays):
+        validate_table(part, own, table, start=start)
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("block", range(10))
+def test_moves_any_plan_and_any_delays_carry_out_a_valid_table_in_every_epoch(block: int) -> None:
+    """Whatever the placements and the timing, each epoch does what its part of the plan says and nothing else."""
+    for seed in range(block * 20, block * 20 + 20):
+        rng = random.Random(seed)
+        plan = random_moving_plan(rng)
+        result = run(plan, rng)
+        assert result.finish is not None and result.finish.error == "", (seed, result.finish)
+        assert [(move.epoch, move.problem) for move in moves_of(result)] == [
+            (one.epoch, "") for one in plan.placements[1:]
+        ], seed
+        validate(plan, result)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_moves_that_fail_leave_the_run_where_it_was(seed: int) -> None:
+    """A node that can't prepare keeps all on the placement that they have; the run ends well and says why."""
+    rng = random.Random(seed)
+    plan = random_moving_plan(rng)
+    stays = frozenset(one.epoch for one in plan.placements[1:] if rng.random() < 0.6)
+    bad = {epoch: rng.choice(plan.at(epoch).nodes) for epoch in stays}
+
+    def fails(move: rd.Move) -> str:
+        epoch = move.part.placement.epoch
+        return f"node {move.node} has no room" if bad.get(epoch) == move.node else ""
+
+    result = run(plan, rng, fails_to_move=fails)
+    assert result.finish == rd.Finish("", "")
+    validate(plan, result, stays)
+    told = {move.epoch: move.problem for move in moves_of(result)}
+    wanted = {one.epoch: f"node {bad[one.epoch]} has no room" if one.epoch in stays else "" for one in plan.placements}
+    assert told == {epoch: problem for epoch, problem in wanted.items() if epoch}
+
+
+def test_move_that_takes_too_long_is_given_up() -> None:
+    """A node that prepares for ever is waited for as long as for anything, then all go back."""
+    plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=8), (2, MOVED))
+    result = VirtualRing(
+        plan, move_s=lambda move: 50.0 if (move.node, move.start.epoch) == ("c", 1) else 1.0, wait_s=20
+    )
+    (move,) = moves_of(found := result.run())
+    assert found.finish == rd.Finish("", "")
+    assert (move.step, move.problem, move.part) == (4, "waited 20 s for node c to move", plan.at(0))
+    assert move.seconds == pytest.approx(21)
+    validate(plan, found, frozenset({1}))
+
+
+def test_move_back_that_takes_too_long_ends_the_run() -> None:
+    """Where a node can't go back either, the run ends, and says how it goes on."""
+    plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=8), (2, MOVED))
+    result = VirtualRing(plan, move_s=lambda move: 50.0 if move.node == "b" else 1.0, wait_s=20).run()
+    message = "waited 20 s for node b to go back; start the run again with --resume"
+    assert result.finish == rd.Finish("DeadlineError", message)
+
+
+def test_moves_begin_at_the_first_turn_of_the_next_placement_and_not_before() -> None:
+    """Evaluations and checkpoints after the last turn are of the old placement still."""
+    course = {"num_blocks": 6, "num_steps": 8, "eval_every": 4, "checkpoint_every": 4}
+    plan = moving(make_plan(TWO, ["a", "b"], **course), (2, MOVED))  # type: ignore[arg-type]
+    epochs = [(turn.kind, turn.first_step, due(plan, turn)) for turn in turn_sequence(plan.course)]
+    train, save, evaluate = StepKind.TRAIN, StepKind.CHECKPOINT, StepKind.EVALUATE
+    assert epochs == [
+        (train, 0, 0),
+        (train, 2, 0),
+        (save, 4, 0),
+        (evaluate, 4, 0),
+        (evaluate, 4, 0),
+        (train, 4, 1),
+        (train, 6, 1),
+        (save, 8, 1),
+        (evaluate, 8, 1),
+        (evaluate, 8, 1),
+    ]
+
+
+@pytest.mark.parametrize("step", [4, 6])
+def test_run_that_goes_on_from_a_checkpoint_of_an_earlier_placement_moves_first(step: int) -> None:
+    """A checkpoint at the boundary, or after a move that failed, is of the old placement: the run moves from there."""
+    plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=8, checkpoint_every=2), (2, MOVED))
+    start = StartPoint.of(plan.course, step=step)
+    result = VirtualRing(plan, start=start).run()
+    assert result.finish == rd.Finish("", "")
+    (move,) = moves_of(result)
+    assert (move.step, move.epoch, move.problem) == (step, 1, "")
+    assert not any(action.is_compute for action in result.order["a"] if action.start >= 1 and action.start < 6)
+
+
+def test_run_that_goes_on_in_a_later_placement_begins_there() -> None:
+    """A checkpoint after a move is of the placement to which the run had moved."""
+    plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=8, checkpoint_every=2), (2, MOVED))
+    start = StartPoint(step=6, holder="a", epoch=1)
+    result = VirtualRing(plan, start=start).run()
+    assert result.finish == rd.Finish("", "") and not moves_of(result)
+    turns = list(turn_sequence(plan.course, start=start))
+    validate_table(plan.at(1), turns, {node: result.order[node] for node in plan.at(1).nodes}, start=start)
