@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Final
 
 from torch import nn
 
@@ -10,9 +11,13 @@ from edge.compute.helping.sums import Sums
 from edge.compute.hosting import Hosted
 from edge.compute.offloading import Offloading
 from edge.compute.saving.vectors import Vectors
-from edge.shards.shard_file import Besides, load_shard, to_shard
+from edge.model.training_state import TrainingState
+from edge.shards.shard_file import PREFIXES, Besides, load_shard, to_shard
 from ringtune.files.pieces import Pieces
+from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
 from ringtune.schedule.placement import Slice
+
+_WHERE: Final = "the blocks that were taken over"
 
 
 class CheckpointPart:
@@ -59,6 +64,32 @@ class CheckpointPart:
         )
         self._offloading.loaded()
         return head
+
+    def tensors(self) -> dict[str, TensorPieces]:
+        """Return what trains here with its optimizer state, by its names in a part."""
+        return self._state(self.trained).tensors()
+
+    def take_over(self, tensors: Mapping[str, TensorPieces], *, blocks: Collection[int]) -> None:
+        """Go on from the tensors of some blocks, as ``tensors`` of other nodes gave them; others were not trained yet.
+
+        Raises:
+            IntegrityError: they are not those of these blocks.
+        """
+        trained = {name: value for name, value in self.trained.items() if int(name.partition(".")[0]) in blocks}
+        state, file = self._state(trained), TensorFile(write_tensors(tensors), where=_WHERE)
+        state.check(file)
+        state.load(file)
+
+    def _state(self, parameters: Mapping[str, nn.Parameter]) -> TrainingState:
+        optimizers = self._hosted.optimizers
+        return TrainingState(
+            values=parameters,
+            parameters=parameters,
+            optimizers=optimizers,
+            prefixes=PREFIXES,
+            where=_WHERE,
+            part="blocks",
+        )
 
     def _besides(self) -> dict[str, Besides]:
         fitted = self._hosted.fitted()

@@ -91,7 +91,7 @@ class NodeExecutor:
         self._replica = Replica(plan, node, self._hosted)
         self._parcels = Parcels(self._hosted, self.offloading, self._replica)
         self._forwards = Forwards(plan, node, self._hosted, self._versions, self._scoring)
-        self._part = CheckpointPart(self._slice, self._hosted, self.offloading, self._forwards.vectors)
+        self.part = CheckpointPart(self._slice, self._hosted, self.offloading, self._forwards.vectors)
         self.inactive_state = InactiveState(self._course, self._hosted.all_optimizers())
         self.device = torch.device(device)
         self._settle = settle_of(self.device)
@@ -343,7 +343,7 @@ class NodeExecutor:
             with_head: also the head; ask the owner that holds it.
         """
         head = self.head_blob() if with_head else None
-        return self._part.write(head, metadata)
+        return self.part.write(head, metadata)
 
     def load_shard(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> None:
         """Replace trained tensors, moments and step counts by those that ``shard`` gave; ``with_head`` as there.
@@ -353,7 +353,7 @@ class NodeExecutor:
             DivergedError: the head in it is not finite.
             OSError: the content can't be read.
         """
-        head = self._part.load(data, metadata, with_head=with_head)
+        head = self.part.load(data, metadata, with_head=with_head)
         if head is not None:
             self._owner(None)[0].load_blob(head, where="the head in the shard")
 
@@ -374,7 +374,7 @@ class NodeExecutor:
         Raises:
             DivergedError: a trained weight is not finite after the last update.
         """
-        trained: dict[str, torch.Tensor] = {**self._part.trained, **self.offloading.installed}
+        trained: dict[str, torch.Tensor] = {**self.part.trained, **self.offloading.installed}
         if with_head:
             trained |= {f"head.{name}": value for name, value in self._owner(None)[0].parameters.items()}
         require_finite(trained)

@@ -27,7 +27,7 @@ from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
 
 FORMAT = "ringtune-shard-1"
-_PREFIXES = Prefixes(value="adapter/", state="moments/")
+PREFIXES = Prefixes(value="adapter/", state="moments/")
 _HEAD = "head"
 _METADATA = "ringtune"
 _WHERE = "the shard"
@@ -132,7 +132,7 @@ def _state(
 ) -> TrainingState:
     values = {**parameters, **(installed or {})}
     return TrainingState(
-        values=values, parameters=parameters, optimizers=optimizers, prefixes=_PREFIXES, where=_WHERE, part="slice"
+        values=values, parameters=parameters, optimizers=optimizers, prefixes=PREFIXES, where=_WHERE, part="slice"
     )
 
 

@@ -43,7 +43,7 @@ def held_bytes(folder: Path) -> Figures:
         held = {}
         for dtype, way in ways.items():
             executor = frozen_speed.one_node(model, adapter, width, way, 64)
-            held[dtype] = executor.hosted_bytes - sum(value.nbytes for value in executor._part.trained.values())
+            held[dtype] = executor.hosted_bytes - sum(value.nbytes for value in executor.part.trained.values())
         found[name] = {"bytes": held, "ratio": {dtype: held[dtype] / held["float32"] for dtype in FROZEN_DTYPES}}
     return found
 

@@ -68,6 +68,12 @@ class Losses:
     def put_parcel(self, node: str, key: TensorKey, content: Any) -> None:
         """Nothing."""
 
+    def rest(self, node: str) -> None:
+        """Nothing."""
+
+    def move(self, command: rd.Move) -> None:
+        """Nothing."""
+
 
 def auto_plan(seed: int) -> Plan:
     """Any shape of run, with a patience that is soon over."""

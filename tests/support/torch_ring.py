@@ -13,11 +13,14 @@ import torch
 from safetensors.torch import load
 
 from edge.compute.executor import NodeExecutor
+from edge.compute.snapshot import Snapshot, take_over
 from edge.data.rows import OwnerDataset
+from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job, parse_job
 from ringtune.models.families import family_named
 from ringtune.models.family import CLASS_TASKS
 from ringtune.models.folder import read_config
+from ringtune.rounds.round_events import Move
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
@@ -204,6 +207,10 @@ class TorchCarrier:
     keep_messages: bool = False
     messages: list[tuple[str, str, int, Any]] = field(default_factory=list)
     shards: dict[int, dict[str, bytes]] = field(default_factory=dict)
+    case: Case | None = None
+    plan: Plan | None = None
+    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    _part: Plan | None = None
     _saves: dict[int, Turn] = field(default_factory=dict)
 
     def granted(self, node: str, turn: Turn) -> None:
@@ -242,6 +249,31 @@ class TorchCarrier:
         """A safetensors blob."""
         self.executors[node].load_head_blob(content)
 
+    def rest(self, node: str) -> None:
+        """The node's snapshot, which every other may take over; its executor is let go."""
+        assert self.plan is not None
+        part = self._part or self.plan.at(0)
+        self.snapshots[node] = Snapshot(self.executors[node], part.slice_of(node), {}, with_head=self._has_head(node))
+
+    def _has_head(self, node: str) -> bool:
+        return self.plan is not None and self.plan.owner(node) is not None
+
+    def move(self, command: Move) -> None:
+        """A fresh executor with what others kept."""
+        assert self.case is not None
+        node, self._part = command.node, command.part
+        self.executors = {name: executor for name, executor in self.executors.items() if name != node}
+        if node not in command.part.nodes:
+            return
+        executor = make_executor(self.case, command.part, node)
+        self.executors = {**self.executors, node: executor}
+        parts = [self.snapshots[source.node].part(source.start, source.stop) for source in command.sources]
+        take_over(executor, [Pieces.of(bytes(part)) for part in parts], {})
+        if node == command.start.holder:
+            head = self.snapshots[node].head
+            assert head is not None
+            executor.load_head_blob(head)
+
     def take_parcel(self, node: str, key: TensorKey) -> Any:
         """A safetensors blob."""
         return self.executors[node].take_parcel(key)
@@ -271,11 +303,14 @@ def shard_metadata(node: str, step: int) -> dict[str, str]:
 
 def make_carrier(case: Case, plan: Plan, *, keep_messages: bool = False) -> TorchCarrier:
     """Executors for every node of a plan."""
-    datasets = case.datasets()
-    executors = {
-        node: NodeExecutor(plan, node, case.job, case.folder / "model", datasets.get(node)) for node in plan.nodes
-    }
-    return TorchCarrier(executors, keep_messages=keep_messages)
+    part = plan.parts[0]
+    executors = {node: make_executor(case, part, node) for node in part.nodes}
+    return TorchCarrier(executors, keep_messages=keep_messages, case=case, plan=plan)
+
+
+def make_executor(case: Case, plan: Plan, node: str) -> NodeExecutor:
+    """The executor of one node of a plan."""
+    return NodeExecutor(plan, node, case.job, case.folder / "model", case.datasets().get(node))
 
 
 def distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:

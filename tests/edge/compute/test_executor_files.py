@@ -66,7 +66,7 @@ def test_executor_hands_in_no_weights_that_are_not_finite(model_folder: Path, tm
     datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
     plan = ring.make_plan(job, datasets, TWO)
     executor = ring.HandRing(plan, job, model_folder, datasets).nodes[plan.placement.hosts[0].node]
-    next(iter(executor._part.trained.values())).data[0] = torch.inf
+    next(iter(executor.part.trained.values())).data[0] = torch.inf
     with pytest.raises(DivergedError, match=r"after the last step; lower train\.learning_rate"):
         executor.adapter_files(with_head=False)
 
