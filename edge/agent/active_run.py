@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from edge.machine.memory_budget import give_memory_back
+from edge.machine.memory_budget import give_memory_back, peak_rss_bytes
 from edge.run.loop import AgentRun
 from edge.run.reporter import Arrived, Reporter
 from edge.run.shared_clock import SharedClock
@@ -48,6 +48,7 @@ class ActiveRun:
     start: StartPoint | None = None
     result: Result = NO_RESULT
     is_collected: bool = False
+    is_resting: bool = False
     is_finished: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
     executor: Any = None
@@ -72,6 +73,17 @@ class ActiveRun:
         """
         if self.cancelled.is_set():
             raise InterruptedRunError(f"run {self.run_id} was released while node {self.node} prepared it")
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of this node so far, as JSON has them; the run is under way."""
+        counted = self.run.totals.as_json() if self.run is not None else {}
+        return {
+            "node": self.node,
+            **counted,
+            "hosted_bytes": int(self.executor.hosted_bytes),
+            **self.executor.version_figures,
+            "peak_rss_bytes": peak_rss_bytes(),
+        }
 
     # ---- what links deliver, from their threads ---------------------------------------------------
 
@@ -123,8 +135,11 @@ class ActiveRun:
             reporter.put(span)
 
     def on_link_lost(self, peer: str, reason: str) -> None:
-        """Fail the run ``_LOST_GRACE_S`` after a link with ``peer``, in or out, broke, unless it is over by then."""
-        if self.run is None or self.is_collected or self.cancelled.is_set():
+        """Fail the run ``_LOST_GRACE_S`` after a link with ``peer``, in or out, broke, unless it is over by then.
+
+        While the run moves, other nodes may have moved already.
+        """
+        if self.run is None or self.is_collected or self.is_resting or self.cancelled.is_set():
             return
         _LOG.info("node %s: link with %s broke: %s", self.node, peer, reason)
         timer = threading.Timer(_LOST_GRACE_S, self._report_lost, (peer, reason))
@@ -133,7 +148,7 @@ class ActiveRun:
 
     def _report_lost(self, peer: str, reason: str) -> None:
         run = self._wanted()
-        if run is not None and not self.is_collected:
+        if run is not None and not self.is_collected and not self.is_resting:
             run.on_peer_lost(peer, reason)
 
     def _wanted(self) -> AgentRun | None:

@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from edge.agent.active_run import ActiveRun
-from edge.agent.open_links import check_private, open_links
+from edge.agent.link_measuring import LinkMeasuring
+from edge.agent.moving.agent_moves import AgentMoves
+from edge.agent.moving.shelf import TakenOver
+from edge.agent.open_links import open_links
 from edge.agent.preparing import build_slice, start_loop
 from edge.agent.torch_side import Workshop
 from edge.agent_options import AgentOptions
@@ -30,10 +33,9 @@ from edge.machine.threads import ComputeThread
 from edge.measuring.timing_request import TimingRequest
 from edge.run.loop import AgentRun
 from edge.run.shared_clock import SharedClock
+from edge.run.totals import Totals
 from edge.shards.saver import GoesOn, ShardAsked, check_shards
 from edge.weights.borrow import Borrower
-from edge.wire.load import computing_lost_s_per_byte
-from edge.wire.probe import LinkRate, measure_link
 from ringtune.errors import FrameError, RingTuneError
 from ringtune.files.chunks import write_files
 from ringtune.files.pieces import Pieces
@@ -72,7 +74,7 @@ class Agent:
     ) -> None:
         self.models = models
         self._clock = clock or SharedClock()
-        self._options = options
+        self.options = options
         self._attach_ring = attach_ring
         self._ring: Any = None
         self._report = report
@@ -82,6 +84,9 @@ class Agent:
         self._lock = threading.Lock()
         self._active: ActiveRun | None = None
         self._data: tuple[str, Any] = ("", None)
+        self._totals = Totals()
+        self.links = LinkMeasuring(options)
+        self.moves = AgentMoves(self, options.name)
 
     @property
     def current_run(self) -> str:
@@ -89,9 +94,13 @@ class Agent:
         active = self._active
         return active.run_id if active else ""
 
+    def current(self) -> ActiveRun | None:
+        """Return the run that is prepared or under way; None if there is none."""
+        return self._active
+
     def preload(self) -> None:
         """Load torch in the background; an error shows up when a run needs it."""
-        self._compute.submit(lambda: self._workshop().preload())
+        self._compute.submit(lambda: self.workshop().preload())
 
     # ---- what the coordinator asks ----------------------------------------------------------------
 
@@ -109,44 +118,19 @@ class Agent:
         job = self._job(run_id, job_toml)
         if self.models is not None:
             job = self.models.for_planning(run_id, job, timeout_s=timeout_s)
-        budget = self._options.memory_bytes or memory_budget.memory_budget()
+        budget = self.options.memory_bytes or memory_budget.memory_budget()
 
         def work() -> dict[str, Any]:
             known = self._data[1] if self._data[0] == run_id else None
             self._data = ("", None)
-            facts, dataset = self._workshop().inspect(
-                self._options, job, timing=timing, memory_bytes=budget, dataset=known
+            facts, dataset = self.workshop().inspect(
+                self.options, job, timing=timing, memory_bytes=budget, dataset=known
             )
             self._data = (run_id, dataset)
             return facts
 
-        left_s, what = deadline_s - time.monotonic(), f"node {self._options.name} to inspect its model and data"
+        left_s, what = deadline_s - time.monotonic(), f"node {self.options.name} to inspect its model and data"
         return json.dumps(self._compute.call(work, timeout_s=left_s, what=what))
-
-    def measure_link(
-        self, target: str, address: str, message_bytes: int, *, timeout_s: float, brief: bool = False
-    ) -> LinkRate:
-        """Measure the link to another node; see ``edge.wire.probe``.
-
-        Raises:
-            ConnectionFailedError: it can't be measured, or leaves this machine unencrypted; names both ends.
-            DeadlineError: it took too long.
-        """
-        check_private(self._options, target, address)
-        me = self._options.name
-        return measure_link(me, target, address, message_bytes=message_bytes, timeout_s=timeout_s, brief=brief)
-
-    def computing_lost_s_per_byte(
-        self, target: str, address: str, message_bytes: int, computing_s: float, *, timeout_s: float
-    ) -> float:
-        """Measure what messages to another node take from this node's computing; see ``edge.wire.load``.
-
-        Raises:
-            ConnectionFailedError: it can't be measured, or leaves this machine unencrypted; names both ends.
-        """
-        check_private(self._options, target, address)
-        me = self._options.name
-        return computing_lost_s_per_byte(me, target, address, message_bytes, computing_s, timeout_s=timeout_s)
 
     def prepare(
         self,
@@ -174,24 +158,43 @@ class Agent:
         deadline_s = time.monotonic() + timeout_s
         self._release_other("")
         plan = Plan.from_json(read_object(plan_json, "the plan that came"))
-        job = self._job(run_id, job_toml)
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
-        name, result = self._options.name, result_of(job)
+        active = self.adopt(run_id, epoch, plan, start)
+        self.begin(active, job_toml, addresses, deadline_s, goes_on=goes_on)
+        return int(active.executor.hosted_bytes)
+
+    def adopt(self, run_id: str, epoch: int, plan: Plan, start: StartPoint | None) -> ActiveRun:
+        """Make this the agent's run, which prepares from now on."""
         with self._lock:
-            self._active = active = ActiveRun(run_id, name, epoch, plan, start, result, clock=self._clock)
-        _LOG.info("run %s begins, blocks %s", run_id, plan.slice_of(name).text)
+            self._active = active = ActiveRun(run_id, self.options.name, epoch, plan, start, clock=self._clock)
+        return active
+
+    def begin(
+        self,
+        active: ActiveRun,
+        job_toml: str,
+        addresses: Mapping[str, str],
+        deadline_s: float,
+        *,
+        goes_on: GoesOn | None = None,
+        taken: TakenOver | None = None,
+    ) -> None:
+        """Prepare a run, or its next placement with what was ``taken`` over; see ``prepare``."""
+        run_id, plan = active.run_id, active.plan
+        _LOG.info("run %s begins, blocks %s", run_id, plan.slice_of(active.node).text)
         try:
+            job = self._job(run_id, job_toml)
+            active.result = result_of(job)
             if self.models is not None:
                 job = self.models.for_run(run_id, job, plan, timeout_s=deadline_s - time.monotonic())
                 active.check_wanted()
-            self._build(active, job, deadline_s, goes_on)
-            open_links(active, self._options, self._workshop(), addresses, deadline_s)
+            self._build(active, job, deadline_s, goes_on, taken)
+            open_links(active, self.options, self.workshop(), addresses, deadline_s)
             self._start(active, job)
             active.check_wanted()
         except BaseException:
-            self._end(active, "preparing failed")
+            self.end(active, "preparing failed")
             raise
-        return int(active.executor.hosted_bytes)
 
     def load(self, run_id: str, chunks: Iterable[control_pb2.FileChunk], *, timeout_s: float) -> None:
         """Replace the initial values of what trains by saved ones, before the first turn.
@@ -200,7 +203,7 @@ class Agent:
             FrameError: this run is not the one that is prepared here.
             IntegrityError: the files are damaged or belong to another job.
         """
-        active, run = self._of(run_id, None)
+        active, run = self.of(run_id, None)
         executor = active.executor
         with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
             folder = Path(name)
@@ -214,7 +217,7 @@ class Agent:
         Raises:
             BusyError: another process uses this node's folder.
         """
-        name, state = self._options.name, self._options.state
+        name, state = self.options.name, self.options.state
         return self._compute.call(
             lambda: check_shards(state, name, run_id, asked, timeout_s=timeout_s),
             timeout_s=timeout_s,
@@ -228,7 +231,7 @@ class Agent:
             FrameError: its run or plan is not the one that is prepared here.
             IntegrityError: a turn or its operation table is not readable.
         """
-        return self._of(request.run_id, request.plan_epoch)[0].grants.turns(request)
+        return self.of(request.run_id, request.plan_epoch)[0].grants.turns(request)
 
     def grant(self, run_id: str, epoch: int, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
         """Work on these turns, and drop shards of steps before ``keep_from_step``.
@@ -236,7 +239,8 @@ class Agent:
         Raises:
             FrameError: this run or plan is not the one that is prepared here.
         """
-        run = self._of(run_id, epoch)[1]
+        active, run = self.of(run_id, epoch)
+        self.moves.granted(active, turns)
         if self._ring is not None:
             self._ring.granted(turns)
         run.grant(turns)
@@ -251,7 +255,7 @@ class Agent:
         Raises:
             FrameError: this run is not the one that is prepared here.
         """
-        active, run = self._of(run_id, None)
+        active, run = self.of(run_id, None)
         executor, reporter = active.executor, active.reporter
         active.is_collected = True
         files: dict[str, Pieces] = dict(
@@ -261,14 +265,7 @@ class Agent:
                 what="the trained tensors",
             )
         )
-        totals = {
-            "node": self._options.name,
-            **run.totals.as_json(),
-            "hosted_bytes": int(executor.hosted_bytes),
-            **executor.version_figures,
-            "peak_rss_bytes": memory_budget.peak_rss_bytes(),
-        }
-        files["totals.json"] = Pieces.of(json.dumps(totals).encode())
+        files["totals.json"] = Pieces.of(json.dumps(active.figures()).encode())
         if reporter is not None:
             reporter.flush(min(_FLUSH_S, timeout_s))  # so that the trace is complete when the run ends
         return files
@@ -286,7 +283,8 @@ class Agent:
         active = self._active
         if active is not None and run_id in ("", active.run_id):
             active.is_finished = active.is_finished or is_finished
-            self._end(active, reason)
+            self.end(active, reason)
+        self.moves.release(run_id)
         if run_id in ("", self._data[0]):
             self._data = ("", None)
 
@@ -307,40 +305,44 @@ class Agent:
 
     # ---- parts of prepare -------------------------------------------------------------------------
 
-    def _build(self, active: ActiveRun, job: Job, deadline_s: float, goes_on: GoesOn | None) -> None:
+    def _build(
+        self, active: ActiveRun, job: Job, deadline_s: float, goes_on: GoesOn | None, taken: TakenOver | None
+    ) -> None:
         def work() -> None:
             active.check_wanted()
-            workshop = self._workshop()
+            workshop = self.workshop()
             data_run, dataset = self._data
             build_slice(
                 active,
                 job,
-                self._options,
+                self.options,
                 workshop=workshop,
                 ring=self._ring,
                 dataset=dataset if data_run == active.run_id else None,
                 goes_on=goes_on,
+                taken=taken,
                 deadline_s=deadline_s,
             )
 
         left_s = deadline_s - time.monotonic()
-        self._compute.call(work, timeout_s=left_s, what=f"node {self._options.name} to build its slice")
+        self._compute.call(work, timeout_s=left_s, what=f"node {self.options.name} to build its slice")
 
     def _start(self, active: ActiveRun, job: Job) -> None:
         start_loop(
             active,
             job,
-            workshop=self._workshop(),
+            workshop=self.workshop(),
             ring=self._ring,
             compute=self._compute,
             report=self._report,
-            on_refused=lambda reason: self._end(active, reason),
+            on_refused=lambda reason: self.end(active, reason),
             clock=self._clock,
+            totals=self._totals_of(active.run_id),
         )
 
     # ---- the end of a run -------------------------------------------------------------------------
 
-    def _end(self, active: ActiveRun, reason: str) -> None:
+    def end(self, active: ActiveRun, reason: str) -> None:
         """Stop a run and drop what it holds; from any thread, a second call does nothing."""
         with self._lock:
             if active.cancelled.is_set():
@@ -350,27 +352,40 @@ class Agent:
                 self._active = None
         _LOG.info("run %s is over: %s", active.run_id, reason)
         active.stop(reason)
+        if active.reporter is not None:  # a run that moves goes on with its numbers
+            self._totals_of(active.run_id).num_reports = active.reporter.num_reports
         if self._ring is not None:
             self._ring.forget(active)
         self._compute.submit(active.drop)
 
+    def _totals_of(self, run_id: str) -> Totals:
+        if self._totals.run_id != run_id:
+            self._totals = Totals(run_id)
+        return self._totals
+
     def _release_other(self, run_id: str) -> None:
         active = self._active
         if active is not None and active.run_id != run_id:
-            self._end(active, "another run begins")
+            self.end(active, "another run begins")
 
-    def _of(self, run_id: str, epoch: int | None) -> tuple[ActiveRun, AgentRun]:
+    def of(self, run_id: str, epoch: int | None) -> tuple[ActiveRun, AgentRun]:
+        """Return a run and its loop; ``epoch`` None = in any placement.
+
+        Raises:
+            FrameError: another run or placement is prepared here, or none.
+        """
         active = self._active
         if active is None or active.run is None or active.run_id != run_id:
             doing = f"run {active.run_id}" if active else "no run"
-            raise FrameError(f"node {self._options.name} has {doing}, not run {run_id}; prepare it first")
+            raise FrameError(f"node {self.options.name} has {doing}, not run {run_id}; prepare it first")
         if epoch is not None and epoch != active.epoch:
             raise FrameError(
-                f"node {self._options.name} has placement epoch {active.epoch}, not {epoch}; prepare it first"
+                f"node {self.options.name} has placement epoch {active.epoch}, not {epoch}; prepare it first"
             )
         return active, active.run
 
-    def _workshop(self) -> Workshop:
+    def workshop(self) -> Workshop:
+        """Return the part that needs torch, which is loaded when it is first asked for."""
         if self._loaded is None:
             start_s = time.monotonic()
             self._loaded = self._load()
@@ -381,5 +396,5 @@ class Agent:
 
     def _job(self, run_id: str, job_toml: str) -> Job:
         job = parse_job(job_toml, source=f"the job of run {run_id}")
-        path = self._options.model
+        path = self.options.model
         return job.with_overrides({"model.path": str(path)}) if path is not None else job

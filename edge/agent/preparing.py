@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edge.agent.active_run import ActiveRun
+from edge.agent.moving.shelf import TakenOver
 from edge.agent.torch_side import Workshop
 from edge.agent_options import AgentOptions
 from edge.machine import memory_budget
@@ -15,6 +16,7 @@ from edge.run.loop import AgentRun
 from edge.run.partners import Link
 from edge.run.reporter import Reporter
 from edge.run.shared_clock import SharedClock
+from edge.run.totals import Totals
 from edge.shards.saver import GoesOn, open_saver
 from ringtune.jobs.job import Job
 from ringtune.schedule.replicas import saves_head
@@ -30,9 +32,10 @@ def build_slice(
     ring: Any,
     dataset: Any,
     goes_on: GoesOn | None,
+    taken: TakenOver | None = None,
     deadline_s: float,
 ) -> None:
-    """Build the executor of a run, open its saver, and load the shard that it goes on from; on the compute thread.
+    """Build the executor of a run, open its saver, and load what it goes on from; on the compute thread.
 
     Args:
         active: the run, which gets executor and saver.
@@ -41,7 +44,8 @@ def build_slice(
         workshop: builds.
         ring: the servicer, which takes the run's frames from now on.
         dataset: that was loaded for this run before; None = load it.
-        goes_on: the shard; None = the run begins.
+        goes_on: the shard; None = the run begins, or moves.
+        taken: what was taken over; None = the run does not move.
         deadline_s: when the folder for shards has to be locked, on the monotonic clock.
 
     Raises:
@@ -55,7 +59,7 @@ def build_slice(
         ring.forget(active)
         active.check_wanted()
     active.executor = workshop.build(options, job, active.plan, dataset)
-    first_run = goes_on.run_id if goes_on else active.run_id
+    first_run = goes_on.run_id if goes_on else taken.shards_run if taken else active.run_id
     active.saver = open_saver(
         options.state,
         active.plan,
@@ -73,6 +77,8 @@ def build_slice(
     offload = active.plan.course.offload
     if offload is not None and offload.merged and active.saver is not None:
         active.executor.offloading.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
+    if taken is not None:
+        workshop.take_over(active.executor, taken)
     if goes_on is not None and active.saver is not None:
         active.saver.load(
             goes_on.shard.step,
@@ -93,6 +99,7 @@ def start_loop(
     report: Callable[[control_pb2.ReportRequest], object],
     on_refused: Callable[[str], None],
     clock: SharedClock,
+    totals: Totals,
 ) -> None:
     """Start the loop of a run on the compute thread; its links are open.
 
@@ -105,6 +112,7 @@ def start_loop(
         report: delivers one report to the coordinator or raises ``grpc.RpcError``.
         on_refused: told why the coordinator wants no more reports.
         clock: the coordinator's.
+        totals: of the run so far.
     """
     active.reporter = Reporter(
         run_id=active.run_id,
@@ -113,6 +121,7 @@ def start_loop(
         send=report,
         on_refused=on_refused,
         clock=clock,
+        num_reports=totals.num_reports,
     )
     links: dict[str, Link] = active.links
     active.run = AgentRun(
@@ -128,5 +137,6 @@ def start_loop(
         start=active.start,
         saver=active.saver,
         worked=workshop.working_clock(active.executor),
+        totals=totals,
     )
     compute.submit(active.run.loop)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from edge.agent.moving.agent_moves import NextPlacement
+from edge.agent.moving.servicer import SnapshotServicer
 from edge.measuring.timing_request import DEFAULT_BUDGET_S, TimingRequest
 from edge.shards.saver import GoesOn, ShardAsked
 from edge.wire.probe import add_probe_sink
@@ -18,7 +20,9 @@ from ringtune.files.chunks import cut_pieces
 from ringtune.rpc.connections import Server
 from ringtune.rpc.statuses import answer, answer_stream
 from ringtune.rpc.weights_servicer import WeightsServicer
+from ringtune.schedule.epochs import Source
 from ringtune.schedule.frozen_weights import FrozenWeights
+from ringtune.schedule.turns import StartPoint
 from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2_grpc
 
 if TYPE_CHECKING:
@@ -60,7 +64,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         if request.computing_s:
             lost_s = answer(
                 context,
-                lambda: self._agent.computing_lost_s_per_byte(
+                lambda: self._agent.links.computing_lost_s_per_byte(
                     request.target,
                     request.address,
                     request.message_bytes,
@@ -71,7 +75,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
             return control_pb2.MeasureLinkReply(computing_lost_s_per_byte=lost_s)
         found = answer(
             context,
-            lambda: self._agent.measure_link(
+            lambda: self._agent.links.measure(
                 request.target,
                 request.address,
                 request.message_bytes,
@@ -108,6 +112,18 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         first = next(chunks, control_pb2.LoadChunk())
         files = (chunk.file for chunk in itertools.chain([first], chunks))
         self._agent.load(first.run_id, files, timeout_s=timeout_s)
+
+    def Rest(self, request: control_pb2.RestRequest, context: grpc.ServicerContext) -> control_pb2.RestReply:
+        """Keep what the slice has trained, and offer it to other nodes."""
+        moves = self._agent.moves
+        totals = answer(context, lambda: moves.rest(request.run_id, request.plan_epoch, timeout_s=_left_s(context)))
+        return control_pb2.RestReply(totals_json=totals)
+
+    def Move(self, request: control_pb2.MoveRequest, context: grpc.ServicerContext) -> control_pb2.MoveReply:
+        """Build the slice of another placement, and go on with what was trained."""
+        moves = self._agent.moves
+        hosted, fetched = answer(context, lambda: moves.move(_next_placement(request), timeout_s=_left_s(context)))
+        return control_pb2.MoveReply(hosted_bytes=hosted, fetched_bytes=fetched)
 
     def Grant(self, request: control_pb2.GrantRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Let the node work on turns, and drop shards that are not needed any more."""
@@ -164,6 +180,27 @@ def _goes_on(request: control_pb2.PrepareRequest) -> GoesOn | None:
     return GoesOn(request.checkpoint_run, shard, request.start_holder, request.checkpoint_plan)
 
 
+def _next_placement(request: control_pb2.MoveRequest) -> NextPlacement:
+    prepare = request.prepare
+    return NextPlacement(
+        run_id=prepare.run_id,
+        epoch=prepare.plan_epoch,
+        plan_json=prepare.plan_json,
+        job_toml=prepare.job_toml,
+        addresses=dict(prepare.addresses),
+        shards_run=prepare.checkpoint_run or prepare.run_id,
+        start=StartPoint(
+            step=request.step,
+            holder=request.holder,
+            first_turn=request.first_turn,
+            first_seq=request.first_seq,
+            epoch=prepare.plan_epoch,
+        ),
+        from_epoch=request.from_epoch,
+        sources=tuple(Source(source.node, source.start, source.stop) for source in request.sources),
+    )
+
+
 class AgentServer:
     """Serves an agent: its control calls from the start, the ring as soon as it is loaded.
 
@@ -182,6 +219,7 @@ class AgentServer:
             self._grpc_server = server
             control_pb2_grpc.add_AgentServicer_to_server(AgentServicer(agent), server)
             add_probe_sink(server)
+            control_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotServicer(agent.moves.shelf), server)
             if agent.models is not None:
                 weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(agent.models.offers), server)
 

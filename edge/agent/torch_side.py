@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from edge.agent.active_run import ActiveRun
+from edge.agent.moving.shelf import SnapshotLike, TakenOver
 from edge.agent_options import AgentOptions
 from edge.measuring.timing_request import TimingRequest
 from ringtune.jobs.job import Job
@@ -25,6 +26,12 @@ class Workshop(Protocol):
 
     def build(self, options: AgentOptions, job: Job, plan: Plan, dataset: Any) -> Any:
         """Build the executor of this node."""
+
+    def snapshot(self, active: ActiveRun, metadata: Mapping[str, str]) -> SnapshotLike:
+        """Keep what the slice of a run has trained, and at an owner the head; on the compute thread."""
+
+    def take_over(self, executor: Any, taken: TakenOver) -> None:
+        """Go on with what was trained of the blocks of an executor."""
 
     def working_clock(self, executor: Any) -> Callable[[], float]:
         """Make the clock of what the executor's computing takes at this node's quota alone."""

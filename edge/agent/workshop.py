@@ -7,7 +7,7 @@ background after it has joined.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,11 @@ import torch
 
 from edge.agent.active_run import ActiveRun
 from edge.agent.heap import facts_here, set_up_heap
+from edge.agent.moving.shelf import TakenOver
 from edge.agent_options import AgentOptions
 from edge.compute.executor import NodeExecutor
+from edge.compute.snapshot import Snapshot
+from edge.compute.snapshot import take_over as take_over_blocks
 from edge.data.rows import NO_TOKENS, OwnerDataset
 from edge.machine.bfloat16 import multiplies_bfloat16_fast
 from edge.machine.hardware import describe_hardware
@@ -192,6 +195,23 @@ def build(options: AgentOptions, job: Job, plan: Plan, dataset: OwnerDataset | N
         besides_bytes=besides_bytes,
     )
     return NodeExecutor(plan, options.name, job, folder, dataset, device=device)
+
+
+def snapshot(active: ActiveRun, metadata: Mapping[str, str]) -> Snapshot:
+    """Keep what the slice of a run has trained, and at an owner the head."""
+    piece, is_owner = active.plan.slice_of(active.node), active.plan.owner(active.node) is not None
+    return Snapshot(active.executor, piece, metadata, with_head=is_owner)
+
+
+def take_over(executor: NodeExecutor, taken: TakenOver) -> None:
+    """Go on with what was trained of the blocks of an executor.
+
+    Raises:
+        IntegrityError: it is of something else, or damaged.
+    """
+    take_over_blocks(executor, taken.files, taken.metadata)
+    if taken.head is not None:
+        executor.load_head_blob(taken.head)
 
 
 def set_up_torch(options: AgentOptions, job: Job) -> tuple[str, int]:

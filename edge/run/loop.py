@@ -71,6 +71,7 @@ class AgentRun:
         clock: monotonic seconds.
         worked: seconds that the calling thread's computing would have taken at the node's quota alone; stands at 0
             where there is none.
+        totals: of the run so far; None = it begins.
     """
 
     def __init__(
@@ -89,8 +90,9 @@ class AgentRun:
         saver: ShardSink | None = None,
         clock: Callable[[], float] = time.monotonic,
         worked: Callable[[], float] = lambda: 0.0,
+        totals: Totals | None = None,
     ) -> None:
-        self.totals = Totals()
+        self.totals = totals or Totals()
         self._plan = plan
         self._node = node
         self._executor = executor

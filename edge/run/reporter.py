@@ -137,6 +137,10 @@ class Reporter:
         on_refused: called once, from the reporter's thread, if the coordinator no longer wants the reports.
         interval_s: longest time that an entry waits.
         clock: on which the coordinator wants times; by default this node's own wall clock.
+        num_reports: of the run that this node has sent before, in another placement.
+
+    Attributes:
+        num_reports: so many were sent, or are under way.
     """
 
     def __init__(
@@ -149,6 +153,7 @@ class Reporter:
         on_refused: Callable[[str], None],
         interval_s: float = 0.2,
         clock: SharedClock | None = None,
+        num_reports: int = 0,
     ) -> None:
         self._run_id = run_id
         self._node = node
@@ -157,7 +162,7 @@ class Reporter:
         self._on_refused = on_refused
         self._interval_s = interval_s
         self._clock = clock or SharedClock()
-        self._num_reports = 0
+        self.num_reports = num_reports
         self._entries: deque[Entry] = deque()
         self._pending = threading.Event()
         self._urgent = threading.Event()
@@ -227,8 +232,8 @@ class Reporter:
         return True
 
     def _request(self) -> tuple[control_pb2.ReportRequest, list[Flushed]]:
-        self._num_reports += 1
-        request = control_pb2.ReportRequest(run_id=self._run_id, node=self._node, number=self._num_reports)
+        self.num_reports += 1
+        request = control_pb2.ReportRequest(run_id=self._run_id, node=self._node, number=self.num_reports)
         sent: dict[tuple[int, str, str], int] = {}
         lines: list[str] = []
         marks: list[Flushed] = []

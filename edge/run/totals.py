@@ -7,9 +7,14 @@ from typing import Any
 
 
 class Totals:
-    """Counts of one run at one node: actions, busy seconds, processor seconds and bytes sent to each peer."""
+    """Counts of one run at one node: actions, busy seconds, processor seconds and bytes sent to each peer.
 
-    def __init__(self) -> None:
+    They go on when the run moves to another placement, as the numbers of its reports do.
+    """
+
+    def __init__(self, run_id: str = "") -> None:
+        self.run_id = run_id
+        self.num_reports = 0
         self.actions = 0
         self.busy_s = 0.0
         self.started_s = time.monotonic()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from edge.agent.active_run import ActiveRun
 from edge.agent.agent import Agent
+from edge.agent.moving.shelf import TakenOver
 from edge.agent_options import AgentOptions
 from edge.measuring.timing_request import TimingRequest
 from ringtune.errors import FrameError
@@ -96,6 +97,18 @@ class FakeLink:
         self.on_close()
 
 
+class FakeSnapshot:
+    """Says whose blocks it has."""
+
+    def __init__(self, node: str, metadata: Mapping[str, str]) -> None:
+        self.node, self.metadata = node, metadata
+        self.head: Pieces | None = Pieces.of(f"head of {node}".encode())
+
+    def part(self, start: int, stop: int) -> Pieces:
+        """Which blocks."""
+        return Pieces.of(f"{self.node} [{start}, {stop})".encode())
+
+
 class FakeWorkshop:
     """Builds fake executors and links."""
 
@@ -108,6 +121,16 @@ class FakeWorkshop:
         self.built: list[Any] = []
         self.on_build: Callable[[], None] = lambda: None
         self.executor = FakeExecutor()
+
+    def snapshot(self, active: ActiveRun, metadata: Mapping[str, str]) -> FakeSnapshot:
+        """What it is of, and of whom."""
+        return FakeSnapshot(active.node, metadata)
+
+    def take_over(self, executor: Any, taken: TakenOver) -> None:
+        """Logged by the executor."""
+        executor.log += [bytes(file).decode() for file in taken.files]
+        if taken.head is not None:
+            executor.load_head_blob(taken.head)
 
     def preload(self) -> None:
         """Nothing to load."""

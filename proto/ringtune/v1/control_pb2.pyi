@@ -533,6 +533,68 @@ class PrepareReply(_message.Message):
     hosted_bytes: int
     def __init__(self, hosted_bytes: _Optional[int] = ...) -> None: ...
 
+class RestRequest(_message.Message):
+    __slots__ = ("run_id", "plan_epoch")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    plan_epoch: int
+    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ...) -> None: ...
+
+class RestReply(_message.Message):
+    __slots__ = ("totals_json",)
+    TOTALS_JSON_FIELD_NUMBER: _ClassVar[int]
+    totals_json: str
+    def __init__(self, totals_json: _Optional[str] = ...) -> None: ...
+
+class MoveRequest(_message.Message):
+    __slots__ = ("prepare", "step", "holder", "first_turn", "first_seq", "from_epoch", "sources")
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TURN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    FROM_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    prepare: PrepareRequest
+    step: int
+    holder: str
+    first_turn: int
+    first_seq: int
+    from_epoch: int
+    sources: _containers.RepeatedCompositeFieldContainer[SnapshotSource]
+    def __init__(self, prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., step: _Optional[int] = ..., holder: _Optional[str] = ..., first_turn: _Optional[int] = ..., first_seq: _Optional[int] = ..., from_epoch: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ...) -> None: ...
+
+class SnapshotSource(_message.Message):
+    __slots__ = ("node", "start", "stop")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    start: int
+    stop: int
+    def __init__(self, node: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class MoveReply(_message.Message):
+    __slots__ = ("hosted_bytes", "fetched_bytes")
+    HOSTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    hosted_bytes: int
+    fetched_bytes: int
+    def __init__(self, hosted_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ...) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ("run_id", "plan_epoch", "start", "stop")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    plan_epoch: int
+    start: int
+    stop: int
+    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
 class LoadChunk(_message.Message):
     __slots__ = ("run_id", "file")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

@@ -699,6 +699,16 @@ class AgentStub:
                 request_serializer=ringtune_dot_v1_dot_control__pb2.LoadChunk.SerializeToString,
                 response_deserializer=ringtune_dot_v1_dot_control__pb2.Empty.FromString,
                 _registered_method=True)
+        self.Rest = channel.unary_unary(
+                '/ringtune.v1.Agent/Rest',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.RestRequest.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.RestReply.FromString,
+                _registered_method=True)
+        self.Move = channel.unary_unary(
+                '/ringtune.v1.Agent/Move',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.MoveRequest.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.MoveReply.FromString,
+                _registered_method=True)
         self.Grant = channel.unary_unary(
                 '/ringtune.v1.Agent/Grant',
                 request_serializer=ringtune_dot_v1_dot_control__pb2.GrantRequest.SerializeToString,
@@ -741,6 +751,20 @@ class AgentServicer:
 
     def Load(self, request_iterator, context):
         """Take a saved adapter and head over instead of the initial ones; between Prepare and the first Grant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rest(self, request, context):
+        """Keep what the slice has trained, and offer it to other nodes: the run moves to another placement.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Move(self, request, context):
+        """Build the slice of another placement, take over what nodes have trained of it, open the links.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -792,6 +816,16 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Load,
                     request_deserializer=ringtune_dot_v1_dot_control__pb2.LoadChunk.FromString,
                     response_serializer=ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
+            ),
+            'Rest': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rest,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.RestRequest.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.RestReply.SerializeToString,
+            ),
+            'Move': grpc.unary_unary_rpc_method_handler(
+                    servicer.Move,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.MoveRequest.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.MoveReply.SerializeToString,
             ),
             'Grant': grpc.unary_unary_rpc_method_handler(
                     servicer.Grant,
@@ -896,6 +930,60 @@ class Agent:
             '/ringtune.v1.Agent/Load',
             ringtune_dot_v1_dot_control__pb2.LoadChunk.SerializeToString,
             ringtune_dot_v1_dot_control__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringtune.v1.Agent/Rest',
+            ringtune_dot_v1_dot_control__pb2.RestRequest.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.RestReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Move(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringtune.v1.Agent/Move',
+            ringtune_dot_v1_dot_control__pb2.MoveRequest.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.MoveReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1080,6 +1168,82 @@ class Probe:
             '/ringtune.v1.Probe/Link',
             ringtune_dot_v1_dot_control__pb2.ProbeMessage.SerializeToString,
             ringtune_dot_v1_dot_control__pb2.ProbeArrival.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class SnapshotsStub:
+    """Snapshots is what a node calls on another one while a run moves.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Fetch = channel.unary_stream(
+                '/ringtune.v1.Snapshots/Fetch',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.FileChunk.FromString,
+                _registered_method=True)
+
+
+class SnapshotsServicer:
+    """Snapshots is what a node calls on another one while a run moves.
+    """
+
+    def Fetch(self, request, context):
+        """Node: what the other one has trained of some blocks, as a safetensors file.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_SnapshotsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.SnapshotRequest.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.FileChunk.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'ringtune.v1.Snapshots', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('ringtune.v1.Snapshots', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Snapshots:
+    """Snapshots is what a node calls on another one while a run moves.
+    """
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ringtune.v1.Snapshots/Fetch',
+            ringtune_dot_v1_dot_control__pb2.SnapshotRequest.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.FileChunk.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,166 @@
+"""A node's part in a move of its run: rest, then build another slice and go on with what was trained.
+
+::
+
+    rest    the loop stands still, and what the slice has trained is kept and offered to others
+    move    blocks of others come in, the old slice is let go, the new one is built, links are opened
+    grant   the first turn after it: what was kept is let go
+
+The old slice goes before the new one is built, so that a move never needs the memory of both. What was trained stays in
+memory all the time; going back to the old placement is a move to it, from the node's own snapshot.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from edge.agent.active_run import ActiveRun
+from edge.agent.moving.fetch import fetch
+from edge.agent.moving.shelf import SnapshotShelf, TakenOver
+from edge.agent.open_links import check_private
+from ringtune.errors import ConnectionFailedError, InterruptedRunError
+from ringtune.files.strict import read_object
+from ringtune.schedule.epochs import Source
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, Turn
+
+if TYPE_CHECKING:
+    from edge.agent.agent import Agent
+
+_LOG = logging.getLogger(__name__)
+_FLUSH_S = 5.0
+
+
+class NextPlacement(NamedTuple):
+    """The placement to which a node moves.
+
+    Attributes:
+        run_id: of the run.
+        epoch: of the placement.
+        plan_json: the part of the plan.
+        job_toml: of the run.
+        addresses: ``host:port`` of the nodes of both placements.
+        shards_run: under which run shards of checkpoints are kept.
+        start: where the run goes on.
+        from_epoch: of the placement in which the sources hosted the blocks.
+        sources: the trained blocks that the node takes over.
+    """
+
+    run_id: str
+    epoch: int
+    plan_json: str
+    job_toml: str
+    addresses: Mapping[str, str]
+    shards_run: str
+    start: StartPoint
+    from_epoch: int
+    sources: Sequence[Source]
+
+
+class AgentMoves:
+    """The moves of the run of an agent.
+
+    Args:
+        agent: whose run it is.
+        node: its name.
+    """
+
+    def __init__(self, agent: Agent, node: str) -> None:
+        self.shelf = SnapshotShelf(node)
+        self._agent, self._node = agent, node
+        self._lock = threading.Lock()
+        self._num_calls = 0
+
+    def rest(self, run_id: str, epoch: int, *, timeout_s: float) -> str:
+        """Keep what the slice has trained, and offer it; a lost link does not end the run from here on.
+
+        Returns:
+            The totals of the placement, as JSON.
+
+        Raises:
+            FrameError: this run or placement is not the one that is prepared here.
+        """
+        active, run = self._agent.of(run_id, epoch)
+        active.is_resting = True
+        metadata = {"run": run_id, "epoch": str(epoch)}
+
+        def keep() -> Any:
+            return self._agent.workshop().snapshot(active, metadata)
+
+        self.shelf.put(run_id, epoch, run.call(keep, timeout_s=timeout_s, what="its snapshot"))
+        if active.reporter is not None:
+            active.reporter.flush(min(_FLUSH_S, timeout_s))
+        return json.dumps(active.figures())
+
+    def move(self, to: NextPlacement, *, timeout_s: float) -> tuple[int, int]:
+        """Build the slice of another placement, and go on with what was trained; who has no place in it only stops.
+
+        Returns:
+            Bytes of weights that were materialised, and bytes that came from other nodes' snapshots.
+
+        Raises:
+            RingTuneError: as for ``Agent.prepare``, or what was trained can't be taken over.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        number = self._next_call()
+        plan = Plan.from_json(read_object(to.plan_json, "the plan that came"))
+        if self._node not in plan.nodes:
+            self._end_before(number, to.run_id)
+            return 0, 0
+        others = [source for source in to.sources if source.node != self._node]
+        own = [source for source in to.sources if source.node == self._node]
+        files = fetch(to.run_id, to.from_epoch, others, to.addresses, deadline_s, self._check)
+        fetched_bytes = sum(file.size_bytes for file in files)
+        head = None
+        if own or to.start.holder == self._node:
+            snapshot = self.shelf.get(to.run_id, to.from_epoch)
+            files += tuple(snapshot.part(source.start, source.stop) for source in own)
+            head = snapshot.head if to.start.holder == self._node else None
+        metadata = {"run": to.run_id, "epoch": str(to.from_epoch)}
+        taken = TakenOver(files, metadata, head, to.shards_run)
+        with self._lock:
+            self._end_before(number, to.run_id)
+            active = self._agent.adopt(to.run_id, to.epoch, plan, to.start)
+        active.is_resting = True
+        self._agent.begin(active, to.job_toml, to.addresses, deadline_s, taken=taken)
+        _LOG.info("run %s moved, blocks %s; %d bytes came", to.run_id, plan.slice_of(self._node).text, fetched_bytes)
+        return int(active.executor.hosted_bytes), fetched_bytes
+
+    def granted(self, active: ActiveRun, turns: Sequence[Turn]) -> None:
+        """Let go of what was kept for a move once there are turns: the run trains again."""
+        if active.is_resting and turns:
+            active.is_resting = False
+            self.shelf.drop(active.run_id)
+
+    def release(self, run_id: str) -> None:
+        """Let go of what is kept of a run, and of a move that is under way; empty = of any run."""
+        self._next_call()
+        self.shelf.drop(run_id)
+
+    def _next_call(self) -> int:
+        """Count the calls that end whatever move is under way."""
+        with self._lock:
+            self._num_calls += 1
+            return self._num_calls
+
+    def _end_before(self, number: int, run_id: str) -> None:
+        """End the placement that this node has, unless another call came after that of this number.
+
+        Raises:
+            InterruptedRunError: another call came.
+        """
+        if number != self._num_calls:
+            raise InterruptedRunError(f"run {run_id} goes on otherwise, so node {self._node} does not move")
+        before = self._agent.current()
+        if before is not None:
+            self._agent.end(before, "the run moves")
+
+    def _check(self, node: str, address: str) -> None:
+        if not address:
+            raise ConnectionFailedError(f"node {self._node} got no address of node {node}; let it join again")
+        check_private(self._agent.options, node, address)

@@ -1,0 +1,72 @@
+"""Fetch what other nodes have trained of some blocks into memory, while the run moves."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import grpc
+
+from edge.agent.moving.shelf import part_name
+from ringtune.errors import IntegrityError
+from ringtune.files.chunks import FileJoiner
+from ringtune.files.pieces import Pieces
+from ringtune.rpc.connections import open_channel
+from ringtune.rpc.statuses import error_of_call
+from ringtune.schedule.epochs import Source
+from ringtune.v1 import control_pb2, control_pb2_grpc
+
+
+def fetch(
+    run_id: str,
+    epoch: int,
+    sources: Sequence[Source],
+    addresses: Mapping[str, str],
+    deadline_s: float,
+    check: Callable[[str, str], None],
+) -> tuple[Pieces, ...]:
+    """Fetch the parts of other nodes' snapshots into memory.
+
+    Args:
+        run_id: of the run.
+        epoch: in which the sources hosted the blocks.
+        sources: other nodes, with the blocks.
+        addresses: ``host:port`` by node.
+        deadline_s: until when, on the monotonic clock.
+        check: raises if a node may not be reached so.
+
+    Raises:
+        ConnectionFailedError: a node can't be reached.
+        FrameError: it has no such snapshot.
+        IntegrityError: what came is damaged.
+        DeadlineError: not in time.
+    """
+    return tuple(_fetched(run_id, epoch, source, addresses, deadline_s, check) for source in sources)
+
+
+def _fetched(
+    run_id: str,
+    epoch: int,
+    source: Source,
+    addresses: Mapping[str, str],
+    deadline_s: float,
+    check: Callable[[str, str], None],
+) -> Pieces:
+    address = addresses.get(source.node, "")
+    check(source.node, address)
+    name, peer = part_name(source.start, source.stop), f"node {source.node} at {address}"
+    request = control_pb2.SnapshotRequest(run_id=run_id, plan_epoch=epoch, start=source.start, stop=source.stop)
+    file = io.BytesIO()
+    joiner = FileJoiner(name, file, source=peer)
+    with open_channel(address) as channel:
+        stub = control_pb2_grpc.SnapshotsStub(channel)
+        try:
+            for chunk in stub.Fetch(request, timeout=max(0.1, deadline_s - time.monotonic())):
+                if chunk.path != name:
+                    raise IntegrityError(f"{peer} sent {chunk.path!r}, not {name!r}; use one version on all machines")
+                if joiner.add(chunk):
+                    return Pieces.of(file.getbuffer())
+        except grpc.RpcError as error:
+            raise error_of_call(error, peer=peer) from error
+    raise IntegrityError(f"{name} from {peer} is not complete; try again")

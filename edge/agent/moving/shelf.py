@@ -1,0 +1,85 @@
+"""Keep what a node has trained, while its run moves: for the node itself, and for those that host its blocks next.
+
+A snapshot is there from the node's rest until the first turn after the move, or until the run is over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from ringtune.errors import FrameError
+from ringtune.files.pieces import Pieces
+
+
+class SnapshotLike(Protocol):
+    """The part of ``edge.compute.snapshot.Snapshot`` that needs no torch."""
+
+    @property
+    def head(self) -> Pieces | None:
+        """The head, if the node owns data."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the snapshot is of."""
+
+    def part(self, start: int, stop: int) -> Pieces:
+        """Return the blocks ``[start, stop)`` as a file."""
+
+
+class TakenOver(NamedTuple):
+    """What a node goes on with in its next placement.
+
+    Attributes:
+        files: parts of snapshots, of its blocks.
+        metadata: what they have to be of.
+        head: the head, at the owner that has it.
+        shards_run: under which run its shards of checkpoints are kept.
+    """
+
+    files: tuple[Pieces, ...]
+    metadata: Mapping[str, str]
+    head: Pieces | None
+    shards_run: str
+
+
+class SnapshotShelf:
+    """Keeps the snapshot of a node for itself and others; safe for threads.
+
+    Args:
+        node: whose.
+    """
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._lock = threading.Lock()
+        self._of: tuple[str, int] = ("", -1)
+        self._snapshot: SnapshotLike | None = None
+
+    def put(self, run_id: str, epoch: int, snapshot: SnapshotLike | None) -> None:
+        """Keep a snapshot in place of the one before; None = keep none."""
+        with self._lock:
+            self._of, self._snapshot = (run_id, epoch), snapshot
+
+    def drop(self, run_id: str = "") -> None:
+        """Let the snapshot of a run go; empty = of any run."""
+        with self._lock:
+            if run_id in ("", self._of[0]):
+                self._of, self._snapshot = ("", -1), None
+
+    def get(self, run_id: str, epoch: int) -> SnapshotLike:
+        """Return the snapshot of a run in an epoch.
+
+        Raises:
+            FrameError: there is none.
+        """
+        with self._lock:
+            if self._snapshot is None or self._of != (run_id, epoch):
+                raise FrameError(f"node {self._node} keeps no snapshot of run {run_id} in placement epoch {epoch}")
+            return self._snapshot
+
+
+def part_name(start: int, stop: int) -> str:
+    """Name the file of some blocks on the wire."""
+    return f"blocks-{start}-{stop}.safetensors"
