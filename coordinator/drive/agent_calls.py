@@ -70,7 +70,8 @@ class AgentCalls:
         self.address = address
         self._run_id = run_id
         self._on_failure = on_failure
-        self._grants = GrantWriter(run_id)
+        self._epoch, self._grants = 0, GrantWriter(run_id)
+        self._moving: Any = None
         self._channel = open_channel(address)
         self._stub = control_pb2_grpc.AgentStub(self._channel)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"calls-{node}")
@@ -131,7 +132,11 @@ class AgentCalls:
         The files may take as long as they do: ``on_progress`` is called while they go.
         """
         request = control_pb2.PrepareRequest(
-            run_id=self._run_id, plan_epoch=0, plan_json=plan_json, job_toml=job_toml, addresses=dict(addresses)
+            run_id=self._run_id,
+            plan_epoch=self._epoch,
+            plan_json=plan_json,
+            job_toml=job_toml,
+            addresses=dict(addresses),
         )
         extend(request)
 
@@ -149,6 +154,43 @@ class AgentCalls:
             for chunk in cut_pieces(name, content):
                 yield control_pb2.LoadChunk(run_id=run_id, file=chunk)
                 run_id = ""  # the first one says it for all
+
+    def place(self, epoch: int) -> None:
+        """Prepare and grant in the placement of this epoch from now on."""
+        if epoch != self._epoch:
+            self._epoch, self._grants = epoch, GrantWriter(self._run_id, epoch)
+
+    def rest(
+        self,
+        epoch: int,
+        *,
+        timeout_s: float,
+        on_result: Callable[[control_pb2.RestReply], None],
+        on_failed: Callable[[RingTuneError], None],
+    ) -> None:
+        """Let the node keep what it has trained and offer it to others."""
+        request = control_pb2.RestRequest(run_id=self._run_id, plan_epoch=epoch)
+        self._submit(lambda: on_result(self._unary(self._stub.Rest, request, timeout_s)), on_failed)
+
+    def move(
+        self,
+        request: control_pb2.MoveRequest,
+        *,
+        timeout_s: float,
+        on_result: Callable[[control_pb2.MoveReply], None],
+        on_failed: Callable[[RingTuneError], None],
+    ) -> None:
+        """Let the node move to another placement, in place of a move that is under way."""
+        request.prepare.run_id = self._run_id
+        with self._lock:
+            if self._moving is not None:
+                self._moving.cancel()
+
+        def work() -> None:
+            self._moving = self._track(self._stub.Move.future(request, timeout=timeout_s))
+            on_result(self._moving.result())
+
+        self._submit(work, on_failed)
 
     def grant(self, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
         """Grant turns to the node, and let it drop shards of steps before ``keep_from_step``."""
@@ -194,7 +236,10 @@ class AgentCalls:
 
     # ---- how it is asked --------------------------------------------------------------------------
 
-    def _submit(self, work: Callable[[], object]) -> None:
+    def _submit(self, work: Callable[[], object], on_failed: Callable[[RingTuneError], None] | None = None) -> None:
+        """Do some work after all that was submitted before; a failure of it need not be that of the node."""
+        tell = on_failed or (lambda error: self._on_failure(self.node, error))
+
         def guarded() -> None:
             if self._cancelled.is_set():
                 return
@@ -202,10 +247,10 @@ class AgentCalls:
                 work()
             except grpc.RpcError as error:
                 if not self._cancelled.is_set():
-                    self._on_failure(self.node, self._as_error(error))
+                    tell(self._as_error(error))
             except Exception as error:
                 if not self._cancelled.is_set():
-                    self._on_failure(self.node, error if isinstance(error, RingTuneError) else self._bug(error))
+                    tell(error if isinstance(error, RingTuneError) else self._bug(error))
 
         self._worker.submit(guarded)
 

@@ -8,6 +8,7 @@ from ringtune.costs.profile import NodeFacts
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import Pieces
 from ringtune.files.strict import read_object
+from ringtune.rounds import rounds
 from ringtune.v1 import control_pb2
 
 
@@ -39,7 +40,21 @@ class Files(NamedTuple):
     files: dict[str, Pieces]
 
 
-Answer = Reported | Facts | NodePrepared | Files
+class NodeRested(NamedTuple):
+    """A node rests; with the text of its ``totals.json`` of the placement that it leaves."""
+
+    rested: rounds.Rested
+    totals_json: str
+
+
+class NodeMoved(NamedTuple):
+    """A node has moved; with the bytes of weights that it holds now."""
+
+    moved: rounds.Moved
+    hosted_bytes: int
+
+
+Answer = Reported | Facts | NodePrepared | NodeRested | NodeMoved | Files
 
 
 def read_facts(facts: Facts) -> NodeFacts:

@@ -66,6 +66,11 @@ class Checkpointing:
         """Names of the nodes without which the run can't go on; none if it begins."""
         return self._resume.plan.nodes if self._resume else ()
 
+    @property
+    def shards_run(self) -> str:
+        """Under which run nodes keep shards: the first one, if it goes on."""
+        return self._run_id
+
     def stopped(self, reason: str) -> str:
         """Say why a run was stopped, and what of it is saved.
 
@@ -84,7 +89,7 @@ class Checkpointing:
         if self._resume is None:
             return
         request.checkpoint_run = self._run_id
-        for manifest in self._resume.manifests:
+        for manifest in self._resume.manifests_of(node):
             request.shards.add(step=manifest.step, sha256=manifest.shard_of(node).sha256)
 
     def note_states(self, node: str, states: Sequence[control_pb2.ShardState]) -> None:
@@ -103,7 +108,9 @@ class Checkpointing:
             return None
         planned = keep_plan(self._job, self._resume.plan, facts)
         for node in planned.plan.nodes:
-            silent = [entry for entry in self._resume.manifests if entry.step not in self._problems.get(node, {})]
+            silent = [
+                entry for entry in self._resume.manifests_of(node) if entry.step not in self._problems.get(node, {})
+            ]
             if silent:
                 raise IntegrityError(
                     f"node {node} did not say whether its shards are whole; use one version everywhere"
@@ -122,6 +129,7 @@ class Checkpointing:
             holder=chosen.holder,
             unfreezing=chosen.unfreezing,
             operations=chosen.operations,
+            epoch=chosen.epoch,
         )
         return planned
 
@@ -147,7 +155,7 @@ class Checkpointing:
             self._saved.setdefault(entry.step, {})[node] = shard
 
     def manifest(self, plan: Plan, saved: rounds.LogCheckpoint) -> CheckpointManifest:
-        """Make the manifest of a checkpoint that every node has saved.
+        """Make the manifest of a checkpoint that every node of this part of the plan has saved.
 
         Raises:
             IntegrityError: a node did not say what it saved.
@@ -170,6 +178,7 @@ class Checkpointing:
             shards=tuple(shards[node] for node in plan.nodes),
             unfreezing=saved.unfreezing,
             operations=saved.operations,
+            epoch=plan.placement.epoch,
         )
 
     def note_kept(self, step: int) -> bool:

@@ -10,10 +10,14 @@ from typing import NamedTuple
 from coordinator.members.registry import Member
 from coordinator.planner.alternatives import NO_CHOICES, Choices
 from coordinator.planner.given_plan import GivenPlan
+from coordinator.records.result_files import saved_part
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import DataError
+from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job
+from ringtune.jobs.result import result_of
 from ringtune.rounds.checkpoint import Resume
+from ringtune.schedule.plan import Plan
 
 
 class Evaluation(NamedTuple):
@@ -77,6 +81,13 @@ class RunRequest(NamedTuple):
         if self.is_rehearsal:
             return "rehearsal"
         return "evaluation" if self.evaluation is not None else "plan" if self.plan_only else "run"
+
+    def saved_for(self, node: str, plan: Plan) -> dict[str, Pieces] | None:
+        """Return what a node is to begin with instead of initial values; None where it trains."""
+        if self.evaluation is None:
+            return None
+        is_owner = plan.owner(node) is not None
+        return saved_part(self.evaluation.folder, result_of(self.job), plan.slice_of(node), is_owner=is_owner)
 
     @property
     def is_training(self) -> bool:

@@ -17,11 +17,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from coordinator.drive.agent_calls import ask_frozen
-from coordinator.drive.answers import Answer, Facts, Files, NodePrepared, Reported, read_facts
+from coordinator.drive.answers import Answer, Facts, Files, NodeMoved, NodePrepared, NodeRested, Reported, read_facts
 from coordinator.drive.checkpointing import Checkpointing, Noted
 from coordinator.drive.choosing import choose_beside
 from coordinator.drive.driver import Driver
 from coordinator.drive.lost_peers import with_role
+from coordinator.drive.moving import MoveDriving, note_figures
 from coordinator.drive.plan_making.first_look import Looked
 from coordinator.drive.plan_making.link_measuring import LinkAnswer
 from coordinator.drive.plan_making.making import PlanMaking
@@ -33,15 +34,12 @@ from coordinator.members.recruiting import Members, num_neighbours, unused_owner
 from coordinator.planner.job_time import JobTime
 from coordinator.planner.planned import Planned
 from coordinator.records.books import RunBooks
-from coordinator.records.result_files import saved_part
 from coordinator.records.run_clock import now_unix_s
 from ringtune.costs.rehearsal import SKIPPED_ITEMS
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import IntegrityError, PeerLostError, PlanError, RingTuneError, error_from_name
 from ringtune.files.pieces import Pieces
-from ringtune.jobs.result import result_of
 from ringtune.rounds import rounds
-from ringtune.schedule.plan import Plan
 from ringtune.schedule.users import user_sets
 from ringtune.v1 import control_pb2
 
@@ -80,6 +78,7 @@ class RunDriver(Driver):
         self._neighbours: dict[str, int] = {}
         self._planned: Planned | None = None
         self._books: RunBooks | None = None
+        self._moving: MoveDriving | None = None
         self._predicted: JobTime | None = None
         self._timed_frozen = request.resume.plan.course.frozen if request.resume else None
         self._phase = ("joining", self._started_s)
@@ -163,6 +162,9 @@ class RunDriver(Driver):
                 self._on_first_look(entry)
             case LinkAnswer():
                 self._making.take_link(entry)
+            case NodeRested() | NodeMoved():
+                if self._books is not None:
+                    self._feed(note_figures(entry, self._books.ledger))
             case Noted(step):
                 self._let_go_of_shards(step)
             case _:
@@ -230,13 +232,19 @@ class RunDriver(Driver):
                     timeout_s=wait_s,
                     on_result=self._put_hosted(node),
                     on_progress=self._put_progress(node),
-                    saved=self._saved_for(node, plan),
+                    saved=self._request.saved_for(node, plan),
                     extend=lambda request: self._checkpoints.go_on(node, request),
                 )
+            case rounds.Rest() | rounds.Move():
+                self._require_moving().tell(command)
+            case rounds.LogMove():
+                self._emit(control_pb2.RunEvent(note=self._require_moving().log(command)))
+                if self._books is not None:
+                    self._books.moved(command, now_unix_s())
             case rounds.Grant(turns):
                 if self._books is not None:
                     self._books.granted(turns)
-                for node in self._require_plan().plan.nodes:
+                for node in self._require_moving().part.nodes:
                     self._calls[node].grant(turns, keep_from_step=self._checkpoints.keep_from_step)
             case rounds.Collect(node, with_head, with_private):
                 self._calls[node].collect(
@@ -259,20 +267,13 @@ class RunDriver(Driver):
             case rounds.ChooseOperations(step, scores):
                 choose_beside(self._require_plan().plan.course, step, scores, self._queue.put)
             case rounds.LogCheckpoint():
-                manifest = self._checkpoints.manifest(self._require_plan().plan, command)
+                manifest = self._checkpoints.manifest(self._require_moving().part, command)
                 self._emit(control_pb2.RunEvent(checkpoint_json=json.dumps(manifest.to_json())))
                 if self._books is not None:  # for a submitter or coordinator that does not live to see the end
                     self._emit_profile(self._books)
             case _:
                 if self._books is not None:
                     self._books.log(command)
-
-    def _saved_for(self, node: str, plan: Plan) -> dict[str, Pieces] | None:
-        """Return what a node is to begin with instead of initial values; None where it trains."""
-        if self._request.evaluation is None:
-            return None
-        is_owner = plan.owner(node) is not None
-        return saved_part(self._request.evaluation.folder, result_of(self._job), plan.slice_of(node), is_owner=is_owner)
 
     def _inspect(self, node: str) -> None:
         self._calls[node].inspect(
@@ -298,7 +299,7 @@ class RunDriver(Driver):
         A call of its own, because there may be no further grant that could say so.
         """
         if self._checkpoints.note_kept(step) and self._rounds.phase in ("training", "collecting"):
-            for node in self._require_plan().plan.nodes:
+            for node in self._require_moving().part.nodes:
                 self._calls[node].grant((), keep_from_step=self._checkpoints.keep_from_step)
 
     def _put_facts(self, node: str) -> Callable[[control_pb2.InspectReply], None]:
@@ -320,7 +321,7 @@ class RunDriver(Driver):
             return
         self._phases_s[name] = self._phases_s.get(name, 0.0) + now_s - since_s
         self._phase = (phase, now_s)
-        if phase == "training" and self._books is not None:
+        if phase == "training" and self._books is not None and not self._books.is_open:
             self._books.begin(now_unix_s())
         if phase not in ("done", "failed"):
             self._emit(control_pb2.RunEvent(state=phase))
@@ -343,12 +344,22 @@ class RunDriver(Driver):
         if start is not None:
             resumed = {"step": start.step, "passed_over": self._checkpoints.passed_over}
             self._emit(control_pb2.RunEvent(resumed_json=json.dumps(resumed)))
+        if not self._request.plan_only:
+            part, wait_s = plan.at(start.epoch if start else plan.placement.epoch), self._job.runtime.wait_s
+            self._moving = MoveDriving(
+                part, self._job_toml, self._checkpoints, self._addresses, self._calls, wait_s, self._queue.put
+            )
         self._feed(rounds.PlanMade(plan, start))
 
     def _require_plan(self) -> Planned:
         if self._planned is None:
             raise PlanError("there is no plan yet; please report this")
         return self._planned
+
+    def _require_moving(self) -> MoveDriving:
+        if self._moving is None:
+            raise PlanError("no placement holds yet; please report this")
+        return self._moving
 
     # ---- the end ----------------------------------------------------------------------------------
 

@@ -73,6 +73,8 @@ def measured_time(planned: Planned, profile: Profile, optimizer: str) -> JobTime
         profile: with times.
         optimizer: of the job.
     """
+    if planned.plan.moves:
+        return None  # no formula knows what moves take
     scores_s = _scores_s(planned.plan, profile, optimizer)
     lacks = bool(planned.plan.placement.helpers)
     if planned.replicas is not None and planned.replicas.best_s is not None:

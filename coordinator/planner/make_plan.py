@@ -24,6 +24,7 @@ from coordinator.planner.fitting.remedies import memory_remedy
 from coordinator.planner.helping.helper_choice import with_helpers
 from coordinator.planner.initiators import initiator_order
 from coordinator.planner.job_draft import agreed_model, as_job_says, check_same_users, job_draft
+from coordinator.planner.moves import fullest, refuse_full_moves
 from coordinator.planner.operations import settled, with_operations
 from coordinator.planner.planned import Planned
 from coordinator.planner.predict.ring_costs import RingCosts
@@ -315,6 +316,15 @@ def refuse_if_full(job: Job, plan: Plan, facts: Mapping[str, NodeFacts], *, goes
         StorageError: a node has less room on its disk than it needs.
         PlanError: another message would be larger than a link takes.
     """
+    parts = [_refuse_part_if_full(job, part, facts, goes_on=goes_on) for part in plan.parts]
+    refuse_full_moves(plan, parts, facts)
+    return Planned(plan=plan, memory=fullest(parts))
+
+
+def _refuse_part_if_full(
+    job: Job, plan: Plan, facts: Mapping[str, NodeFacts], *, goes_on: bool
+) -> dict[str, MemoryEstimate]:
+    """Return the memory that nodes need in one placement; see ``refuse_if_full``."""
     nodes = [facts[node] for node in plan.nodes]
     _check_blobs(job, plan.course, nodes)
     check_parcels(plan, Sizes.at(plan.course, nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype))
@@ -334,7 +344,7 @@ def refuse_if_full(job: Job, plan: Plan, facts: Mapping[str, NodeFacts], *, goes
         if free_bytes is not None and needs.total_bytes > free_bytes:
             raise disk_refusal(facts[node], piece.start, piece.stop, needs)
     refuse_full_shared_disks(facts, all_needs)
-    return Planned(plan=plan, memory=memory)
+    return memory
 
 
 def _check_blobs(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> None:
@@ -349,7 +359,7 @@ def _check_blobs(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> None:
 def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[str, MemoryEstimate]:
     """Estimate by terms what each node of a plan holds at most."""
     caps = _caps(job, _draft_of(plan), facts)
-    return {node: caps.estimate(plan, node) for node in plan.nodes}
+    return fullest([{node: caps.estimate(part, node) for node in part.nodes} for part in plan.parts])
 
 
 def _caps(job: Job, draft: Draft, facts: Mapping[str, NodeFacts]) -> MemoryCaps:

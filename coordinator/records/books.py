@@ -38,9 +38,12 @@ class RunBooks:
         profile: that it was planned with.
         emit: sends an event to the submitter.
         skipped_items: the first so many do not count in the profile.
+        epoch: of the placement with which the run begins or goes on.
     """
 
-    def __init__(self, plan: Plan, job: Job, profile: Profile, emit: EventSink, *, skipped_items: int = 0) -> None:
+    def __init__(
+        self, plan: Plan, job: Job, profile: Profile, emit: EventSink, *, skipped_items: int = 0, epoch: int = 0
+    ) -> None:
         self._plan = plan
         self._job = job
         self._links = profile.links
@@ -53,7 +56,7 @@ class RunBooks:
             plan.course, profile, recompute=plan.placement.recompute, skipped_items=skipped_items
         )
         self._operations = OperationsLedger(plan, profile)
-        self.ledger = RunLedger(plan, job.train)
+        self.ledger = RunLedger(plan, job.train, epoch=epoch if plan.moves else None)
 
     @property
     def plan(self) -> Plan:
@@ -64,9 +67,24 @@ class RunBooks:
         """Open the trace; ``started_unix_s``, when training begins, is its time zero."""
         self.ledger.begin(started_unix_s)
         num_blocks = self._plan.course.num_blocks
-        self._trace_text = TraceText(self._plan.nodes, num_blocks=num_blocks, started_unix_s=started_unix_s)
+        self._trace_text = TraceText(
+            self._plan.nodes, num_blocks=num_blocks, started_unix_s=started_unix_s, epoch=self.ledger.epoch
+        )
         self._trace_file = GrowingFile("trace.json", self._emit)
         self._trace_file.write(self._trace_text.begin().encode())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether training has begun."""
+        return self._trace_file is not None
+
+    def moved(self, command: rounds.LogMove, at_unix_s: float) -> None:
+        """Write into the books that the run has moved, or why it stays; send its line to the submitter."""
+        line = self.ledger.moved(command, at_unix_s)
+        self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
+        if self._trace_file is not None and self._trace_text is not None:
+            text = self._trace_text.move(command.part.nodes, command, at_unix_s)
+            self._trace_file.write(text.encode())
 
     def add_report(self, request: control_pb2.ReportRequest) -> None:
         """Write bytes, spans and recording of a node's report down; a span of no known action is left out."""

@@ -21,6 +21,7 @@ from ringtune.engine.spans import Span
 from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Train
 from ringtune.jobs.learning_rate import learning_rate
+from ringtune.rounds.round_events import LogMove
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT, pattern_of
 from ringtune.schedule.operations.table import Operations
@@ -115,10 +116,16 @@ class RunLedger:
     Args:
         plan: of the run.
         train: of the job, for the learning rate.
+        epoch: of the placement with which it begins; None = it stays on one.
+
+    Attributes:
+        epoch: of the placement that holds; None = the run stays on one.
     """
 
-    def __init__(self, plan: Plan, train: Train) -> None:
+    def __init__(self, plan: Plan, train: Train, *, epoch: int | None = None) -> None:
         self._plan = plan
+        self.epoch = epoch
+        self._moves: list[dict[str, Any]] = []
         self._train = train
         self._last_end_unix_s = 0.0
         self._steps: dict[int, _Step] = {}
@@ -201,6 +208,7 @@ class RunLedger:
             "depth": depth,
             "loss": mean(values, "loss_sum"),
             "count": int(count),
+            **({"epoch": self.epoch} if self.epoch is not None else {}),
         }
         if "correct" in values:
             line["accuracy"] = mean(values, "correct")
@@ -242,6 +250,20 @@ class RunLedger:
         entry = {"kind": "operations", "step": step, "digest": operations.digest, **counts}
         self._decisions.append(entry)
         return entry
+
+    def moved(self, command: LogMove, at_unix_s: float) -> dict[str, Any]:
+        """Note that the run has moved, or why it stays; its seconds are those of no step.
+
+        Returns:
+            Its line of metrics.jsonl; without ``kind`` it is its entry in the report.
+        """
+        self.epoch, self._last_end_unix_s = command.part.placement.epoch, at_unix_s
+        entry: dict[str, Any] = {"step": command.step, "to": command.epoch, "epoch": self.epoch}
+        entry |= {"seconds": round(command.seconds, 6), "fetched_bytes": dict(command.fetched_bytes)}
+        if command.problem:
+            entry["problem"] = command.problem
+        self._moves.append(entry)
+        return {"kind": "move", **entry}
 
     def turn_done(self, turn: Turn) -> list[dict[str, Any]]:
         """Close a turn that every node has done.
@@ -338,16 +360,18 @@ class RunLedger:
             },
             "eval": {key: value for key, value in final.items() if key != "step"},
             "evaluations": self._evaluations,
+            **({"moves": self._moves} if self.epoch is not None else {}),
             "nodes": {node: self._node(node, predicted_bytes) for node in self._plan.nodes},
             "links": dict(sorted(self._links.items())),
             **self._parcels.to_json("links"),
         }
 
     def _node(self, node: str, predicted_bytes: Mapping[str, int]) -> dict[str, Any]:
-        totals, piece = self.nodes[node], self._plan.slice_of(node)
+        part = self._plan.at(self._plan.placement.epoch if self.epoch is None else self.epoch)
+        totals, piece = self.nodes[node], part.slice_of(node)
         return {
             "blocks": [piece.start, piece.stop],
-            "activations": SlicePolicy.of(self._plan, piece.start, piece.stop).to_json(),
+            "activations": SlicePolicy.of(part, piece.start, piece.stop).to_json(),
             "busy_s": round(totals.busy_s, 6),
             **({"fit_s": round(totals.fit_s, 6)} if self._plan.placement.helped_by(node) else {}),
             "cpu_s": round(totals.cpu_s, 6),

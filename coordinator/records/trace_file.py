@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ringtune.engine.spans import Span
+from ringtune.rounds.round_events import LogMove
 from ringtune.schedule.tables.words import action_title, format_action
 
 _COMPUTE_THREAD, _FIRST_WIRE_THREAD = 1, 2
@@ -26,9 +27,13 @@ class TraceText:
         nodes: in the order in which they are shown.
         num_blocks: blocks of the model.
         started_unix_s: time zero.
+        epoch: of the placement that holds, which actions then say; None = the run stays on one.
     """
 
-    def __init__(self, nodes: Iterable[str], *, num_blocks: int, started_unix_s: float) -> None:
+    def __init__(
+        self, nodes: Iterable[str], *, num_blocks: int, started_unix_s: float, epoch: int | None = None
+    ) -> None:
+        self._epoch = epoch
         self._pids = {node: index + 1 for index, node in enumerate(nodes)}
         self._num_blocks = num_blocks
         self._started_unix_s = started_unix_s
@@ -49,6 +54,21 @@ class TraceText:
         events = (event for span in spans for event in self._events(self._pids[node], span))
         return "".join(",\n" + json.dumps(event) for event in events)
 
+    def move(self, nodes: Iterable[str], command: LogMove, at_unix_s: float) -> str:
+        """Write the piece for a move that is over at ``at_unix_s``; actions are of its placement from here on."""
+        self._epoch = command.part.placement.epoch
+        stays = {"stays because": command.problem} if command.problem else {}
+        event = {
+            "ph": "X",
+            "name": f"move to placement {command.epoch}",
+            "cat": "MOVE",
+            "tid": _COMPUTE_THREAD,
+            "ts": round((at_unix_s - command.seconds - self._started_unix_s) * 1e6, 1),
+            "dur": round(command.seconds * 1e6, 1),
+            "args": {"step": command.step, **stays},
+        }
+        return "".join(",\n" + json.dumps({**event, "pid": self._pids[node]}) for node in nodes)
+
     def end(self) -> str:
         """Write the last piece."""
         return "\n]}\n"
@@ -67,6 +87,8 @@ class TraceText:
     def _event(self, pid: int, thread: int, span: Span) -> dict[str, Any]:
         action = span.action
         args: dict[str, Any] = {"action": format_action(action, self._num_blocks), "item": action.seq}
+        if self._epoch is not None:
+            args["epoch"] = self._epoch
         if action.micro >= 0:
             args["microbatch"] = action.micro
         return {

@@ -23,9 +23,9 @@ from typing import Any
 from edge.agent.active_run import ActiveRun
 from edge.agent.link_measuring import LinkMeasuring
 from edge.agent.moving.agent_moves import AgentMoves
-from edge.agent.moving.shelf import TakenOver
 from edge.agent.open_links import open_links
 from edge.agent.preparing import build_slice, start_loop
+from edge.agent.snapshots import TakenOver
 from edge.agent.torch_side import Workshop
 from edge.agent_options import AgentOptions
 from edge.machine import memory_budget

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edge.agent.active_run import ActiveRun
-from edge.agent.moving.shelf import TakenOver
+from edge.agent.snapshots import TakenOver
 from edge.agent.torch_side import Workshop
 from edge.agent_options import AgentOptions
 from edge.machine import memory_budget

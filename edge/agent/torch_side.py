@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from edge.agent.active_run import ActiveRun
-from edge.agent.moving.shelf import SnapshotLike, TakenOver
+from edge.agent.snapshots import SnapshotLike, TakenOver
 from edge.agent_options import AgentOptions
 from edge.measuring.timing_request import TimingRequest
 from ringtune.jobs.job import Job

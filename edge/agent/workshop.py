@@ -15,7 +15,7 @@ import torch
 
 from edge.agent.active_run import ActiveRun
 from edge.agent.heap import facts_here, set_up_heap
-from edge.agent.moving.shelf import TakenOver
+from edge.agent.snapshots import TakenOver
 from edge.agent_options import AgentOptions
 from edge.compute.executor import NodeExecutor
 from edge.compute.snapshot import Snapshot

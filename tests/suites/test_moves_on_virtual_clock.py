@@ -117,7 +117,9 @@ def test_moves_begin_at_the_first_turn_of_the_next_placement_and_not_before() ->
     """Evaluations and checkpoints after the last turn are of the old placement still."""
     course = {"num_blocks": 6, "num_steps": 8, "eval_every": 4, "checkpoint_every": 4}
     plan = moving(make_plan(TWO, ["a", "b"], **course), (2, MOVED))  # type: ignore[arg-type]
-    epochs = [(turn.kind, turn.first_step, due(plan, turn)) for turn in turn_sequence(plan.course)]
+    epochs = [
+        (turn.kind, turn.first_step, due(plan.course, plan.placements, turn)) for turn in turn_sequence(plan.course)
+    ]
     train, save, evaluate = StepKind.TRAIN, StepKind.CHECKPOINT, StepKind.EVALUATE
     assert epochs == [
         (train, 0, 0),

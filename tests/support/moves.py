@@ -78,7 +78,7 @@ def by_epoch(
 
 
 def _held(plan: Plan, turn: Turn, stays: frozenset[int]) -> int:
-    return max(epoch for epoch in range(due(plan, turn) + 1) if epoch not in stays)
+    return max(epoch for epoch in range(due(plan.course, plan.placements, turn) + 1) if epoch not in stays)
 
 
 def _is_of(action: Action, turns: Sequence[Turn]) -> bool:

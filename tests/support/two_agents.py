@@ -9,7 +9,7 @@ from typing import Any
 
 from edge.agent.active_run import ActiveRun
 from edge.agent.agent import Agent
-from edge.agent.moving.shelf import TakenOver
+from edge.agent.snapshots import TakenOver
 from edge.agent_options import AgentOptions
 from edge.measuring.timing_request import TimingRequest
 from ringtune.errors import FrameError

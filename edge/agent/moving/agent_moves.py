@@ -17,20 +17,21 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from edge.agent.active_run import ActiveRun
 from edge.agent.moving.fetch import fetch
-from edge.agent.moving.shelf import SnapshotShelf, TakenOver
+from edge.agent.moving.shelf import SnapshotShelf
 from edge.agent.open_links import check_private
+from edge.agent.snapshots import TakenOver
+from edge.agent.torch_side import Workshop
+from edge.agent_options import AgentOptions
+from edge.run.loop import AgentRun
 from ringtune.errors import ConnectionFailedError, InterruptedRunError
 from ringtune.files.strict import read_object
 from ringtune.schedule.epochs import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
-
-if TYPE_CHECKING:
-    from edge.agent.agent import Agent
 
 _LOG = logging.getLogger(__name__)
 _FLUSH_S = 5.0
@@ -62,6 +63,32 @@ class NextPlacement(NamedTuple):
     sources: Sequence[Source]
 
 
+class Host(Protocol):
+    """The part of ``edge.agent.agent.Agent`` that a move needs."""
+
+    options: AgentOptions
+
+    def current(self) -> ActiveRun | None:
+        """Return the run that is prepared or under way; None if there is none."""
+
+    def of(self, run_id: str, epoch: int | None) -> tuple[ActiveRun, AgentRun]:
+        """Return a run and its loop."""
+
+    def workshop(self) -> Workshop:
+        """Return the part that needs torch."""
+
+    def adopt(self, run_id: str, epoch: int, plan: Plan, start: StartPoint | None) -> ActiveRun:
+        """Make this the agent's run."""
+
+    def begin(
+        self, active: ActiveRun, job_toml: str, addresses: Mapping[str, str], deadline_s: float, *, taken: TakenOver
+    ) -> None:
+        """Prepare a run with what was taken over."""
+
+    def end(self, active: ActiveRun, reason: str) -> None:
+        """Stop a run and drop what it holds."""
+
+
 class AgentMoves:
     """The moves of the run of an agent.
 
@@ -70,7 +97,7 @@ class AgentMoves:
         node: its name.
     """
 
-    def __init__(self, agent: Agent, node: str) -> None:
+    def __init__(self, agent: Host, node: str) -> None:
         self.shelf = SnapshotShelf(node)
         self._agent, self._node = agent, node
         self._lock = threading.Lock()

@@ -6,42 +6,9 @@ A snapshot is there from the node's rest until the first turn after the move, or
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
 
+from edge.agent.snapshots import SnapshotLike
 from ringtune.errors import FrameError
-from ringtune.files.pieces import Pieces
-
-
-class SnapshotLike(Protocol):
-    """The part of ``edge.compute.snapshot.Snapshot`` that needs no torch."""
-
-    @property
-    def head(self) -> Pieces | None:
-        """The head, if the node owns data."""
-
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        """What the snapshot is of."""
-
-    def part(self, start: int, stop: int) -> Pieces:
-        """Return the blocks ``[start, stop)`` as a file."""
-
-
-class TakenOver(NamedTuple):
-    """What a node goes on with in its next placement.
-
-    Attributes:
-        files: parts of snapshots, of its blocks.
-        metadata: what they have to be of.
-        head: the head, at the owner that has it.
-        shards_run: under which run its shards of checkpoints are kept.
-    """
-
-    files: tuple[Pieces, ...]
-    metadata: Mapping[str, str]
-    head: Pieces | None
-    shards_run: str
 
 
 class SnapshotShelf:

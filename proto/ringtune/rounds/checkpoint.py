@@ -56,14 +56,15 @@ class CheckpointManifest:
     Attributes:
         schema: of this form.
         run_id: the run under which nodes keep the shards: the first one, if it was resumed.
-        plan_digest: of the plan.
+        plan_digest: of the part of the plan under which it was written: of the plan, unless the run moves.
         job_digest: of the job, see ``job_changes.job_digest``.
         model_digest: of the base model (``profile.ModelFacts``).
         step: optimizer steps done.
         holder: the owner whose shard has the head.
-        shards: one for each node of the plan, in its order.
+        shards: one for each node of that part, in its order.
         unfreezing: what is known of the losses, so that the run goes on with the very decisions it would have made.
         operations: the table in force, if the run chooses its tables.
+        epoch: of the placement that held.
     """
 
     run_id: str
@@ -76,6 +77,7 @@ class CheckpointManifest:
     schema: int = SCHEMA
     unfreezing: Unfreezing = NOTHING_KNOWN
     operations: Operations | None = None
+    epoch: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a wrong schema, and a run id or node name that may not become part of a path."""
@@ -87,7 +89,10 @@ class CheckpointManifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON form, without ``unfreezing`` where nothing is known of the losses."""
+        """SHA-256 of the canonical JSON form, without ``unfreezing`` where nothing is known of the losses.
+
+        The first epoch is left out as well.
+        """
         value = self._fields()
         if self.unfreezing == NOTHING_KNOWN:
             del value["unfreezing"]
@@ -96,6 +101,8 @@ class CheckpointManifest:
     def _fields(self) -> dict[str, Any]:
         value = dataclasses.asdict(dataclasses.replace(self, operations=None))
         del value["operations"]
+        if not self.epoch:
+            del value["epoch"]
         return value if self.operations is None else value | {"operations": self.operations.to_json()}
 
     def shard_of(self, node: str) -> Shard:
@@ -204,13 +211,17 @@ class Resume:
                     f"{name} is of plan {manifest.plan_digest[:12]}, plan.json is {self.plan.digest[:12]}; they have "
                     "to be of one run"
                 )
-            if tuple(shard.node for shard in manifest.shards) != self.plan.nodes:
+            if tuple(shard.node for shard in manifest.shards) != self.plan.at(manifest.epoch).nodes:
                 raise PlanError(f"{name} does not have a shard of every node of the plan")
             StartPoint.of(self.plan.course, step=manifest.step, holder=manifest.holder)
             manifest.unfreezing.check(self.plan.course, manifest.step)
             check_in_force(self.plan, manifest.step, manifest.operations)
         if len({manifest.run_id for manifest in self.manifests}) != 1:
             raise PlanError("the checkpoints are of different runs; keep those of one")
+
+    def manifests_of(self, node: str) -> tuple[CheckpointManifest, ...]:
+        """The manifests that name a shard of a node: all of them, unless the run moves."""
+        return tuple(one for one in self.manifests if any(shard.node == node for shard in one.shards))
 
     def choose(self, problems: Mapping[str, Mapping[int, str]]) -> tuple[CheckpointManifest, tuple[str, ...]]:
         """The newest checkpoint whose shards are intact everywhere.

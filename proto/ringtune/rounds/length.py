@@ -109,9 +109,10 @@ def digests(job: Job, plan: Plan, lengths: Sequence[Length]) -> dict[str, set[st
     """
     found: dict[str, set[str]] = {}
     for one, placed in state_places(job, plan):
-        found.setdefault(job_digest(one), set()).add(placed.digest)
+        found.setdefault(job_digest(one), set()).update(part.digest for part in placed.parts)
         for length in lengths:
             before = length.applied(one)
             course = dataclasses.replace(placed.course, num_steps=num_steps_of(before, placed))
-            found.setdefault(job_digest(before), set()).add(dataclasses.replace(placed, course=course).digest)
+            parts = dataclasses.replace(placed, course=course).parts
+            found.setdefault(job_digest(before), set()).update(part.digest for part in parts)
     return found

@@ -62,7 +62,7 @@ class Moving:
 
     def is_due(self, turn: Turn) -> bool:
         """Whether a turn is of a later placement, to which the run has not tried to move yet."""
-        return due(self._plan, turn) > self._tried
+        return due(self._plan.course, self._plan.placements, turn) > self._tried
 
     # ---- one move ---------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class Moving:
             decided: the run's decisions so far (``Turn.unfreeze_at``).
             now_s: the time.
         """
-        self._tried = due(self._plan, turn)
+        self._tried = due(self._plan.course, self._plan.placements, turn)
         self._target, self._decided = self._plan.at(self._tried), decided
         if last is not None:
             self._start = dataclasses.replace(

@@ -13,16 +13,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.schedule.versions import may_be_stale, weight_version
-
-if TYPE_CHECKING:
-    from ringtune.schedule.plan import Plan
 
 _ONE = "give the plan one placement"
 
@@ -60,6 +57,10 @@ def check_epochs(course: Course, placements: Sequence[Placement]) -> None:
                 f"epoch {after.epoch} has {after.private_blocks} private blocks, the one before "
                 f"{before.private_blocks}; give all placements the same number"
             )
+        if (after.recompute, after.state_on_disk) != (before.recompute, before.state_on_disk):
+            raise PlanError(
+                f"epoch {after.epoch} runs other blocks again than the one before; give both the same ranges"
+            )
     if len(placements) > 1 and (problem := _why_it_stays(course, placements)):
         raise PlanError(f"a run can't move to another placement: {problem}; {_ONE}")
 
@@ -84,7 +85,7 @@ def first_step(course: Course, placement: Placement) -> int:
     return placement.first_turn * course.local_iterations
 
 
-def due(plan: Plan, turn: Turn) -> int:
+def due(course: Course, placements: Sequence[Placement], turn: Turn) -> int:
     """The epoch in which a turn is to be worked on.
 
     A checkpoint and the evaluations after the last turn of a placement are of that placement still; scores are of the
@@ -93,12 +94,12 @@ def due(plan: Plan, turn: Turn) -> int:
     comes_before = turn.kind in (StepKind.TRAIN, StepKind.SCORE)
     holding = [
         one.epoch
-        for one in plan.placements
+        for one in placements
         if not one.first_turn
-        or (step := first_step(plan.course, one)) < turn.first_step
+        or (step := first_step(course, one)) < turn.first_step
         or (step == turn.first_step and comes_before)
     ]
-    return max(holding, default=plan.placement.epoch)
+    return max(holding, default=placements[0].epoch)
 
 
 def sources(course: Course, before: Placement, after: Placement, node: str, step: int) -> tuple[Source, ...]:

@@ -119,6 +119,7 @@ class StartPoint:
         holder: str = "",
         unfreezing: Unfreezing = NOTHING_KNOWN,
         operations: Operations | None = None,
+        epoch: int = 0,
     ) -> StartPoint:
         """Make a start point that fits the course; by default the very beginning of the run.
 
@@ -132,7 +133,7 @@ class StartPoint:
         holder = holder or holder_after(course, course.local_iterations)
         if course.owner(holder) is None:
             raise PlanError(f"node {holder!r} is no owner of the run, so it can't hold the head")
-        return StartPoint(step=step, holder=holder, unfreezing=unfreezing, operations=operations)
+        return StartPoint(step=step, holder=holder, unfreezing=unfreezing, operations=operations, epoch=epoch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

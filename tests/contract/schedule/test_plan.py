@@ -179,12 +179,10 @@ def test_method_that_there_is_not_is_refused() -> None:
     assert str(caught.value) == "method = 'magic' is not one of all, hift, pipeadapter, ringada, single"
 
 
-@pytest.mark.parametrize("placements", [0, 2])
-def test_plan_has_exactly_one_placement(placements: int) -> None:
-    """More are for later."""
-    plan = make_plan(SLICES, ["a"])
-    with pytest.raises(PlanError, match=f"exactly one placement for now, this one has {placements}"):
-        Plan(plan.course, plan.placements * placements)
+def test_plan_has_a_placement() -> None:
+    """A course alone is no plan."""
+    with pytest.raises(PlanError, match="a plan has at least one placement, this one has none"):
+        Plan(make_plan(SLICES, ["a"]).course, ())
 
 
 def test_plan_refuses_private_blocks_that_train() -> None:

@@ -102,8 +102,8 @@ def _fields(*classes: Any) -> list[tuple[str, str]]:
 def test_plan_digest_changes_with_every_field(part: str, name: str) -> None:
     """Two parties with equal digests agree on everything; those of equal courses agree on the result."""
     plan = make_plan(SLICES, ["a", "b"])
-    if name == "first_turn":  # the only placement holds from turn 0 on
-        assert dataclasses.replace(plan.placement, first_turn=2).digest != plan.placement.digest
+    if name in ("epoch", "first_turn"):  # one goes with the other
+        assert dataclasses.replace(plan.placement, **{name: OTHER[name]}).digest != plan.placement.digest
         return
     if name == "private_blocks":
         plan = changed(plan, frozen_blocks=1)

@@ -1,0 +1,132 @@
+"""Drive the moves of a run: ask nodes to rest and to move, and know which placement they have.
+
+::
+
+    Rest, Move of the state machine --> calls to nodes --> Rested, Moved, MoveFailed back through the run's queue
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from coordinator.drive.agent_calls import AgentCalls
+from coordinator.drive.answers import NodeMoved, NodeRested
+from coordinator.drive.checkpointing import Checkpointing
+from coordinator.records.report import RunLedger
+from ringtune.errors import RingTuneError
+from ringtune.files.strict import read_object
+from ringtune.quantities import format_bytes, format_seconds
+from ringtune.rounds import rounds
+from ringtune.schedule.plan import Plan
+from ringtune.v1 import control_pb2
+
+
+class MoveDriving:
+    """The moves of one run.
+
+    Args:
+        part: of the plan that holds when nodes are prepared.
+        job_toml: of the run.
+        checkpoints: know under which run nodes keep shards.
+        addresses: of the nodes.
+        calls: to the nodes.
+        wait_s: longest time of a call.
+        put: takes a node's answer, from any thread.
+
+    Attributes:
+        part: of the plan that holds now.
+    """
+
+    def __init__(
+        self,
+        part: Plan,
+        job_toml: str,
+        checkpoints: Checkpointing,
+        addresses: Mapping[str, str],
+        calls: Mapping[str, AgentCalls],
+        wait_s: float,
+        put: Callable[[NodeRested | NodeMoved | rounds.MoveFailed], None],
+    ) -> None:
+        self.part = part
+        self._job_toml, self._checkpoints, self._addresses = job_toml, checkpoints, addresses
+        self._calls, self._wait_s, self._put = calls, wait_s, put
+        self._place()
+
+    def tell(self, command: rounds.Rest | rounds.Move) -> None:
+        """Let a node rest, or move; a move of it that is under way is given up."""
+        if isinstance(command, rounds.Rest):
+            self._rest(command)
+        else:
+            self._move(command)
+
+    def _rest(self, command: rounds.Rest) -> None:
+        node, epoch = command.node, self.part.placement.epoch
+        self._calls[node].rest(
+            epoch,
+            timeout_s=self._wait_s,
+            on_result=lambda reply: self._put(NodeRested(rounds.Rested(node, epoch), reply.totals_json)),
+            on_failed=self._failed(node, epoch),
+        )
+
+    def _move(self, command: rounds.Move) -> None:
+        node, part, start, from_epoch, sources = command
+        epoch = part.placement.epoch
+        request = control_pb2.MoveRequest(
+            prepare=control_pb2.PrepareRequest(
+                plan_epoch=epoch,
+                plan_json=json.dumps(part.to_json()),
+                job_toml=self._job_toml,
+                addresses=dict(self._addresses),
+                checkpoint_run=self._checkpoints.shards_run,
+            ),
+            step=start.step,
+            holder=start.holder,
+            first_turn=start.first_turn,
+            first_seq=start.first_seq,
+            from_epoch=from_epoch,
+        )
+        for source in sources:
+            request.sources.add(node=source.node, start=source.start, stop=source.stop)
+        self._calls[node].move(
+            request,
+            timeout_s=self._wait_s,
+            on_result=lambda reply: self._put(
+                NodeMoved(rounds.Moved(node, epoch, reply.fetched_bytes), reply.hosted_bytes)
+            ),
+            on_failed=self._failed(node, epoch),
+        )
+
+    def log(self, command: rounds.LogMove) -> str:
+        """Grant in the placement that holds from now on; return a sentence for the user."""
+        self.part = command.part
+        self._place()
+        where = f"after step {command.step}"
+        if command.problem:
+            return f"the run stays on placement {self.part.placement.epoch} {where}: {command.problem}"
+        came = format_bytes(sum(count for _, count in command.fetched_bytes))
+        return (
+            f"the run moved to placement {command.epoch} {where} in {format_seconds(command.seconds)}; {came} of what "
+            "was trained went from node to node"
+        )
+
+    def _place(self) -> None:
+        for node in self.part.nodes:
+            self._calls[node].place(self.part.placement.epoch)
+
+    def _failed(self, node: str, epoch: int) -> Callable[[RingTuneError], None]:
+        return lambda error: self._put(rounds.MoveFailed(node, epoch, type(error).__name__, str(error)))
+
+
+def note_figures(answer: NodeRested | NodeMoved, ledger: RunLedger) -> rounds.Event:
+    """Write the figures of a node's answer down; return what the state machine is told.
+
+    Raises:
+        IntegrityError: its totals are not readable.
+    """
+    if isinstance(answer, NodeRested):
+        node = answer.rested.node
+        ledger.add_totals(node, read_object(answer.totals_json, f"totals.json of node {node}"))
+        return answer.rested
+    ledger.nodes[answer.moved.node].hosted_bytes = answer.hosted_bytes
+    return answer.moved

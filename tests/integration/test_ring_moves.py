@@ -1,0 +1,78 @@
+"""Real processes that move from one placement to the next: the result is that of one process, whatever fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from coordinator.drive.requests import RunRequest
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.records.step_lines import is_step
+from ringtune.jobs.job import Job
+from ringtune.schedule.plan import Plan
+from tests.support.cluster import AGENTS, START_S, Cluster, Follower, Outcome, running
+from tests.support.moves import moving
+from tests.support.results import largest_difference, reference_of, trained
+
+pytestmark = pytest.mark.slow
+
+FIRST = (("a", 0, 2), ("b", 2, 4))
+SECOND = (("c", 0, 1), ("b", 1, 3), ("a", 3, 4))
+THIRD = (("b", 0, 4),)
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Owners a and b, and the hosts c and d, which have neither data nor a copy of the model."""
+    with running(tmp_path_factory.mktemp("moves"), owners=["a", "b"], hosts=["c", "d"]) as made:
+        yield made
+    assert not AGENTS
+
+
+def job_of(ring: Cluster, **changes: object) -> Job:
+    """24 steps in turns of 4 or as the cluster's jobs have it, with checkpoints."""
+    wanted: dict[str, Any] = {"train__max_steps": 24, "train__checkpoint_every": 4, "train__dropout": 0.0}
+    return ring.job(**{**wanted, **changes})
+
+
+def plan_of(ring: Cluster, job: Job, *later: tuple[int, Any]) -> Plan:
+    """The job on the first placement, and on later ones from some turns on."""
+    asked = RunRequest(job=job, plan_only=True, num_nodes=len(ring.agents), join_s=START_S)
+    plan = Follower(ring.coordinator.run(asked)).wait().plan
+    assert plan is not None
+    (still,) = moving(plan, (1, FIRST)).placements[1:]
+    first = Plan.of(plan.course, type(still)(slices=still.slices))
+    return moving(first, *later)
+
+
+def follow(ring: Cluster, job: Job, plan: Plan) -> Follower:
+    """Carry the plan out."""
+    return Follower(ring.coordinator.run(RunRequest(job=job, join_s=START_S, plan=GivenPlan(plan=plan))))
+
+
+def moves_of(outcome: Outcome) -> list[dict[str, Any]]:
+    """What the run's books say of moves."""
+    return [line for line in outcome.metrics if line.get("kind") == "move"]
+
+
+def assert_trained(ring: Cluster, job: Job, outcome: Outcome) -> None:
+    """Adapters and head are those of one process."""
+    assert outcome.is_done, outcome.message
+    wanted = reference_of(ring, job, outcome)
+    assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
+
+
+@pytest.mark.promise("1 partition invariance")
+def test_processes_move_twice_and_train_what_one_process_trains(ring: Cluster) -> None:
+    """A host that comes new borrows the base weights and takes over what was trained; one that leaves only stops."""
+    job = job_of(ring, train__local_iterations=4, train__eval_every=8)
+    outcome = follow(ring, job, plan_of(ring, job, (2, SECOND), (4, THIRD))).wait()
+    assert_trained(ring, job, outcome)
+    moves = moves_of(outcome)
+    assert [(move["step"], move["epoch"], move.get("problem")) for move in moves] == [(8, 1, None), (16, 2, None)]
+    assert all(move["seconds"] > 0 for move in moves) and sum(moves[1]["fetched_bytes"].values()) > 0
+    epochs = {line["step"]: line["epoch"] for line in outcome.metrics if is_step(line)}
+    assert epochs == {step: (step - 1) // 8 for step in range(1, 25)}
+    assert outcome.report["moves"][1]["epoch"] == 2 and outcome.report["nodes"]["b"]["blocks"] == [0, 4]
