@@ -6,6 +6,7 @@ told in the node's own words if it answered, and as a lost node if it did not.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -188,7 +189,8 @@ class AgentCalls:
 
         def work() -> None:
             self._moving = self._track(self._stub.Move.future(request, timeout=timeout_s))
-            on_result(self._moving.result())
+            with contextlib.suppress(grpc.FutureCancelledError):  # it moves elsewhere instead
+                on_result(self._moving.result())
 
         self._submit(work, on_failed)
 

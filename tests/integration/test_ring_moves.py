@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from coordinator.drive.requests import RunRequest
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.records.step_lines import is_step
 from ringtune.jobs.job import Job
+from ringtune.rounds.checkpoint import Resume
 from ringtune.schedule.plan import Plan
 from tests.support.cluster import AGENTS, START_S, Cluster, Follower, Outcome, running
 from tests.support.moves import moving
@@ -76,3 +78,56 @@ def test_processes_move_twice_and_train_what_one_process_trains(ring: Cluster) -
     epochs = {line["step"]: line["epoch"] for line in outcome.metrics if is_step(line)}
     assert epochs == {step: (step - 1) // 8 for step in range(1, 25)}
     assert outcome.report["moves"][1]["epoch"] == 2 and outcome.report["nodes"]["b"]["blocks"] == [0, 4]
+
+
+def test_run_goes_on_from_checkpoints_before_and_after_a_move(ring: Cluster) -> None:
+    """A checkpoint of the first placement moves at once where its step is the boundary; one of the second stays."""
+    job = job_of(ring, train__local_iterations=4, train__lr_schedule="linear")
+    plan = plan_of(ring, job, (3, SECOND))
+    whole = follow(ring, job, plan).wait()
+    assert_trained(ring, job, whole)
+    assert [(manifest.step, manifest.epoch) for manifest in whole.checkpoints[-4:]] == [
+        (12, 0),
+        (16, 1),
+        (20, 1),
+        (24, 1),
+    ]
+    for step, moved in ((16, []), (12, [(12, 1)])):
+        (manifest,) = [one for one in stopped_after(ring, job, plan, step) if one.step == step]
+        asked = RunRequest(job=job, join_s=START_S, resume=Resume(plan=plan, manifests=(manifest,)))
+        outcome = Follower(ring.coordinator.run(asked)).wait()
+        assert_trained(ring, job, outcome)
+        assert outcome.resumed_at == step
+        assert [(move["step"], move["epoch"]) for move in moves_of(outcome)] == moved
+        assert outcome.files["adapter/adapter.safetensors"] == whole.files["adapter/adapter.safetensors"]
+
+
+def stopped_after(ring: Cluster, job: Job, plan: Plan, step: int) -> list[Any]:
+    """The checkpoints of a run that is stopped once there is one of this step; nodes keep the last two."""
+    follower = follow(ring, job, plan)
+    follower.wait_for(lambda outcome: any(manifest.step == step for manifest in outcome.checkpoints))
+    follower.driver.stop("stopped by the test")
+    found = follower.wait().checkpoints
+    ring.wait_idle(*ring.names)
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_node_that_cannot_move_leaves_the_run_where_it_is(ring: Cluster, number: signal.Signals) -> None:
+    """A host that comes new is dead, or stands still: the run stays on the placement that it has, and says why."""
+    job = job_of(ring, train__local_iterations=4, runtime__wait_s=10.0, runtime__lease_s=30.0)
+    plan = plan_of(ring, job, (2, (("a", 0, 1), ("d", 1, 4))), (4, THIRD))
+    follower = follow(ring, job, plan)
+    follower.wait_for_steps(1)
+    ring.signal("d", number)
+    try:
+        outcome = follower.wait()
+    finally:
+        ring.signal("d", signal.SIGCONT) if number is signal.SIGSTOP else ring.wait_exit("d")
+        if number is signal.SIGKILL:
+            ring.start("d")
+        ring.wait_idle(*ring.names)
+    assert_trained(ring, job, outcome)
+    first, second = moves_of(outcome)
+    assert (first["to"], first["epoch"], first["step"]) == (1, 0, 8) and "node d" in first["problem"]
+    assert (second["to"], second["epoch"], second["step"], second.get("problem")) == (2, 2, 16, None)

@@ -35,6 +35,8 @@ from ringtune.schedule.turns import StartPoint, Turn
 
 _LOG = logging.getLogger(__name__)
 _FLUSH_S = 5.0
+# The rest is for the way of the answer: a node that waits for another one in vain says for whom.
+_SHARE = 0.9
 
 
 class NextPlacement(NamedTuple):
@@ -133,7 +135,7 @@ class AgentMoves:
         Raises:
             RingTuneError: as for ``Agent.prepare``, or what was trained can't be taken over.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + _SHARE * timeout_s
         number = self._next_call()
         plan = Plan.from_json(read_object(to.plan_json, "the plan that came"))
         if self._node not in plan.nodes:

@@ -153,9 +153,9 @@ class Moving:
         return part.placement.epoch
 
     def _tell_all(self, stage: str, part: Plan) -> list[Command]:
-        """Tell every node of both placements to move to one of them; who has no place there only stops."""
+        """Tell every node of both placements to move to one of them; who has no place there only stops, some time."""
         nodes = [node for node in dict.fromkeys((*self.part.nodes, *self._target.nodes)) if node not in self._lost]
-        self._stage, self._waiting = stage, set(nodes)
+        self._stage, self._waiting = stage, set(part.nodes)
         course = self._plan.course.decided(self._decided)
         before, after = self.part.placement, part.placement
         start = dataclasses.replace(self._start, epoch=after.epoch)
