@@ -19,6 +19,7 @@ from ringtune.costs.profile import NodeFacts
 from ringtune.errors import UsageError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import ops
+from ringtune.schedule.epochs import first_step
 from ringtune.schedule.owner_turns import BY_ROWS
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import SlicePolicy
@@ -70,6 +71,7 @@ def plan_text(
     lines.append(f"needs: {NEEDS}")
     lines += [time.line()] if time is not None else []
     lines.append(_turns(plan))
+    lines += _moves(plan)
     lines += training_lines(course)
     lines += groups_lines(course, memory)
     lines += choice_lines(plan)
@@ -124,6 +126,15 @@ def _turns(plan: Plan) -> str:
     if plan.course.turns == BY_ROWS:
         return f"turns of {each}, by rows: {', '.join(owners)}"
     return f"turns of {each}: {', then '.join(owners)}{', and again' if len(owners) > 1 else ''}"
+
+
+def _moves(plan: Plan) -> list[str]:
+    """Say from which step on which placement holds, after the first one."""
+    lines = []
+    for one in plan.placements[1:]:
+        hosts = ", ".join(f"{piece.node} {piece.text}" for piece in one.hosts)
+        lines.append(f"placement {one.epoch} after step {first_step(plan.course, one)}: {hosts}")
+    return lines
 
 
 def legend_lines() -> list[str]:

@@ -80,6 +80,7 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
         UsageError: there is no profile, or no run in the folder.
         IntegrityError: a file is not readable.
         InvalidInputError: a plan or profile that breaks a rule; names the file.
+        PlanError: the run moves.
     """
     run = plan if plan.is_dir() else None
     plan_file = plan / "plan.json" if run else plan
@@ -95,6 +96,11 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
         if not file.is_file():
             raise UsageError(f"{file} is not there; give {hint}")
     found_plan, found_profile = read_plan(plan_file), read_profile(profile_file)
+    if found_plan.moves:
+        raise PlanError(
+            f"{plan_file} has {len(found_plan.placements)} placements; predictions of a run that moves are not built, "
+            "give a plan of one placement"
+        )
     job = load_job(plan / "job.toml", is_record=True) if run and (plan / "job.toml").is_file() else None
     fixed_tokens = max((node.model.fixed_tokens for node in found_profile.nodes), default=0)
     shape = job_shape(job, fixed_tokens=fixed_tokens) if job else recorded_shape(found_profile, found_plan)
