@@ -12,11 +12,11 @@ from ringtune.rounds import rounds as rd
 from ringtune.schedule.plan import Plan
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
-from tests.support.moves import Triples, moving
+from tests.support.moves import moving, random_slices, slices_of
+from tests.support.plans import changed
 from tests.support.resumed import holder_of, same_bits
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, reference_of, write_inputs
 
-FIRST: Triples = (("a", 0, 2), ("b", 2, 4))
 NODES = ("a", "b", "c", "d", "e")
 CASES: dict[str, dict[str, Any]] = {
     "adamw": {},
@@ -37,20 +37,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_inputs(tmp_path_factory.mktemp("moves"))
 
 
-def random_slices(rng: random.Random, first: int) -> Triples:
-    """Any hosts with any cuts of four blocks."""
-    hosts = rng.sample(NODES, rng.randint(1, 4))
-    cuts = sorted(rng.randint(first, 4) for _ in hosts[1:])
-    return tuple(zip(hosts, [first, *cuts], [*cuts, 4], strict=True))
-
-
 def moved(case: Case, rng: random.Random) -> Plan:
     """A plan of the case on up to four random placements."""
     first = case.private_blocks
     num_turns = -(-case.num_steps // case.local_iterations)
     turns = sorted(rng.sample(range(1, num_turns), rng.randint(1, 3)))
-    plan = case.plan(tuple(random_slices(rng, first)))
-    return moving(plan, *((turn, random_slices(rng, first)) for turn in turns))
+    (begins, *later) = (random_slices(rng, NODES, first, 4) for _ in range(len(turns) + 1))
+    plan = changed(case.plan((("a", first, 4),)), slices=slices_of(begins))
+    return moving(plan, *zip(turns, later, strict=True))
 
 
 def run(plan: Plan, carrier: TorchCarrier, rng: random.Random, **values: Any) -> RingResult:
@@ -67,7 +61,7 @@ def run(plan: Plan, carrier: TorchCarrier, rng: random.Random, **values: Any) ->
 
 
 @pytest.mark.promise("1 partition invariance")
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", CASES)
 def test_moving_run_equals_one_process(folder: Path, name: str, seed: int) -> None:
     """Random placements from random turns on: in float64 adapters and head are those of one process."""
@@ -82,7 +76,8 @@ def test_moving_run_equals_one_process(folder: Path, name: str, seed: int) -> No
     still = make_carrier(case, plan.at(0))
     assert run(plan.at(0), still, rng).finish == rd.Finish("", "")
     got = carrier.collected(plan.at(len(plan.placements) - 1), holder_of(plan, result))
-    assert same_bits(got, still.collected(plan.at(0), holder_of(plan, result)))  # moving changes no bit
+    if not any(one.has_replicas for one in plan.placements):  # sums of sums round otherwise
+        assert same_bits(got, still.collected(plan.at(0), holder_of(plan, result)))
     if not case.dropout:
         assert distance(got, wanted) < 1e-9
 

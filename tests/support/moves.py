@@ -14,30 +14,51 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 from sim.ring_result import RingResult
 
-Triples = Sequence[tuple[str, int, int]]
+Slices = Sequence[tuple[str, int, int] | tuple[str, int, int, int]]
+"""Node, first block, one past the last, and the share where a stage has several hosts."""
 
 
-def moving(plan: Plan, *later: tuple[int, Triples]) -> Plan:
-    """The plan with further placements: each from a train turn on, with slices as triples."""
+def slices_of(pieces: Slices) -> tuple[Slice, ...]:
+    """The slices of a placement."""
+    return tuple(
+        Slice(node=piece[0], start=piece[1], stop=piece[2], share=piece[3] if len(piece) == 4 else 1)
+        for piece in pieces
+    )
+
+
+def moving(plan: Plan, *later: tuple[int, Slices]) -> Plan:
+    """The plan with further placements, each from a train turn on."""
     placements = [plan.placement]
-    for first_turn, triples in later:
-        slices = tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in triples)
+    for first_turn, pieces in later:
+        slices = slices_of(pieces)
         placements.append(
             dataclasses.replace(plan.placement, slices=slices, epoch=len(placements), first_turn=first_turn)
         )
     return Plan(plan.course, tuple(placements))
 
 
+def random_slices(rng: random.Random, names: Sequence[str], first: int, stop: int) -> Slices:
+    """Any stages of these nodes, some of several hosts; one of several hosts has blocks."""
+    hosts = rng.sample(names, rng.randint(1, min(4, len(names))))
+    at, found = first, list[tuple[str, int, int, int]]()
+    while hosts:
+        size = min(len(hosts), rng.choice([1, 1, 2, 3]))
+        end = stop if size == len(hosts) else rng.randint(at, stop)
+        if size > 1 and end == at:
+            size = 1
+            end = stop if len(hosts) == 1 else at
+        found += [(hosts.pop(), at, end, rng.choice([1, 1, 2]) if size > 1 else 1) for _ in range(size)]
+        at = end
+    return found
+
+
 def random_placement(rng: random.Random, plan: Plan, epoch: int, first_turn: int) -> Placement:
     """Any slices on the nodes of a plan, and on one that comes new."""
     course, private = plan.course, plan.placement.private_blocks
     names = [*plan.nodes, f"new-{epoch}"]
-    hosts = rng.sample(names, rng.randint(1, min(4, len(names))))
-    cuts = sorted(rng.randint(private, course.num_blocks) for _ in hosts[1:])
-    pieces = zip(hosts, [private, *cuts], [*cuts, course.num_blocks], strict=True)
     return dataclasses.replace(
         plan.placement,
-        slices=tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in pieces),
+        slices=slices_of(random_slices(rng, names, private, course.num_blocks)),
         credits=rng.choice([1, 2, 4, 8]),
         epoch=epoch,
         first_turn=first_turn,

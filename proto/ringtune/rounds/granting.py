@@ -56,7 +56,7 @@ class Granting:
         self.open = OpenTurns(items_ahead)
         self.depths = TurnDepths(plan.course, start)
         self.tables = TurnOperations(plan, start)
-        self.copies = CopyComparison(plan)
+        self.copies = CopyComparison(moving.part if moving else plan)
         self.last: Turn | None = None
         self.is_exhausted = False
         self._plan, self.nodes = plan, nodes
@@ -68,6 +68,10 @@ class Granting:
     def chooses_for(self) -> int | None:
         """The step whose operation table is waited for; None if none is, as in a run that grants nothing more."""
         return None if self.is_exhausted else self.tables.chooses_for
+
+    def place(self, part: Plan) -> None:
+        """Grant in another placement from now on; no turn is open."""
+        self.nodes, self.copies = part.nodes, CopyComparison(part)
 
     @property
     def moves_before(self) -> Turn | None:

@@ -247,7 +247,7 @@ class Rounds:
             if found:
                 self._set_deadline(now_s, commands)
             return
-        granting.nodes = moving.part.nodes
+        granting.place(moving.part)
         self._enter("training", now_s, commands)
         if self._drain_reason:
             reason, self._drain_reason = self._drain_reason, ""

@@ -119,9 +119,11 @@ def sources(course: Course, before: Placement, after: Placement, node: str, step
 
 def _single(course: Course, before: Placement, after: Placement, node: str, step: int) -> Iterator[Source]:
     piece = after.slice_of(node)
+    had = before.slice_of(node)
     for block in range(piece.start, piece.stop):
         if weight_version(course, block, step):
-            yield Source(before.host_of(block), block, block + 1)
+            own = had.start <= block < had.stop
+            yield Source(node if own else before.host_of(block), block, block + 1)
 
 
 def _joined(parts: Iterator[Source]) -> Iterator[Source]:
