@@ -4,15 +4,23 @@ A model of 12 blocks of width 384 with random weights and ``seq_bn``, all adapte
 tokens in 4 micro-batches, AdamW. The ring runs first, then the other side on its job and plan, and so on in pairs.
 Seconds of a step are from the end of step ``FIRST`` to the end of the last one, so that no start-up counts; a step ends
 with its last process, update included. Both sides have to have the same losses.
+
+Other work on the machine slows whoever happens to run then. So a pair beside which others had more than ``QUIET_SHARE``
+of the processors is measured again, ``MOST_PAIRS`` at most; if that does not help, the quietest pairs count.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import resource
 import statistics
 import sys
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +30,8 @@ from tests.bench.rings import RingRun, run, run_ring
 
 NODES: Final = 4
 PAIRS: Final = 4
+MOST_PAIRS: Final = 8
+QUIET_SHARE: Final = 0.05
 FIRST, LAST = 3, 15
 SAME_LOSSES: Final = 5
 """Steps whose losses are compared; later ones may differ by what rounding became."""
@@ -36,41 +46,37 @@ _SHAPE: Final = {
 }
 
 
-@dataclass(kw_only=True, slots=True)
-class Pairs:
-    """What was measured of pairs.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """A run of either side, next to each other.
 
     Attributes:
         ring_s: seconds of a step of the ring.
         other_s: of the other side.
-        losses: of the first steps of either side, in the last pair.
+        others_share: of the processors that went to other work meanwhile.
     """
 
-    ring_s: list[float] = field(default_factory=list)
-    other_s: list[float] = field(default_factory=list)
-    losses: tuple[list[float], list[float]] = ([], [])
+    ring_s: float
+    other_s: float
+    others_share: float
 
     @property
-    def ratios(self) -> list[float]:
-        """The ring over the other side, pair by pair."""
-        return [ring_s / other_s for ring_s, other_s in zip(self.ring_s, self.other_s, strict=True)]
-
-    def figures(self, name: str) -> dict[str, Any]:
-        """The median ratio as ``<name>_ratio``, and what it is made of."""
-        samples = {f"{name}_ratio": self.ratios, f"{name}_ring_step_s": self.ring_s, f"{name}_step_s": self.other_s}
-        return {
-            f"{name}_ratio": statistics.median(self.ratios),
-            "samples": samples | {f"{name}_losses": list(self.losses)},
-        }
+    def ratio(self) -> float:
+        """The ring over the other side."""
+        return self.ring_s / self.other_s
 
 
-def measure_pairs(out: Path, kind: str, *, pairs: int = PAIRS) -> Pairs:
+def measure_pairs(out: Path, kind: str, *, pairs: int = PAIRS, most: int = MOST_PAIRS) -> list[Pair]:
     """Run the ring and a kind of ``tests.bench.torch_steps`` in turns.
 
     Args:
         out: folder for model, rows, job and run.
         kind: ``pipelining`` or ``ddp``.
-        pairs: how often.
+        pairs: that are wanted.
+        most: that are measured.
+
+    Returns:
+        The quiet ones, or the quietest.
 
     Raises:
         RuntimeError: the losses differ, so that the two did not do the same.
@@ -79,16 +85,67 @@ def measure_pairs(out: Path, kind: str, *, pairs: int = PAIRS) -> Pairs:
     rows = write_rows(out / "rows-12x384.csv")
     more = {"data.owners": 1}  # the very same batches, whoever hosts what
     job = write_job(out / "steps-12x384.toml", model=model, train=rows, steps=LAST, method="all", tokens=128, more=more)
-    found = Pairs()
-    for _ in range(pairs):
+    found: list[Pair] = []
+    while len(found) < most and sum(pair.others_share <= QUIET_SHARE for pair in found) < pairs:
+        found.append(measure_pair(out, job, kind))
+    return quietest(found, pairs)
+
+
+def measure_pair(out: Path, job: Path, kind: str) -> Pair:
+    """Run the ring, then the other side on its job and plan; see ``measure_pairs``."""
+    command = [sys.executable, "-m", "tests.bench.torch_steps", str(out / "beside-torch"), "--as", kind]
+    with others_share() as shares:
         ring = run_ring(job, out / "beside-torch", nodes=NODES)
-        command = [sys.executable, "-m", "tests.bench.torch_steps", str(ring.folder), "--as", kind]
         other = json.loads(run(command).splitlines()[-1])
-        found.losses = losses_of(ring)[:SAME_LOSSES], other["losses"][:SAME_LOSSES]
-        require_same(*found.losses, kind)
-        found.ring_s.append(ring.wall_s(FIRST, LAST) / (LAST - FIRST))
-        found.other_s.append((other["ends_s"][LAST - 1] - other["ends_s"][FIRST - 1]) / (LAST - FIRST))
-    return found
+    require_same(losses_of(ring)[:SAME_LOSSES], other["losses"][:SAME_LOSSES], kind)
+    other_s = other["ends_s"][LAST - 1] - other["ends_s"][FIRST - 1]
+    steps = LAST - FIRST
+    return Pair(ring_s=ring.wall_s(FIRST, LAST) / steps, other_s=other_s / steps, others_share=shares[0])
+
+
+def quietest(found: list[Pair], pairs: int) -> list[Pair]:
+    """The pairs with the least other work beside them, in the order of measurement."""
+    kept = sorted(range(len(found)), key=lambda index: found[index].others_share)[:pairs]
+    return [found[index] for index in sorted(kept)]
+
+
+def figures_of(name: str, found: list[Pair]) -> dict[str, Any]:
+    """The median ratio as ``<name>_ratio``, and the pairs that it is of."""
+    return {
+        f"{name}_ratio": statistics.median(pair.ratio for pair in found),
+        "samples": {name: [{**asdict(pair), "ratio": pair.ratio} for pair in found]},
+    }
+
+
+@contextmanager
+def others_share() -> Iterator[list[float]]:
+    """Measure which share of all processors others had while the context was open; it is in the list at the end.
+
+    What this process and its children took, which have to have ended by then, is not counted; 0 where the system does
+    not tell.
+    """
+    shares: list[float] = []
+    began_s, busy_s, own_s = time.monotonic(), _busy_s(), _own_s()
+    yield shares
+    all_s = (time.monotonic() - began_s) * (os.cpu_count() or 1)
+    shares.append(max(0.0, (_busy_s() - busy_s) - (_own_s() - own_s)) / all_s)
+
+
+def _busy_s() -> float:
+    """Processor seconds of the whole machine but idle ones.
+
+    Source: Linux, proc(5), ``/proc/stat``: user, nice, system, idle, iowait, irq, softirq, steal.
+    """
+    try:
+        ticks = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except OSError:
+        return 0.0
+    return (sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    each = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in each)
 
 
 def losses_of(ring: RingRun) -> list[float]:

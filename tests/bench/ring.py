@@ -42,7 +42,7 @@ from typing import Any
 from coordinator.demo.fetch import demo_cache
 from coordinator.demo.workspace import Workspace, prepare
 from tests.bench.jobs import write_job
-from tests.bench.pipelining import measure_pairs
+from tests.bench.pipelining import figures_of, measure_pairs
 from tests.bench.rings import RingRun, run, run_plain, run_ring
 
 OUT = Path("build/bench")
@@ -111,8 +111,10 @@ def cpu_of_steps(short: Path, long: Path, *, nodes: int) -> float:
 def measure_beside_torch(kind: str) -> Figures:
     """The ring and a kind of ``tests.bench.torch_steps``, in pairs."""
     found = measure_pairs(OUT, kind)
-    say(f"{kind}: ring {found.ring_s}, {kind} {found.other_s} s a step, ratios {found.ratios}")
-    return found.figures(kind)
+    for pair in found:
+        texts = (f"ring {pair.ring_s:.3f} s a step, {kind} {pair.other_s:.3f} s", f"ratio {pair.ratio:.3f}")
+        say(f"{', '.join(texts)}; others had {pair.others_share:.0%} of the processors")
+    return figures_of(kind, found)
 
 
 def measure_channel(workspace: Workspace) -> Figures:

@@ -2,7 +2,8 @@
 
 ``python -m tests.bench.torch_steps RUN --as pipelining`` starts four processes with one compute thread each, which talk
 by gloo, and prints one line of JSON: when each step ended, the losses, and processor seconds. Each process has the
-allocator of an agent, builds the whole plain model, and has all batches in memory before the first step.
+allocator and the session of its own that an agent has, builds the whole plain model, and has all batches in memory
+before the first step.
 
 ``pipelining``: ``Schedule1F1B`` over as many stages as processes, blocks split evenly, the embedding in the first one
 and the head in the last one; masks do not travel. ``ddp``: ``DistributedDataParallel``, each process has its share of
@@ -184,7 +185,8 @@ def launch(folder: Path, kind: str) -> dict[str, list[float]]:
         command = [sys.executable, "-m", "tests.bench.torch_steps", str(folder), "--as", kind]
         command += ["--rendezvous", str(Path(shared) / "rendezvous")]
         workers = [
-            subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)  # noqa: S603
+            # a session each, as agents have: the scheduler shares the cores out by session
+            subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True, start_new_session=True)  # noqa: S603
             for rank in range(WORLD)
         ]
         try:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.bench import torch_steps
-from tests.bench.pipelining import Pairs, require_same
+from tests.bench import pipelining, torch_steps
+from tests.bench.pipelining import Pair, figures_of, quietest, require_same
 from tests.support import reference
 from tests.support.torch_ring import Case, write_inputs
 
@@ -47,8 +47,22 @@ def test_steps_with_other_losses_are_not_compared() -> None:
         require_same([0.7, 0.6], [0.7], "ddp")
 
 
-def test_ratio_of_pairs_is_their_median() -> None:
-    """Each ring is compared with the other side's run next to it."""
-    found = Pairs(ring_s=[1.0, 3.0, 2.0], other_s=[2.0, 3.0, 1.0]).figures("ddp")
-    assert found["ddp_ratio"] == 1.0
-    assert found["samples"]["ddp_ratio"] == [0.5, 1.0, 2.0]
+def test_ratio_is_the_median_of_the_quietest_pairs() -> None:
+    """Each ring is compared with the other side's run next to it; a pair beside which others worked counts last."""
+    found = [Pair(ring_s=ring_s, other_s=1.0, others_share=share) for ring_s, share in ((9, 0.5), (1, 0.2), (3, 0.0))]
+    kept = quietest(found, 2)
+    assert [pair.ring_s for pair in kept] == [1, 3]
+    assert figures_of("ddp", kept)["ddp_ratio"] == 2.0
+
+
+def test_own_work_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4 busy seconds 3 were its own: in 2 s on two cores, others had a quarter."""
+    times = {"_busy_s": [10.0, 14.0], "_own_s": [5.0, 8.0]}
+    for name, values in times.items():
+        monkeypatch.setattr(pipelining, name, lambda values=values: values.pop(0))
+    clock = [100.0, 102.0]
+    monkeypatch.setattr("tests.bench.pipelining.time.monotonic", lambda: clock.pop(0))
+    monkeypatch.setattr("tests.bench.pipelining.os.cpu_count", lambda: 2)
+    with pipelining.others_share() as shares:
+        pass
+    assert shares == [0.25]
