@@ -336,16 +336,17 @@ class RunDriver(Driver):
         if made.planned.note:
             self._emit(control_pb2.RunEvent(note=made.planned.note))
         skipped = SKIPPED_ITEMS if self._request.is_rehearsal else 0
-        self._books = RunBooks(plan, self._job, made.profile, self._emit, skipped_items=skipped)
+        start = self._checkpoints.start
+        part = plan.at(start.epoch if start else plan.placement.epoch)
+        self._books = RunBooks(plan, self._job, made.profile, self._emit, skipped_items=skipped, part=part)
         self._predicted = made.predicted(self._request)
         if self._predicted is not None:
             self._emit(control_pb2.RunEvent(note=self._predicted.line()))
-        start = self._checkpoints.start
         if start is not None:
             resumed = {"step": start.step, "passed_over": self._checkpoints.passed_over}
             self._emit(control_pb2.RunEvent(resumed_json=json.dumps(resumed)))
         if not self._request.plan_only:
-            part, wait_s = plan.at(start.epoch if start else plan.placement.epoch), self._job.runtime.wait_s
+            wait_s = self._job.runtime.wait_s
             self._moving = MoveDriving(
                 part, self._job_toml, self._checkpoints, self._addresses, self._calls, wait_s, self._queue.put
             )

@@ -38,11 +38,18 @@ class RunBooks:
         profile: that it was planned with.
         emit: sends an event to the submitter.
         skipped_items: the first so many do not count in the profile.
-        epoch: of the placement with which the run begins or goes on.
+        part: of the plan with which the run begins or goes on; None = its first one.
     """
 
     def __init__(
-        self, plan: Plan, job: Job, profile: Profile, emit: EventSink, *, skipped_items: int = 0, epoch: int = 0
+        self,
+        plan: Plan,
+        job: Job,
+        profile: Profile,
+        emit: EventSink,
+        *,
+        skipped_items: int = 0,
+        part: Plan | None = None,
     ) -> None:
         self._plan = plan
         self._job = job
@@ -56,7 +63,7 @@ class RunBooks:
             plan.course, profile, recompute=plan.placement.recompute, skipped_items=skipped_items
         )
         self._operations = OperationsLedger(plan, profile)
-        self.ledger = RunLedger(plan, job.train, epoch=epoch if plan.moves else None)
+        self.ledger = RunLedger(plan, job.train, epoch=(part or plan).placement.epoch if plan.moves else None)
 
     @property
     def plan(self) -> Plan:

@@ -98,6 +98,7 @@ def test_run_goes_on_from_checkpoints_before_and_after_a_move(ring: Cluster) -> 
         outcome = Follower(ring.coordinator.run(asked)).wait()
         assert_trained(ring, job, outcome)
         assert outcome.resumed_at == step
+        assert {line["epoch"] for line in outcome.metrics if is_step(line)} == {1}
         assert [(move["step"], move["epoch"]) for move in moves_of(outcome)] == moved
         assert outcome.files["adapter/adapter.safetensors"] == whole.files["adapter/adapter.safetensors"]
 
