@@ -271,7 +271,7 @@ class MemoryLedger:
             return Effect(held, **change._asdict())
         if op.scope is Scope.UNITS:
             return Effect(held, updates=tuple(range(start, stop)), completes=start == EMBEDDING)
-        if op is Op.EMBED:
+        if op in (Op.EMBED, Op.READ):
             return Effect(held, takes=sizes.tensor_bytes(item.sizes[micro]))
         if op is Op.HEAD:
             return self._head_effect(held, sizes, item, micro)

@@ -60,6 +60,8 @@ class Reports:
         self._checkpoints.note_saved(request.node, request.saved)
         self._note_scores(request)
         self._note_copies(request)
+        if request.cache_problem:
+            yield rounds.CacheLost(request.node, request.cache_problem)
         for turn in request.turns_done:
             yield self._turn_reported(request.node, turn)
         if request.error:

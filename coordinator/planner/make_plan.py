@@ -28,6 +28,7 @@ from coordinator.planner.moves import fullest, refuse_full_moves
 from coordinator.planner.operations import settled, with_operations
 from coordinator.planner.planned import Planned
 from coordinator.planner.predict.ring_costs import RingCosts
+from coordinator.planner.prefix_cache import with_prefix_cache
 from coordinator.planner.refusals import disk_refusal, helper_refusal, nothing_fits, refusal, refuse_full_shared_disks
 from coordinator.planner.replicating.choice import choose_replicas
 from ringtune.costs.blobs import check_blobs, check_parcels
@@ -115,7 +116,8 @@ def make_plan(
     ways = frozen_of(job, nodes)
     planned, too_large = first_that_fits(ways, place)
     choice = planned.choice and dataclasses.replace(planned.choice, too_large=too_large if len(ways) > 1 else None)
-    return dataclasses.replace(planned, choice=choice)
+    planned = dataclasses.replace(planned, choice=choice)
+    return with_prefix_cache(job, planned, lambda plan: refuse_if_full(job, plan, facts))
 
 
 def _placed(

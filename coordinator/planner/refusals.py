@@ -65,10 +65,11 @@ _MORE_ROOM = "make room, or start it with --state on another disk"
 
 def disk_refusal(node: NodeFacts, start: int, stop: int, needs: DiskNeeds) -> StorageError:
     """Make the error that the disk of ``node`` has no room to host ``[start, stop)``; it names both numbers."""
-    state, checkpoints, merged = needs
+    state, checkpoints, merged, cache = needs
     parts = [f"{format_bytes(state)} of optimizer state"] if state else []
     parts += [f"{format_bytes(checkpoints)} of checkpoints"] if checkpoints else []
     parts += [f"{format_bytes(merged)} of merged adapters"] if merged else []
+    parts += [f"{format_bytes(cache)} of hidden states"] if cache else []
     free_bytes = node.state_free_bytes or 0
     less = _less(needs, free_bytes)
     return StorageError(
@@ -79,14 +80,15 @@ def disk_refusal(node: NodeFacts, start: int, stop: int, needs: DiskNeeds) -> St
 
 def _less(needs: DiskNeeds, free_bytes: int) -> list[str]:
     """Say which of the needs would have to go, each where the others alone fit."""
-    state, checkpoints, merged = needs
-    less = []
-    if state and checkpoints + merged <= free_bytes:
+    whole, less = needs.total_bytes, []
+    if needs.state_bytes and whole - needs.state_bytes <= free_bytes:
         less.append("set hift.state = 'memory'")
-    if checkpoints and state + merged <= free_bytes:
+    if needs.checkpoint_bytes and whole - needs.checkpoint_bytes <= free_bytes:
         less.append("set train.checkpoint_every = 0")
-    if merged and state + checkpoints <= free_bytes:
+    if needs.merged_bytes and whole - needs.merged_bytes <= free_bytes:
         less.append("set offload.merged = false, with which offload.users can't be 'collaboration'")
+    if needs.cache_bytes and whole - needs.cache_bytes <= free_bytes:
+        less.append("lower cache.max_bytes")
     return less
 
 

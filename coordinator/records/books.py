@@ -25,7 +25,14 @@ from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
-Logged = rounds.LogStep | rounds.LogTurn | rounds.LogUnfreeze | rounds.LogOperations | rounds.LogEvaluation
+Logged = (
+    rounds.LogStep
+    | rounds.LogTurn
+    | rounds.LogUnfreeze
+    | rounds.LogOperations
+    | rounds.LogCacheLost
+    | rounds.LogEvaluation
+)
 """What the state machine logs, and a run's books take."""
 
 
@@ -162,6 +169,8 @@ class RunBooks:
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.operations_chosen(step, operations))))
                 chosen = GivenTable(step=step, operations=operations, origin=self._plan.course.table_origin)
                 self._emit(control_pb2.RunEvent(operations_json=json.dumps(chosen.to_json())))
+            case rounds.LogCacheLost(_, problem):
+                self._emit(control_pb2.RunEvent(note=problem))
             case rounds.LogEvaluation(step, values):
                 text = json.dumps(self.ledger.evaluation_done(step, dict(values)))
                 self._emit(control_pb2.RunEvent(step_json=text))

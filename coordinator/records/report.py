@@ -32,6 +32,7 @@ from ringtune.schedule.units import units_text
 from ringtune.schedule.versions import ever_trained
 
 REPORT_SCHEMA = 1
+_CACHE_FIGURES = ("cache_reads", "cache_read_bytes", "cache_most_kept_bytes")
 _LARGEST_EXPONENT = 700.0
 
 
@@ -79,6 +80,7 @@ class NodeTotals:
         peak_rss_bytes: highest resident memory that it reported.
         peak_versions: most versions of its trained tensors that it stored at once, the newest included.
         peak_version_bytes: of those besides the newest.
+        cache: figures of hidden states that it kept and read, summed over placements; none without a cache.
     """
 
     busy_s: float = 0.0
@@ -91,6 +93,7 @@ class NodeTotals:
     peak_rss_bytes: int = 0
     peak_versions: int = 0
     peak_version_bytes: int = 0
+    cache: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -185,6 +188,9 @@ class RunLedger:
             entry.cpu_s = float(totals["cpu_s"])
             entry.peak_versions = int(totals["peak_versions"])
             entry.peak_version_bytes = int(totals["peak_version_bytes"])
+            entry.cache = {
+                name: entry.cache.get(name, 0) + int(totals[name]) for name in _CACHE_FIGURES if name in totals
+            }
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"the totals of node {node} are not readable: {error}; use one version") from error
 
@@ -380,6 +386,7 @@ class RunLedger:
             "hosted_bytes": totals.hosted_bytes,
             "peak_versions": totals.peak_versions,
             "peak_version_bytes": totals.peak_version_bytes,
+            **totals.cache,
             "predicted_bytes": predicted_bytes.get(node, 0),
             "sent_bytes": totals.sent_bytes,
             "received_bytes": totals.received_bytes,

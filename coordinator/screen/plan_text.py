@@ -9,6 +9,7 @@ from typing import Any
 from coordinator.planner.explaining.plan import Explanation, explanation_text
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.job_time import JobTime
+from coordinator.planner.prefix_cache import cache_lines
 from coordinator.screen.groups_text import groups_lines
 from coordinator.screen.helpers_text import helper_lines
 from coordinator.screen.operations_text import choice_lines, operations_lines
@@ -79,6 +80,7 @@ def plan_text(
     if is_stale(course):
         lines.append(_staleness(plan))
     lines.append(_privacy(plan))
+    lines += cache_lines(plan)
     if plan.placement.helpers:
         lines.append("pairs of adapters have hidden states in them, and travel to the helpers")
     if why is not None:

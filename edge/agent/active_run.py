@@ -81,7 +81,7 @@ class ActiveRun:
             "node": self.node,
             **counted,
             "hosted_bytes": int(self.executor.hosted_bytes),
-            **self.executor.version_figures,
+            **self.executor.run_figures,
             "peak_rss_bytes": peak_rss_bytes(),
         }
 

@@ -18,6 +18,7 @@ from edge.run.reporter import Reporter
 from edge.run.shared_clock import SharedClock
 from edge.run.totals import Totals
 from edge.shards.saver import GoesOn, open_saver
+from ringtune.errors import RingTuneError
 from ringtune.jobs.job import Job
 from ringtune.schedule.replicas import saves_head
 from ringtune.v1 import control_pb2
@@ -77,6 +78,8 @@ def build_slice(
     offload = active.plan.course.offload
     if offload is not None and offload.merged and active.saver is not None:
         active.executor.offloading.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
+    if active.plan.placement.cache is not None:
+        _open_cache(active)
     if taken is not None:
         workshop.take_over(active.executor, taken)
     if goes_on is not None and active.saver is not None:
@@ -87,6 +90,15 @@ def build_slice(
             with_head=saves_head(active.plan.course, active.node, goes_on.holder),
             plan_digest=goes_on.plan_digest,
         )
+
+
+def _open_cache(active: ActiveRun) -> None:
+    """Let a node keep hidden states in its folder; where it can't, the run goes on and the node says why."""
+    try:
+        folder = active.saver.hidden() if active.saver is not None else None
+        active.executor.prefixes.open(folder, active.start)
+    except RingTuneError as error:
+        active.executor.prefixes.open(None, active.start, problem=str(error))
 
 
 def start_loop(

@@ -25,6 +25,7 @@ from edge.compute.inactive_state import InactiveState
 from edge.compute.micro_batches import MicroBatch, OpenItem
 from edge.compute.offloading import Offloading
 from edge.compute.parcels import Parcels
+from edge.compute.prefixes import Prefixes
 from edge.compute.replica import Replica
 from edge.compute.saving.keep import Kept
 from edge.compute.scoring import Scoring
@@ -97,11 +98,14 @@ class NodeExecutor:
         self._settle = settle_of(self.device)
         self._items: dict[int, OpenItem] = {}
         self._flows = Flows(plan.course, dtype=self._hosted.dtype, device=self.device)
+        self.prefixes = Prefixes(plan, node, self._flows)
         self._handlers: dict[Op, Callable[[Action, OpenItem], Values]] = {
             Op.EMBED: self._embed,
             Op.FORWARD_FREE: self._forward_free,
             Op.FORWARD: self._forward,
-            Op.SKIP: self._skip,
+            Op.SKIP: lambda action, entry: (),
+            Op.KEEP: self.prefixes.keep,
+            Op.READ: self.prefixes.read,
             Op.HEAD: self._head,
             Op.BACKWARD: self._backward,
             Op.SHIP: self._ship,
@@ -117,9 +121,10 @@ class NodeExecutor:
         return self._hosted.hosted_bytes
 
     @property
-    def version_figures(self) -> dict[str, int]:
-        """Most versions of the slice's trained tensors held at once, and the most bytes of versions but the newest."""
+    def run_figures(self) -> dict[str, int]:
+        """Most versions of trained tensors held at once, bytes of those but the newest, and what the cache did."""
         return {
+            **self.prefixes.figures,
             "peak_versions": self._versions.peak_versions,
             "peak_version_bytes": self._versions.peak_extra_bytes,
         }
@@ -136,14 +141,16 @@ class NodeExecutor:
     def grant(self, turn: Turn) -> None:
         """Open the items of a turn; no action of an item can run before."""
         course = self._course.decided(turn.unfreeze_at, turn.operations)
-        for item in items(course, turn):
-            self._items[item.seq] = OpenItem.of(course, item)
+        self._items |= {item.seq: OpenItem.of(course, item) for item in items(course, turn)}
+        self.prefixes.grant(turn)
 
-    def forget_turn(self, index: int) -> None:
-        """Drop a turn's items; call it when the node has done all its actions of the turn."""
+    def forget_turn(self, index: int) -> str:
+        """Drop a turn's items that are done here; return why nothing is kept for later visits any more, once."""
         done = {seq for seq, entry in self._items.items() if entry.item.turn == index}
-        self._items = {seq: entry for seq, entry in self._items.items() if seq not in done}
+        for seq in done:
+            del self._items[seq]
         self._flows.forget(done)
+        return self.prefixes.end_turn(index)
 
     def take_scores(self, turn_index: int) -> tuple[BlockScores, ...]:
         """Hand out what the hosted subnets count for each micro-batch of a score turn that is done, and forget it.
@@ -181,11 +188,7 @@ class NodeExecutor:
 
     def _embed(self, action: Action, entry: OpenItem) -> Values:
         owner, dataset = self._owner(action)
-        if entry.batch is None:
-            batch = dataset.batch(self._course, entry.item)
-            entry.num_targets = owner.num_targets(batch)
-            entry.batch = batch.to(self._hosted.device)
-        rows = entry.rows(action)
+        rows = entry.own_rows(action, self._course, dataset, owner, self.device)
         if not entry.trained.has_embedding:
             self._flows.begin(action, MicroBatch(hidden=owner.embed(rows), mask=rows.mask))
             return ()
@@ -201,10 +204,6 @@ class NodeExecutor:
         flow.hidden = self._forwards.run_free(action, entry, *inputs)
         return ()
 
-    def _skip(self, action: Action, entry: OpenItem) -> Values:
-        """Leave the hidden state as it is."""
-        return ()
-
     def _forward(self, action: Action, entry: OpenItem) -> Values:
         item, flow = entry.item, self._flows.of(action)
         hidden, mask, context = flow.block_inputs(action, self._hosted.blocks)
@@ -217,7 +216,7 @@ class NodeExecutor:
 
     def _head(self, action: Action, entry: OpenItem) -> Values:
         item, flow, (owner, dataset) = entry.item, self._flows.of(action), self._owner(action)
-        hidden, rows = flow.head_input(action), entry.rows(action)
+        hidden, rows = flow.head_input(action), entry.own_rows(action, self._course, dataset, owner, self.device)
         flow.drop_hidden()
         if item.kind.has_backward:
             result = owner.train_step(

@@ -14,7 +14,9 @@ import torch
 
 from edge.compute.captures import PairsByKind
 from edge.compute.saving.block_forward import Saved
+from edge.data.rows import OwnerDataset
 from edge.data.tokens import Batch
+from edge.model.owner import OwnerParts
 from edge.model.slice import BlockRunner
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action
@@ -108,7 +110,7 @@ class OpenItem:
         trained: the units whose weights get a gradient.
         lowest: per micro-batch the lowest unit that gets one.
         offsets: where each micro-batch starts in the batch, and the end.
-        batch: at the owner, from the first embedding to the last head.
+        batch: at the owner, from the first embedding or head to the last head.
         operations: per micro-batch the operations of all subnets; empty = all full.
         subnets: of each block in them.
         num_targets: valid targets of the batch.
@@ -150,12 +152,12 @@ class OpenItem:
         """The (step, micro-batch) that dropout is drawn at; None for scores, which are gathered without."""
         return None if self.item.kind is StepKind.SCORE else (self.item.step, action.micro)
 
-    def rows(self, action: Action) -> Batch:
-        """Cut the rows of the action's micro-batch out of the batch.
-
-        Raises:
-            PlanError: the batch was not embedded.
-        """
+    def own_rows(
+        self, action: Action, course: Course, dataset: OwnerDataset, owner: OwnerParts, device: torch.device
+    ) -> Batch:
+        """Return the rows of the action's micro-batch at their owner; the first action of an item makes its batch."""
         if self.batch is None:
-            raise PlanError(f"{action} comes before its batch was embedded")
+            batch = dataset.batch(course, self.item)
+            self.num_targets = owner.num_targets(batch)
+            self.batch = batch.to(device)
         return self.batch.rows(self.offsets[action.micro], self.offsets[action.micro + 1])

@@ -84,8 +84,9 @@ class _Idle:
     def grant(self, turn: Turn) -> None:
         """Ignore a turn."""
 
-    def forget_turn(self, index: int) -> None:
+    def forget_turn(self, index: int) -> str:
         """Ignore the end of a turn."""
+        return ""
 
     def run(self, action: Action) -> tuple[tuple[str, float], ...]:
         """Yield what a head yields, so that steps are reported."""

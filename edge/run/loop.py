@@ -364,7 +364,8 @@ class AgentRun:
 
     def _forget(self, index: int) -> None:
         """Drop the data of a turn that is done, and tensors of it that came twice."""
-        self._executor.forget_turn(index)
+        if problem := self._executor.forget_turn(index):
+            self._reports.put(rp.CacheLost(problem))
         turn = self._turns.pop(index)
         self._inbox.forget(turn)
         self._done_before(min(self._turns, default=self._granted + 1))

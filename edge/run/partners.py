@@ -22,8 +22,8 @@ class Executor(Protocol):
     def grant(self, turn: Turn) -> None:
         """Learn the items of a turn."""
 
-    def forget_turn(self, index: int) -> None:
-        """Drop the items and tensors of a turn."""
+    def forget_turn(self, index: int) -> str:
+        """Drop the items and tensors of a turn; return why no hidden states are kept any more, once."""
 
     def run(self, action: Action) -> tuple[tuple[str, float], ...]:
         """Carry a compute action out."""

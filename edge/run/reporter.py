@@ -69,6 +69,12 @@ class CopyCompared(NamedTuple):
     sha256: str
 
 
+class CacheLost(NamedTuple):
+    """This node keeps no hidden states any more; goes before the end of the turn in which that was."""
+
+    problem: str
+
+
 class Sent(NamedTuple):
     """A tensor or head of so many payload bytes was queued for a peer."""
 
@@ -115,6 +121,7 @@ Entry = (
     | TurnDone
     | Scored
     | CopyCompared
+    | CacheLost
     | ShardSaved
     | Sent
     | Arrived
@@ -248,6 +255,8 @@ class Reporter:
                     scores_bytes += len(message.values)
                 case Sent(seq, target, payload, num_bytes):
                     sent[seq, target, payload] = sent.get((seq, target, payload), 0) + num_bytes
+                case CacheLost(problem):
+                    request.cache_problem = problem
                 case Handled(now_s, event, commands):
                     lines.append(record_line(now_s, event, commands))
                 case HeaderLine(line):

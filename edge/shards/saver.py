@@ -122,6 +122,15 @@ class Saver:
         """
         return self.open().moments
 
+    def hidden(self) -> Path:
+        """Return the folder for hidden states, which are kept no longer than the run goes on at this node.
+
+        Raises:
+            BusyError: another process has the node's folder.
+            StorageError: the node's folder can't be used.
+        """
+        return self.open().hidden
+
     def keep_from(self, step: int) -> None:
         """Delete the shards of steps before ``step``."""
         self.open().keep_from(step)

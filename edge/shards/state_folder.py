@@ -5,6 +5,7 @@
     STATE/lock                          held by the process that writes here
     STATE/<run id>/step-<N>.safetensors
     STATE/<run id>/moments/             optimizer state of inactive units, while the run goes on
+    STATE/<run id>/hidden/              hidden states of rows that come again, while the run goes on
     STATE/<run id>/rows                 digest of the owner's rows that the run began with
     STATE/<run id>/finished             the run ended well; made then
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import re
 import shutil
@@ -47,6 +49,7 @@ _FINISHED = "finished"
 _ROWS = "rows"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MOMENTS = "moments"
+_HIDDEN = "hidden"
 
 
 class StateFolder:
@@ -115,11 +118,12 @@ class StateFolder:
         self._warn_of_unfinished(runs, current, kept)
 
     def drop_moments(self) -> None:
-        """Remove the optimizer state of inactive units, also what a killed process left; no run goes on here then."""
+        """Remove what lasts no longer than a run, also what a killed process left; no run goes on here then."""
         for entry in self._run_folders():
-            moments = RunShards(entry).moments
-            if moments.is_dir():
-                shutil.rmtree(moments, ignore_errors=True)
+            shards = RunShards(entry)
+            if shards.moments.is_dir() or shards.hidden.is_dir():
+                shutil.rmtree(shards.moments, ignore_errors=True)
+                shutil.rmtree(shards.hidden, ignore_errors=True)
                 with contextlib.suppress(OSError):  # it has shards
                     entry.rmdir()
 
@@ -143,11 +147,12 @@ class StateFolder:
 def room_bytes(folder: Path) -> int | None:
     """Return the bytes that a run may take in a node's folder; None if that can't be found out.
 
-    What a killed run left of its optimizer state counts, because the next run removes it.
+    What a killed run left of its optimizer state and hidden states counts, because the next run removes it.
     """
     try:
         free_bytes = shutil.disk_usage(folder if folder.exists() else folder.parent).free
-        left = [path.stat().st_size for path in folder.glob(f"*/{_MOMENTS}/*")]
+        found = itertools.chain(folder.glob(f"*/{_MOMENTS}/*"), folder.glob(f"*/{_HIDDEN}/*"))
+        left = [path.stat().st_size for path in found]
     except OSError:
         return None
     return free_bytes + sum(left)
@@ -179,6 +184,11 @@ class RunShards:
     def moments(self) -> Path:
         """The folder for optimizer state of inactive units."""
         return self.folder / _MOMENTS
+
+    @property
+    def hidden(self) -> Path:
+        """The folder for hidden states of rows that come again."""
+        return self.folder / _HIDDEN
 
     def path(self, step: int) -> Path:
         """Path of the shard of a step."""

@@ -85,7 +85,7 @@ def test_own_weights_with_pipeadapter_equal_the_stale_reference(inputs: Any, mod
     slices = (("a", 0, 1), ("b", 1, 3), ("c", 3, 4))
     expected, _ = train_stale(case.job, case.plan(slices), case.folder / "model", case.datasets())
     assert distance(collected(case, slices), expected) < 1e-9
-    figures = {node: executor.version_figures for node, executor in run(case, slices)[1].executors.items()}
+    figures = {node: executor.run_figures for node, executor in run(case, slices)[1].executors.items()}
     assert {node: found["peak_versions"] for node, found in figures.items()} == {"a": 3, "b": 2, "c": 1}
 
 

@@ -54,7 +54,7 @@ def ring_result(case: Case, slices: Slices, *, seed: int = 0) -> tuple[Tensors, 
     holder = [turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.TRAIN][-1].owner
     steps = [entry for entry in result.logged if isinstance(entry, rd.LogStep) and entry.turn.kind is StepKind.TRAIN]
     losses = [dict(entry.values)["loss_sum"] / dict(entry.values)["count"] for entry in steps]
-    figures = {node: executor.version_figures for node, executor in carrier.executors.items()}
+    figures = {node: executor.run_figures for node, executor in carrier.executors.items()}
     assert {executor.live_bytes() for executor in carrier.executors.values()} == {0}
     return carrier.collected(plan, holder), losses, figures
 

@@ -37,7 +37,7 @@ class FakeExecutor:
         scores: Callable[[int], tuple[BlockScores, ...]] = lambda turn: (),
     ) -> None:
         self.hosted_bytes = 7
-        self.version_figures = {"peak_versions": 2, "peak_version_bytes": 5}
+        self.run_figures = {"peak_versions": 2, "peak_version_bytes": 5}
         self.log: list[Any] = []
         self.head_log: list[str] = []
         self.held: dict[tuple[str, int, int], Any] = {}
@@ -53,9 +53,10 @@ class FakeExecutor:
         """A turn begins."""
         self.turns.add(turn.index)
 
-    def forget_turn(self, index: int) -> None:
+    def forget_turn(self, index: int) -> str:
         """A turn ends."""
         self.turns.remove(index)
+        return ""
 
     def run(self, action: Action) -> tuple[tuple[str, float], ...]:
         """Pretend to compute."""

@@ -17,7 +17,17 @@ from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 
-_OF_PLACEMENT = ("slices", "private_blocks", "credits", "epoch", "first_turn", "recompute", "state_on_disk", "helpers")
+_OF_PLACEMENT = (
+    "slices",
+    "private_blocks",
+    "credits",
+    "epoch",
+    "first_turn",
+    "recompute",
+    "state_on_disk",
+    "helpers",
+    "cache",
+)
 
 
 def make_method(

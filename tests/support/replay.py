@@ -13,6 +13,7 @@ from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import IntegrityError, PlanError, RingTuneError
 from ringtune.schedule.actions import Action, TensorKey, op_of
 from ringtune.schedule.operations.table import Operations
+from ringtune.schedule.passage import Passage
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 
@@ -34,6 +35,7 @@ def event_from_json(value: Sequence[Any], tables: Mapping[str, Operations] = _NO
             steps = tuple(turn.get("unfreeze_at", ()))
             table = tables[turn["operations"]] if turn.get("operations") else None
             changes = {"kind": StepKind(turn["kind"]), "unfreeze_at": steps, "operations": table}
+            changes["passages"] = tuple(Passage(*passage) for passage in turn.get("passages", ()))
             return ev.TurnGranted(Turn(**{**turn, **changes}))
         if isinstance(event, ev.ActionDone):
             recorded: Any = event.action

@@ -131,7 +131,7 @@ class _Column:
             return self._backward(course, item, action)
         if op in (Op.SHIP, Op.FIT):
             return self._pairs(course, item, action)
-        if op.scope is Scope.RANGE and op.is_forward and op is not Op.SKIP:
+        if op.scope is Scope.RANGE and op.is_forward and op is not Op.SKIP and not op.is_of_cache:
             self._forwarded.add((action.seq, action.micro))
             return self._stale(course, item, action)
         return ""

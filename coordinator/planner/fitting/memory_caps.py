@@ -15,6 +15,7 @@ from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import NodeFacts
 from ringtune.costs.saving_seconds import projected_gain
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.prefixes.kept import most_kept_bytes
 from ringtune.schedule.slice_policy import NONE
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained
@@ -86,7 +87,9 @@ class MemoryCaps:
 
     def disk_of(self, plan: Plan, node: str) -> DiskNeeds:
         """Estimate what ``node`` takes on its disk under ``plan``."""
-        return disk_needs(plan.course, Share.of(plan, node), self._sizes[node])
+        needs = disk_needs(plan.course, Share.of(plan, node), self._sizes[node])
+        hosts = {piece.node for piece in plan.placement.hosts}
+        return needs._replace(cache_bytes=most_kept_bytes(plan.course, plan.placement)) if node in hosts else needs
 
     def _helped(self, node: str, start: int, stop: int) -> tuple[Range, ...]:
         return self.draft.course.trainable.ranges_within(start, stop) if node in self.draft.helper_of else ()

@@ -1,4 +1,4 @@
-"""How many bytes a run takes on a node's disk: optimizer state that rests there, merged adapters, and checkpoints.
+"""How many bytes a run takes on a node's disk: optimizer state at rest, merged adapters, checkpoints, hidden states.
 
 A host whose adapters a helper fits, and which holds them inside matrices, keeps them in a file: one set, or the sum of
 those of all users. Shards of adapters are some megabytes and are not counted, but where helpers fit them: these may be
@@ -26,16 +26,18 @@ class DiskNeeds(NamedTuple):
         state_bytes: optimizer state of units that rest.
         checkpoint_bytes: of all checkpoints that are there at once.
         merged_bytes: adapters that the matrices have inside.
+        cache_bytes: hidden states of rows that come again.
     """
 
     state_bytes: int = 0
     checkpoint_bytes: int = 0
     merged_bytes: int = 0
+    cache_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all of them."""
-        return self.state_bytes + self.checkpoint_bytes + self.merged_bytes
+        return self.state_bytes + self.checkpoint_bytes + self.merged_bytes + self.cache_bytes
 
 
 def disk_needs(course: Course, share: Share, sizes: Sizes) -> DiskNeeds:

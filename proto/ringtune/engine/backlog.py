@@ -213,7 +213,7 @@ class Backlog:
                     self._may_update = True
         elif place.op is Op.HEAD:
             flow.state.heads.popleft()
-            self._embeds_in_flight -= 1
+            self._embeds_in_flight -= flow.path.has_embedding
             if flow.path.head_room is not None:
                 flow.path.head_room.came_back()
             self._may_run_head = self._may_go_down = True
@@ -378,7 +378,7 @@ class Backlog:
             self._is_starved = True
             return False
         wanted = flow.state.forward_versions
-        return not wanted or place.op is Op.SKIP or self._versions.are(wanted, place)
+        return not wanted or place.op is Op.SKIP or place.op.is_of_cache or self._versions.are(wanted, place)
 
     def _has_room_for_graph(self, state: ItemState) -> bool:
         graphs = self._graphs

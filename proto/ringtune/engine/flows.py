@@ -52,7 +52,8 @@ class Place:
         keeps_graph: whether it keeps a graph for a backward.
         is_downward: whether it takes its turn with the backwards.
         is_of_embedding: whether its unit is the embedding.
-        frontier: its first unit, where it is upward; a later micro-batch must not overtake it.
+        frontier: its first unit, where it is upward; a later micro-batch must not overtake it. One that enters by
+            reading is overtaken nowhere, so that credits are taken in order.
         goes_on: whether it and the next place are one forward with a graph, cut at the blocks of a helper.
         credit: the channel whose credit it takes, or None.
         next: the place after it, or None.
@@ -85,7 +86,7 @@ class Place:
         self.is_upward = op.is_forward and op is not Op.HEAD
         self.keeps_graph, self.is_downward = op.graph is Graph.KEEPS, op.is_downward
         self.is_of_embedding = leg.start == EMBEDDING
-        self.frontier = leg.start if self.is_upward else math.inf
+        self.frontier = (EMBEDDING if op is Op.READ else leg.start) if self.is_upward else math.inf
         self.goes_on = False
         self.next: Place | None = None
 

@@ -16,6 +16,7 @@ import tomli_w
 
 from ringtune.errors import JobError
 from ringtune.files.strict import check_keys, read_dataclass
+from ringtune.jobs.cache import CacheSettings
 from ringtune.jobs.frozen import check_frozen
 from ringtune.jobs.hift import HiftSettings, check_full_parameters, with_adapter, without_default
 from ringtune.jobs.job_text import parse_tables, read_job_text
@@ -37,6 +38,7 @@ from ringtune.schedule.slice_policy import NONE, RECOMPUTE
 
 __all__ = [
     "Adapter",
+    "CacheSettings",
     "Data",
     "HiftSettings",
     "Job",
@@ -85,6 +87,7 @@ class Job:
     velora: VeloraSettings | None = None
     offload: OffloadSettings = field(default_factory=OffloadSettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:

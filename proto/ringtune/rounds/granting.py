@@ -11,9 +11,10 @@ from collections.abc import Collection
 from ringtune.rounds.copy_digests import CopyComparison
 from ringtune.rounds.moving import Moving
 from ringtune.rounds.open_turns import OpenTurns
-from ringtune.rounds.round_events import ChooseOperations, Command, Grant, LogOperations, LogUnfreeze
+from ringtune.rounds.round_events import ChooseOperations, Command, Grant, LogCacheLost, LogOperations, LogUnfreeze
 from ringtune.rounds.turn_depths import TurnDepths
 from ringtune.rounds.turn_operations import TurnOperations
+from ringtune.rounds.turn_prefixes import TurnPrefixes
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, checkpoint_turn, turn_sequence
@@ -35,6 +36,7 @@ class Granting:
         open: turns that are granted and not done by every node.
         depths: what trains when.
         tables: which operations hold when.
+        prefixes: where items enter the ring, and are kept.
         copies: whether the owners' copies of embedding and head are equal.
         last: the turn that was granted last; None before the first.
         is_exhausted: whether no turn is left to be granted.
@@ -56,7 +58,9 @@ class Granting:
         self.open = OpenTurns(items_ahead)
         self.depths = TurnDepths(plan.course, start)
         self.tables = TurnOperations(plan, start)
-        self.copies = CopyComparison(moving.part if moving else plan)
+        part = moving.part if moving else plan
+        self.prefixes = TurnPrefixes(part, items_ahead=items_ahead)
+        self.copies = CopyComparison(part)
         self.last: Turn | None = None
         self.is_exhausted = False
         self._plan, self.nodes = plan, nodes
@@ -70,8 +74,8 @@ class Granting:
         return None if self.is_exhausted else self.tables.chooses_for
 
     def place(self, part: Plan) -> None:
-        """Grant in another placement from now on; no turn is open."""
-        self.nodes, self.copies = part.nodes, CopyComparison(part)
+        """Grant in another placement from now on, in which nothing is kept yet; no turn is open."""
+        self.nodes, self.copies, self.prefixes = part.nodes, CopyComparison(part), self.prefixes.moved(part)
 
     @property
     def moves_before(self) -> Turn | None:
@@ -98,9 +102,11 @@ class Granting:
                 break
             if self._is_elsewhere(self._next):
                 break
-            if not self.depths.may_grant(self._next) or not self._has_table(self._next, commands):
+            may_grant = self.depths.may_grant(self._next) and self.prefixes.may_grant(self._next)
+            if not may_grant or not self._has_table(self._next, commands):
                 break
-            turn, self._next = self.tables.decided(self.depths.decided(self._next, self.last)), None
+            turn = self.prefixes.decided(self.tables.decided(self.depths.decided(self._next, self.last)))
+            self._next = None
             if turn.kind is StepKind.TRAIN and turn.first_step in turn.unfreeze_at:
                 commands.append(LogUnfreeze(turn.first_step, self.depth(turn, turn.first_step)))
             granted.append(turn)
@@ -130,6 +136,10 @@ class Granting:
             return []
         return [LogOperations(step, operations), *self.ahead()]
 
+    def lose_cache(self, node: str, problem: str) -> list[Command]:
+        """Count on what a node keeps no longer, from the next turn on; nothing if that is no news."""
+        return [LogCacheLost(node, problem)] if self.prefixes.lose(node, problem) else []
+
     def drain(self, last: Turn) -> list[Command]:
         """Grant nothing more but a checkpoint after ``last``, the last turn, if any step was done.
 
@@ -148,9 +158,11 @@ class Granting:
             self._saved_step = turn.first_step
         self.open.add(turn, self.nodes)
         self.tables.granted(turn)
+        self.prefixes.granted(turn)
 
     def close(self, turn: Turn) -> None:
         """Close a turn that every node has done; turns are closed in their order."""
         self.open.close(turn)
         self.depths.close(turn)
         self.tables.close(turn)
+        self.prefixes.close(turn)

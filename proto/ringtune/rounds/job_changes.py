@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from ringtune.files.digests import json_digest
-from ringtune.jobs.job import Job, OffloadSettings, OperationsSettings
+from ringtune.jobs.job import CacheSettings, Job, OffloadSettings, OperationsSettings
 from ringtune.schedule.owner_turns import EQUAL
 from ringtune.schedule.slice_policy import NONE
 
@@ -20,6 +20,7 @@ _LATER: Final = {
     **{f"operations.{name}": value for name, value in dataclasses.asdict(OperationsSettings()).items()},
     "memory.activations": NONE,
     **{f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},
+    **{f"cache.{name}": value for name, value in dataclasses.asdict(CacheSettings()).items()},
 }
 """Keys that came later, each with the value that stands for what a run did before."""
 

@@ -99,6 +99,13 @@ class TurnReported(NamedTuple):
     copies: tuple[CopyDigest, ...] = ()
 
 
+class CacheLost(NamedTuple):
+    """A node keeps no hidden states any more, and says why; it comes before the end of the turn in which that was."""
+
+    node: str
+    problem: str
+
+
 class OperationsChosen(NamedTuple):
     """The operation table is chosen that holds from the train turn on that begins at ``step``."""
 
@@ -157,6 +164,7 @@ Event = (
     | MoveFailed
     | StepReported
     | TurnReported
+    | CacheLost
     | OperationsChosen
     | OperationsFailed
     | Progressed
@@ -283,6 +291,13 @@ class LogOperations(NamedTuple):
     operations: Operations
 
 
+class LogCacheLost(NamedTuple):
+    """Log that a node keeps no hidden states any more, and why."""
+
+    node: str
+    problem: str
+
+
 class LogCheckpoint(NamedTuple):
     """Log a checkpoint: every node saved what it trained up to ``step``, and ``holder`` the head."""
 
@@ -336,6 +351,7 @@ Command = (
     | LogUnfreeze
     | ChooseOperations
     | LogOperations
+    | LogCacheLost
     | LogCheckpoint
     | LogEvaluation
     | Collect

@@ -6,6 +6,7 @@ Example: ``from ringtune.rounds import rounds as rd`` gives ``rd.Rounds``, ``rd.
 from __future__ import annotations
 
 from ringtune.rounds.round_events import (
+    CacheLost,
     ChooseOperations,
     Collect,
     Collected,
@@ -17,6 +18,7 @@ from ringtune.rounds.round_events import (
     Grant,
     Inspect,
     Inspected,
+    LogCacheLost,
     LogCheckpoint,
     LogEvaluation,
     LogMove,
@@ -47,6 +49,7 @@ from ringtune.rounds.round_events import (
 from ringtune.rounds.state_machine import Planner, Rounds
 
 __all__ = [
+    "CacheLost",
     "ChooseOperations",
     "Collect",
     "Collected",
@@ -58,6 +61,7 @@ __all__ = [
     "Grant",
     "Inspect",
     "Inspected",
+    "LogCacheLost",
     "LogCheckpoint",
     "LogEvaluation",
     "LogMove",

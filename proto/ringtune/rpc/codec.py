@@ -13,6 +13,7 @@ from typing import Final
 
 from ringtune.errors import IntegrityError
 from ringtune.schedule.operations.table import Operations
+from ringtune.schedule.passage import Passage
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.v1 import control_pb2
 
@@ -33,6 +34,8 @@ def turn_to_proto(turn: Turn) -> control_pb2.TurnMessage:
         first_step=turn.first_step,
         first_batch=turn.first_batch,
         unfreeze_at=turn.unfreeze_at,
+        enters=[passage.enters for passage in turn.passages],
+        keeps=[passage.keeps for passage in turn.passages],
     )
 
 
@@ -44,8 +47,8 @@ def turn_from_proto(message: control_pb2.TurnMessage, tables: Mapping[str, Opera
         tables: by digest, that it may name.
 
     Raises:
-        IntegrityError: an unknown kind, no owner, no items, a negative number, unfreezing steps out of order, or an
-            operation table that did not come.
+        IntegrityError: an unknown kind, no owner, no items, a negative number, unfreezing steps out of order, an
+            operation table that did not come, or passages of some items only.
     """
     counts = (message.index, message.round, message.first_seq, message.first_step, message.first_batch)
     steps = tuple(message.unfreeze_at)
@@ -71,7 +74,17 @@ def turn_from_proto(message: control_pb2.TurnMessage, tables: Mapping[str, Opera
         first_batch=message.first_batch,
         unfreeze_at=steps,
         operations=tables[message.operations] if message.operations else None,
+        passages=_passages(message),
     )
+
+
+def _passages(message: control_pb2.TurnMessage) -> tuple[Passage, ...]:
+    if not len(message.enters) == len(message.keeps) in (0, message.num_items):
+        raise IntegrityError(
+            f"turn {message.index} of the grant says of {len(message.enters)} items where they enter, and of "
+            f"{len(message.keeps)} where they are kept, but has {message.num_items}; use one version on all machines"
+        )
+    return tuple(map(Passage, message.enters, message.keeps))
 
 
 def _step_kind(text: str) -> StepKind:

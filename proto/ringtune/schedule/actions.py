@@ -10,6 +10,8 @@ EMBED        E      micro-batch 4          owner: token ids to hidden state
 FORWARD_FREE f      range       4          forward without graph
 FORWARD      F      range       3    keeps forward with graph
 SKIP         S      range       4          passes blocks by: the hidden state stays as it is
+KEEP         W      range       4          host: the hidden state that enters a block, to a file for a later visit
+READ         R      range       4          host: such a hidden state, from its file
 HEAD         H      micro-batch 1          owner: head, loss, and the head's backward
 BACKWARD     B      range       2    frees backward through what F kept
 SHIP         C      range       2          host: pairs of its adapters, packed for a helper
@@ -92,6 +94,7 @@ class Op:
         is_downward: whether it takes its turn with the backwards of its micro-batch.
         graph: what it does to graphs.
         has_work_space: whether it holds about one block's activations while it runs.
+        is_of_cache: whether it moves the input of the one block that it names, and computes nothing.
         timing: what it is timed as.
     """
 
@@ -99,6 +102,8 @@ class Op:
     FORWARD_FREE: ClassVar[Op]
     FORWARD: ClassVar[Op]
     SKIP: ClassVar[Op]
+    KEEP: ClassVar[Op]
+    READ: ClassVar[Op]
     HEAD: ClassVar[Op]
     BACKWARD: ClassVar[Op]
     SHIP: ClassVar[Op]
@@ -116,6 +121,7 @@ class Op:
     is_downward: bool = False
     graph: Graph = Graph.NONE
     has_work_space: bool = False
+    is_of_cache: bool = False
     timing: Timing = field(default=Timing())
 
     def __post_init__(self) -> None:
@@ -190,6 +196,24 @@ Op.FORWARD = Op(
     timing=Timing(work="graph", lowest="graph_lowest", beside="forward"),
 )
 Op.SKIP = Op(letter="S", name="skip", scope=Scope.RANGE, rank=4, is_forward=True)
+Op.KEEP = Op(
+    letter="W",
+    name="keep input",
+    scope=Scope.RANGE,
+    rank=4,
+    is_forward=True,
+    is_of_cache=True,
+    timing=Timing(work="encode", is_optional=True),
+)
+Op.READ = Op(
+    letter="R",
+    name="read input",
+    scope=Scope.RANGE,
+    rank=4,
+    is_forward=True,
+    is_of_cache=True,
+    timing=Timing(work="decode", is_optional=True),
+)
 Op.HEAD = Op(
     letter="H",
     name="head",

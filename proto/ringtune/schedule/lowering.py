@@ -18,6 +18,8 @@ is at a node anyway, skipped blocks are an ``S``, so that micro-batches pass eve
     a | <h0@c  F[0,2)  >h2@b  <g2@b  B[0,2)       a |
     b | <h2@a  S[2,3)  F[3,4)  >h4@c  ...         b | <h2@c  F[2,4)  >h4@c  <g4@c  B[2,4)
 
+An item whose rows come again may enter where its hidden state was kept, and nothing is below; see ``passage``.
+
 Source: RingAda, sections III-A and III-B.2 (early-stopped backward, terminator).
 """
 
@@ -32,6 +34,7 @@ from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload
 from ringtune.schedule.course import Course
 from ringtune.schedule.helpers import Helper
 from ringtune.schedule.operations.codes import FULL, SHORTCUT
+from ringtune.schedule.passage import WHOLE, Passage, check_passage, with_cache
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.replicas import copy_links
 from ringtune.schedule.stages.dealing import hosts_of_lane, lane_of, lanes, num_lanes_of, replica_links
@@ -63,7 +66,8 @@ def way(plan: Plan, item: Item, micro: int) -> Way:
     if item.kind is StepKind.CHECKPOINT:
         return {}
     lowest, pattern = lowest_and_pattern(plan.course, item, micro)
-    return lower(plan.plain, item.owner, lowest, pattern, item.kind.has_update, lane_of(plan.placement, micro))
+    lane = lane_of(plan.placement, micro)
+    return lower(plan.plain, item.owner, lowest, pattern, item.kind.has_update, lane, item.passage)
 
 
 def legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
@@ -115,8 +119,16 @@ def subnet_rows(course: Course, item: Item) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=WAYS_AT_ONCE)
-def lower(plan: Plan, owner: str, lowest: int, pattern: str, has_update: bool = True, lane: int = 0) -> dict[str, Legs]:
-    """Lower a micro-batch's way to legs at every node, from owner, lowest unit, pattern and lane alone.
+def lower(
+    plan: Plan,
+    owner: str,
+    lowest: int,
+    pattern: str,
+    has_update: bool = True,
+    lane: int = 0,
+    passage: Passage = WHOLE,
+) -> dict[str, Legs]:
+    """Lower a micro-batch's way to legs at every node, from owner, lowest unit, pattern, lane and passage alone.
 
     Args:
         plan: the plan, as it is for the item's turn.
@@ -125,6 +137,7 @@ def lower(plan: Plan, owner: str, lowest: int, pattern: str, has_update: bool = 
         pattern: operations of the blocks; empty = all full.
         has_update: whether weights change after it, so that pairs of adapters go to helpers.
         lane: which hosts it passes, where stages have several; see ``stages.dealing``.
+        passage: where it enters the ring, and where it is kept.
 
     Returns:
         For every node that takes part its legs; each node's legs are totally ordered because a micro-batch is at one
@@ -138,11 +151,17 @@ def lower(plan: Plan, owner: str, lowest: int, pattern: str, has_update: bool = 
             found.setdefault(target, []).append(Leg(Op.RECEIVE, boundary, 0, source, payload))
 
     head = plan.course.head
-    found.setdefault(owner, []).append(Leg(Op.EMBED, EMBEDDING, EMBEDDING + 1))
-    at = owner
+    if passage != WHOLE:
+        check_passage(passage, min(lowest, head - 1))
+    path = entered(route(plan, owner, lane), passage.enters)
+    at = path[0].node if passage.enters else owner
+    if not passage.enters:
+        found.setdefault(owner, []).append(Leg(Op.EMBED, EMBEDDING, EMBEDDING + 1))
     passed: list[tuple[Segment, list[Leg]]] = []
-    for segment in route(plan, owner, lane):
+    for segment in path:
         parts = list(_forward(segment, lowest, pattern, plan.placement.private_blocks))
+        if passage != WHOLE:
+            parts = list(with_cache(parts, passage))
         if has_update and plan.placement.helpers:
             parts = list(_cut_at_helpers(parts, plan.placement.helpers_of(segment.node)))
         if at != segment.node and all(leg.op is Op.SKIP for leg in parts):
@@ -154,7 +173,7 @@ def lower(plan: Plan, owner: str, lowest: int, pattern: str, has_update: bool = 
         found.setdefault(at, []).extend(parts)
         passed.append((segment, parts))
     move(at, owner, head, Payload.HIDDEN)
-    found[owner].append(Leg(Op.HEAD, head, head + 1))
+    found.setdefault(owner, []).append(Leg(Op.HEAD, head, head + 1))
     at = owner
     for segment, parts in reversed(passed):
         graphs = [leg for leg in reversed(parts) if leg.op.graph is Graph.KEEPS]
@@ -262,6 +281,12 @@ def route(plan: Plan, owner: str, lane: int = 0) -> tuple[Segment, ...]:
         else:
             merged.append(piece)
     return tuple(merged)
+
+
+def entered(path: tuple[Segment, ...], boundary: int) -> tuple[Segment, ...]:
+    """The segments of a way that begins with the block at a boundary; 0 = the whole way."""
+    above = [part for part in path if part.stop > boundary]
+    return (above[0]._replace(start=max(boundary, above[0].start)), *above[1:]) if boundary else path
 
 
 class Arrival(NamedTuple):

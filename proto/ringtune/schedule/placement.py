@@ -15,11 +15,12 @@ from ringtune.errors import PlanError
 from ringtune.files.digests import json_digest
 from ringtune.files.strict import read_dataclass
 from ringtune.schedule.helpers import Helper, check_helpers, helpers_from_json, helpers_to_json
+from ringtune.schedule.passage import PrefixCache
 from ringtune.schedule.saving import check_ranges, in_ranges, ranges_from_json, ranges_to_json
 from ringtune.schedule.units import Range
 
 CREDITS = 8
-_LEFT_OUT = ("recompute", "state_on_disk", "helpers")
+_LEFT_OUT = ("recompute", "state_on_disk", "helpers", "cache")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +69,7 @@ class Placement:
         recompute: ranges of blocks of which a forward keeps the input only; the backward runs them again.
         state_on_disk: whether the optimizer state of units that rest is in files; only some methods let units rest.
         helpers: nodes that fit adapters of blocks that others host, in ascending order of their blocks.
+        cache: how hosts keep hidden states of rows that come again; None = they do not.
     """
 
     slices: tuple[Slice, ...]
@@ -78,6 +80,7 @@ class Placement:
     recompute: tuple[Range, ...] = ()
     state_on_disk: bool = False
     helpers: tuple[Helper, ...] = ()
+    cache: PrefixCache | None = None
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -167,13 +170,14 @@ class Placement:
     def to_json(self) -> dict[str, Any]:
         """Write the placement as a JSON-able table.
 
-        ``recompute``, ``state_on_disk`` and ``helpers`` are left out where they have their defaults, so that the
-        digests of placements without them last.
+        ``recompute``, ``state_on_disk``, ``helpers`` and ``cache`` are left out where they have their defaults, so that
+        the digests of placements without them last.
         """
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
         value["slices"] = [piece.to_json() for piece in self.slices]
         value["recompute"] = ranges_to_json(self.recompute)
         value["helpers"] = helpers_to_json(self.helpers)
+        value["cache"] = None if self.cache is None else dataclasses.asdict(self.cache)
         return {key: item for key, item in value.items() if item or key not in _LEFT_OUT}
 
     @staticmethod

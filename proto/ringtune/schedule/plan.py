@@ -20,6 +20,7 @@ from ringtune.schedule.extent import Owner
 from ringtune.schedule.helpers import Helper
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.prefixes.kept import why_no_cache
 from ringtune.schedule.saving import in_ranges, merged, ranges_to_json
 from ringtune.schedule.stages.refusals import check_replicas
 from ringtune.schedule.units import Range
@@ -220,6 +221,8 @@ def _check(plan: Plan) -> None:
     for placement in plan.placements:
         _check_helpers(course, placement)
         check_replicas(course, placement)
+        if placement.cache is not None and (problem := why_no_cache(course, bool(placement.helpers))):
+            raise PlanError(f"hosts can't keep hidden states: {problem}; or leave the placement's cache out")
         if placement.stop > course.num_blocks:
             piece = next(piece for piece in placement.hosts if piece.stop > course.num_blocks)
             blocks = f"[{piece.start}, {piece.stop})"

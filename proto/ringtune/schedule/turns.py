@@ -22,6 +22,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.owner_turns import next_owner, owner_indices, turn_counts, turns_until_repeat, weights
+from ringtune.schedule.passage import WHOLE, Passage, passage_at
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
 
 _MOST_FOLLOWED = 20_000
@@ -65,6 +66,7 @@ class Turn:
         unfreeze_at: all decisions of the run that hold for it, if the course leaves them to the run; whoever works
             on the turn goes by ``course.decided`` of them.
         operations: the table that holds for it, if the course leaves tables to the run; None as long as there is none.
+        passages: where each of its items enters the ring and is kept; none = every item is embedded and not kept.
     """
 
     index: int
@@ -77,6 +79,7 @@ class Turn:
     first_batch: int
     unfreeze_at: tuple[int, ...] = ()
     operations: Operations | None = None
+    passages: tuple[Passage, ...] = ()
 
     @property
     def end_step(self) -> int:
@@ -146,6 +149,7 @@ class Item:
         batch: index in the owner's stream of batches (training) or of evaluation batches.
         rows: rows of the batch.
         turn: index of its turn.
+        passage: where it enters the ring, and where it is kept for a later visit.
     """
 
     seq: int
@@ -155,6 +159,7 @@ class Item:
     batch: int
     rows: int
     turn: int
+    passage: Passage = WHOLE
 
 
 def items(course: Course, turn: Turn) -> tuple[Item, ...]:
@@ -177,6 +182,7 @@ def item_of(course: Course, turn: Turn, offset: int) -> Item:
         batch=batch,
         rows=rows,
         turn=turn.index,
+        passage=passage_at(turn.passages, offset),
     )
 
 

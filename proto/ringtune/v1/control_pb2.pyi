@@ -129,7 +129,7 @@ class Span(_message.Message):
     def __init__(self, action: _Optional[str] = ..., start_unix_s: _Optional[float] = ..., end_unix_s: _Optional[float] = ..., worked_s: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number", "transfers", "scores", "copies")
+    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number", "transfers", "scores", "copies", "cache_problem")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +145,7 @@ class ReportRequest(_message.Message):
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     node: str
     steps: _containers.RepeatedCompositeFieldContainer[StepReport]
@@ -160,7 +161,8 @@ class ReportRequest(_message.Message):
     transfers: _containers.RepeatedCompositeFieldContainer[Transfer]
     scores: _containers.RepeatedCompositeFieldContainer[SubnetScores]
     copies: _containers.RepeatedCompositeFieldContainer[CopyDigest]
-    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[SubnetScores, _Mapping]]] = ..., copies: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ...) -> None: ...
+    cache_problem: str
+    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[SubnetScores, _Mapping]]] = ..., copies: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., cache_problem: _Optional[str] = ...) -> None: ...
 
 class CopyDigest(_message.Message):
     __slots__ = ("turn", "unit", "sha256")
@@ -604,7 +606,7 @@ class LoadChunk(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ...) -> None: ...
 
 class TurnMessage(_message.Message):
-    __slots__ = ("index", "kind", "owner", "round", "first_seq", "num_items", "first_step", "first_batch", "unfreeze_at", "operations")
+    __slots__ = ("index", "kind", "owner", "round", "first_seq", "num_items", "first_step", "first_batch", "unfreeze_at", "operations", "enters", "keeps")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -615,6 +617,8 @@ class TurnMessage(_message.Message):
     FIRST_BATCH_FIELD_NUMBER: _ClassVar[int]
     UNFREEZE_AT_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    ENTERS_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_FIELD_NUMBER: _ClassVar[int]
     index: int
     kind: str
     owner: str
@@ -625,7 +629,9 @@ class TurnMessage(_message.Message):
     first_batch: int
     unfreeze_at: _containers.RepeatedScalarFieldContainer[int]
     operations: str
-    def __init__(self, index: _Optional[int] = ..., kind: _Optional[str] = ..., owner: _Optional[str] = ..., round: _Optional[int] = ..., first_seq: _Optional[int] = ..., num_items: _Optional[int] = ..., first_step: _Optional[int] = ..., first_batch: _Optional[int] = ..., unfreeze_at: _Optional[_Iterable[int]] = ..., operations: _Optional[str] = ...) -> None: ...
+    enters: _containers.RepeatedScalarFieldContainer[int]
+    keeps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., kind: _Optional[str] = ..., owner: _Optional[str] = ..., round: _Optional[int] = ..., first_seq: _Optional[int] = ..., num_items: _Optional[int] = ..., first_step: _Optional[int] = ..., first_batch: _Optional[int] = ..., unfreeze_at: _Optional[_Iterable[int]] = ..., operations: _Optional[str] = ..., enters: _Optional[_Iterable[int]] = ..., keeps: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TableMessage(_message.Message):
     __slots__ = ("digest", "table_json")

@@ -99,6 +99,11 @@ users = "joint"
 [placement]
 replicas = "auto"
 
+[cache]
+prefix = "off"
+max_bytes = 1073741824
+dtype = "float32"
+
 [runtime]
 threads = 0
 lease_s = 10.0

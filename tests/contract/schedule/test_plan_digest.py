@@ -20,6 +20,7 @@ from ringtune.schedule.methods.patience import Patience
 from ringtune.schedule.offload import Offload
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.operations.table import BatchOperations, Operations
+from ringtune.schedule.passage import PrefixCache
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import Velora
@@ -82,6 +83,7 @@ OTHER: dict[str, Any] = {
     "helpers": (Helper(node="z", start=0, stop=2),),
     "offload": Offload(blocks=(Range(0, 2),), interval=2),
     "head_tokens": 1,
+    "cache": PrefixCache(),
 }
 FITTING: dict[str, Any] = {
     "offload": {"helpers": (Helper(node="z", start=0, stop=2),)},

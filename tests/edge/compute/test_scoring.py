@@ -273,7 +273,7 @@ def left_at(node: NodeExecutor) -> list[Any]:
     """Everything of a node that a score turn must not touch: tensors by identity and value, flags, gradients."""
     hosted = node._hosted
     parameters = [(name, id(value), value.grad) for name, value in hosted.skeleton.model.named_parameters()]
-    return [parameters, sorted(hosted.optimizers.tensors()), node.version_figures, node.live_bytes()]
+    return [parameters, sorted(hosted.optimizers.tensors()), node.run_figures, node.live_bytes()]
 
 
 @pytest.mark.parametrize("adapter", ["seq_bn", "lora", "full"])

@@ -7,9 +7,12 @@ operation tables can be keyed by it; only the order of batches changes from pass
 from __future__ import annotations
 
 import functools
+from typing import Final
 
 from ringtune.errors import DataError
 from ringtune.schedule.rows.random_stream import RandomStream
+
+_PASSES_AT_ONCE: Final = 128
 
 
 def num_batches(rows: int, batch_size: int) -> int:
@@ -44,6 +47,7 @@ class BatchStream:
         self._seed = seed
         self._owner = owner
         self._latest: tuple[int, tuple[int, ...]] = (-1, ())  # a pass and its order; replaced as one, threads share it
+        self._places: dict[int, dict[int, int]] = {}
 
     @functools.cached_property
     def _rows(self) -> tuple[int, ...]:
@@ -57,9 +61,22 @@ class BatchStream:
         pass_index, position = divmod(batch_index, self.num_batches)
         known, order = self._latest
         if pass_index != known:
-            order = RandomStream("order", self._seed, self._owner, pass_index).permutation(self.num_batches)
+            order = self._order(pass_index)
             self._latest = pass_index, order
         return order[position]
+
+    def position(self, batch_id: int, pass_index: int) -> int:
+        """The position of the stream at which a batch comes in a pass; the way back from ``batch_id``."""
+        places = self._places.get(pass_index)
+        if places is None:
+            places = {batch: place for place, batch in enumerate(self._order(pass_index))}
+            self._places[pass_index] = places
+            if len(self._places) > _PASSES_AT_ONCE:
+                self._places.pop(min(self._places), None)
+        return pass_index * self.num_batches + places[batch_id]
+
+    def _order(self, pass_index: int) -> tuple[int, ...]:
+        return tuple(RandomStream("order", self._seed, self._owner, pass_index).permutation(self.num_batches))
 
     def rows(self, batch_index: int) -> tuple[int, ...]:
         """Row indices of the batch at this position of the stream; ``batch_size`` of them."""

@@ -140,7 +140,7 @@ def test_table_every_operation_has_a_word() -> None:
         ship.forget()
     with pytest.raises(PlanError, match=r"'Z3.1\[2,4\)' is not an action"):
         parse_action("Z3.1[2,4)", 4)
-    assert [str(op) for op in ops()] == list("EfFSHBCAUK><")
+    assert [str(op) for op in ops()] == list("EfFSWRHBCAUK><")
 
 
 def test_table_row_with_missing_cell_is_refused() -> None:

@@ -1,0 +1,69 @@
+"""Let the hosts of a plan keep hidden states of rows that come again, where that saves work and there is room."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from coordinator.planner.planned import Planned
+from ringtune.errors import StorageError
+from ringtune.jobs.job import Job
+from ringtune.rounds.expected_prefixes import ExpectedPrefixes, expect_prefixes
+from ringtune.schedule.passage import ROUNDED, PrefixCache
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.prefixes.kept import why_no_cache
+
+
+def with_prefix_cache(job: Job, planned: Planned, fitting: Callable[[Plan], Planned]) -> Planned:
+    """Return a plan with the cache that its job asks for, or without and with the reason.
+
+    Args:
+        job: of the run.
+        planned: without a cache.
+        fitting: returns what the nodes of a plan need; raises ``StorageError`` where a disk has no room.
+    """
+    plan, cache = planned.plan, job.cache.of_placement(job.model.dtype)
+    if cache is None or not plan.course.num_steps:
+        return planned
+    problem = why_no_cache(plan.course, bool(plan.placement.helpers))
+    if not problem:
+        cached = Plan(plan.course, tuple(dataclasses.replace(one, cache=cache) for one in plan.placements))
+        if not expect_prefixes(cached).entering:
+            problem = (
+                "no batch comes again while the blocks below stay frozen, or none has room; train longer on fewer "
+                "rows, unfreeze later, or raise cache.max_bytes"
+            )
+    if not problem:
+        try:
+            found = fitting(cached)
+            return dataclasses.replace(planned, plan=cached, memory=found.memory)
+        except StorageError as error:
+            problem = str(error)
+    return dataclasses.replace(planned, left_out=(*planned.left_out, f"hidden states are not kept: {problem}"))
+
+
+def cache_lines(plan: Plan) -> list[str]:
+    """Describe what hosts keep, what that saves, and what it costs in privacy; nothing without a cache."""
+    cache = plan.placement.cache
+    if cache is None:
+        return []
+    said = _saving(plan, expect_prefixes(plan))
+    return [said, _price(cache)] if len(plan.nodes) > 1 else [said]
+
+
+def _saving(plan: Plan, expected: ExpectedPrefixes) -> str:
+    course = plan.course
+    share = expected.blocks / max(1, expected.items * course.num_blocks)
+    hosts = ", ".join(sorted(expected.kept)) or "no host"
+    return (
+        f"hidden states of rows that come again are kept at {hosts}: {expected.entering:,} of {expected.items:,} "
+        f"batches enter where they were kept, which spares {share:.0%} of the forwards of blocks"
+    )
+
+
+def _price(cache: PrefixCache) -> str:
+    rounds = "; bfloat16 rounds them, so that the result depends on what was kept" if cache.dtype == ROUNDED else ""
+    return (
+        "until the run ends these hosts have hidden states of others' rows on their disks, from which much of the rows "
+        f"can be told{rounds}"
+    )

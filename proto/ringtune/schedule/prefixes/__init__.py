@@ -1,0 +1,1 @@
+"""Which batches are kept where, and when they come again."""
