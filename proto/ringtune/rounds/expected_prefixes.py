@@ -43,7 +43,7 @@ def expect_prefixes(plan: Plan, *, start: StartPoint | None = None) -> ExpectedP
     prefixes = TurnPrefixes(part, items_ahead=ITEMS_AHEAD)
     under_way: list[Turn] = []
     for turn in itertools.islice(turn_sequence(plan.course, start=start), MOST_TURNS):
-        if (epoch := due(plan, turn)) != part.placement.epoch:
+        if (epoch := due(plan.course, plan.placements, turn)) != part.placement.epoch:
             part, under_way = plan.at(epoch), []
             prefixes = prefixes.moved(part)
         while under_way and not prefixes.may_grant(turn):
