@@ -58,6 +58,7 @@ EXAMPLES = {
     "offload.adapters": '{ "anna" = "linear" }',
     "data.user": '"author"',
     "placement.replicas": '"never"',
+    "placement.follow": '"auto"',
     "velora.layers": '["adapter_down"]',
     "velora.parts": "16",
     "runtime.threads": "2",

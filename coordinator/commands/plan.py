@@ -114,6 +114,7 @@ def plan(
             dropout=wanted.train.dropout,
             helping=planned.helping,
             replicas=planned.replicas,
+            phases=planned.phases,
         )
     given = GivenPlan(plan=planned.plan, version=__version__, model_digest=model.digest)
     value = plan_json(given, planned.memory, note=note, why=why, time=time)

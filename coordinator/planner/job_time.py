@@ -74,7 +74,8 @@ def measured_time(planned: Planned, profile: Profile, optimizer: str) -> JobTime
         optimizer: of the job.
     """
     if planned.plan.moves:
-        return None  # no formula knows what moves take
+        is_known = planned.phases is not None and planned.phases.is_taken  # else nobody has judged the moves
+        return JobTime(steps_s=planned.phases.moving_s, by="simulator") if planned.phases and is_known else None
     scores_s = _scores_s(planned.plan, profile, optimizer)
     lacks = bool(planned.plan.placement.helpers)
     if planned.replicas is not None and planned.replicas.best_s is not None:

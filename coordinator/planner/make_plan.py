@@ -21,6 +21,7 @@ from coordinator.planner.fitting.frozen import as_timed, first_that_fits, frozen
 from coordinator.planner.fitting.helpers import unhelped_note
 from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.fitting.remedies import memory_remedy
+from coordinator.planner.following import with_phases
 from coordinator.planner.helping.helper_choice import with_helpers
 from coordinator.planner.initiators import initiator_order
 from coordinator.planner.job_draft import agreed_model, as_job_says, check_same_users, job_draft
@@ -110,8 +111,11 @@ def make_plan(
         def placed(drafts: Sequence[Draft]) -> Planned:
             return _placed(job, drafts, profile, facts, effort, is_alike=alike is not None, has_remedies=is_last)
 
-        found = with_helpers(job, choices, profile, effort, placed, lambda plan: refuse_if_full(job, plan, facts))
-        return _with_replicas(job, found, choices, facts, effort)
+        def check(plan: Plan) -> Planned:
+            return refuse_if_full(job, plan, facts)
+
+        found = with_helpers(job, choices, profile, effort, placed, check)
+        return with_phases(job, _with_replicas(job, found, choices, facts, effort), effort, check)
 
     ways = frozen_of(job, nodes)
     planned, too_large = first_that_fits(ways, place)

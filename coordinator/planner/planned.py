@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from coordinator.planner.choose import Choice
 from coordinator.planner.explaining.helpers import HelpersReason
 from coordinator.planner.fitting.frozen import timed_otherwise
+from coordinator.planner.phases.reason import PhasesReason
 from coordinator.planner.replicating.reason import ReplicasReason
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import Profile
@@ -27,6 +28,7 @@ class Planned:
             operations do not fit, helpers of hosts where nothing trains.
         helping: what the planner thought of helpers, where the job leaves them to it.
         replicas: what the planner thought of stages with several hosts; None where it did not look.
+        phases: what it thought of slices that follow the schedule; None where it did not look.
     """
 
     plan: Plan
@@ -36,6 +38,7 @@ class Planned:
     left_out: tuple[str, ...] = ()
     helping: HelpersReason | None = None
     replicas: ReplicasReason | None = None
+    phases: PhasesReason | None = None
 
     @property
     def note(self) -> str:

@@ -14,6 +14,7 @@ from coordinator.planner.explaining.helpers import HelpersReason, helper_reason_
 from coordinator.planner.explaining.operations import OperationsReason, explain_operations, reason_lines
 from coordinator.planner.fitting.frozen import reason_line
 from coordinator.planner.fitting.memory_caps import MemoryCaps
+from coordinator.planner.phases.reason import PhasesReason, phases_lines
 from coordinator.planner.predict.ring_costs import RingCosts, with_fewer_depths, with_mean_owner
 from coordinator.planner.predict.step_time import Ring, job_s, step_times
 from coordinator.planner.replicating.reason import ReplicasReason, replicas_lines
@@ -102,6 +103,7 @@ class Explanation:
         frozen: how frozen weights are held, and why, if the planner chose it; empty if it did not.
         helping: what the planner thought of helpers; None where the job does not leave them to it.
         replicas: what the planner thought of stages with several hosts; None where it did not look.
+        phases: what it thought of slices that follow the schedule; None where it did not look.
         lowest_of: blocks of the model, where a step may train less than all above the lowest block; else None.
     """
 
@@ -125,6 +127,7 @@ class Explanation:
     frozen: str = ""
     helping: HelpersReason | None = None
     replicas: ReplicasReason | None = None
+    phases: PhasesReason | None = None
     lowest_of: int | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -142,6 +145,7 @@ def explain(
     dropout: float = 0.0,
     helping: HelpersReason | None = None,
     replicas: ReplicasReason | None = None,
+    phases: PhasesReason | None = None,
 ) -> Explanation:
     """Explain a choice of the planner.
 
@@ -154,6 +158,7 @@ def explain(
         dropout: of the job.
         helping: what the planner thought of helpers.
         replicas: what the planner thought of stages with several hosts.
+        phases: what it thought of slices that follow the schedule.
     """
     operations, given = None, plan
     if plan is not None and profile is not None:
@@ -184,6 +189,7 @@ def explain(
         frozen=reason_line(plan.course.frozen, choice.too_large),
         helping=helping,
         replicas=replicas,
+        phases=phases,
         lowest_of=plan.course.num_blocks if plan.course.method.full_parameters else None,
     )
 
@@ -333,6 +339,7 @@ def explanation_text(found: Explanation) -> list[str]:
     lines += [found.frozen] if found.frozen else []
     lines += reason_lines(found.operations, seconds) if found.operations is not None else []
     lines += [_balance_line(*found.equal, seconds)] if found.equal is not None else []
+    lines += phases_lines(found.phases, seconds) if found.phases is not None else []
     if found.replicas is not None:
         lines += replicas_lines(found.replicas, seconds)
         if found.replicas.is_taken:

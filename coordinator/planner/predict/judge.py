@@ -256,7 +256,13 @@ def simulated_job_s(
 
 
 def simulated_steps_s(plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str) -> float:
-    """Seconds of all steps of a plan by the simulator: some depths are probed, those between lie on straight lines."""
+    """Seconds of all steps of a plan by the simulator."""
+    times = simulated_step_times(plan, profile, costs, optimizer=optimizer)
+    return sum(costs.steps_at[depth] * seconds for depth, seconds in times.items())
+
+
+def simulated_step_times(plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str) -> dict[int, float]:
+    """Seconds of a step at every depth by the simulator: some are probed, those between lie on straight lines."""
     depths, kinds = costs.depths, step_kinds(plan.course)
     probed = sorted(
         {depths[round(at * (len(depths) - 1) / max(1, _DEPTHS_PROBED - 1))] for at in range(_DEPTHS_PROBED)}
@@ -277,7 +283,7 @@ def simulated_steps_s(plan: Plan, profile: Profile, costs: RingCosts, *, optimiz
             for owner in (owners[0], owners[-1])[: len(owners)]
         ]
         times[depth] = sum(seconds) / len(seconds)
-    return sum(costs.steps_at[depth] * _between(times, depth) for depth in depths)
+    return {depth: _between(times, depth) for depth in depths}
 
 
 def _mean_step_s(costs: RingCosts, times: Mapping[int, float]) -> float:

@@ -18,10 +18,14 @@ class PlacementSettings:
     Attributes:
         replicas: whether several nodes may host the same blocks and share the micro-batches out: where the planner
             predicts that this is faster and all have memory for it, or never.
+        follow: whether the slices may follow the unfreezing schedule: where the planner predicts that the run is faster
+            with the moves in it, or never.
     """
 
     replicas: str = AUTO
+    follow: str = NEVER
 
     def __post_init__(self) -> None:
         """Refuse an unknown word."""
+        check_choice("placement.follow", self.follow, (AUTO, NEVER))
         check_choice("placement.replicas", self.replicas, (AUTO, NEVER))

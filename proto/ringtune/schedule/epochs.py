@@ -61,11 +61,11 @@ def check_epochs(course: Course, placements: Sequence[Placement]) -> None:
             raise PlanError(
                 f"epoch {after.epoch} runs other blocks again than the one before; give both the same ranges"
             )
-    if len(placements) > 1 and (problem := _why_it_stays(course, placements)):
+    if len(placements) > 1 and (problem := why_it_stays(course, placements)):
         raise PlanError(f"a run can't move to another placement: {problem}; {_ONE}")
 
 
-def _why_it_stays(course: Course, placements: Sequence[Placement]) -> str:
+def why_it_stays(course: Course, placements: Sequence[Placement]) -> str:
     """Why a course stays on one placement; empty if it may move."""
     if course.method.full_parameters:
         return f"{course.method.name} trains all parameters, which do not fit beside those of the next slice"

@@ -98,6 +98,7 @@ users = "joint"
 
 [placement]
 replicas = "auto"
+follow = "never"
 
 [cache]
 prefix = "off"
