@@ -18,6 +18,9 @@ class Carrier(Protocol):
     def run(self, node: str, action: Action) -> tuple[tuple[str, float], ...]:
         """Carry a compute action out; returns the numbers it yields."""
 
+    def ended(self, node: str, turn: int) -> str:
+        """Note that ``node`` has done a turn; returns why it keeps no hidden states any more, once."""
+
     def take(self, node: str, key: TensorKey) -> Any:
         """Take a tensor out of ``node`` to send it."""
 

@@ -311,6 +311,8 @@ class VirtualRing:
     def _on_report_turn(self, node: VirtualNode, command: ev.ReportTurn) -> None:
         turn = self._score_turns.get(command.turn)
         scores = self._chooser.scores(node.name, turn) if turn is not None else ()
+        if self._carrier is not None and (problem := self._carrier.ended(node.name, command.turn)):
+            self._report(node, rd.CacheLost(node.name, problem))
         self._report(node, rd.TurnReported(node.name, command.turn, scores))
 
     def _on_fail(self, node: VirtualNode, command: ev.Fail) -> None:

@@ -70,7 +70,7 @@ class Prefixes:
             start: where the run goes on; None = it begins.
             problem: why there is no folder.
         """
-        self._upcoming = _Upcoming(self._course, start or StartPoint.of(self._course))
+        self._upcoming, self._folder = _Upcoming(self._course, start or StartPoint.of(self._course)), None
         try:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from edge.compute.prefix_files import write_hidden
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.passage import PrefixCache
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.prefixes.kept import entry_bytes
+from ringtune.schedule.turns import StartPoint, Turn
 from sim.ring_result import RingResult
 from tests.support.plans import changed
-from tests.support.resumed import holder_of, run, same_bits
-from tests.support.torch_ring import Case, TorchCarrier, make_carrier, write_inputs
+from tests.support.resumed import holder_of, rebuilt, run, same_bits
+from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, write_inputs
 
 Slices = tuple[tuple[str, int, int], ...]
 
@@ -107,3 +114,172 @@ def test_no_frame_passes_below_where_a_batch_enters(folder: Path, tmp_path: Path
     ]
     assert all(boundary > enters.get(seq, 0) for seq, boundary in sent if enters.get(seq))
     assert all(start >= enters.get(seq, 0) for seq, start in computed if enters.get(seq))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_run_with_the_cache_has_the_bits_of_one_without(folder: Path, tmp_path: Path, seed: int) -> None:
+    """Private blocks, dropout, lossy wire, turns by rows, orders of unfreezing and slices are drawn."""
+    rng = random.Random(seed)
+    private = seed % 2
+    cuts = sorted(rng.randint(private, 4) for _ in range(2))
+    slices = (("b", private, cuts[0]), ("a", cuts[0], cuts[1]), ("c", cuts[1], 4))
+    case = case_of(
+        folder,
+        owners=tuple(rng.sample("abcd", 2)),
+        every_steps=rng.choice([12, 28]),
+        microbatches=rng.choice([1, 3]),
+        dropout=rng.choice([0.0, 0.2]),
+        wire=rng.choice(["float32", "bfloat16", "int8"]),
+        turns=rng.choice(["equal", "rows"]),
+        eval_every=rng.choice([0, 16]),
+        private_blocks=private,
+    )
+    plan = case.plan(slices)
+    _, _, wanted = ran(case, plan, tmp_path / "without")
+    result, _, found = ran(case, with_cache(plan), tmp_path / "with", seed)
+    assert counts(result)[Op.READ] > 0
+    assert same_bits(found, wanted)
+
+
+def test_float64_is_kept_as_it_is_computed_and_bfloat16_rounds(folder: Path, tmp_path: Path) -> None:
+    """The type of the computation gives the very bits; bfloat16 a result near it, from files of half the size."""
+    case = case_of(folder, dtype="float64")
+    plan = case.plan(SPLITS["two"])
+    _, _, wanted = ran(case, plan, tmp_path / "without")
+    _, exact, found = ran(case, with_cache(plan, PrefixCache(dtype="float64")), tmp_path / "exact")
+    assert same_bits(found, wanted)
+    _, rounded, near = ran(case, with_cache(plan, PrefixCache(dtype="bfloat16")), tmp_path / "rounded")
+    assert 1e-9 < distance(near, wanted) < 0.2
+    kept = [
+        sum(executor.prefixes.most_held_bytes for executor in carrier.executors.values())
+        for carrier in (exact, rounded)
+    ]
+    assert kept[1] < 0.3 * kept[0]
+
+
+def most_held(carrier: TorchCarrier) -> int:
+    """Bytes that all nodes kept at once, at most."""
+    return sum(executor.prefixes.most_held_bytes for executor in carrier.executors.values())
+
+
+def broken(path: Path) -> None:
+    """Change a byte of a file's hidden state."""
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+
+
+def missing(path: Path) -> None:
+    """Remove a file."""
+    path.unlink()
+
+
+def short(path: Path) -> None:
+    """Cut a file off."""
+    path.write_bytes(path.read_bytes()[:70])
+
+
+@pytest.mark.parametrize("damage", [broken, missing, short])
+def test_run_goes_on_without_what_was_damaged_and_says_so(
+    folder: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    """A node looks through what may be read next before it reports a turn; the result has the same bits."""
+    case = case_of(folder)
+    plan = with_cache(case.plan(SPLITS["two"]))
+    _, _, wanted = ran(case, plan, tmp_path / "whole")
+    carrier = carrier_of(case, plan, tmp_path)
+    after = {"turns": 0}
+    end_turn = carrier.executors["a"].prefixes.end_turn
+
+    def damaging(index: int) -> str:
+        after["turns"] += 1
+        if after["turns"] == 2:  # nothing that was kept has been granted for reading yet
+            damage(min((tmp_path / "a").iterdir()))
+        return end_turn(index)
+
+    carrier.executors["a"].prefixes.end_turn = damaging  # type: ignore[method-assign]
+    result = run(plan, carrier, 0)
+    assert result.finish == rd.Finish("", "")
+    lost = [entry for entry in result.logged if isinstance(entry, rd.LogCacheLost)]
+    assert [entry.node for entry in lost] == ["a"]
+    assert "node a keeps no hidden states any more, the run goes on without: " in lost[0].problem
+    assert str(tmp_path / "a") in lost[0].problem
+    assert same_bits(carrier.collected(plan, holder_of(plan, result)), wanted)
+
+
+@pytest.mark.parametrize("folder_is", ["full", "not there", "a file"])
+def test_run_goes_on_where_a_node_can_keep_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_is: str
+) -> None:
+    """No room on the disk, no folder, or a file in its place: the node says why, once, and others go on keeping."""
+    case = case_of(folder, eval_every=8)
+    plan = with_cache(case.plan(SPLITS["four"]))
+    _, _, wanted = ran(case, plan, tmp_path / "whole")
+    carrier = make_carrier(case, plan)
+    for node, executor in carrier.executors.items():
+        executor.prefixes.open(tmp_path / node)
+    prefixes = carrier.executors["b"].prefixes
+    if folder_is == "not there":
+        prefixes.open(None)
+    elif folder_is == "a file":
+        (tmp_path / "file").write_text("")
+        prefixes.open(tmp_path / "file" / "hidden")
+    else:
+        monkeypatch.setattr("edge.compute.prefixes.write_hidden", without_room(tmp_path / "b"))
+    result = run(plan, carrier, 0)
+    assert result.finish == rd.Finish("", "")
+    lost = [entry for entry in result.logged if isinstance(entry, rd.LogCacheLost)]
+    assert [entry.node for entry in lost] == ["b"]
+    assert prefixes.reads == 0 and carrier.executors["a"].prefixes.reads > 0
+    assert same_bits(carrier.collected(plan, holder_of(plan, result)), wanted)
+
+
+def without_room(folder: Path) -> Callable[..., int]:
+    """Writing that fails in a folder, as on a full disk."""
+
+    def write(path: Path, hidden: torch.Tensor, mask: torch.Tensor) -> int:
+        if path.parent == folder:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_hidden(path, hidden, mask)
+
+    return write
+
+
+def test_resumed_run_begins_with_an_empty_cache(folder: Path, tmp_path: Path) -> None:
+    """It reads nothing that was kept before, keeps anew, and ends with the bits of a whole run."""
+    case = case_of(folder, checkpoint_every=24)
+    plan = with_cache(case.plan(SPLITS["two"]))
+    whole, carrier, wanted = ran(case, plan, tmp_path / "whole")
+    saved = next(entry for entry in whole.logged if isinstance(entry, rd.LogCheckpoint))
+    assert saved.step == 24
+    again = rebuilt(case, plan, carrier.shards[saved.step], saved)
+    start = StartPoint.of(plan.course, step=saved.step, holder=saved.holder)
+    for node, executor in again.executors.items():
+        executor.prefixes.open(tmp_path / "again" / node, start)
+    result = run(plan, again, 1, start=start)
+    assert result.finish == rd.Finish("", "")
+    passages = [passage for turn in turns_of(result) for passage in turn.passages]
+    assert passages[0].keeps and any(passage.enters for passage in passages)
+    assert same_bits(again.collected(plan, holder_of(plan, result)), wanted)
+
+
+def test_replicas_keep_the_micro_batches_that_pass_them(folder: Path, tmp_path: Path) -> None:
+    """Two hosts of the upper blocks: each keeps its own micro-batches, and the bits are those without a cache."""
+    case = case_of(folder, microbatches=3)
+    plan = case.plan((("a", 0, 1), ("b", 1, 4), ("c", 1, 4)))
+    _, _, wanted = ran(case, plan, tmp_path / "without")
+    _, carrier, found = ran(case, with_cache(plan), tmp_path / "with")
+    reads = {node: executor.prefixes.reads for node, executor in carrier.executors.items()}
+    assert reads["b"] == 2 * reads["c"] > 0
+    assert same_bits(found, wanted)
+
+
+def test_full_cache_keeps_no_more_than_its_limit(folder: Path, tmp_path: Path) -> None:
+    """Room for two batches: no host holds more, and the others are embedded each time."""
+    case = case_of(folder)
+    plan = case.plan(SPLITS["two"])
+    limit = 2 * entry_bytes(plan.course, CACHE, 8)
+    result, carrier, _ = ran(case, with_cache(plan, PrefixCache(max_bytes=limit)), tmp_path)
+    held = [executor.prefixes.most_held_bytes for executor in carrier.executors.values()]
+    assert 0 < max(held) <= limit
+    assert 0 < counts(result)[Op.READ] < counts(result)[Op.EMBED]

@@ -50,6 +50,10 @@ class Losses:
             return ()
         return (("count", 2.0), ("loss_sum", 2 * loss_at(self._steps[action.seq], self._seed)))
 
+    def ended(self, node: str, turn: int) -> str:
+        """Nothing."""
+        return ""
+
     def take(self, node: str, key: TensorKey) -> Any:
         """Nothing."""
 

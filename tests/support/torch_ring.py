@@ -230,6 +230,10 @@ class TorchCarrier:
         self.shards.setdefault(turn.first_step, {})[node] = bytes(shard)
         return ()
 
+    def ended(self, node: str, turn: int) -> str:
+        """The executor looks after what it keeps."""
+        return self.executors[node].prefixes.end_turn(turn)
+
     def take(self, node: str, key: TensorKey) -> Any:
         """Tensor and mask."""
         content = self.executors[node].take_tensor(key)

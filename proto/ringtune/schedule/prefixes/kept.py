@@ -3,8 +3,8 @@
 A batch's composition is fixed for the run, so that its rows come again as a whole: in every pass over the rows of its
 owner, and in every evaluation. As long as no block below a boundary was trained, what enters there is the same.
 
-Example: six blocks, one more trains every 20 steps, and a batch that comes at steps 3, 23, 43 and 63. Below the lowest
-trained block there are 5, 4, 3 and 2. What is kept at 2 at step 3 saves 2 blocks at three visits.
+Example: six blocks, one more trains every 20 steps, and a batch that comes at steps 3, 23, 43 and 53. Below the lowest
+trained block there are 5, 4, 3 and 3. What is kept at 3 at step 3 saves 3 blocks at three visits.
 """
 
 from __future__ import annotations
