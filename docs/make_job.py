@@ -59,6 +59,7 @@ EXAMPLES = {
     "data.user": '"author"',
     "placement.replicas": '"never"',
     "placement.follow": '"auto"',
+    "placement.replan": '"never"',
     "velora.layers": '["adapter_down"]',
     "velora.parts": "16",
     "runtime.threads": "2",

@@ -8,7 +8,7 @@ action or a message really does: nothing (what-if studies), or real tensors (che
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ringtune.costs.rest import Rest
@@ -19,6 +19,7 @@ from ringtune.engine.spans import Span
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey, message
 from ringtune.schedule.parcels import PARCELS, credit_boundary
+from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 from sim.carrier import Carrier
@@ -46,6 +47,7 @@ class VirtualRing:
         items_ahead: as for ``Rounds``.
         start: where the run goes on; by default its very beginning.
         drain_at_s: when the user asks to stop after the granted turns; None = never.
+        replans: when which other placement is found that the run shall move to.
         transport: in place of ``message_s`` and ``control_s``.
         observer: sees what happens.
         record: keep order, spans, messages and engine recordings; a long run is faster and smaller without.
@@ -69,6 +71,7 @@ class VirtualRing:
         items_ahead: int = 16,
         start: StartPoint | None = None,
         drain_at_s: float | None = None,
+        replans: Sequence[tuple[float, Placement]] = (),
         transport: Transport | None = None,
         observer: Observer | None = None,
         record: bool = True,
@@ -93,7 +96,7 @@ class VirtualRing:
             each.rest = rest(name)
         self._timers: dict[tuple[str, str], int] = {}
         self._chooser, self._choose_s, self._score_turns = chooser or ExpectedTables(plan), choose_s, dict[int, Turn]()
-        self._drain_at_s = drain_at_s
+        self._drain_at_s, self._replans = drain_at_s, replans
         self._obeys: dict[type, Callable[[VirtualNode, Any], None]] = {
             ev.RunAction: self._run,
             ev.Accept: self._accept,
@@ -115,6 +118,8 @@ class VirtualRing:
         self._tell_rounds(rd.Started(tuple(sorted(self.plan.nodes))))
         if self._drain_at_s is not None:
             self.clock.at(self._drain_at_s, self._tell_rounds, rd.DrainAsked("stopped by the user"))
+        for at_s, placement in self._replans:
+            self.clock.at(at_s, self._tell_rounds, rd.Replanned(placement))
         self.clock.run()
         for name, node in self._nodes.items():
             result.order[name], result.spans[name], result.handled[name] = node.order, node.spans, node.handled

@@ -27,6 +27,7 @@ from coordinator.drive.plan_making.first_look import Looked
 from coordinator.drive.plan_making.link_measuring import LinkAnswer
 from coordinator.drive.plan_making.making import PlanMaking
 from coordinator.drive.plan_making.planning import PlanReady
+from coordinator.drive.replanning import Considered, Replanning
 from coordinator.drive.reports import Reports
 from coordinator.drive.requests import RunRequest
 from coordinator.drive.results import Results
@@ -38,7 +39,6 @@ from coordinator.records.run_clock import now_unix_s
 from ringtune.costs.rehearsal import SKIPPED_ITEMS
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import IntegrityError, PeerLostError, PlanError, RingTuneError, error_from_name
-from ringtune.files.pieces import Pieces
 from ringtune.rounds import rounds
 from ringtune.schedule.users import user_sets
 from ringtune.v1 import control_pb2
@@ -79,6 +79,7 @@ class RunDriver(Driver):
         self._planned: Planned | None = None
         self._books: RunBooks | None = None
         self._moving: MoveDriving | None = None
+        self._replanning: Replanning | None = None
         self._predicted: JobTime | None = None
         self._timed_frozen = request.resume.plan.course.frozen if request.resume else None
         self._phase = ("joining", self._started_s)
@@ -122,7 +123,7 @@ class RunDriver(Driver):
         unused = unused_owners(self._members.living(), members) if request.plan else ()
         if unused:
             names = ", ".join(unused)
-            self._emit(control_pb2.RunEvent(note=f"not in the given plan, so their rows are not trained on: {names}"))
+            self._note(f"not in the given plan, so their rows are not trained on: {names}")
         self._addresses = {member.node: member.address for member in members}
         self._neighbours = num_neighbours(members)
         self._making.begin(members, self._calls)
@@ -143,7 +144,7 @@ class RunDriver(Driver):
 
     # ---- events -----------------------------------------------------------------------------------
 
-    def _take(self, entry: rounds.Event | Answer | Noted | PlanReady | Looked | LinkAnswer) -> None:
+    def _take(self, entry: rounds.Event | Answer | Noted | PlanReady | Looked | LinkAnswer | Considered) -> None:
         match entry:
             case Reported(request):
                 self._on_report(request)
@@ -162,6 +163,9 @@ class RunDriver(Driver):
                 self._on_first_look(entry)
             case LinkAnswer():
                 self._making.take_link(entry)
+            case Considered():
+                if self._replanning is not None and (found := self._replanning.take(entry)) is not None:
+                    self._feed(found)
             case NodeRested() | NodeMoved():
                 if self._books is not None:
                     self._feed(note_figures(entry, self._books.ledger))
@@ -230,17 +234,22 @@ class RunDriver(Driver):
                     self._job_toml,
                     addresses,
                     timeout_s=wait_s,
-                    on_result=self._put_hosted(node),
-                    on_progress=self._put_progress(node),
+                    on_result=lambda hosted: self._queue.put(NodePrepared(node, hosted)),
+                    on_progress=lambda: self._queue.put(rounds.Progressed(node)),
                     saved=self._request.saved_for(node, plan),
                     extend=lambda request: self._checkpoints.go_on(node, request),
                 )
             case rounds.Rest() | rounds.Move():
                 self._require_moving().tell(command)
             case rounds.LogMove():
-                self._emit(control_pb2.RunEvent(note=self._require_moving().log(command)))
-                if self._books is not None:
+                self._note(self._require_moving().log(command))
+                if self._books is not None and self._replanning is not None:
                     self._books.moved(command, now_unix_s())
+                    self._books.pace = self._replanning.moved(has_moved=not command.problem)
+            case rounds.LogTurn(turn) if self._books is not None and self._replanning is not None:
+                self._books.log(command)
+                part, prepare_s = self._require_moving().part, self._phases_s.get("preparing", 0.0)
+                self._replanning.consider(part, turn, self._books.links, prepare_s=prepare_s)
             case rounds.Grant(turns):
                 if self._books is not None:
                     self._books.granted(turns)
@@ -252,8 +261,8 @@ class RunDriver(Driver):
                     with_head=with_head,
                     with_private=with_private,
                     users=user_sets(self._require_plan().plan.course),
-                    on_result=self._put_files(node),
-                    on_progress=self._put_progress(node),
+                    on_result=lambda files: self._queue.put(Files(node, files)),
+                    on_progress=lambda: self._queue.put(rounds.Progressed(node)),
                 )
             case rounds.Release(node, reason, is_finished):
                 self._needed -= {node}
@@ -270,7 +279,7 @@ class RunDriver(Driver):
                 manifest = self._checkpoints.manifest(self._require_moving().part, command)
                 self._emit(control_pb2.RunEvent(checkpoint_json=json.dumps(manifest.to_json())))
                 if self._books is not None:  # for a submitter or coordinator that does not live to see the end
-                    self._emit_profile(self._books)
+                    self._books.emit_profile()
             case _:
                 if self._books is not None:
                     self._books.log(command)
@@ -280,7 +289,7 @@ class RunDriver(Driver):
             self._job_toml,
             measure=self._making.needs_times,
             timeout_s=self._job.runtime.wait_s,
-            on_result=self._put_facts(node),
+            on_result=lambda reply: self._queue.put(Facts(node, reply.facts_json, tuple(reply.shards))),
             extend=lambda request: self._ask_more(node, request),
         )
 
@@ -302,18 +311,6 @@ class RunDriver(Driver):
             for node in self._require_moving().part.nodes:
                 self._calls[node].grant((), keep_from_step=self._checkpoints.keep_from_step)
 
-    def _put_facts(self, node: str) -> Callable[[control_pb2.InspectReply], None]:
-        return lambda reply: self._queue.put(Facts(node, reply.facts_json, tuple(reply.shards)))
-
-    def _put_hosted(self, node: str) -> Callable[[int], None]:
-        return lambda hosted_bytes: self._queue.put(NodePrepared(node, hosted_bytes))
-
-    def _put_progress(self, node: str) -> Callable[[], None]:
-        return lambda: self._queue.put(rounds.Progressed(node))
-
-    def _put_files(self, node: str) -> Callable[[dict[str, Pieces]], None]:
-        return lambda files: self._queue.put(Files(node, files))
-
     def _enter(self, phase: str) -> None:
         now_s = time.monotonic()
         name, since_s = self._phase
@@ -334,14 +331,14 @@ class RunDriver(Driver):
         self._checkpoints.note_model(made.profile.by_name, plan)
         self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
         if made.planned.note:
-            self._emit(control_pb2.RunEvent(note=made.planned.note))
+            self._note(made.planned.note)
         skipped = SKIPPED_ITEMS if self._request.is_rehearsal else 0
         start = self._checkpoints.start
         part = plan.at(start.epoch if start else plan.placement.epoch)
         self._books = RunBooks(plan, self._job, made.profile, self._emit, skipped_items=skipped, part=part)
         self._predicted = made.predicted(self._request)
         if self._predicted is not None:
-            self._emit(control_pb2.RunEvent(note=self._predicted.line()))
+            self._note(self._predicted.line())
         if start is not None:
             resumed = {"step": start.step, "passed_over": self._checkpoints.passed_over}
             self._emit(control_pb2.RunEvent(resumed_json=json.dumps(resumed)))
@@ -350,7 +347,12 @@ class RunDriver(Driver):
             self._moving = MoveDriving(
                 part, self._job_toml, self._checkpoints, self._addresses, self._calls, wait_s, self._queue.put
             )
+            self._replanning = Replanning(plan, self._job, made.profile, put=self._queue.put, note=self._note)
+            self._books.pace = self._replanning.pace
         self._feed(rounds.PlanMade(plan, start))
+
+    def _note(self, text: str) -> None:
+        self._emit(control_pb2.RunEvent(note=text))
 
     def _require_plan(self) -> Planned:
         if self._planned is None:
@@ -392,9 +394,6 @@ class RunDriver(Driver):
         if self._books is None:
             return
         if not self._request.plan_only:
-            self._emit_profile(self._books)
+            self._books.emit_profile()
             self._making.remember(self._books.shown_links())
         self._books.close()
-
-    def _emit_profile(self, books: RunBooks) -> None:
-        self._emit(control_pb2.RunEvent(profile_json=json.dumps(books.profile().to_json())))

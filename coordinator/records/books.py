@@ -11,7 +11,10 @@ from coordinator.records.events import EventSink
 from coordinator.records.file_events import GrowingFile
 from coordinator.records.operations_ledger import OperationsLedger
 from coordinator.records.report import RunLedger
+from coordinator.records.step_lines import replan_line
 from coordinator.records.trace_file import TraceText
+from ringtune.costs.links.recorded import RecordedLinks
+from ringtune.costs.pace import PaceWatch
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.costs.recorded_times import RecordedProfile
 from ringtune.engine.spans import Span
@@ -32,6 +35,7 @@ Logged = (
     | rounds.LogOperations
     | rounds.LogCacheLost
     | rounds.LogEvaluation
+    | rounds.LogPlan
 )
 """What the state machine logs, and a run's books take."""
 
@@ -46,6 +50,10 @@ class RunBooks:
         emit: sends an event to the submitter.
         skipped_items: the first so many do not count in the profile.
         part: of the plan with which the run begins or goes on; None = its first one.
+
+    Attributes:
+        ledger: of the run.
+        pace: of its nodes; None where nobody watches it.
     """
 
     def __init__(
@@ -71,6 +79,7 @@ class RunBooks:
         )
         self._operations = OperationsLedger(plan, profile)
         self.ledger = RunLedger(plan, job.train, epoch=(part or plan).placement.epoch if plan.moves else None)
+        self.pace: PaceWatch | None = None
 
     @property
     def plan(self) -> Plan:
@@ -91,6 +100,11 @@ class RunBooks:
     def is_open(self) -> bool:
         """Whether training has begun."""
         return self._trace_file is not None
+
+    @property
+    def links(self) -> RecordedLinks:
+        """The links with the run's own transfers so far."""
+        return self._recorded.links
 
     def moved(self, command: rounds.LogMove, at_unix_s: float) -> None:
         """Write into the books that the run has moved, or why it stays; send its line to the submitter."""
@@ -113,6 +127,8 @@ class RunBooks:
         self._operations.add_spans(node, spans)
         for span in filter(lambda span: span.is_compute, spans):
             self._recorded.add(node, span.action, span.end_s - span.start_s, worked_s=span.worked_s)
+            if self.pace is not None:
+                self.pace.add(node, span.action, span.end_s - span.start_s)
         if spans and self._trace_file is not None and self._trace_text is not None:
             self._trace_file.write(self._trace_text.spans(node, spans).encode())
         if request.recording:
@@ -134,6 +150,12 @@ class RunBooks:
         """Expect the times of the actions of these turns from now on."""
         for turn in turns:
             self._recorded.granted(turn)
+            if self.pace is not None:
+                self.pace.granted(turn)
+
+    def emit_profile(self) -> None:
+        """Send the submitter the profile with the times that the run's actions took so far."""
+        self._emit(control_pb2.RunEvent(profile_json=json.dumps(self.profile().to_json())))
 
     def profile(self) -> Profile:
         """Make a profile with the times that the run's actions took so far."""
@@ -160,9 +182,16 @@ class RunBooks:
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(progress)))
             case rounds.LogTurn(turn):
                 self._recorded.turn_done(turn)
+                if self.pace is not None:
+                    self.pace.turn_done(turn)
                 self._operations.turn_done(turn)
                 for line in self.ledger.turn_done(turn):
                     self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
+            case rounds.LogPlan(plan, why):
+                self._plan = plan
+                self.ledger.replanned(plan)
+                self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
+                self._emit(control_pb2.RunEvent(metrics_json=json.dumps(replan_line(plan, why))))
             case rounds.LogUnfreeze(step, depth):
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.unfrozen(step, depth))))
             case rounds.LogOperations(step, operations):

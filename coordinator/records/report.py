@@ -271,6 +271,10 @@ class RunLedger:
         self._moves.append(entry)
         return {"kind": "move", **entry}
 
+    def replanned(self, plan: Plan) -> None:
+        """Go by a plan with one more placement; from now on entries say on which one the run is."""
+        self._plan, self.epoch = plan, plan.placement.epoch if self.epoch is None else self.epoch
+
     def turn_done(self, turn: Turn) -> list[dict[str, Any]]:
         """Close a turn that every node has done.
 

@@ -12,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ringtune.rounds.round_events import Replanned
+from ringtune.schedule.plan import Plan
+
 STEP_KIND = "train"
 
 
@@ -57,3 +60,12 @@ class LastStep:
             return False
         self.line = line
         return True
+
+
+def replan_line(plan: Plan, why: Replanned) -> dict[str, Any]:
+    """Write the line of a placement found in mid-run, with the predicted seconds of the steps that are left."""
+    newest = plan.placements[-1]
+    predicted = {"stays_s": why.stays_s, "moves_s": why.moves_s, "cost_s": why.cost_s}
+    step = newest.first_turn * plan.course.local_iterations
+    told = {key: round(value, 6) for key, value in predicted.items()}
+    return {"kind": "replan", "step": step, "to": newest.epoch, "predicted": told}

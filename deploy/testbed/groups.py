@@ -102,20 +102,27 @@ def bed_settings(mounts: GroupMounts, name: str) -> list[Setting]:
 
 def board_settings(mounts: GroupMounts, layout: Layout, board: Board) -> list[Setting]:
     """The limits of a board."""
-    cpu, memory = (root / layout.name / f"board-{board.name}" for root in (mounts.cpu, mounts.memory))
+    memory = mounts.memory / layout.name / f"board-{board.name}"
+    _, *quota = quota_settings(mounts, layout, board)
+    return [*quota, *memory_settings(mounts, memory, board.memory_bytes)]
+
+
+def quota_settings(mounts: GroupMounts, layout: Layout, board: Board) -> list[Setting]:
+    """The quota of a board's processor time; first it has no burst, which may not be more than a lower quota."""
+    cpu = mounts.cpu / layout.name / f"board-{board.name}"
     period_us = round(layout.cpu_period_s * 1e6)
     quota_us = round(period_us * board.cpu_cores)
     if mounts.version == 2:
         return [
+            Setting(path=cpu / "cpu.max.burst", text="0", is_optional=True),
             Setting(path=cpu / "cpu.max", text=f"{quota_us} {period_us}"),
             Setting(path=cpu / "cpu.max.burst", text=f"{quota_us}", is_optional=True),
-            *memory_settings(mounts, memory, board.memory_bytes),
         ]
     return [
+        Setting(path=cpu / "cpu.cfs_burst_us", text="0", is_optional=True),
         Setting(path=cpu / "cpu.cfs_period_us", text=f"{period_us}"),
         Setting(path=cpu / "cpu.cfs_quota_us", text=f"{quota_us}"),
         Setting(path=cpu / "cpu.cfs_burst_us", text=f"{quota_us}", is_optional=True),
-        *memory_settings(mounts, memory, board.memory_bytes),
     ]
 
 

@@ -12,6 +12,7 @@ From Python::
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import signal
 import subprocess
@@ -273,6 +274,11 @@ class Testbed:
         """
         folder = self._mounts.memory / self.layout.name / f"board-{self.layout.board(on).name}"
         groups.apply(groups.memory_settings(self._mounts, folder, limit_bytes))
+
+    def set_cores(self, on: str, cores: float) -> None:
+        """Give a board another quota of processor time, while its agent goes on."""
+        board = dataclasses.replace(self.layout.board(on), cpu_cores=cores)
+        groups.apply(groups.quota_settings(self._mounts, self.layout, board))
 
     def times_out_of_memory(self, on: str) -> int:
         """How often the kernel killed a process of a board because of its memory limit."""

@@ -26,7 +26,9 @@ A message says what is wrong, where, and what to do about it.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+T = TypeVar("T")
 
 
 class RingTuneError(Exception):
@@ -172,3 +174,14 @@ def error_from_name(name: str, message: str) -> RingTuneError:
     """
     by_name = {cls.__name__: cls for cls in all_errors()}
     return by_name.get(name, RingTuneError)(message)
+
+
+def needed(value: T | None, problem: str) -> T:
+    """Return a value that has to be there by now.
+
+    Raises:
+        PlanError: it is not; with this problem.
+    """
+    if value is None:
+        raise PlanError(problem)
+    return value

@@ -7,14 +7,26 @@ ring in which each block has one host. What is compared is the gain of the first
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from coordinator.planner.replicating.reason import layout_text
 from ringtune.schedule.plan import Plan
 from tests.bench.jobs import write_job
-from tests.bench.testbed_runs import ON_BOARDS, Figures, Timed, equal_boards, on_boards, say
+from tests.bench.testbed_runs import (
+    ON_BOARDS,
+    Bed,
+    Figures,
+    Timed,
+    equal_boards,
+    measured_s,
+    on_boards,
+    say,
+    step_ends_s,
+)
 
 Spans = dict[int, tuple[int, int]]
 """Depth -> first of the steps that are measured there, and one past the last."""
@@ -105,6 +117,70 @@ def stages_on_boards(
         "measured_s": {name: timed.measured_s for name, timed in found.items()},
         "plans": {name: layout_text(plan) for name, plan in plans.items()},
     }
+
+
+def slowed_on_boards(folder: Path, *, model: Path, train: Path, steps: int = 200, slow_after: int = 40) -> Figures:
+    """A board that slows to half in mid-run: what replanning gains, measured beside a run that never moves.
+
+    Both runs begin with one profile and the same placement, and board-3 gets half of its cores after some steps. What
+    is compared is the time of the steps after the move, with five left out; the predicted gain is what the run logged.
+    """
+    with on_boards(equal_boards(0.4, mbit_per_s=1000), folder, train) as bed:
+        jobs = {
+            name: write_job(
+                folder / f"{name}.toml",
+                model=model,
+                train=train,
+                method="all",
+                steps=steps,
+                microbatches=16,
+                tokens=64,
+                more=ON_BOARDS | {"train.batch_size": 32, "placement.replan": name},
+            )
+            for name in ("never", "auto")
+        }
+        profile = bed.measure(jobs["never"])
+        for name, job in jobs.items():
+            bed.set_cores("board-3", 0.4)
+            with _slowing(bed, folder / name / "metrics.jsonl", slow_after):
+                bed.train(job, profile, name)
+    lines = [json.loads(line) for line in (folder / "auto" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    found: Figures = {"lines": [line for line in lines if line.get("kind") in ("replan", "move")]}
+    moves = [line for line in found["lines"] if line["kind"] == "move" and "problem" not in line]
+    plans = [line for line in found["lines"] if line["kind"] == "replan"]
+    if not moves or not plans:
+        return found | {"share_of_predicted_gain": "the run did not move"}
+    first = moves[0]["step"] + 5
+    rest_s = {name: _seconds_after(folder / name, first) for name in jobs}
+    predicted = plans[0]["predicted"]
+    gain, wanted = 1 - rest_s["auto"] / rest_s["never"], 1 - predicted["moves_s"] / predicted["stays_s"]
+    figures = {"measured_gain": gain, "predicted_gain": wanted, "share_of_predicted_gain": gain / wanted}
+    return found | figures | {"rest_s": rest_s, "total_s": {name: measured_s(folder / name) for name in jobs}}
+
+
+def _seconds_after(folder: Path, step: int) -> float:
+    ends_s = step_ends_s(folder)
+    return ends_s[max(ends_s)] - ends_s[step - 1]
+
+
+@contextmanager
+def _slowing(bed: Bed, metrics: Path, after: int) -> Iterator[None]:
+    """Give board-3 half of its cores as soon as a run has so many lines of metrics."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.2):
+            if metrics.is_file() and len(metrics.read_bytes().splitlines()) >= after:
+                bed.set_cores("board-3", 0.2)
+                return
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _rows(timed: Timed, spans: Spans) -> dict[int, dict[str, float]]:

@@ -115,6 +115,10 @@ class Bed:
         self._ringtune("train", str(job), "--out", str(out), "--replace", "--profile", str(profile_file))
         return out
 
+    def set_cores(self, board: str, cores: float) -> None:
+        """Give a board another quota of processor time."""
+        self._bed.set_cores(board, cores)
+
     def timed(self, job: Path, profile_file: Path, name: str) -> Timed:
         """Train with a profile, and predict the plan that was used from that same profile."""
         profile = read_profile(profile_file)

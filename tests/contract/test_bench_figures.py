@@ -121,6 +121,7 @@ def main_of_sim(patch: pytest.MonkeyPatch, out: Path, figures: Figures, **parts:
         "depths",
         "planned_boards",
         "staged_boards",
+        "slowed_board",
     ):
         patch.setattr(sim, name, parts.get(name, part))
     patch.setattr(sim, "OUT", out)

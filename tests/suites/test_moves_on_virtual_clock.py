@@ -14,7 +14,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
-from tests.support.moves import by_epoch, granted, moving, moving_at_random
+from tests.support.moves import by_epoch, granted, moving, moving_at_random, random_placement
 from tests.support.plans import changed, make_plan, random_plan
 from tests.support.validate import validate_table
 
@@ -70,6 +70,27 @@ def test_moves_any_plan_and_any_delays_carry_out_a_valid_table_in_every_epoch(bl
             (one.epoch, "") for one in plan.placements[1:]
         ], seed
         validate(plan, result)
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("block", range(5))
+def test_moves_that_are_found_in_mid_run_carry_out_a_valid_table_too(block: int) -> None:
+    """Placements that come at any time hold from a turn that was not granted yet; the plan that is logged has them."""
+    moved = 0
+    for seed in range(block * 20, block * 20 + 20):
+        rng = random.Random(seed)
+        plan = random_moving_plan(rng)
+        plan = Plan(plan.course, plan.placements[: rng.randint(1, len(plan.placements))])
+        found = [random_placement(rng, plan, 0, 0) for _ in range(rng.randint(1, 3))]
+        hosts = frozenset(plan.nodes)
+        found = [one for one in found if {piece.node for piece in one.slices} <= hosts]
+        result = run(plan, rng, replans=[(60 * rng.random(), one) for one in found])
+        assert result.finish is not None and result.finish.error == "", (seed, result.finish)
+        plans = [plan, *(entry.plan for entry in result.logged if isinstance(entry, rd.LogPlan))]
+        assert [move.epoch for move in moves_of(result)] == [one.epoch for one in plans[-1].placements[1:]], seed
+        moved += len(plans) - 1
+        validate(plans[-1], result)
+    assert moved > 3
 
 
 @pytest.mark.parametrize("seed", range(60))

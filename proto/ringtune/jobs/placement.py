@@ -20,12 +20,15 @@ class PlacementSettings:
             predicts that this is faster and all have memory for it, or never.
         follow: whether the slices may follow the unfreezing schedule: where the planner predicts that the run is faster
             with the moves in it, or never.
+        replan: whether the run moves to another placement when boards become slower or faster in mid-run: where that
+            is predicted to gain more than the move costs, or never.
     """
 
     replicas: str = AUTO
     follow: str = NEVER
+    replan: str = AUTO
 
     def __post_init__(self) -> None:
-        """Refuse an unknown word."""
-        check_choice("placement.follow", self.follow, (AUTO, NEVER))
-        check_choice("placement.replicas", self.replicas, (AUTO, NEVER))
+        """Refuse unknown words."""
+        for name in ("replicas", "follow", "replan"):
+            check_choice(f"placement.{name}", getattr(self, name), (AUTO, NEVER))

@@ -18,6 +18,7 @@ import dataclasses
 from ringtune.errors import DeadlineError, error_from_name
 from ringtune.rounds.round_events import Command, LogMove, Move, Moved, MoveFailed, Rest, Rested
 from ringtune.schedule.epochs import due, sources
+from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.schedule.unfreezing import NOTHING_KNOWN
@@ -63,6 +64,15 @@ class Moving:
     def is_due(self, turn: Turn) -> bool:
         """Whether a turn is of a later placement, to which the run has not tried to move yet."""
         return due(self._plan.course, self._plan.placements, turn) > self._tried
+
+    def extended(self, placement: Placement, last: Turn | None) -> Plan | None:
+        """Go by a plan with one more placement, for the train turns after ``last``; None where none is left."""
+        course = self._plan.course
+        turn = -(-last.end_step // course.local_iterations) if last is not None else 0
+        if not turn or turn * course.local_iterations >= course.num_steps:
+            return None
+        self._plan = self._plan.extended(placement, turn)
+        return self._plan
 
     # ---- one move ---------------------------------------------------------------------------------
 

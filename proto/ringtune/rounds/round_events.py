@@ -10,6 +10,7 @@ from ringtune.rounds.copy_digests import CopyDigest
 from ringtune.schedule.epochs import Source
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.operations.table import Operations
+from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
@@ -121,6 +122,22 @@ class OperationsFailed(NamedTuple):
     message: str
 
 
+class Replanned(NamedTuple):
+    """The driver found another placement that the run shall move to, as soon as it may.
+
+    Attributes:
+        placement: the other one.
+        stays_s: predicted seconds of the steps that are left, on the present placement.
+        moves_s: on the other one.
+        cost_s: of the move.
+    """
+
+    placement: Placement
+    stays_s: float = 0.0
+    moves_s: float = 0.0
+    cost_s: float = 0.0
+
+
 class Progressed(NamedTuple):
     """Bytes of a result came from a node, or went to it: neither it nor the link has stopped."""
 
@@ -162,6 +179,7 @@ Event = (
     | Rested
     | Moved
     | MoveFailed
+    | Replanned
     | StepReported
     | TurnReported
     | CacheLost
@@ -224,6 +242,13 @@ class Move(NamedTuple):
     start: StartPoint
     from_epoch: int
     sources: tuple[Source, ...]
+
+
+class LogPlan(NamedTuple):
+    """Log that the plan has another placement from now on, to which the run moves, and why."""
+
+    plan: Plan
+    why: Replanned
 
 
 class LogMove(NamedTuple):
@@ -345,6 +370,7 @@ Command = (
     | Rest
     | Move
     | LogMove
+    | LogPlan
     | Grant
     | LogStep
     | LogTurn

@@ -19,18 +19,18 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
-from ringtune.errors import DeadlineError, PlanError, RingTuneError
+from ringtune.errors import DeadlineError, RingTuneError, needed
 from ringtune.rounds import round_events as rd
 from ringtune.rounds.evaluation_sums import EvaluationSums
 from ringtune.rounds.granting import Granting
 from ringtune.rounds.moving import Moving
+from ringtune.rounds.overdue import TRAINING_PATIENCE, overdue
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, StepKind
 from ringtune.schedule.versions import unfreezing_steps
 
 Planner = Callable[[Mapping[str, Any]], Plan | tuple[Plan, StartPoint]]
 _PHASE_TIMER = "phase"
-_TRAINING_PATIENCE = 1.5
 
 
 class Rounds:
@@ -119,6 +119,8 @@ class Rounds:
             case rd.Rested() | rd.Moved() | rd.MoveFailed():
                 if self.phase == "moving":
                     self._on_moving(self._made_moving.take(event, now_s), now_s, commands)
+            case rd.Replanned():
+                self._on_replanned(event, now_s, commands)
             case rd.NodeFailed():
                 self._on_node_failed(event, now_s, commands)
             case rd.DrainAsked(reason):
@@ -129,7 +131,7 @@ class Rounds:
                 if self.phase == "moving":
                     self._on_moving(self._made_moving.late(now_s), now_s, commands)
                     return
-                raise DeadlineError(self._overdue())
+                raise DeadlineError(self._overdue)
 
     # ---- phases -----------------------------------------------------------------------------------
 
@@ -140,7 +142,7 @@ class Rounds:
         self._set_deadline(now_s, commands)
 
     def _set_deadline(self, now_s: float, commands: list[rd.Command]) -> None:
-        factor = _TRAINING_PATIENCE if self.phase == "training" else 1.0
+        factor = TRAINING_PATIENCE if self.phase == "training" else 1.0
         more_s = self._plan_s if self.phase == "planning" or self._chooses_for is not None else 0.0
         commands.append(SetTimer(_PHASE_TIMER, now_s + factor * self._wait_s + more_s))
 
@@ -199,21 +201,15 @@ class Rounds:
 
     @property
     def _made_plan(self) -> Plan:
-        if self.plan is None:
-            raise PlanError(f"phase {self.phase} needs a plan and there is none")
-        return self.plan
+        return needed(self.plan, f"phase {self.phase} needs a plan and there is none")
 
     @property
     def _made_granting(self) -> Granting:
-        if self._granting is None:
-            raise PlanError(f"phase {self.phase} does not train yet")
-        return self._granting
+        return needed(self._granting, f"phase {self.phase} does not train yet")
 
     @property
     def _made_moving(self) -> Moving:
-        if self._moving is None:
-            raise PlanError(f"phase {self.phase} needs a plan and there is none")
-        return self._moving
+        return needed(self._moving, f"phase {self.phase} needs a plan and there is none")
 
     @property
     def _chooses_for(self) -> int | None:
@@ -256,6 +252,19 @@ class Rounds:
             self._drain(reason, now_s, commands)
         else:
             self._grant_ahead(now_s, commands)
+
+    def _on_replanned(self, event: rd.Replanned, now_s: float, commands: list[rd.Command]) -> None:
+        """Take one more placement into the plan, for the turns that are not granted yet; nothing where none is left."""
+        last = self._granting.last if self._granting else None
+        found = (
+            None
+            if self.phase != "training" or self._drain_reason
+            else self._made_moving.extended(event.placement, last)
+        )
+        if found is not None:
+            self.plan = found
+            commands.append(rd.LogPlan(found, event))
+            self._move_if_due(now_s, commands)
 
     def _on_node_failed(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
         """End the run, unless it goes on without this node: the present placement does not need it."""
@@ -384,16 +393,7 @@ class Rounds:
         self.phase = "failed"
         commands += [rd.EnterPhase("failed"), rd.Finish(error, message)]
 
+    @property
     def _overdue(self) -> str:
-        if self.phase == "planning":
-            return f"planning took more than {self._wait_s + self._plan_s:g} s; lower runtime.plan_s or ask for less"
-        if self.phase != "training":
-            waited = f"waited {self._wait_s:g} s"
-            return f"{waited} in phase {self.phase} for node {', '.join(sorted(self._waiting))}"
-        limit_s, oldest = _TRAINING_PATIENCE * self._wait_s, self._made_granting.open.oldest
-        if oldest is None:
-            took = f"took more than {limit_s + self._plan_s:g} s; raise runtime.plan_s"
-            return f"choosing operations for step {self._chooses_for} {took}"
-        turn, nodes = oldest.turn, ", ".join(oldest.waits_for) or oldest.turn.owner
-        where = f"turn {turn.index} of node {turn.owner} (from step {turn.first_step})"
-        return f"waited {limit_s:g} s for {where}: not done by {nodes}"
+        oldest = self._granting.open.oldest if self._granting else None
+        return overdue(self.phase, self._waiting, oldest, self._chooses_for, wait_s=self._wait_s, plan_s=self._plan_s)

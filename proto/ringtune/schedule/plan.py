@@ -6,6 +6,7 @@ independent: an *owner* has data, embedding and head; a *host* has a slice (mayb
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +95,16 @@ class Plan:
     def parts(self) -> tuple[Plan, ...]:
         """The part of every epoch, in their order."""
         return tuple(self.at(one.epoch) for one in self.placements)
+
+    def extended(self, placement: Placement, first_turn: int) -> Plan:
+        """The plan that goes over to one more placement at a train turn; later placements of its own are left out.
+
+        Raises:
+            PlanError: the run can't move to it.
+        """
+        kept = tuple(one for one in self.placements if one.first_turn < first_turn)
+        epoch = kept[-1].epoch + 1 if kept else 0
+        return Plan(self.course, (*kept, dataclasses.replace(placement, epoch=epoch, first_turn=first_turn)))
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -99,6 +99,7 @@ users = "joint"
 [placement]
 replicas = "auto"
 follow = "never"
+replan = "auto"
 
 [cache]
 prefix = "off"

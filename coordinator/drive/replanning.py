@@ -1,0 +1,135 @@
+"""Watch whether the nodes of a run keep their pace, and look for another placement where they do not.
+
+::
+
+    reports of nodes --> PaceWatch --a node's pace has lastingly changed--> planning on a thread of its own
+                                                                                 |
+    notes with both numbers <-- Replanned through the run's queue <--------------'
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from coordinator.planner.effort import Effort
+from coordinator.planner.replanning import Replanned, replanned
+from ringtune.costs.links.recorded import RecordedLinks
+from ringtune.costs.pace import CHANGED, PaceWatch
+from ringtune.costs.profile import Profile
+from ringtune.errors import RingTuneError
+from ringtune.jobs.job import Job
+from ringtune.jobs.placement import NEVER
+from ringtune.rounds import rounds
+from ringtune.schedule.epochs import why_it_stays
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Turn
+
+_LOG = logging.getLogger(__name__)
+
+
+class Considered(NamedTuple):
+    """What was found for changed nodes: another placement, or None, and the times that it was judged with."""
+
+    found: Replanned | None
+    profile: Profile
+
+
+class Replanning:
+    """The search for another placement during one run.
+
+    Args:
+        plan: of the run.
+        job: of the run.
+        profile: that it was planned with.
+        put: takes what was found, on a thread of its own.
+        note: tells the user something.
+
+    Attributes:
+        pace: of the nodes on the placement that holds; None where the run stays on it anyway.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        job: Job,
+        profile: Profile,
+        *,
+        put: Callable[[Considered], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._course, self._job, self._put, self._note = plan.course, job, put, note
+        nodes = set(plan.nodes)
+        self._profile = Profile(
+            nodes=tuple(node for node in profile.nodes if node.node in nodes),
+            links=tuple(link for link in profile.links if {link.source, link.target} <= nodes),
+        )
+        is_shared = all(link.is_assumed for link in profile.links)
+        is_wanted = job.placement.replan != NEVER and not is_shared and len(nodes) > 1
+        may_move = is_wanted and not plan.moves and not why_it_stays(plan.course, plan.placements)
+        self.pace = PaceWatch(plan.course, self._profile) if may_move else None
+        self._is_thinking = False
+        self._told: Mapping[str, float] = {}
+        self._next: Profile | None = None
+
+    def consider(self, part: Plan, turn: Turn, links: RecordedLinks, *, prepare_s: float) -> None:
+        """Look for another placement if nodes have changed their pace since it was last looked for.
+
+        Args:
+            part: of the plan that holds now.
+            turn: that is done.
+            links: with the transfers of the run.
+            prepare_s: seconds in which the nodes built their slices.
+        """
+        changed = self.pace.changed() if self.pace is not None and not self._is_thinking else {}
+        if self.pace is None or not changed or not _differ(changed, self._told):
+            return
+        self._told, self._is_thinking = changed, True
+        said = ", ".join(f"{node} {ratio:.2f} times as long" for node, ratio in sorted(changed.items()))
+        self._note(f"after step {turn.end_step} actions of nodes take, compared with the first turns: {said}")
+        now = part.decided(turn.unfreeze_at)
+        work = (now, self.pace.profile(links), turn.end_step, prepare_s)
+        threading.Thread(target=self._think, args=work, name="replan", daemon=True).start()
+
+    def take(self, answer: Considered) -> rounds.Replanned | None:
+        """Tell the user what was found, and return what the state machine is told; None if the run stays."""
+        self._is_thinking, found = False, answer.found
+        if found is None:
+            self._note("no other placement fits the nodes; the run stays on its placement")
+            return None
+        if not found.is_worth_it:
+            self._note(f"the run stays on its placement: {found.line()}")
+            return None
+        self._note(f"the run is to move: {found.line()}")
+        self._next = answer.profile
+        return rounds.Replanned(found.placement, found.stays_s, found.moves_s, found.cost_s)
+
+    def moved(self, *, has_moved: bool) -> PaceWatch | None:
+        """Begin to watch anew after a move, and return the watch; its placement was planned with the newest times."""
+        if self.pace is None:
+            return None
+        if has_moved and self._next is not None:
+            self._profile, self._told = self._next, {}
+        self._next = None
+        self.pace = PaceWatch(self._course, self._profile)
+        return self.pace
+
+    def _think(self, part: Plan, profile: Profile, step: int, prepare_s: float) -> None:
+        found = None
+        try:
+            effort = Effort(seconds=self._job.runtime.plan_s)
+            found = replanned(part, self._job, profile, step=step, prepare_s=prepare_s, effort=effort)
+        except RingTuneError as error:
+            _LOG.warning("no other placement was found: %s", error)
+        except Exception:
+            _LOG.exception("looking for another placement failed by a bug")
+        self._put(Considered(found, profile))
+
+
+def _differ(now: Mapping[str, float], told: Mapping[str, float]) -> bool:
+    """Whether other nodes have changed than was told, or one of them by much more or less."""
+    return now.keys() != told.keys() or any(
+        max(now[node] / told[node], told[node] / now[node]) >= CHANGED for node in now
+    )

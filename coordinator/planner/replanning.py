@@ -1,0 +1,150 @@
+"""Whether a run should move to another placement, because its boards or links are not as they were when it was planned.
+
+The present placement, the best ring and the best stages of several hosts are judged in the same way: by the simulator,
+with the times of the newest turns, for the steps that are left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from coordinator.planner.choose import choose_plan, plan_of
+from coordinator.planner.draft import Draft
+from coordinator.planner.effort import Effort, PlanningClock
+from coordinator.planner.make_plan import refuse_if_full
+from coordinator.planner.predict.depths import depth_of
+from coordinator.planner.predict.judge import simulated_steps_s
+from coordinator.planner.predict.ring_costs import RingCosts, ring_costs
+from coordinator.planner.replicating.choice import choose_replicas
+from coordinator.planner.replicating.reason import layout_text
+from ringtune.costs.memory.sizes import Sizes
+from ringtune.costs.profile import Profile
+from ringtune.errors import CapacityError, PlanError, StorageError
+from ringtune.jobs.job import Job
+from ringtune.jobs.placement import NEVER
+from ringtune.quantities import format_seconds
+from ringtune.schedule.course import Course
+from ringtune.schedule.epochs import sources
+from ringtune.schedule.placement import Placement
+from ringtune.schedule.plan import Plan
+
+
+class Replanned(NamedTuple):
+    """Another placement beside the present one, for the steps that are left.
+
+    Attributes:
+        placement: the other one.
+        text: its stages in words.
+        stays_s: predicted seconds of the steps on the present placement.
+        moves_s: on the other one.
+        cost_s: of the move.
+    """
+
+    placement: Placement
+    text: str
+    stays_s: float
+    moves_s: float
+    cost_s: float
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the move gains more than it costs."""
+        return self.stays_s - self.moves_s > self.cost_s
+
+    def line(self) -> str:
+        """Describe gain and cost on a line."""
+        gain = f"gains {format_seconds(self.stays_s - self.moves_s)} of {format_seconds(self.stays_s)}"
+        return f"{self.text}: {gain} and costs {format_seconds(self.cost_s)}, as predicted from the newest turns"
+
+
+def replanned(
+    part: Plan, job: Job, profile: Profile, *, step: int, prepare_s: float, effort: Effort
+) -> Replanned | None:
+    """Find the best other placement for the steps that are left.
+
+    Args:
+        part: of the run's plan that holds now; what has been decided is settled in its course.
+        job: of the run.
+        profile: of its nodes and links as they are now.
+        step: optimizer steps done.
+        prepare_s: seconds in which nodes build their slices.
+        effort: how hard to look.
+
+    Returns:
+        None if there is no other placement, none that fits, or no step is left.
+    """
+    placement = part.placement
+    draft = Draft(course=part.course, private_blocks=placement.private_blocks, credits=placement.credits)
+    costs = _of_the_rest(ring_costs(draft, profile, optimizer=job.train.optimizer), part.course, step)
+    if not costs.depths:
+        return None
+
+    def seconds(one: Plan) -> float:
+        return simulated_steps_s(one, profile, costs, optimizer=job.train.optimizer)
+
+    judged = [
+        (seconds(one), one)
+        for one in _others(part, draft, job, profile, effort)
+        if one.placement.slices != placement.slices and _fits(part, one, job, profile)
+    ]
+    if not judged:
+        return None
+    moves_s, best = min(judged, key=lambda pair: pair[0])
+    cost_s = prepare_s + _fetching_s(part, best, job, profile, step)
+    return Replanned(best.placement, layout_text(best), seconds(part), moves_s, cost_s)
+
+
+def _others(part: Plan, draft: Draft, job: Job, profile: Profile, effort: Effort) -> Iterator[Plan]:
+    choice = choose_plan([draft], profile, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
+    if choice is None:
+        return
+    ring = plan_of(choice.best.draft, choice.costs, choice.best.ring)
+    yield ring
+    if job.placement.replicas != NEVER:
+        clock = PlanningClock(effort.seconds, now_s=effort.now_s, is_cancelled=effort.is_cancelled)
+        stages, _ = choose_replicas(
+            ring,
+            [draft],
+            profile,
+            optimizer=job.train.optimizer,
+            dtype=job.model.dtype,
+            is_over=clock.is_over,
+        )
+        if stages is not None:
+            yield stages
+
+
+def _fits(part: Plan, other: Plan, job: Job, profile: Profile) -> bool:
+    """Whether every node has memory for the other placement, and for the move."""
+    try:
+        refuse_if_full(
+            job, part.extended(other.placement, part.placement.first_turn + 1), profile.by_name, goes_on=True
+        )
+    except (CapacityError, StorageError, PlanError):
+        return False
+    return True
+
+
+def _of_the_rest(costs: RingCosts, course: Course, step: int) -> RingCosts:
+    """The tables of a course, with the steps that are left alone."""
+    method = course.method.expected()
+    counts = Counter(depth_of(method.trained(course, at)) for at in range(step, course.num_steps))
+    return dataclasses.replace(costs, steps_at=tuple(counts[at] for at in range(len(costs.steps_at))))
+
+
+def _fetching_s(part: Plan, other: Plan, job: Job, profile: Profile, step: int) -> float:
+    """Seconds in which nodes fetch what others have trained, the slowest of them."""
+    nodes = profile.by_name
+    sizes = Sizes.at(part.course, profile.nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype)
+    block_bytes = sizes.adapter_bytes + sizes.adapter_state_bytes
+    longest_s = 0.0
+    for node in nodes:
+        found_s = 0.0
+        for source in sources(part.course, part.placement, other.placement, node, step):
+            link = profile.link_by_pair.get((source.node, node))
+            found_s += link.seconds((source.stop - source.start) * block_bytes) if link is not None else 0.0
+        longest_s = max(longest_s, found_s)
+    return longest_s

@@ -1,0 +1,87 @@
+"""A node's pace counts as changed when its actions take lastingly longer, or shorter, than in the first turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from ringtune.costs.links.recorded import RecordedLinks
+from ringtune.costs.pace import CHANGED, LASTING_TURNS, USUAL_TURNS, PaceWatch
+from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.work_times import Work
+from ringtune.schedule.actions import Scope
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.tables.table import build_table
+from ringtune.schedule.turns import StepKind, turn_sequence
+from tests.support.plans import make_plan
+from tests.support.profiles import profile_of
+
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=20, local_iterations=2, method="all", eval_every=4)
+TURNS = list(turn_sequence(PLAN.course))
+
+
+def watched(paces: dict[str, list[float]], *, turns: int) -> PaceWatch:
+    """A watch that has seen so many train turns in which a node's actions took so many times the profile's seconds."""
+    profile = profile_of(PLAN)
+    costs, watch, done = CourseCosts.of(PLAN, profile), PaceWatch(PLAN.course, profile), 0
+    for turn in TURNS:
+        if done == turns:
+            break
+        watch.granted(turn)
+        for node, actions in build_table(PLAN, [turn]).items():
+            pace = paces.get(node, [])[done : done + 1] or [1.0]
+            for action in actions:
+                if action.op.scope is Scope.MESSAGE:
+                    continue
+                size = costs.size("a", 2, turn.kind) if action.micro >= 0 else 0.0
+                watch.add(node, action, pace[0] * costs.action_s(node, action, size=size, lowest=0, kind=turn.kind))
+        watch.turn_done(turn)
+        done += turn.kind is StepKind.TRAIN
+    return watch
+
+
+def test_a_node_that_lasts_at_half_its_speed_is_told_with_its_ratio() -> None:
+    """Two usual turns after the first, then three slow ones; evaluations between do not count."""
+    slow = [3.0, 1.1, 1.1, 2.2, 2.2, 2.2]
+    assert watched({"b": slow}, turns=5).changed() == {}
+    assert watched({"b": slow}, turns=6).changed() == pytest.approx({"b": 2.0})
+    assert 1 + USUAL_TURNS + LASTING_TURNS == 6
+
+
+@pytest.mark.parametrize(
+    "paces",
+    [
+        [1.0, 1.0, 1.0, 2.0, 1.0, 2.0],  # it comes and goes
+        [1.0, 1.0, 1.0, 1.2, 1.2, 1.2],  # too little
+        [5.0, 2.0, 2.0, 2.0, 2.0, 2.0],  # slow from the start: that is how it was planned
+    ],
+)
+def test_what_does_not_last_or_is_not_new_does_not_count(paces: list[float]) -> None:
+    """A pace has to be CHANGED times the usual one in every one of the newest turns."""
+    assert watched({"b": paces}, turns=6).changed() == {}
+    assert CHANGED > 1.2
+
+
+def test_a_node_that_became_faster_counts_too() -> None:
+    """It could take more blocks."""
+    assert watched({"a": [2.0, 2.0, 2.0, 1.0, 1.0, 1.0]}, turns=6).changed() == pytest.approx({"a": 0.5})
+
+
+def test_profile_of_the_newest_turns_has_the_slow_node_s_times() -> None:
+    """Only those turns count, on the clock: the node's work takes twice what it took, the others' as ever."""
+    watch = watched({"b": [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]}, turns=6)
+    found: Profile = watch.profile(RecordedLinks())
+    before, now = profile_of(PLAN).by_name, found.by_name
+
+    def seconds(facts: Mapping[str, NodeFacts], node: str) -> float:
+        return next(time.median_s for time in facts[node].work_times if time.work == Work.BACKWARD)
+
+    assert seconds(now, "b") == pytest.approx(2 * seconds(before, "b"))
+    assert seconds(now, "a") == pytest.approx(seconds(before, "a"))
+
+
+def test_plan_of_the_test_is_one_that_may_move() -> None:
+    """It has train turns enough, and evaluations between them."""
+    assert isinstance(PLAN, Plan) and {turn.kind for turn in TURNS} == {StepKind.TRAIN, StepKind.EVALUATE}

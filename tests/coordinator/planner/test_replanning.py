@@ -1,0 +1,85 @@
+"""Another placement for the steps that are left, when boards or links are not as they were."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from coordinator.planner.effort import Effort
+from coordinator.planner.replanning import replanned
+from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.jobs.job import Job
+from ringtune.schedule.plan import Plan
+from tests.coordinator.planner.test_replicas import job_of, planned
+
+
+def slowed(profile: Profile, node: str, factor: float) -> Profile:
+    """The profile with one node whose work takes so many times as long."""
+
+    def changed(facts: NodeFacts) -> NodeFacts:
+        if facts.node != node:
+            return facts
+        times = tuple(
+            dataclasses.replace(
+                time, median_s=factor * time.median_s, low_s=factor * time.low_s, high_s=factor * time.high_s
+            )
+            for time in facts.work_times
+        )
+        return dataclasses.replace(facts, work_times=times)
+
+    return dataclasses.replace(profile, nodes=tuple(map(changed, profile.nodes)))
+
+
+def case(**changes: object) -> tuple[Job, Plan, Profile]:
+    """A job on four equal boards, as it was planned."""
+    job = job_of(train__microbatches=8, **changes)
+    found = planned(job, (1, 1, 1, 1))
+    assert found.profile is not None
+    return job, found.plan, found.profile
+
+
+@pytest.mark.parametrize("replicas", ["auto", "never"])
+def test_slow_board_gets_less_to_do(replicas: str) -> None:
+    """At half its speed it takes fewer micro-batches, or fewer blocks; the gain and the cost of the move are told."""
+    job, plan, profile = case(placement__replicas=replicas)
+    slow = plan.placement.hosts[-1].node
+    found = replanned(plan, job, slowed(profile, slow, 2.0), step=30, prepare_s=1.5, effort=Effort())
+    assert found is not None and found.moves_s < 0.9 * found.stays_s
+    assert found.cost_s >= 1.5 and found.is_worth_it
+    assert found.line().startswith(found.text) and "gains" in found.line() and "costs" in found.line()
+
+    def load(one: Plan) -> float:
+        stage = next(stage for stage in one.placement.stages if slow in [piece.node for piece in stage])
+        own = next(piece for piece in stage if piece.node == slow)
+        return own.num_blocks * own.share / sum(piece.share for piece in stage)
+
+    after = Plan(plan.course, (dataclasses.replace(found.placement, epoch=0, first_turn=0),))
+    hosts = [piece.node for piece in after.placement.hosts]
+    assert slow not in hosts or load(after) < load(plan)
+
+
+def test_boards_as_planned_gain_nothing_by_a_move() -> None:
+    """The best other placement is not worth its cost."""
+    job, plan, profile = case()
+    found = replanned(plan, job, profile, step=30, prepare_s=5.0, effort=Effort())
+    assert found is None or not found.is_worth_it
+
+
+def test_few_steps_that_are_left_are_not_worth_a_move() -> None:
+    """With one turn left the pause costs more; with none there is nothing to look for."""
+    job, plan, profile = case()
+    slow = slowed(profile, plan.placement.hosts[-1].node, 2.0)
+    found = replanned(plan, job, slow, step=110, prepare_s=60.0, effort=Effort())
+    assert found is not None and not found.is_worth_it
+    assert replanned(plan, job, slow, step=120, prepare_s=1.0, effort=Effort()) is None
+
+
+def test_placement_that_does_not_fit_is_not_offered() -> None:
+    """Nodes without a byte to spare stay where they are."""
+    job, plan, profile = case()
+    slow = slowed(profile, plan.placement.hosts[-1].node, 2.0)
+    full = dataclasses.replace(
+        slow, nodes=tuple(dataclasses.replace(node, memory_bytes=1 << 20) for node in slow.nodes)
+    )
+    assert replanned(plan, job, full, step=30, prepare_s=1.0, effort=Effort()) is None
