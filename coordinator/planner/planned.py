@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.planner.choose import Choice
+from coordinator.planner.explaining.cache import cache_price
 from coordinator.planner.explaining.helpers import HelpersReason
 from coordinator.planner.fitting.frozen import timed_otherwise
 from coordinator.planner.phases.reason import PhasesReason
@@ -42,11 +43,11 @@ class Planned:
 
     @property
     def note(self) -> str:
-        """What whoever sees the plan has to know: what was left out, that the clock cut its making; mostly empty."""
+        """What whoever sees the plan has to know: left out, kept on disks, cut by the clock; mostly empty."""
         cut_after_s = self.choice.cut_after_s if self.choice else None
         otherwise = timed_otherwise(self.plan.course, self.profile.nodes if self.profile else ())
         cut = [] if cut_after_s is None else [cut_note(cut_after_s)]
-        return "; ".join([*self.left_out, *([otherwise] if otherwise else []), *cut])
+        return "; ".join([*self.left_out, *cache_price(self.plan), *([otherwise] if otherwise else []), *cut])
 
     @property
     def memory_bytes(self) -> dict[str, int]:

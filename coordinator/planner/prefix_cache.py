@@ -8,8 +8,7 @@ from collections.abc import Callable
 from coordinator.planner.planned import Planned
 from ringtune.errors import StorageError
 from ringtune.jobs.job import Job
-from ringtune.rounds.expected_prefixes import ExpectedPrefixes, expect_prefixes
-from ringtune.schedule.passage import ROUNDED, PrefixCache
+from ringtune.rounds.expected_prefixes import expect_prefixes
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.prefixes.kept import why_no_cache
 
@@ -40,30 +39,3 @@ def with_prefix_cache(job: Job, planned: Planned, fitting: Callable[[Plan], Plan
         except StorageError as error:
             problem = str(error)
     return dataclasses.replace(planned, left_out=(*planned.left_out, f"hidden states are not kept: {problem}"))
-
-
-def cache_lines(plan: Plan) -> list[str]:
-    """Describe what hosts keep, what that saves, and what it costs in privacy; nothing without a cache."""
-    cache = plan.placement.cache
-    if cache is None:
-        return []
-    said = _saving(plan, expect_prefixes(plan))
-    return [said, _price(cache)] if len(plan.nodes) > 1 else [said]
-
-
-def _saving(plan: Plan, expected: ExpectedPrefixes) -> str:
-    course = plan.course
-    share = expected.blocks / max(1, expected.items * course.num_blocks)
-    hosts = ", ".join(sorted(expected.kept)) or "no host"
-    return (
-        f"hidden states of rows that come again are kept at {hosts}: {expected.entering:,} of {expected.items:,} "
-        f"batches enter where they were kept, which spares {share:.0%} of the forwards of blocks"
-    )
-
-
-def _price(cache: PrefixCache) -> str:
-    rounds = "; bfloat16 rounds them, so that the result depends on what was kept" if cache.dtype == ROUNDED else ""
-    return (
-        "until the run ends these hosts have hidden states of others' rows on their disks, from which much of the rows "
-        f"can be told{rounds}"
-    )

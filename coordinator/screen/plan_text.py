@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from coordinator.planner.explaining.cache import cache_lines
 from coordinator.planner.explaining.plan import Explanation, explanation_text
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.job_time import JobTime
-from coordinator.planner.prefix_cache import cache_lines
 from coordinator.screen.groups_text import groups_lines
 from coordinator.screen.helpers_text import helper_lines
 from coordinator.screen.operations_text import choice_lines, operations_lines

@@ -21,7 +21,7 @@ class CacheSettings:
     Attributes:
         prefix: off, or auto = each host keeps on its disk what enters its slice where that saves work; hosts then keep
             hidden states of rows of others until the run ends.
-        max_bytes: that a host keeps at most.
+        max_bytes: bytes that a host keeps at most; rows count as if they had ``train.max_length`` tokens.
         dtype: number type in which they are kept; float32 changes no result, bfloat16 takes half the room and rounds.
     """
 

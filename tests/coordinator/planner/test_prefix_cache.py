@@ -1,0 +1,105 @@
+"""The planner's part in the prefix cache: where it saves work and there is room, else without and with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from coordinator.planner.explaining.cache import cache_lines
+from coordinator.planner.make_plan import keep_plan, make_plan
+from coordinator.planner.planned import Planned
+from ringtune.costs.profile import NodeFacts
+from ringtune.errors import JobError, PlanError, StorageError
+from ringtune.jobs.job import Job, parse_job
+from ringtune.schedule.passage import PrefixCache
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.prefixes.kept import most_kept_bytes
+from tests.support.planner_rings import MIB, device
+
+
+def wanted(changes: Mapping[str, Any] = MappingProxyType({})) -> Job:
+    """Twelve blocks, of which the upper two train, two owners of 320 rows, two passes; with a cache."""
+    values = {"cache.prefix": "auto", "train.epochs": 2, "train.checkpoint_every": 0}
+    return parse_job('[model]\npath = "models/x"\n', source="test").with_overrides({**values, **changes})
+
+
+def facts(**changes: Any) -> dict[str, NodeFacts]:
+    """Two boards that own rows."""
+    return {name: dataclasses.replace(device(name, num_blocks=12, rows=320), **changes) for name in ("a", "b")}
+
+
+def planned(changes: Mapping[str, Any] = MappingProxyType({}), nodes: dict[str, NodeFacts] | None = None) -> Planned:
+    """Plan without links, so that slices are even."""
+    return make_plan(wanted(changes), nodes or facts())
+
+
+def test_plan_has_the_cache_that_the_job_asks_for_and_says_what_it_costs() -> None:
+    """Limit and type are the placement's; of one node nothing leaves it."""
+    found = planned({"cache.max_bytes": 512 * MIB, "cache.dtype": "bfloat16"})
+    assert found.plan.placement.cache == PrefixCache(max_bytes=512 * MIB, dtype="bfloat16")
+    assert "hidden states of others' rows on their disks" in found.note and "bfloat16 rounds them" in found.note
+    (line,) = cache_lines(found.plan)
+    assert "kept at b: " in line and "of the forwards of blocks" in line
+    assert planned(nodes={"a": facts()["a"]}).note == ""
+    without = planned({"cache.prefix": "off"})
+    assert (without.plan.placement.cache, without.note, cache_lines(without.plan)) == (None, "", [])
+
+
+def test_cache_keeps_the_type_of_the_computation() -> None:
+    """In float64 the very numbers are kept too."""
+    cache = planned({"model.dtype": "float64"}).plan.placement.cache
+    assert cache is not None and cache.dtype == "float64"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"train.epochs": 1}, "no batch comes again"),
+        ({"train.method": "all"}, "no batch comes again"),
+        ({"cache.max_bytes": 1000}, "raise cache.max_bytes"),
+        ({"operations.policy": "two-stage", "operations.compute": 0.5}, "operation tables"),
+    ],
+)
+def test_plan_goes_without_a_cache_where_it_would_save_nothing(changes: dict[str, Any], reason: str) -> None:
+    """The note has the reason."""
+    found = planned(changes)
+    assert found.plan.placement.cache is None
+    assert found.note.startswith("hidden states are not kept: ") and reason in found.note
+
+
+def test_plan_goes_without_a_cache_where_a_disk_has_no_room() -> None:
+    """With one byte less than everything takes the plan has none; a plan that has one is refused on such a disk."""
+    whole = planned()
+    needed = most_kept_bytes(whole.plan.course, whole.plan.placement)
+    assert planned(nodes=facts(state_free_bytes=needed)).plan == whole.plan
+    short = facts(state_free_bytes=needed - 1)
+    found = planned(nodes=short)
+    assert found.plan.placement.cache is None and "of hidden states) but" in found.note
+    with pytest.raises(StorageError, match=r"of hidden states\) but .* lower cache\.max_bytes"):
+        keep_plan(wanted(), whole.plan, short)
+
+
+def test_plan_file_has_the_cache_and_old_ones_have_none() -> None:
+    """What is written is read; a plan without has its old digest."""
+    plan = planned().plan
+    value = plan.to_json()
+    assert Plan.from_json(value) == plan
+    assert value["placements"][0]["cache"] == {"max_bytes": 1 << 30, "dtype": "float32"}
+    assert "cache" not in planned({"cache.prefix": "off"}).plan.to_json()["placements"][0]
+    bad = {**plan.placement.to_json(), "cache": {"dtype": "int8"}}
+    with pytest.raises(PlanError, match="dtype 'int8'"):
+        type(plan.placement).from_json(bad)
+
+
+def test_job_refuses_what_a_cache_can_not_be() -> None:
+    """An unknown word names the nearest, and a negative limit both numbers."""
+    with pytest.raises(JobError, match=r"cache\.prefix = 'of' is not one of off, auto"):
+        wanted({"cache.prefix": "of"})
+    with pytest.raises(JobError, match=r"cache\.dtype = 'float16' is not one of float32, bfloat16"):
+        wanted({"cache.dtype": "float16"})
+    with pytest.raises(JobError, match=r"cache\.max_bytes is -1"):
+        wanted({"cache.max_bytes": -1})
