@@ -14,6 +14,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
+from tests.suites.test_unfreezing_on_virtual_clock import Losses, auto_plan
 from tests.support.moves import by_epoch, granted, moving, moving_at_random, random_placement
 from tests.support.plans import changed, make_plan, random_plan
 from tests.support.validate import validate_table
@@ -177,3 +178,34 @@ def test_run_that_goes_on_in_a_later_placement_begins_there() -> None:
     assert result.finish == rd.Finish("", "") and not moves_of(result)
     turns = list(turn_sequence(plan.course, start=start))
     validate_table(plan.at(1), turns, {node: result.order[node] for node in plan.at(1).nodes}, start=start)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_moves_where_the_losses_decide_what_trains(seed: int) -> None:
+    """A decision is carried over a move, and what travels follows from the decisions so far."""
+    rng = random.Random(seed)
+    plan = moving_at_random(rng, auto_plan(seed))
+    result = run(plan, rng, carrier=Losses(plan, seed))
+    assert result.finish == rd.Finish("", "")
+    still = run(plan.at(0), rng, carrier=Losses(plan, seed))
+    decided = [entry for entry in result.logged if isinstance(entry, rd.LogUnfreeze)]
+    assert decided == [entry for entry in still.logged if isinstance(entry, rd.LogUnfreeze)]
+    turns = granted(result)
+    for part, own, table, start in by_epoch(plan, turns, result.order):
+        validate_table(part, own, table, start=start)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_stop_at_any_moment_ends_a_moving_run_with_what_was_granted(seed: int) -> None:
+    """Also while it moves: then it is saved where the move ends, and the run goes on from there."""
+    rng = random.Random(seed)
+    plan = moving_at_random(rng, changed(make_plan(TWO, ["a", "b"], num_blocks=6, num_steps=20, eval_rows=0)))
+    end_s = run(plan, random.Random(seed)).wall_s
+    result = run(plan, random.Random(seed), drain_at_s=rng.random() * 1.2 * end_s)
+    assert result.finish is not None
+    saved = [entry for entry in result.logged if isinstance(entry, rd.LogCheckpoint)]
+    if result.finish.error:
+        assert (result.finish.error, result.finish.message) == ("InterruptedRunError", "stopped by the user")
+        done = granted(result)
+        assert [turn.kind for turn in done].count(StepKind.CHECKPOINT) == len(saved) <= 1
+        assert not saved or saved[0].step == done[-1].end_step == done[-2].end_step
