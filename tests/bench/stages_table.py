@@ -1,8 +1,9 @@
 """What the planner's choice is worth on four equal boards: stages with several hosts beside the paper's methods.
 
 ``python -m tests.bench.stages_table`` takes the boards of ``tests.bench.paper_table`` and lets the planner place
-RingAda's 700 steps twice: with memory for everything, and with 5 % less than any board needs that hosts all blocks. All
-methods have their best number of micro-batches up to 16, with the costs of small ones as measured.
+RingAda's 700 steps twice: with memory for everything, and with 5 % less than any board needs that hosts all blocks.
+The first one runs again with rows that come twice, with and without a cache of hidden states. All methods have their
+best number of micro-batches up to 16, with the costs of small ones as measured.
 
 The ideal stale pipeline is the work of the busiest board alone: it never waits for a tensor and is never drained.
 """
@@ -21,7 +22,9 @@ from coordinator.planner.planned import Planned
 from coordinator.planner.replicating.reason import layout_text
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.jobs.job import Job, load_job
+from ringtune.schedule.passage import PrefixCache
 from ringtune.schedule.placement import Slice
+from ringtune.schedule.plan import Plan
 from sim.prediction import Prediction, predict
 from tests.bench import paper_table
 from tests.support.plans import changed
@@ -32,6 +35,8 @@ SHOWN = (
     "speedup_over_pipeadapter",
     "tight_speedup_over_single",
     "tight_speedup_over_ideal_stale",
+    "cached_speedup_over_ideal_stale",
+    "uncached_speedup_over_ideal_stale",
 )
 _PLAN_S = 120.0
 
@@ -60,6 +65,8 @@ def table(node: NodeFacts, job: Job) -> dict[str, Any]:
     for name, one in (("planned", roomy), ("tight", tight)):
         row = found[name] = _row(predict(one.plan, profile))
         row |= {"stages": layout_text(one.plan), "microbatches": one.plan.course.microbatches}
+    for name, cache in (("uncached", None), ("cached", PrefixCache())):
+        found[name] = _row(predict(twice(roomy.plan, cache), profile))
     planned_s, tight_s = found["planned"]["total_s"], found["tight"]["total_s"]
     return found | {
         "speedup_over_single": best["single"] / planned_s,
@@ -67,6 +74,8 @@ def table(node: NodeFacts, job: Job) -> dict[str, Any]:
         "speedup_over_pipeadapter": best["pipeadapter"] / planned_s,
         "tight_speedup_over_single": best["single"] / tight_s,
         "tight_speedup_over_ideal_stale": ideal_s / tight_s,
+        "cached_speedup_over_ideal_stale": ideal_s / found["cached"]["total_s"],
+        "uncached_speedup_over_ideal_stale": ideal_s / found["uncached"]["total_s"],
     }
 
 
@@ -74,6 +83,15 @@ def planned(job: Job, profile: Profile) -> Planned:
     """Let the planner place the job on the boards, with any number of micro-batches of the table."""
     effort = Effort(seconds=_PLAN_S)
     return make_plan(job, profile.by_name, links=profile.links, microbatches=paper_table.MICROBATCHES, effort=effort)
+
+
+def twice(plan: Plan, cache: PrefixCache | None) -> Plan:
+    """The plan with so many rows that each comes twice in the 700 steps, with or without a cache of hidden states."""
+    course = plan.course
+    rows = course.num_steps * course.batch_size // (2 * len(course.owners))
+    owners = tuple(dataclasses.replace(owner, train_rows=rows) for owner in course.owners)
+    placement = dataclasses.replace(plan.placement, cache=cache)
+    return Plan(dataclasses.replace(course, owners=owners), (placement,))
 
 
 def least_bytes(profile: Profile) -> int:
@@ -110,7 +128,7 @@ def _row(found: Prediction) -> dict[str, Any]:
 
 def lines(figures: Mapping[str, Any]) -> list[str]:
     """The table for people."""
-    rows = {**figures["runs"], "planned": figures["planned"], "tight": figures["tight"]}
+    rows = {**figures["runs"], **{name: figures[name] for name in ("planned", "tight", "uncached", "cached")}}
     text = [f"{'run':<16} total s  busiest s  bubble  fullest MB"]
     for name, row in rows.items():
         text.append(
