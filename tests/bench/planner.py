@@ -6,6 +6,8 @@ Rings are drawn with fixed seeds from the classes of ``tests.support.planner_rin
 * ``large``: seconds of a plan for 64 nodes and 96 blocks, and its predicted time over that of a search of ``--long-s``;
 * ``over_even``: of ten rings of five nodes and 12 blocks, the simulated time of the even split in name order over that
   of the planner's ring (geometric mean). Where the even split does not fit, the most even one that does is taken;
+* ``stages``: of rings of four nodes and 8 blocks, the simulated time of the planner's stages over that of the best of the
+  first ``--layouts`` layouts by the rough formula, all of them simulated;
 * ``formula``: the formula's step time over the simulator's for random rings, depths and numbers of micro-batches.
 
 Run as ``python -m tests.bench.planner [--only PART] [--long-s 600]``; writes ``build/bench/planner.json``.
@@ -29,9 +31,11 @@ from coordinator.planner.draft import Draft
 from coordinator.planner.effort import Effort
 from coordinator.planner.even import split_blocks
 from coordinator.planner.fitting.memory_caps import MemoryCaps
-from coordinator.planner.predict.judge import simulated_step_s
+from coordinator.planner.predict.judge import simulated_step_s, simulated_steps_s
 from coordinator.planner.predict.ring_costs import ring_costs
 from coordinator.planner.predict.step_time import Ring, step_times
+from coordinator.planner.replicating.choice import choose_replicas
+from coordinator.planner.replicating.layouts import ranked_layouts, slices_of_layout
 from coordinator.planner.search.exact import search_exact
 from coordinator.planner.search.local_search import Budget, search_local
 from ringtune.costs.profile import Profile
@@ -53,6 +57,13 @@ EVEN_RINGS = (
     ("pi", "pi", "pi", "pi", "pi"),
     ("jetson", "jetson", "jetson", "jetson", "laptop"),
     ("pi", "laptop", "pi", "jetson", "pi"),
+)
+
+STAGED_RINGS = (
+    ("laptop", "laptop", "laptop", "laptop"),
+    ("laptop", "jetson", "pi", "laptop"),
+    ("jetson", "jetson", "laptop", "laptop"),
+    ("pi", "pi", "pi", "laptop"),
 )
 
 
@@ -163,6 +174,40 @@ def trained_s(plan: Plan, profile: Profile) -> float:
     return predict(plan, profile).train_s
 
 
+def stages(options: argparse.Namespace) -> Figures:
+    """How far the planner's stages are from a long search: of each ring very many layouts are simulated."""
+    gaps, taken = [], []
+    for seed, kinds in enumerate(STAGED_RINGS):
+        profile = class_ring(random.Random(seed), kinds, num_blocks=8)
+        draft = draft_for(profile, microbatches=8, num_steps=160, every_steps=20)
+        chosen = choose_plan([draft], profile, optimizer="adamw", dtype="float32", effort=Effort())
+        if chosen is None:
+            raise RuntimeError(f"nothing fits ring {seed}")
+        ring = plan_of(chosen.best.draft, chosen.costs, chosen.best.ring)
+        found, reason = choose_replicas(
+            ring, [draft], profile, optimizer="adamw", dtype="float32", is_over=lambda: False
+        )
+        planned_s = reason.best_s if reason.best_s is not None else math.inf
+        best_s = min(planned_s, *(_simulated_layouts(draft, profile, options.layouts)))
+        gaps.append(round(planned_s / best_s - 1, 4))
+        taken.append(found is not None)
+        say(
+            f"stages of {', '.join(kinds)}: {gaps[-1]:.1%} above the best of {options.layouts} layouts, {reason.judged[:1]}"
+        )
+    return {"stages_gap": gaps, "stages_gap_worst": max(gaps), "stages_taken": taken}
+
+
+def _simulated_layouts(draft: Draft, profile: Profile, most: int) -> list[float]:
+    costs = ring_costs(draft, profile, optimizer="adamw")
+    caps = MemoryCaps(draft, profile.by_name, optimizer="adamw", dtype="float32")
+    found = []
+    for _, layout in ranked_layouts(costs, lambda nodes, blocks: 0.0)[:most]:
+        plan = draft.placed(slices_of_layout(costs, layout))
+        if all(caps.holds(plan, node) for node in plan.nodes):
+            found.append(simulated_steps_s(plan, profile, costs, optimizer="adamw"))
+    return found
+
+
 def formula(options: argparse.Namespace) -> Figures:
     """How far the formula is from the simulator's steady state, over 200 random (ring, depth)."""
     rng = random.Random(5)
@@ -197,6 +242,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Figures]] = {
     "formula": formula,
     "exact": exact,
     "over_even": over_even,
+    "stages": stages,
     "large": large,
 }
 
@@ -212,6 +258,7 @@ def main() -> int:
     parser.add_argument("--only", choices=PARTS, action="append", help="measure only this part; may be repeated")
     parser.add_argument("--long-s", type=float, default=60.0, help="seconds of the longer search")
     parser.add_argument("--rings", type=int, default=1, help="rings of 64 nodes")
+    parser.add_argument("--layouts", type=int, default=200, help="layouts of stages that are simulated")
     parser.add_argument("--expanded", type=int, default=3_000_000, help="most partial rings of an exact search")
     options = parser.parse_args()
     figures: Figures = {}
