@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from coordinator.planner.effort import Effort
 from coordinator.planner.replanning import Replanned, replanned
@@ -28,6 +28,10 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn
 
 _LOG = logging.getLogger(__name__)
+
+
+FIRST_MOVE_S: Final = 5.0
+"""Seconds that a move is taken to cost before the run has made one; measured by ``tests.bench.sim``, part ``slowed``."""
 
 
 class Considered(NamedTuple):
@@ -73,6 +77,7 @@ class Replanning:
         self._is_thinking = False
         self._told: Mapping[str, float] = {}
         self._next: Profile | None = None
+        self._move_s = 0.0
 
     def consider(self, part: Plan, turn: Turn, links: RecordedLinks, *, prepare_s: float) -> None:
         """Look for another placement if nodes have changed their pace since it was last looked for.
@@ -81,7 +86,7 @@ class Replanning:
             part: of the plan that holds now.
             turn: that is done.
             links: with the transfers of the run.
-            prepare_s: seconds in which the nodes built their slices.
+            prepare_s: seconds in which the nodes built their slices at the start.
         """
         changed = self.pace.changed() if self.pace is not None and not self._is_thinking else {}
         if self.pace is None or not changed or not _differ(changed, self._told):
@@ -90,7 +95,8 @@ class Replanning:
         said = ", ".join(f"{node} {ratio:.2f} times as long" for node, ratio in sorted(changed.items()))
         self._note(f"after step {turn.end_step} actions of nodes take, compared with the first turns: {said}")
         now = part.decided(turn.unfreeze_at)
-        work = (now, self.pace.profile(links), turn.end_step, prepare_s)
+        move_s = self._move_s or max(prepare_s, FIRST_MOVE_S)
+        work = (now, self.pace.profile(links), turn.end_step, move_s)
         threading.Thread(target=self._think, args=work, name="replan", daemon=True).start()
 
     def take(self, answer: Considered) -> rounds.Replanned | None:
@@ -106,21 +112,21 @@ class Replanning:
         self._next = answer.profile
         return rounds.Replanned(found.placement, found.stays_s, found.moves_s, found.cost_s)
 
-    def moved(self, *, has_moved: bool) -> PaceWatch | None:
+    def moved(self, seconds: float, *, has_moved: bool) -> PaceWatch | None:
         """Begin to watch anew after a move, and return the watch; its placement was planned with the newest times."""
         if self.pace is None:
             return None
         if has_moved and self._next is not None:
-            self._profile, self._told = self._next, {}
+            self._profile, self._told, self._move_s = self._next, {}, seconds
         self._next = None
         self.pace = PaceWatch(self._course, self._profile)
         return self.pace
 
-    def _think(self, part: Plan, profile: Profile, step: int, prepare_s: float) -> None:
+    def _think(self, part: Plan, profile: Profile, step: int, move_s: float) -> None:
         found = None
         try:
             effort = Effort(seconds=self._job.runtime.plan_s)
-            found = replanned(part, self._job, profile, step=step, prepare_s=prepare_s, effort=effort)
+            found = replanned(part, self._job, profile, step=step, move_s=move_s, effort=effort)
         except RingTuneError as error:
             _LOG.warning("no other placement was found: %s", error)
         except Exception:

@@ -245,7 +245,7 @@ class RunDriver(Driver):
                 self._note(self._require_moving().log(command))
                 if self._books is not None and self._replanning is not None:
                     self._books.moved(command, now_unix_s())
-                    self._books.pace = self._replanning.moved(has_moved=not command.problem)
+                    self._books.pace = self._replanning.moved(command.seconds, has_moved=not command.problem)
             case rounds.LogTurn(turn) if self._books is not None and self._replanning is not None:
                 self._books.log(command)
                 part, prepare_s = self._require_moving().part, self._phases_s.get("preparing", 0.0)

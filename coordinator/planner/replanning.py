@@ -60,9 +60,7 @@ class Replanned(NamedTuple):
         return f"{self.text}: {gain} and costs {format_seconds(self.cost_s)}, as predicted from the newest turns"
 
 
-def replanned(
-    part: Plan, job: Job, profile: Profile, *, step: int, prepare_s: float, effort: Effort
-) -> Replanned | None:
+def replanned(part: Plan, job: Job, profile: Profile, *, step: int, move_s: float, effort: Effort) -> Replanned | None:
     """Find the best other placement for the steps that are left.
 
     Args:
@@ -70,7 +68,7 @@ def replanned(
         job: of the run.
         profile: of its nodes and links as they are now.
         step: optimizer steps done.
-        prepare_s: seconds in which nodes build their slices.
+        move_s: seconds that a move takes besides, in which nodes build their slices.
         effort: how hard to look.
 
     Returns:
@@ -93,7 +91,7 @@ def replanned(
     if not judged:
         return None
     moves_s, best = min(judged, key=lambda pair: pair[0])
-    cost_s = prepare_s + _fetching_s(part, best, job, profile, step)
+    cost_s = move_s + _fetching_s(part, best, job, profile, step)
     return Replanned(best.placement, layout_text(best), seconds(part), moves_s, cost_s)
 
 

@@ -44,7 +44,7 @@ def test_slow_board_gets_less_to_do(replicas: str) -> None:
     """At half its speed it takes fewer micro-batches, or fewer blocks; the gain and the cost of the move are told."""
     job, plan, profile = case(placement__replicas=replicas)
     slow = plan.placement.hosts[-1].node
-    found = replanned(plan, job, slowed(profile, slow, 2.0), step=30, prepare_s=1.5, effort=Effort())
+    found = replanned(plan, job, slowed(profile, slow, 2.0), step=30, move_s=1.5, effort=Effort())
     assert found is not None and found.moves_s < 0.9 * found.stays_s
     assert found.cost_s >= 1.5 and found.is_worth_it
     assert found.line().startswith(found.text) and "gains" in found.line() and "costs" in found.line()
@@ -62,7 +62,7 @@ def test_slow_board_gets_less_to_do(replicas: str) -> None:
 def test_boards_as_planned_gain_nothing_by_a_move() -> None:
     """The best other placement is not worth its cost."""
     job, plan, profile = case()
-    found = replanned(plan, job, profile, step=30, prepare_s=5.0, effort=Effort())
+    found = replanned(plan, job, profile, step=30, move_s=5.0, effort=Effort())
     assert found is None or not found.is_worth_it
 
 
@@ -70,9 +70,9 @@ def test_few_steps_that_are_left_are_not_worth_a_move() -> None:
     """With one turn left the pause costs more; with none there is nothing to look for."""
     job, plan, profile = case()
     slow = slowed(profile, plan.placement.hosts[-1].node, 2.0)
-    found = replanned(plan, job, slow, step=110, prepare_s=60.0, effort=Effort())
+    found = replanned(plan, job, slow, step=110, move_s=60.0, effort=Effort())
     assert found is not None and not found.is_worth_it
-    assert replanned(plan, job, slow, step=120, prepare_s=1.0, effort=Effort()) is None
+    assert replanned(plan, job, slow, step=120, move_s=1.0, effort=Effort()) is None
 
 
 def test_placement_that_does_not_fit_is_not_offered() -> None:
@@ -82,4 +82,4 @@ def test_placement_that_does_not_fit_is_not_offered() -> None:
     full = dataclasses.replace(
         slow, nodes=tuple(dataclasses.replace(node, memory_bytes=1 << 20) for node in slow.nodes)
     )
-    assert replanned(plan, job, full, step=30, prepare_s=1.0, effort=Effort()) is None
+    assert replanned(plan, job, full, step=30, move_s=1.0, effort=Effort()) is None
