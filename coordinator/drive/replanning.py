@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 
 FIRST_MOVE_S: Final = 5.0
-"""Seconds that a move is taken to cost before the run has made one; measured by ``tests.bench.sim``, part ``slowed``."""
+"""Seconds that a move is taken to cost before the run has made one; from ``tests.bench.sim``, part ``slowed``."""
 
 
 class Considered(NamedTuple):
