@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -9,12 +10,15 @@ import pytest
 from ringtune.engine.events import TurnGranted
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Op
+from ringtune.schedule.epochs import due
+from ringtune.schedule.methods import Everything
 from ringtune.schedule.passage import Passage, PrefixCache
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.prefixes.kept import entry_bytes, key_of
 from ringtune.schedule.turns import Turn, items
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
+from tests.support.moves import moving_at_random
 from tests.support.plans import changed, random_plan
 from tests.support.validate import validate_table
 
@@ -107,3 +111,29 @@ def test_host_that_loses_what_it_kept_is_counted_on_no_longer(first: int) -> Non
         for passage in passages_granted_from(result, host, whole.wall_s / 2):
             assert plan.placement.host_of(passage.enters or passage.keeps) != host
     assert told > 10
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_ring_that_moves_begins_with_empty_caches(first: int) -> None:
+    """Whatever the placements, nothing is read in an epoch that was kept in another one."""
+    reads = 0
+    for seed in range(first, first + 20):
+        rng = random.Random(seed)
+        plan = cached_plan(seed)
+        if plan.course.method.name == "pipeadapter":
+            plan = changed(plan, method=Everything())
+        plan = moving_at_random(rng, plan)
+        cached = tuple(dataclasses.replace(one, cache=PrefixCache()) for one in plan.placements)
+        plan = Plan(plan.course, cached)
+        result = run(plan, seed)
+        assert result.finish == rd.Finish("", ""), (seed, result.finish)
+        kept: dict[object, tuple[int, int]] = {}
+        for turn in turns_of(result):
+            epoch = due(plan.course, plan.placements, turn)
+            for item in items(plan.course, turn):
+                if item.passage.keeps:
+                    kept[key_of(plan.course, item)] = (item.passage.keeps, epoch)
+                elif item.passage.enters:
+                    assert kept[key_of(plan.course, item)] == (item.passage.enters, epoch)
+                    reads += 1
+    assert reads > 20

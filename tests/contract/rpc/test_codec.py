@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import IntegrityError
 from ringtune.rpc import codec
+from ringtune.schedule.passage import Passage
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.v1 import control_pb2
 
@@ -64,6 +67,18 @@ def test_codec_turn_that_unfreezes_out_of_order_is_refused(steps: tuple[int, ...
     message.unfreeze_at.extend(steps)
     with pytest.raises(IntegrityError, match="turn 1 of the grant unfreezes at"):
         codec.turn_from_proto(message)
+
+
+def test_codec_turn_carries_where_its_items_enter_and_are_kept() -> None:
+    """One passage for each item; of some items only they are refused."""
+    turn = Turn(index=1, kind=StepKind.TRAIN, owner="a", round=0, first_seq=2, num_items=3, first_step=2, first_batch=0)
+    turn = dataclasses.replace(turn, passages=(Passage(enters=3), Passage(), Passage(keeps=2)))
+    message = codec.turn_to_proto(turn)
+    assert codec.turn_from_proto(control_pb2.TurnMessage.FromString(message.SerializeToString())) == turn
+    for field in (message.enters, message.keeps):
+        field.append(0)
+        with pytest.raises(IntegrityError, match="but has 3; use one version on all machines"):
+            codec.turn_from_proto(message)
 
 
 def test_codec_empty_message_is_no_turn() -> None:
