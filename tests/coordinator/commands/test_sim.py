@@ -212,6 +212,13 @@ def slices(*pieces: tuple[str, int, int]) -> Change:
     return change
 
 
+def move(value: dict[str, Any]) -> None:
+    """A plan with the same placement once more, from the second turn on."""
+    (placement,) = value["placements"]
+    del value["digest"], placement["digest"]
+    value["placements"].append({**placement, "epoch": 1, "first_turn": 1})
+
+
 def whole_model(key: str, new: object) -> Change:
     """Every node measured with another model."""
 
@@ -255,6 +262,7 @@ BAD_PLANS: list[tuple[Change, str, int]] = [
     (put("color", "red"), "unknown key 'color'", 5),
     (put("course.color", "red"), "unknown key 'course.color'", 5),
     (put("course.num_blocks", "four"), "num_blocks has to be a whole number", 5),
+    (move, "has 2 placements; predictions of a run that moves are not built, give a plan of one placement", 5),
 ]
 
 
