@@ -1,0 +1,139 @@
+"""A run looks for another placement when the pace of its nodes has changed, and says what it found."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+from typing import Any
+
+import pytest
+
+from coordinator.drive import replanning
+from coordinator.drive.replanning import FIRST_MOVE_S, Considered, Replanning
+from coordinator.planner.replanning import Replanned
+from ringtune.costs.links.recorded import RecordedLinks
+from ringtune.costs.profile import Profile
+from ringtune.errors import PlanError
+from ringtune.jobs.job import Job, parse_job
+from ringtune.rounds import rounds
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Turn, turn_sequence
+from tests.support.plans import changed, make_plan
+from tests.support.profiles import all_pairs, profile_of
+
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=20, local_iterations=2, method="all")
+TURN: Turn = next(turn for turn in turn_sequence(PLAN.course) if turn.first_step)
+OTHER = changed(PLAN, slices=(("a", 0, 3), ("b", 3, 4))).placement
+
+
+def job_of(**changes: object) -> Job:
+    """Any job: what counts of it is ``[placement]``."""
+    wanted = parse_job('[model]\npath = "model"', source="test")
+    return wanted.with_overrides({name.replace("__", "."): value for name, value in changes.items()})
+
+
+def measured(*, assumed: bool = False) -> Profile:
+    """The plan's nodes with measured links, or assumed ones."""
+    profile = profile_of(PLAN, links=all_pairs(PLAN.nodes, 1e8, 1e-3))
+    links = tuple(dataclasses.replace(link, is_assumed=assumed) for link in profile.links)
+    return dataclasses.replace(profile, links=links)
+
+
+class Run:
+    """A run's part in replanning: what came into its queue, and what the user was told."""
+
+    def __init__(self, *, job: Job | None = None, plan: Plan = PLAN, assumed: bool = False) -> None:
+        self.answers: queue.Queue[Considered] = queue.Queue()
+        self.notes: list[str] = []
+        self.replanning = Replanning(
+            plan, job or job_of(), measured(assumed=assumed), put=self.answers.put, note=self.notes.append
+        )
+
+    def consider(self, changed_nodes: dict[str, float], *, prepare_s: float = 1.0) -> None:
+        """Look for a placement after these nodes have changed."""
+        pace: Any = self.replanning.pace
+        pace.changed = lambda: changed_nodes
+        self.replanning.consider(PLAN, TURN, RecordedLinks(), prepare_s=prepare_s)
+
+
+def found(patch: pytest.MonkeyPatch, stays_s: float, moves_s: float) -> list[float]:
+    """Let the planner find the other placement with these seconds; the list gets the costs that it was told."""
+    costs: list[float] = []
+
+    def planned(part: Plan, job: Job, profile: Profile, *, step: int, move_s: float, effort: object) -> Replanned:
+        assert step == TURN.end_step
+        costs.append(move_s)
+        return Replanned(OTHER, "the other one", stays_s, moves_s, move_s)
+
+    patch.setattr(replanning, "replanned", planned)
+    return costs
+
+
+def test_replanning_tells_who_changed_and_moves_where_that_gains_more_than_it_costs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The state machine gets the placement with both numbers; they are told too."""
+    costs, run = found(monkeypatch, 60.0, 40.0), Run()
+    run.consider({"b": 2.0})
+    answer = run.replanning.take(run.answers.get(timeout=20))
+    assert answer == rounds.Replanned(OTHER, 60.0, 40.0, FIRST_MOVE_S)
+    assert costs == [FIRST_MOVE_S]
+    assert run.notes[0] == "after step 4 actions of nodes take, compared with the first turns: b 2.00 times as long"
+    assert run.notes[1].startswith("the run is to move: the other one: gains 20") and "costs 5" in run.notes[1]
+
+
+def test_replanning_stays_where_the_gain_is_less_than_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told, with both numbers, and not looked for again until nodes change anew."""
+    found(monkeypatch, 60.0, 58.0)
+    run = Run()
+    run.consider({"b": 2.0})
+    assert run.replanning.take(run.answers.get(timeout=20)) is None
+    assert run.notes[-1].startswith("the run stays on its placement: the other one: gains 2")
+    run.consider({"b": 2.1})
+    assert len(run.notes) == 2
+    run.consider({"b": 4.0})
+    assert run.replanning.take(run.answers.get(timeout=20)) is None
+    assert len(run.notes) == 4
+
+
+def test_replanning_after_a_move_watches_anew_and_knows_what_a_move_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds of the last move count from then on."""
+    costs, run = found(monkeypatch, 60.0, 40.0), Run()
+    run.consider({"b": 2.0})
+    run.replanning.take(run.answers.get(timeout=20))
+    first = run.replanning.pace
+    assert run.replanning.moved(7.5, has_moved=True) is run.replanning.pace is not first
+    run.consider({"a": 3.0})
+    run.answers.get(timeout=20)
+    assert costs == [FIRST_MOVE_S, 7.5]
+
+
+def test_replanning_that_finds_nothing_leaves_the_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other placement fits, or looking for one fails."""
+
+    def fails(*arguments: object, **options: object) -> Replanned:
+        raise PlanError("a link is missing")
+
+    monkeypatch.setattr(replanning, "replanned", fails)
+    run = Run()
+    run.consider({"b": 2.0})
+    assert run.replanning.take(run.answers.get(timeout=20)) is None
+    assert run.notes[-1] == "no other placement fits the nodes; the run stays on its placement"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Run(job=job_of(placement__replan="never")),
+        Run(assumed=True),
+        Run(plan=make_plan([("a", 0, 4)], ["a"])),
+        Run(plan=changed(PLAN, method=make_plan([("a", 0, 4)], ["a"], method="pipeadapter").course.method)),
+    ],
+    ids=["never", "assumed links", "one node", "stale weights"],
+)
+def test_run_that_stays_anyway_is_not_watched(run: Run) -> None:
+    """Nothing is watched where the job says so, links were assumed, or the course can't move."""
+    assert run.replanning.pace is None
+    run.replanning.consider(PLAN, TURN, RecordedLinks(), prepare_s=1.0)
+    assert run.replanning.moved(1.0, has_moved=True) is None
+    assert run.notes == []
