@@ -16,6 +16,7 @@ from ringtune.rounds.checkpoint import Resume
 from ringtune.schedule.plan import Plan
 from tests.support.cluster import AGENTS, START_S, Cluster, Follower, Outcome, running
 from tests.support.moves import moving
+from tests.support.replay import replay
 from tests.support.results import largest_difference, reference_of, trained
 
 pytestmark = pytest.mark.slow
@@ -69,9 +70,14 @@ def assert_trained(ring: Cluster, job: Job, outcome: Outcome) -> None:
 @pytest.mark.promise("1 partition invariance")
 def test_processes_move_twice_and_train_what_one_process_trains(ring: Cluster) -> None:
     """A host that comes new borrows the base weights and takes over what was trained; one that leaves only stops."""
-    job = job_of(ring, train__local_iterations=4, train__eval_every=8)
-    outcome = follow(ring, job, plan_of(ring, job, (2, SECOND), (4, THIRD))).wait()
+    job = job_of(ring, train__local_iterations=4, train__eval_every=8, runtime__record=True)
+    plan = plan_of(ring, job, (2, SECOND), (4, THIRD))
+    outcome = follow(ring, job, plan).wait()
     assert_trained(ring, job, outcome)
+    for node, count in {"a": 3, "b": 3, "c": 1}.items():  # an engine for each placement gives its commands again
+        recording = outcome.files[f"recordings/{node}.jsonl"].decode().splitlines()
+        assert sum(line.startswith('{"recording"') for line in recording) == count
+        assert replay(recording, plan, node) > 20
     moves = moves_of(outcome)
     assert [(move["step"], move["epoch"], move.get("problem")) for move in moves] == [(8, 1, None), (16, 2, None)]
     assert all(move["seconds"] > 0 for move in moves) and sum(moves[1]["fetched_bytes"].values()) > 0

@@ -65,7 +65,7 @@ def replay(lines: Iterable[str], plan: Plan, node: str) -> int:
         if not line.strip():
             continue
         entry = _parse(line, number)
-        if engine is None:
+        if engine is None or "recording" in entry:  # a run that moves has an engine for each placement
             engine = _engine_of(entry, plan, node)
             continue
         if "table" in entry:
@@ -102,8 +102,9 @@ def _parse(line: str, number: int) -> dict[str, Any]:
 def _engine_of(header: dict[str, Any], plan: Plan, node: str) -> NodeEngine:
     if header.get("recording") != FORMAT:
         raise IntegrityError(f"a recording begins with its format {FORMAT}, not with {header}; record the run anew")
-    if header.get("node") != node or header.get("plan_digest") != plan.digest:
+    parts = {part.digest: part for part in plan.parts}
+    if header.get("node") != node or header.get("plan_digest") not in parts:
         said = f"node {header.get('node')}, plan {str(header.get('plan_digest'))[:12]}"
         raise IntegrityError(f"the recording is of {said}, not of node {node}, plan {plan.digest[:12]}; take the other")
-    start = StartPoint.of(plan.course, **header["start"]) if "start" in header else None
-    return NodeEngine(plan, node, wait_s=float(header["wait_s"]), start=start)
+    start = StartPoint(**header["start"]) if "start" in header else None
+    return NodeEngine(parts[header["plan_digest"]], node, wait_s=float(header["wait_s"]), start=start)
