@@ -278,7 +278,7 @@ def test_full_cache_keeps_no_more_than_its_limit(folder: Path, tmp_path: Path) -
     """Room for two batches: no host holds more, and the others are embedded each time."""
     case = case_of(folder)
     plan = case.plan(SPLITS["two"])
-    limit = 2 * entry_bytes(plan.course, CACHE, 8)
+    limit = 2 * entry_bytes(plan.course, with_cache(plan).placement, "a", 8)
     result, carrier, _ = ran(case, with_cache(plan, PrefixCache(max_bytes=limit)), tmp_path)
     held = [executor.prefixes.most_held_bytes for executor in carrier.executors.values()]
     assert 0 < max(held) <= limit

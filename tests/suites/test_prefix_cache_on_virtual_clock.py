@@ -31,7 +31,8 @@ def cached_plan(seed: int) -> Plan:
     plan = changed(plan, num_steps=steps, eval_every=rng.choice([0, steps // 4]))
     most = 1 << 30
     if seed % 3 == 0:
-        most = 3 * entry_bytes(plan.course, PrefixCache(), plan.course.batch_size)
+        placement = changed(plan, cache=PrefixCache()).placement
+        most = 3 * entry_bytes(plan.course, placement, placement.hosts[0].node, plan.course.batch_size)
     return changed(plan, cache=PrefixCache(max_bytes=most))
 
 

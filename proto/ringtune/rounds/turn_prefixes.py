@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ringtune.schedule.course import Course
@@ -36,15 +36,14 @@ from ringtune.schedule.turns import Item, Turn, items
 
 
 class _Entry(NamedTuple):
-    """A batch that is kept: by whom, where, since when, and with how many bytes at most at each.
+    """A batch that is kept: with how many bytes at most by whom, where, and since when.
 
     Replicas of a stage keep the micro-batches that pass them.
     """
 
-    hosts: tuple[str, ...]
+    size_bytes: Mapping[str, int]
     boundary: int
     end_seq: int
-    size_bytes: int
 
 
 class TurnPrefixes:
@@ -94,14 +93,14 @@ class TurnPrefixes:
         if self._cache is not None:
             self._open.popleft()
             for entry in self._replaced.pop(turn.index, ()):
-                self._hold(entry.hosts, -entry.size_bytes)
+                self._hold(entry, -1)
 
     def lose(self, host: str, problem: str) -> bool:
         """Count on a host no longer, which could not keep a batch or found it damaged; whether that is news."""
         if self._cache is None or host in self._lost:
             return False
         self._lost[host] = problem
-        self._entries = {key: entry for key, entry in self._entries.items() if host not in entry.hosts}
+        self._entries = {key: entry for key, entry in self._entries.items() if host not in entry.size_bytes}
         return True
 
     def _passage(self, course: Course, turn: Turn, item: Item, cache: PrefixCache) -> Passage:
@@ -117,17 +116,18 @@ class TurnPrefixes:
         if prefix <= 0:
             return WHOLE
         boundary = boundary_to_keep([prefix, *itertools.islice(self._later(course, turn, item), VISITS_AHEAD)])
-        hosts = hosts_at(self._plan.placement, boundary) if boundary else ()
-        size_bytes = entry_bytes(course, cache, item.rows)
-        most_held = max((self._held_bytes.get(host, 0) for host in hosts), default=0)
-        if not hosts or any(host in self._lost for host in hosts) or most_held + size_bytes > cache.max_bytes:
+        placement = self._plan.placement
+        hosts = hosts_at(placement, boundary) if boundary else ()
+        size_bytes = {host: entry_bytes(course, placement, host, item.rows) for host in hosts}
+        full = [host for host, size in size_bytes.items() if self._held_bytes.get(host, 0) + size > cache.max_bytes]
+        if not hosts or full or any(host in self._lost for host in hosts):
             return WHOLE
         key = key_of(course, item)
         before = self._entries.get(key)
         if before is not None:
             self._replaced.setdefault(turn.index, []).append(before)
-        self._entries[key] = _Entry(hosts, boundary, turn.end_seq, size_bytes)
-        self._hold(hosts, size_bytes)
+        self._entries[key] = _Entry(size_bytes, boundary, turn.end_seq)
+        self._hold(self._entries[key], 1)
         return Passage(keeps=boundary)
 
     def _later(self, course: Course, turn: Turn, item: Item) -> Iterator[int]:
@@ -137,6 +137,6 @@ class TurnPrefixes:
         prefixes = (frozen_prefix(course, item.kind, step) for step in steps)
         return itertools.takewhile(lambda prefix: prefix > 0, prefixes)
 
-    def _hold(self, hosts: Iterable[str], num_bytes: int) -> None:
-        for host in hosts:
-            self._held_bytes[host] = self._held_bytes.get(host, 0) + num_bytes
+    def _hold(self, entry: _Entry, sign: int) -> None:
+        for host, size in entry.size_bytes.items():
+            self._held_bytes[host] = self._held_bytes.get(host, 0) + sign * size

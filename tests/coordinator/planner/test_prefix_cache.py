@@ -74,7 +74,7 @@ def test_plan_goes_without_a_cache_where_it_would_save_nothing(changes: dict[str
 def test_plan_goes_without_a_cache_where_a_disk_has_no_room() -> None:
     """With one byte less than everything takes the plan has none; a plan that has one is refused on such a disk."""
     whole = planned()
-    needed = most_kept_bytes(whole.plan.course, whole.plan.placement)
+    needed = most_kept_bytes(whole.plan.course, whole.plan.placement, "a")
     assert planned(nodes=facts(state_free_bytes=needed)).plan == whole.plan
     short = facts(state_free_bytes=needed - 1)
     found = planned(nodes=short)

@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ringtune.schedule.course import Course
-from ringtune.schedule.passage import ITEM_BYTES, PrefixCache
+from ringtune.schedule.passage import ITEM_BYTES
 from ringtune.schedule.placement import Placement
+from ringtune.schedule.rows.batches import num_batches
+from ringtune.schedule.stages.dealing import hosts_of_lane, lane_of
 from ringtune.schedule.turns import Item, StepKind
 from ringtune.schedule.versions import trained, weight_version
 
@@ -80,32 +82,39 @@ def _best(prefixes: tuple[int, ...]) -> tuple[int, int]:
     return boundary, saved[0]
 
 
-def entry_bytes(course: Course, cache: PrefixCache, rows: int) -> int:
+def entry_bytes(course: Course, placement: Placement, host: str, rows: int) -> int:
     """Bytes that a host keeps at most of a batch of so many rows: with hidden state, mask and header of each file.
 
-    Rows are counted with ``max_length`` tokens; what is kept is shorter where the longest row of the batch is.
+    Rows are counted with ``max_length`` tokens; what is kept is shorter where the longest row of the batch is. Of
+    replicas each keeps the micro-batches that pass it.
 
     Args:
         course: of the run.
-        cache: how is kept.
+        placement: that has a cache.
+        host: of the boundary where the batch is kept.
         rows: of the batch.
     """
-    token_bytes = course.hidden_size * ITEM_BYTES[cache.dtype] + 1
-    return rows * course.max_length * token_bytes + len(course.microbatch_sizes(rows)) * _HEADER_BYTES
+    if placement.cache is None:
+        return 0
+    row_bytes = course.max_length * (course.hidden_size * ITEM_BYTES[placement.cache.dtype] + 1)
+    own = [size for micro, size in enumerate(course.microbatch_sizes(rows)) if _passes(placement, host, micro)]
+    return sum(own) * row_bytes + len(own) * _HEADER_BYTES
 
 
-def most_kept_bytes(course: Course, placement: Placement) -> int:
+def _passes(placement: Placement, host: str, micro: int) -> bool:
+    return any(piece.node == host for piece in hosts_of_lane(placement, lane_of(placement, micro)))
+
+
+def most_kept_bytes(course: Course, placement: Placement, host: str) -> int:
     """Bytes that a host keeps at most: no more than the limit, and than all batches of all owners take."""
     if placement.cache is None:
         return 0
     whole = 0
     for owner in course.owners:
-        rows = course.batch_rows(owner)
-        whole += -(-owner.train_rows // rows) * entry_bytes(course, placement.cache, rows)
-        parts = [
-            min(course.batch_size, owner.eval_rows - first) for first in range(0, owner.eval_rows, course.batch_size)
-        ]
-        whole += sum(entry_bytes(course, placement.cache, rows) for rows in parts)
+        rows, each = course.batch_rows(owner), course.batch_size
+        whole += num_batches(owner.train_rows, rows) * entry_bytes(course, placement, host, rows)
+        parts = [min(each, owner.eval_rows - first) for first in range(0, owner.eval_rows, each)]
+        whole += sum(entry_bytes(course, placement, host, part) for part in parts)
     return min(placement.cache.max_bytes, whole)
 
 

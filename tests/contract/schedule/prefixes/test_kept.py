@@ -86,20 +86,30 @@ def test_no_other_choice_of_boundaries_saves_more() -> None:
 
 def test_entry_has_hidden_state_and_mask_of_rows_of_the_greatest_length() -> None:
     """Four rows of 16 tokens, 32 wide, in two files: bfloat16 takes half of the hidden state."""
-    course = make_plan(AB, ["a"]).course
-    exact, rounded = (entry_bytes(course, PrefixCache(dtype=dtype), 4) for dtype in ("float32", "bfloat16"))
+    plan = make_plan(AB, ["a"])
+    placements = [changed(plan, cache=PrefixCache(dtype=dtype)).placement for dtype in ("float32", "bfloat16")]
+    exact, rounded = (entry_bytes(plan.course, placement, "b", 4) for placement in placements)
     assert exact == 4 * 16 * (32 * 4 + 1) + 2 * 4096
     assert exact - rounded == 4 * 16 * 32 * 2
+
+
+def test_replicas_keep_their_own_micro_batches() -> None:
+    """Of rows 2, 1 and 1 in three micro-batches b has the first and the last, c the one between."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4), ("c", 2, 4)], ["a"], microbatches=3)
+    placement = changed(plan, cache=PrefixCache()).placement
+    row_bytes = 16 * (32 * 4 + 1)
+    found = {host: entry_bytes(plan.course, placement, host, 4) for host in "abc"}
+    assert found == {"a": 4 * row_bytes + 3 * 4096, "b": 3 * row_bytes + 2 * 4096, "c": row_bytes + 4096}
 
 
 def test_host_keeps_no_more_than_all_batches_and_the_limit() -> None:
     """Ten rows are three batches of training; three rows of evaluation are one."""
     plan = changed(make_plan(AB, ["a"]), cache=PrefixCache())
     course = plan.course
-    each = [entry_bytes(course, PrefixCache(), rows) for rows in (4, 4, 4, 3)]
-    assert most_kept_bytes(course, plan.placement) == sum(each)
-    assert most_kept_bytes(course, changed(plan, cache=PrefixCache(max_bytes=100)).placement) == 100
-    assert most_kept_bytes(course, changed(plan, cache=None).placement) == 0
+    each = [entry_bytes(course, plan.placement, "b", rows) for rows in (4, 4, 4, 3)]
+    assert most_kept_bytes(course, plan.placement, "b") == sum(each)
+    assert most_kept_bytes(course, changed(plan, cache=PrefixCache(max_bytes=100)).placement, "b") == 100
+    assert most_kept_bytes(course, changed(plan, cache=None).placement, "b") == 0
 
 
 def test_hosts_of_a_boundary_are_those_of_the_block_above() -> None:
