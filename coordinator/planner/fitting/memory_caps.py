@@ -88,10 +88,7 @@ class MemoryCaps:
     def disk_of(self, plan: Plan, node: str) -> DiskNeeds:
         """Estimate what ``node`` takes on its disk under ``plan``."""
         needs = disk_needs(plan.course, Share.of(plan, node), self._sizes[node])
-        hosts = {piece.node for piece in plan.placement.hosts}
-        return (
-            needs._replace(cache_bytes=most_kept_bytes(plan.course, plan.placement, node)) if node in hosts else needs
-        )
+        return needs._replace(cache_bytes=most_kept_bytes(plan.course, plan.placement, node))
 
     def _helped(self, node: str, start: int, stop: int) -> tuple[Range, ...]:
         return self.draft.course.trainable.ranges_within(start, stop) if node in self.draft.helper_of else ()

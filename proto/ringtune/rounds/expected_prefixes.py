@@ -13,8 +13,8 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.prefixes.kept import hosts_at
 from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, Turn, items, turn_sequence
 
-MOST_TURNS: Final = 5_000
-"""Turns from the beginning that are looked at; of a longer run these stand for all."""
+MOST_ITEMS: Final = 100_000
+"""About so many items from the beginning are looked at, which takes seconds; of a longer run these stand for all."""
 
 
 @dataclass(slots=True)
@@ -35,14 +35,14 @@ class ExpectedPrefixes:
 
 
 def expect_prefixes(plan: Plan, *, start: StartPoint | None = None) -> ExpectedPrefixes:
-    """Decide the turns of a run from its beginning, at most ``MOST_TURNS``, and count.
+    """Decide the turns of a run from its beginning, up to ``MOST_ITEMS``, and count.
 
     Where the losses of the run decide what trains, nothing more trains in this expectation.
     """
     found, part = ExpectedPrefixes(), plan.at(plan.placement.epoch)
     prefixes = TurnPrefixes(part, items_ahead=ITEMS_AHEAD)
     under_way: list[Turn] = []
-    for turn in itertools.islice(turn_sequence(plan.course, start=start), MOST_TURNS):
+    for turn in itertools.takewhile(lambda turn: turn.first_seq < MOST_ITEMS, turn_sequence(plan.course, start=start)):
         if (epoch := due(plan.course, plan.placements, turn)) != part.placement.epoch:
             part, under_way = plan.at(epoch), []
             prefixes = prefixes.moved(part)
