@@ -6,14 +6,12 @@ same moments, so that all of them stay equal in bits.
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 from torch import nn
 
 from edge.compute.hosting import Hosted
 from edge.compute.micro_batches import OpenItem
-from edge.model.tensor_bytes import pieces_of
+from edge.model.tensor_bytes import digest_of
 from edge.model.unit_grads import grad_blob, read_grads
 from ringtune.errors import PlanError
 from ringtune.files.pieces import Pieces
@@ -77,13 +75,8 @@ class Replica:
             parameter.grad = total
 
     def digest(self, start: int, stop: int) -> str:
-        """Return the SHA-256, hex, of what trains of hosted blocks, in the order of names; nothing is copied."""
-        digest = hashlib.sha256()
-        for name, value in sorted(self._blocks.parameters(start, stop).items()):
-            digest.update(name.encode())
-            for piece in pieces_of(value).data:
-                digest.update(piece)
-        return digest.hexdigest()
+        """Return the SHA-256, hex, of what trains of hosted blocks; see ``digest_of``."""
+        return digest_of(self._blocks.parameters(start, stop))
 
     def _parameters(self, key: TensorKey, entry: OpenItem) -> dict[str, nn.Parameter]:
         ranges = entry.trained.ranges_within(self._piece.start, self._piece.stop)

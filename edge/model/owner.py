@@ -9,7 +9,6 @@ B rows of a micro-batch, T tokens, D model width.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -23,7 +22,7 @@ from edge.model.optimizers.unit_optimizers import UnitOptimizers
 from edge.model.owner_units import embedding_modules, owner_units, tied_table
 from edge.model.skeleton import Skeleton, owner_modules
 from edge.model.slice import set_mode
-from edge.model.tensor_bytes import is_finite, pieces_of
+from edge.model.tensor_bytes import digest_of, is_finite
 from edge.model.training_state import Prefixes, TrainingState
 from edge.model.unit_grads import add_up_rows, collect_sparse, complete, grad_blob, load_grads
 from ringtune.engine.diverged import LOWER_THE_RATE
@@ -183,13 +182,8 @@ class OwnerParts:
         self.optimizers.update([unit], learning_rate)
 
     def digest(self, unit: int) -> str:
-        """Return the SHA-256, hex, of a unit's parameters in the order of their names; nothing is copied."""
-        digest = hashlib.sha256()
-        for name, value in sorted(self.units[unit].items()):
-            digest.update(name.encode())
-            for piece in pieces_of(value).data:
-                digest.update(piece)
-        return digest.hexdigest()
+        """Return the SHA-256, hex, of a unit's parameters; see ``digest_of``."""
+        return digest_of(self.units[unit])
 
     def unit_grad(self, unit: int) -> Pieces:
         """Return the gradient of a unit as one safetensors file, read when it is gone through.

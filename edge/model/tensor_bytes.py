@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -119,3 +120,13 @@ def _values(source: TensorPieces) -> Iterator[torch.Tensor]:
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     flat: Any = tensor.view(torch.uint8).numpy()
     return memoryview(flat)
+
+
+def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256, hex, of tensors with their names, in the order of the names; nothing is copied."""
+    digest = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        digest.update(name.encode())
+        for piece in pieces_of(value).data:
+            digest.update(piece)
+    return digest.hexdigest()
