@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -71,16 +72,19 @@ class Replanning:
             links=tuple(link for link in profile.links if {link.source, link.target} <= nodes),
         )
         is_shared = all(link.is_assumed for link in profile.links)
-        is_wanted = job.placement.replan != NEVER and not is_shared and len(nodes) > 1
+        self._follows = job.placement.follow != NEVER and plan.course.decides
+        self._watches = job.placement.replan != NEVER
+        is_wanted = (self._watches or self._follows) and not is_shared and len(nodes) > 1
         may_move = is_wanted and not plan.moves and not why_it_stays(plan.course, plan.placements)
         self.pace = PaceWatch(plan.course, self._profile) if may_move else None
         self._is_thinking = False
         self._told: Mapping[str, float] = {}
+        self._decided: tuple[int, ...] = ()
         self._next: Profile | None = None
         self._move_s = 0.0
 
-    def consider(self, part: Plan, turn: Turn, links: RecordedLinks, *, prepare_s: float) -> None:
-        """Look for another placement if nodes have changed their pace since it was last looked for.
+    def turn_done(self, part: Plan, turn: Turn, links: RecordedLinks, *, prepare_s: float) -> None:
+        """Look for another placement if nodes have changed their pace, or more blocks train and slices follow that.
 
         Args:
             part: of the plan that holds now.
@@ -88,22 +92,30 @@ class Replanning:
             links: with the transfers of the run.
             prepare_s: seconds in which the nodes built their slices at the start.
         """
-        changed = self.pace.changed() if self.pace is not None and not self._is_thinking else {}
-        if self.pace is None or not changed or not _differ(changed, self._told):
+        has_decided = self._follows and turn.unfreeze_at != self._decided
+        if self.pace is None or self._is_thinking:
             return
-        self._told, self._is_thinking = changed, True
-        said = ", ".join(f"{node} {ratio:.2f} times as long" for node, ratio in sorted(changed.items()))
-        self._note(f"after step {turn.end_step} actions of nodes take, compared with the first turns: {said}")
-        now = part.decided(turn.unfreeze_at)
-        move_s = self._move_s or max(prepare_s, FIRST_MOVE_S)
-        work = (now, self.pace.profile(links), turn.end_step, move_s)
+        changed = self.pace.changed() if self._watches else {}
+        if changed and _differ(changed, self._told):
+            self._told = changed
+            said = ", ".join(f"{node} {ratio:.2f} times as long" for node, ratio in sorted(changed.items()))
+            self._note(f"after step {turn.end_step} actions of nodes take, compared with the first turns: {said}")
+            self._think_beside(part, self.pace.profile(links), turn, prepare_s)
+        elif has_decided:
+            self._decided = turn.unfreeze_at
+            profile = dataclasses.replace(self._profile, links=links.links(self._profile.links))
+            self._think_beside(part, profile, turn, prepare_s)
+
+    def _think_beside(self, part: Plan, profile: Profile, turn: Turn, prepare_s: float) -> None:
+        self._is_thinking = True
+        work = (part, profile, turn, self._move_s or max(prepare_s, FIRST_MOVE_S))
         threading.Thread(target=self._think, args=work, name="replan", daemon=True).start()
 
     def take(self, answer: Considered) -> rounds.Replanned | None:
         """Tell the user what was found, and return what the state machine is told; None if the run stays."""
         self._is_thinking, found = False, answer.found
         if found is None:
-            self._note("no other placement fits the nodes; the run stays on its placement")
+            self._note("there is no other placement that fits the nodes; the run stays on its own")
             return None
         if not found.is_worth_it:
             self._note(f"the run stays on its placement: {found.line()}")
@@ -122,11 +134,19 @@ class Replanning:
         self.pace = PaceWatch(self._course, self._profile)
         return self.pace
 
-    def _think(self, part: Plan, profile: Profile, step: int, move_s: float) -> None:
+    def _think(self, part: Plan, profile: Profile, turn: Turn, move_s: float) -> None:
         found = None
         try:
             effort = Effort(seconds=self._job.runtime.plan_s)
-            found = replanned(part, self._job, profile, step=step, move_s=move_s, effort=effort)
+            found = replanned(
+                part,
+                self._job,
+                profile,
+                step=turn.end_step,
+                move_s=move_s,
+                effort=effort,
+                unfreeze_at=turn.unfreeze_at,
+            )
         except RingTuneError as error:
             _LOG.warning("no other placement was found: %s", error)
         except Exception:

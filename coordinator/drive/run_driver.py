@@ -249,7 +249,7 @@ class RunDriver(Driver):
             case rounds.LogTurn(turn) if self._books is not None and self._replanning is not None:
                 self._books.log(command)
                 part, prepare_s = self._require_moving().part, self._phases_s.get("preparing", 0.0)
-                self._replanning.consider(part, turn, self._books.links, prepare_s=prepare_s)
+                self._replanning.turn_done(part, turn, self._books.links, prepare_s=prepare_s)
             case rounds.Grant(turns):
                 if self._books is not None:
                     self._books.granted(turns)

@@ -60,42 +60,54 @@ class Replanned(NamedTuple):
         return f"{self.text}: {gain} and costs {format_seconds(self.cost_s)}, as predicted from the newest turns"
 
 
-def replanned(part: Plan, job: Job, profile: Profile, *, step: int, move_s: float, effort: Effort) -> Replanned | None:
+def replanned(
+    part: Plan,
+    job: Job,
+    profile: Profile,
+    *,
+    step: int,
+    move_s: float,
+    effort: Effort,
+    unfreeze_at: tuple[int, ...] = (),
+) -> Replanned | None:
     """Find the best other placement for the steps that are left.
 
+    Where the losses decide what trains, they are predicted as if nothing more were unfrozen, and memory has to be there
+    for all that could be.
+
     Args:
-        part: of the run's plan that holds now; what has been decided is settled in its course.
+        part: of the run's plan that holds now.
         job: of the run.
         profile: of its nodes and links as they are now.
         step: optimizer steps done.
         move_s: seconds that a move takes besides, in which nodes build their slices.
         effort: how hard to look.
+        unfreeze_at: the run's decisions so far (``Turn.unfreeze_at``).
 
     Returns:
         None if there is no other placement, none that fits, or no step is left.
     """
-    placement = part.placement
-    draft = Draft(course=part.course, private_blocks=placement.private_blocks, credits=placement.credits)
-    costs = _of_the_rest(ring_costs(draft, profile, optimizer=job.train.optimizer), part.course, step)
+    placement, now = part.placement, part.decided(unfreeze_at)
+    draft = Draft(course=now.course, private_blocks=placement.private_blocks, credits=placement.credits)
+    costs = _of_the_rest(ring_costs(draft, profile, optimizer=job.train.optimizer), now.course, step)
     if not costs.depths:
         return None
 
     def seconds(one: Plan) -> float:
         return simulated_steps_s(one, profile, costs, optimizer=job.train.optimizer)
 
-    judged = [
-        (seconds(one), one)
-        for one in _others(part, draft, job, profile, effort)
-        if one.placement.slices != placement.slices and _fits(part, one, job, profile)
-    ]
-    if not judged:
+    drafts = [draft] if now is part else [draft, dataclasses.replace(draft, course=part.course)]
+    others = {one.placement.slices: one.placement for each in drafts for one in _others(each, job, profile, effort)}
+    fitting = [one for one in others.values() if one.slices != placement.slices and _fits(part, one, job, profile)]
+    if not fitting:
         return None
+    judged = [(seconds(Plan.of(now.course, one)), one) for one in fitting]
     moves_s, best = min(judged, key=lambda pair: pair[0])
-    cost_s = move_s + _fetching_s(part, best, job, profile, step)
-    return Replanned(best.placement, layout_text(best), seconds(part), moves_s, cost_s)
+    cost_s = move_s + _fetching_s(now, best, job, profile, step)
+    return Replanned(best, layout_text(Plan.of(now.course, best)), seconds(now), moves_s, cost_s)
 
 
-def _others(part: Plan, draft: Draft, job: Job, profile: Profile, effort: Effort) -> Iterator[Plan]:
+def _others(draft: Draft, job: Job, profile: Profile, effort: Effort) -> Iterator[Plan]:
     choice = choose_plan([draft], profile, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
     if choice is None:
         return
@@ -115,12 +127,10 @@ def _others(part: Plan, draft: Draft, job: Job, profile: Profile, effort: Effort
             yield stages
 
 
-def _fits(part: Plan, other: Plan, job: Job, profile: Profile) -> bool:
+def _fits(part: Plan, other: Placement, job: Job, profile: Profile) -> bool:
     """Whether every node has memory for the other placement, and for the move."""
     try:
-        refuse_if_full(
-            job, part.extended(other.placement, part.placement.first_turn + 1), profile.by_name, goes_on=True
-        )
+        refuse_if_full(job, part.extended(other, part.placement.first_turn + 1), profile.by_name, goes_on=True)
     except (CapacityError, StorageError, PlanError):
         return False
     return True
@@ -133,7 +143,7 @@ def _of_the_rest(costs: RingCosts, course: Course, step: int) -> RingCosts:
     return dataclasses.replace(costs, steps_at=tuple(counts[at] for at in range(len(costs.steps_at))))
 
 
-def _fetching_s(part: Plan, other: Plan, job: Job, profile: Profile, step: int) -> float:
+def _fetching_s(part: Plan, other: Placement, job: Job, profile: Profile, step: int) -> float:
     """Seconds in which nodes fetch what others have trained, the slowest of them."""
     nodes = profile.by_name
     sizes = Sizes.at(part.course, profile.nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype)
@@ -141,7 +151,7 @@ def _fetching_s(part: Plan, other: Plan, job: Job, profile: Profile, step: int) 
     longest_s = 0.0
     for node in nodes:
         found_s = 0.0
-        for source in sources(part.course, part.placement, other.placement, node, step):
+        for source in sources(part.course, part.placement, other, node, step):
             link = profile.link_by_pair.get((source.node, node))
             found_s += link.seconds((source.stop - source.start) * block_bytes) if link is not None else 0.0
         longest_s = max(longest_s, found_s)

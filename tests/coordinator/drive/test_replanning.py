@@ -53,14 +53,14 @@ class Run:
         """Look for a placement after these nodes have changed."""
         pace: Any = self.replanning.pace
         pace.changed = lambda: changed_nodes
-        self.replanning.consider(PLAN, TURN, RecordedLinks(), prepare_s=prepare_s)
+        self.replanning.turn_done(PLAN, TURN, RecordedLinks(), prepare_s=prepare_s)
 
 
 def found(patch: pytest.MonkeyPatch, stays_s: float, moves_s: float) -> list[float]:
     """Let the planner find the other placement with these seconds; the list gets the costs that it was told."""
     costs: list[float] = []
 
-    def planned(part: Plan, job: Job, profile: Profile, *, step: int, move_s: float, effort: object) -> Replanned:
+    def planned(part: Plan, job: Job, profile: Profile, *, step: int, move_s: float, **more: object) -> Replanned:
         assert step == TURN.end_step
         costs.append(move_s)
         return Replanned(OTHER, "the other one", stays_s, moves_s, move_s)
@@ -108,6 +108,20 @@ def test_replanning_after_a_move_watches_anew_and_knows_what_a_move_costs(monkey
     assert costs == [FIRST_MOVE_S, 7.5]
 
 
+def test_replanning_follows_what_the_losses_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``placement.follow`` a placement is looked for when another block trains, once for each decision."""
+    costs = found(monkeypatch, 60.0, 40.0)
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=20, local_iterations=2, unfreeze="auto")
+    decided = dataclasses.replace(TURN, unfreeze_at=(2,))
+    for follow, looked in (("never", 0), ("auto", 1)):
+        run = Run(plan=plan, job=job_of(placement__follow=follow))
+        for turn in (TURN, decided, decided):
+            run.replanning.turn_done(plan, turn, RecordedLinks(), prepare_s=9.0)
+            if turn is decided and looked and run.replanning._is_thinking:
+                assert run.replanning.take(run.answers.get(timeout=20)) is not None
+        assert costs == [9.0] * looked
+
+
 def test_replanning_that_finds_nothing_leaves_the_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other placement fits, or looking for one fails."""
 
@@ -118,7 +132,7 @@ def test_replanning_that_finds_nothing_leaves_the_run_alone(monkeypatch: pytest.
     run = Run()
     run.consider({"b": 2.0})
     assert run.replanning.take(run.answers.get(timeout=20)) is None
-    assert run.notes[-1] == "no other placement fits the nodes; the run stays on its placement"
+    assert run.notes[-1] == "there is no other placement that fits the nodes; the run stays on its own"
 
 
 @pytest.mark.parametrize(
@@ -134,6 +148,6 @@ def test_replanning_that_finds_nothing_leaves_the_run_alone(monkeypatch: pytest.
 def test_run_that_stays_anyway_is_not_watched(run: Run) -> None:
     """Nothing is watched where the job says so, links were assumed, or the course can't move."""
     assert run.replanning.pace is None
-    run.replanning.consider(PLAN, TURN, RecordedLinks(), prepare_s=1.0)
+    run.replanning.turn_done(PLAN, TURN, RecordedLinks(), prepare_s=1.0)
     assert run.replanning.moved(1.0, has_moved=True) is None
     assert run.notes == []

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from coordinator.planner.effort import Effort
+from coordinator.planner.make_plan import make_plan, refuse_if_full
 from coordinator.planner.replanning import replanned
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.jobs.job import Job
@@ -83,3 +84,16 @@ def test_placement_that_does_not_fit_is_not_offered() -> None:
         slow, nodes=tuple(dataclasses.replace(node, memory_bytes=1 << 20) for node in slow.nodes)
     )
     assert replanned(plan, job, full, step=30, move_s=1.0, effort=Effort()) is None
+
+
+def test_placement_for_what_the_losses_have_decided_leaves_room_for_what_they_may_decide() -> None:
+    """Where losses decide, times are those of the blocks that train now, memory is that of all that could train."""
+    job, _, profile = case()
+    auto = job.with_overrides({"unfreeze.at": "auto"})
+    plan = make_plan(auto, profile.by_name, links=profile.links).plan
+    slow = slowed(profile, plan.placement.hosts[-1].node, 2.0)
+    found = replanned(plan, auto, slow, step=30, move_s=1.5, effort=Effort(), unfreeze_at=(20,))
+    assert found is not None and found.moves_s < found.stays_s
+    later = plan.extended(found.placement, 3)
+    memory = refuse_if_full(auto, later, slow.by_name).memory
+    assert all(memory[node].total_bytes <= slow.by_name[node].memory_bytes for node in memory)
