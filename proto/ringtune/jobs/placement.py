@@ -19,7 +19,7 @@ class PlacementSettings:
         replicas: whether several nodes may host the same blocks and share the micro-batches out: where the planner
             predicts that this is faster and all have memory for it, or never.
         follow: whether the slices may follow the unfreezing schedule: where the planner predicts that the run is faster
-            with the moves in it, or never.
+            with the moves in it, or never; where the losses decide, when another block begins to train.
         replan: whether the run moves to another placement when boards become slower or faster in mid-run: where that
             is predicted to gain more than the move costs, or never.
     """
