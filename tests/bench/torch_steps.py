@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from edge.data.rows import OwnerDataset
 from edge.data.tokens import Batch
 from edge.machine.allocator import keep_freed_memory
+from edge.machine.forked import die_with
 from edge.model.families.bert import sdpa_mask
 from ringtune.jobs.job import Job, load_job
 from ringtune.schedule.plan import Plan
@@ -132,13 +134,15 @@ def adamw(job: Job, parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(trained, lr=job.train.learning_rate, weight_decay=job.train.weight_decay, fused=True)
 
 
-def work(folder: Path, kind: str, rank: int, rendezvous: Path) -> dict[str, Any]:
-    """Do all train steps of a run as one of the processes.
+def work(folder: Path, kind: str, rank: int, rendezvous: Path, parent: int) -> dict[str, Any]:
+    """Do all train steps of a run as one of the processes, unless the one that started them ends before.
 
     Returns:
         ``ends_s``: when each step ended, on the machine's monotonic clock; ``losses``; and ``cpu_s``, the processor
         seconds of this process until then.
     """
+    if not die_with(parent):
+        raise RuntimeError("the process that started this one has ended")
     keep_freed_memory()
     torch.set_num_threads(1)
     job = load_job(folder / "job.toml")
@@ -183,7 +187,7 @@ def launch(folder: Path, kind: str) -> dict[str, list[float]]:
     """
     with tempfile.TemporaryDirectory() as shared:
         command = [sys.executable, "-m", "tests.bench.torch_steps", str(folder), "--as", kind]
-        command += ["--rendezvous", str(Path(shared) / "rendezvous")]
+        command += ["--rendezvous", str(Path(shared) / "rendezvous"), "--parent", str(os.getpid())]
         workers = [
             # a session each, as agents have: the scheduler shares the cores out by session
             subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True, start_new_session=True)  # noqa: S603
@@ -206,11 +210,12 @@ def main() -> None:
     parser.add_argument("--as", dest="kind", choices=KINDS, default=KINDS[0])
     parser.add_argument("--rank", type=int, help="be this process of the four")
     parser.add_argument("--rendezvous", type=Path, help="file by which they find each other")
+    parser.add_argument("--parent", type=int, help="process whose end ends this one")
     options = parser.parse_args()
     if options.rank is None:
         found = launch(options.run, options.kind)
     else:
-        found = work(options.run, options.kind, options.rank, options.rendezvous)
+        found = work(options.run, options.kind, options.rank, options.rendezvous, options.parent)
     sys.stdout.write(json.dumps(found) + "\n")
 
 
