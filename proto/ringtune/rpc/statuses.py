@@ -31,7 +31,7 @@ MAX_DETAILS_BYTES: Final = 6000
 """Most bytes of an error text in a status, percent-encoded as it travels; gRPC refuses metadata above 8 to 16 KiB."""
 
 ERROR_OF_STATUS: Final[dict[str, type[RingTuneError]]] = {
-    "CANCELLED": InterruptedRunError,
+    "CANCELLED": ConnectionFailedError,
     "UNKNOWN": RingTuneError,
     "INVALID_ARGUMENT": UsageError,
     "DEADLINE_EXCEEDED": DeadlineError,
@@ -51,12 +51,15 @@ ERROR_OF_STATUS: Final[dict[str, type[RingTuneError]]] = {
 """What a status means that gRPC itself gave, without an error of ours in its details."""
 
 _REMEDIES: Final = {
+    "CANCELLED": "it ended while it was called; see its log, and start it again",
     "UNIMPLEMENTED": "either something else serves there, such as a node where a coordinator is meant, or it runs "
     "another version; correct the address, and use one version on all machines",
     "UNAVAILABLE": "check that it runs and that the address is right",
     "DEADLINE_EXCEEDED": "it did not answer in time; check the machine and the network",
     "RESOURCE_EXHAUSTED": "a message was longer than allowed; use one version on all machines",
 }
+_CANCELLED_HERE: Final = "Locally cancelled"
+"""How gRPC begins the details of a call that the caller cancelled; a server that ends cancels its calls without it."""
 _DETAILS = re.compile(r"ringtune\.(?P<name>[A-Za-z]+): (?P<message>.*)", re.DOTALL)
 
 
@@ -95,6 +98,8 @@ def error_of_status(name: str, details: str, *, peer: str) -> RingTuneError:
     if match is not None:
         return error_from_name(match["name"], match["message"])
     remedy = _REMEDIES.get(name, "see its log")
+    if details.startswith(_CANCELLED_HERE):
+        return InterruptedRunError(f"{peer}: the call was given up here")
     return ERROR_OF_STATUS.get(name, RingTuneError)(f"{peer}: {name}: {details or 'no details'}; {remedy}")
 
 

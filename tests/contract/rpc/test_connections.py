@@ -89,6 +89,24 @@ def test_connections_a_closed_port_is_a_failed_connection() -> None:
     assert type(error_of_call(caught.value, peer="node b")) is ConnectionFailedError
 
 
+def test_connections_a_server_that_ends_under_a_call_is_a_failed_connection() -> None:
+    """The caller did not stop anything, so it is told that the other one ended."""
+    agent = FailingAgent()
+    server = Server("127.0.0.1:0", lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
+    channel = open_channel(server.address)
+    call: Any = control_pb2_grpc.AgentStub(channel).Release.future(control_pb2.ReleaseRequest(), timeout=WAIT_S)
+    assert agent.entered.acquire(timeout=WAIT_S)
+    try:
+        server.stop(grace_s=0.0, wait=False)
+        error = error_of_call(call.exception(timeout=WAIT_S), peer="node b")
+        assert type(error) is ConnectionFailedError
+        assert str(error).startswith("node b: ")
+    finally:
+        agent.release.set()
+        channel.close()
+        server.stop(grace_s=0.1)
+
+
 def test_connections_a_host_of_another_machine_can_not_be_bound() -> None:
     """Listening on an address that is not ours fails with the address in the message."""
     with pytest.raises(ConnectionFailedError, match=r"can't listen on 192\.0\.2\.1:0"):

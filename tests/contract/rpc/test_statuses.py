@@ -12,6 +12,7 @@ from ringtune.errors import (
     ConnectionFailedError,
     DeadlineError,
     FrameError,
+    InterruptedRunError,
     RingTuneError,
     all_errors,
 )
@@ -53,6 +54,15 @@ def test_statuses_error_of_a_newer_version_keeps_its_message() -> None:
     """A class that this version does not know becomes the root class."""
     error = statuses.error_of_status("ABORTED", "ringtune.TooHotError: node pi-4 is at 85 C", peer="node pi-4")
     assert (type(error), str(error)) == (RingTuneError, "node pi-4 is at 85 C")
+
+
+def test_statuses_cancelled_call_tells_who_ended_it() -> None:
+    """A server that ends cancels its calls, which is no Ctrl-C of the caller."""
+    there = statuses.error_of_status("CANCELLED", "CANCELLED", peer="coordinator 10.0.0.1:7000")
+    assert type(there) is ConnectionFailedError
+    assert "it ended while it was called" in str(there)
+    here = statuses.error_of_status("CANCELLED", "Locally cancelled by application!", peer="node b")
+    assert type(here) is InterruptedRunError
 
 
 def test_statuses_long_error_is_cut() -> None:
