@@ -20,9 +20,9 @@ from ringtune.schedule.stages.refusals import no_replicas
 WORTH: Final = 0.98
 """Stages with several hosts are taken where they need at most this share of the ring's seconds."""
 
-_JUDGED: Final = 5
+_JUDGED: Final = 8
 _TRIED: Final = 60
-_CLIMBED: Final = 8
+_CLIMBED: Final = 16
 """Most layouts that are judged on the way from the best of the first few to a better one."""
 
 
@@ -98,28 +98,32 @@ def _climbed(
     judge: Callable[[_Option], tuple[float, _Option]],
     is_over: Callable[[], bool],
 ) -> list[tuple[float, _Option]]:
-    """Go on from the best layout to faster ones with a block more in one stage and one less in the next."""
+    """Go on from the best layout of each number of stages to faster ones beside it, the best of them first."""
     found: list[tuple[float, _Option]] = []
-    best_s, best = min(judged, key=lambda pair: pair[0])
     seen = {one.plan for _, one in judged}
-    while True:
-        steps: list[tuple[float, _Option]] = []
-        for layout in neighbours(best.layout):
-            plan = best.tables.placed(layout)
-            if plan is None or plan in seen or is_over() or len(found) + len(steps) >= _CLIMBED:
-                continue
-            seen.add(plan)
-            steps.append(judge(_Option(best.rough_s, layout, plan, best.tables)))
-        found += steps
-        if not steps or min(steps, key=lambda pair: pair[0])[0] >= best_s:
-            return found
-        best_s, best = min(steps, key=lambda pair: pair[0])
+    ordered = sorted(judged, key=lambda pair: pair[0])
+    firsts = {len(pair[1].layout): pair for pair in reversed(ordered)}
+    for start_s, start in sorted(firsts.values(), key=lambda pair: pair[0]):
+        best_s, best = start_s, start
+        while True:
+            steps: list[tuple[float, _Option]] = []
+            for layout in neighbours(best.layout):
+                plan = best.tables.placed(layout)
+                if plan is None or plan in seen or is_over() or len(found) + len(steps) >= _CLIMBED:
+                    continue
+                seen.add(plan)
+                steps.append(judge(_Option(best.rough_s, layout, plan, best.tables)))
+            found += steps
+            if not steps or min(steps, key=lambda pair: pair[0])[0] >= best_s:
+                break
+            best_s, best = min(steps, key=lambda pair: pair[0])
+    return found
 
 
 def _options(
     drafts: Sequence[Draft], profile: Profile, optimizer: str, dtype: str, is_over: Callable[[], bool]
 ) -> Iterator[_Option]:
-    """Yield the first few layouts of each draft that fit the nodes' memory, by the formula."""
+    """Yield layouts of each draft that fit the nodes' memory: the first few by the formula, the first of each depth."""
     for draft in drafts:
         costs = ring_costs(draft, profile, optimizer=optimizer)
         tables = _Tables(draft, costs, MemoryCaps(draft, profile.by_name, optimizer=optimizer, dtype=dtype))
@@ -128,24 +132,32 @@ def _options(
         def exchange_s(nodes: Sequence[int], blocks: int) -> float:
             return _exchange_s(profile, [costs.names[node] for node in nodes], blocks * block_bytes)  # noqa: B023
 
-        found = 0
-        for rough_s, layout in ranked_layouts(costs, exchange_s)[:_TRIED] if costs.num_micro > 1 else ():
-            plan = tables.placed(layout)
-            if plan is not None:
-                found += 1
-                yield _Option(rough_s, layout, plan, tables)
-            if found == _JUDGED or is_over():
-                break
+        ranked = ranked_layouts(costs, exchange_s) if costs.num_micro > 1 else []
+        fitting = (
+            _Option(rough_s, layout, found, tables)
+            for rough_s, layout in _of_interest(ranked)
+            if (found := tables.placed(layout)) is not None
+        )
+        yield from itertools.islice(itertools.takewhile(lambda _: not is_over(), fitting), _JUDGED)
+
+
+def _of_interest(ranked: Sequence[tuple[float, Layout]]) -> list[tuple[float, Layout]]:
+    """Take the first of each number of stages, which the formula compares badly, then the others in their order."""
+    firsts = {len(pair[1]): pair for pair in reversed(ranked)}
+    others = (pair for pair in ranked if pair is not firsts[len(pair[1])])
+    return [*sorted(firsts.values(), key=lambda pair: pair[0]), *itertools.islice(others, _TRIED)]
 
 
 def _worth_judging(options: Sequence[_Option]) -> list[_Option]:
-    """Take the first ``_JUDGED`` options, with the first of each number of micro-batches and wire dtype among them."""
-    kinds: dict[tuple[int, str], _Option] = {}
+    """Take the first ``_JUDGED`` options, among them the first of each draft and of each number of stages."""
+    firsts: dict[tuple[str, int, str], _Option] = {}
     for one in options:
-        kinds.setdefault((one.plan.course.microbatches, one.plan.course.wire_dtype), one)
-    firsts = list(kinds.values())
-    more = [one for one in options if not any(one is first for first in firsts)]
-    return firsts + more[: max(0, _JUDGED - len(firsts))]
+        course = one.plan.course
+        firsts.setdefault(("draft", course.microbatches, course.wire_dtype), one)
+        firsts.setdefault(("stages", len(one.layout), ""), one)
+    chosen = list({id(one): one for one in firsts.values()}.values())
+    more = [one for one in options if not any(one is first for first in chosen)]
+    return chosen + more[: max(0, _JUDGED - len(chosen))]
 
 
 def _why_not(plan: Plan, drafts: Sequence[Draft], profile: Profile) -> str:

@@ -55,13 +55,14 @@ def ranked_layouts(costs: RingCosts, exchange_s: Exchange) -> list[tuple[float, 
 
 
 def neighbours(layout: Layout) -> Iterator[Layout]:
-    """Yield the layouts with a block more in one stage and one less in the stage beside it."""
+    """Yield the layouts with a block more in one stage and one less beside it, or with two stages' hosts exchanged."""
     for at, (lower, upper) in enumerate(itertools.pairwise(layout)):
         for more in (1, -1):
             counts = lower.count + more, upper.count - more
             if min(counts) > 0:
                 moved = (dataclasses.replace(lower, count=counts[0]), dataclasses.replace(upper, count=counts[1]))
                 yield (*layout[:at], *moved, *layout[at + 2 :])
+        yield (*layout[:at], upper, lower, *layout[at + 2 :])
 
 
 def slices_of_layout(costs: RingCosts, layout: Layout) -> tuple[Slice, ...]:

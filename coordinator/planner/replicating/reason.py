@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ringtune.schedule.plan import Plan
+
+_TOLD: Final = 5
+"""Most layouts beside the one that is taken that people are told of, the ring of single hosts among them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +60,9 @@ def replicas_lines(reason: ReplicasReason, seconds: Callable[[float], str]) -> l
             f"  placement.replicas: {_told(reason.judged[0], seconds)}, not much faster than {_told(ring, seconds)}"
         ]
     lines = [f"  all steps: {seconds(first[1])} by the simulator"]
-    return lines + [f"  {'second best' if not at else 'other'}: {_told(one, seconds)}" for at, one in enumerate(others)]
+    told = others[:_TOLD] if ring in others[:_TOLD] else [*others[: _TOLD - 1], ring]
+    lines += [f"  {'second best' if one is others[0] else 'other'}: {_told(one, seconds)}" for one in told]
+    return lines + ([f"  {len(others) - _TOLD} more were simulated"] if len(others) > _TOLD else [])
 
 
 def _told(one: tuple[str, float], seconds: Callable[[float], str]) -> str:

@@ -11,7 +11,8 @@ from coordinator.planner.explaining.plan import explain, explanation_text
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
 from coordinator.planner.predict.judge import simulated_steps_s
-from coordinator.planner.replicating.layouts import ranked_layouts, shares_of, slices_of_layout, step_s
+from coordinator.planner.replicating.layouts import neighbours, ranked_layouts, shares_of, slices_of_layout, step_s
+from coordinator.planner.replicating.reason import replicas_lines
 from ringtune.costs.profile import LinkFacts, NodeFacts
 from ringtune.jobs.job import Job, parse_job
 from tests.support.planner_rings import MIB, device
@@ -143,6 +144,38 @@ def test_layouts_have_replicas_and_cover_all_blocks() -> None:
     first, last = layouts[0], layouts[-1]
     depth = costs.depths[-1]
     assert step_s(costs, first, depth, lambda *_: 0.0) < step_s(costs, last, depth, lambda *_: 0.0)
+
+
+def test_layouts_beside_one_have_other_cuts_or_another_order() -> None:
+    """Each has all blocks and hosts, and is one block or one exchange of two stages away."""
+    found = planned(job_of(), (1, 1, 1, 1))
+    assert found.choice is not None
+    costs = found.choice.costs
+    layout = next(one for _, one in ranked_layouts(costs, lambda *_: 0.0) if len(one) == 2)
+    lower, upper = layout
+    beside = list(neighbours(layout))
+    assert (upper, lower) in beside
+    cuts = {(first.count, second.count) for first, second in beside if first.nodes == lower.nodes}
+    assert cuts == {(lower.count + more, upper.count - more) for more in (1, -1)}
+
+
+def test_judged_layouts_are_of_every_number_of_stages_and_differ() -> None:
+    """The formula compares few stages with many badly, so the simulator sees the best of each; none twice."""
+    found = planned(job_of(), (1, 1, 1, 1))
+    assert found.replicas is not None
+    texts = [text for text, _ in found.replicas.judged]
+    assert len(set(texts)) == len(texts)
+    assert {text.count(";") for text in texts} == {0, 1, 2}
+
+
+def test_explanation_tells_of_a_few_layouts() -> None:
+    """The others are counted."""
+    found = planned(job_of(), (1, 1, 1, 1))
+    assert found.replicas is not None
+    lines = replicas_lines(found.replicas, "{:.1f} s".format)
+    assert [line.split(":")[0].strip() for line in lines[:3]] == ["all steps", "second best", "other"]
+    assert sum("one host for each block: " in line for line in lines) == 1
+    assert lines[-1] == f"  {len(found.replicas.judged) - 5} more were simulated"
 
 
 def test_many_nodes_are_planned_in_time() -> None:
