@@ -49,6 +49,7 @@ def computing_lost_s_per_byte(
             Probe(address, message_bytes, timeout_s, thoroughness(brief=True), busy_target=False)
         ) as probe:
             probe.ping()
+            probe.look()
             with Burner() as burner:
                 alone = _rate(burner, lambda: time.sleep(_SHARE_ALONE * computing_s))
                 before = probe.sent_bytes + RECEIVED.num_bytes

@@ -6,7 +6,7 @@ on a link of a run, some of them on the way at a time (a tenth of a second's wor
 least, half of what has arrived at most), and the bytes between two answers are divided by the time between them::
 
     source  m m m m? m m m m? ...        ? = asks when it came
-    target        |a       |a            a window: at least 1 MB and 0.1 s
+    target        |a       |a            a window: at least 1 MB (less in a brief measurement of a slow link) and 0.1 s
               ------>|  dropped          the first window: a token bucket lets its burst through at full speed
 
 A shaper with a bucket (``tc ... tbf``) lets a burst through much faster than its rate, and one after each pause. So
@@ -19,12 +19,16 @@ And there a message waits for its turn on the processor at every step of its way
 once with both ends idle, once while the source computes, once while the target does. What that adds to half a round
 trip of a small message is the answer's, and is left out.
 
+A link of 0.5 Mbit/s takes 50 s for a hidden state of 3 MB. So a first look with ever longer messages tells about how
+fast the link is, and where a message of the run's size would take long, shorter ones are sent.
+
 Source: tc-tbf(8).
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import statistics
 import threading
@@ -36,6 +40,7 @@ from typing import Any, Final, NamedTuple
 import grpc
 
 from edge.wire.burner import Burner
+from edge.wire.probe_windows import BRIEF, THOROUGH, Thoroughness, Windows
 from ringtune.errors import ConnectionFailedError, DeadlineError, PeerLostError, RingTuneError
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
@@ -48,30 +53,15 @@ LONGEST_MESSAGE_BYTES: Final = 4 << 20
 _ASKS: Final = control_pb2.ProbeMessage(wants_arrival=True).SerializeToString()
 _BURN_IN_PINGS: Final = 5
 _BUSY: Final = ("ringtune-busy", "1")
-_WINDOW_BYTES: Final = 1_000_000
-_WINDOW_S: Final = 0.1
-_MOST_WINDOWS: Final = 9
 _ON_THE_WAY_S: Final = 0.1
 _LEAST_ON_THE_WAY: Final = 2
 _ASKS_ON_THE_WAY: Final = 4
 _TRIPS_ON_THE_WAY: Final = 2
-_TRIPS_TO_SPEED_UP: Final = 10
 _JOIN_S: Final = 5.0
 _LAST_WORD_S: Final = 0.5
-
-
-class Thoroughness(NamedTuple):
-    """How much a measurement sends: pings, lone messages, and the least windows and seconds of a stream."""
-
-    pings: int
-    alone: int
-    least_windows: int
-    least_s: float
-
-
-THOROUGH: Final = Thoroughness(pings=20, alone=9, least_windows=3, least_s=0.5)
-BRIEF: Final = Thoroughness(pings=8, alone=4, least_windows=2, least_s=0.2)
-"""For a run that waits for it; what is measured is corrected by what the run shows."""
+_LOOK_BYTES: Final = 1 << 14
+_LOOK_S: Final = 0.2
+"""A first look ends with a message that takes so long, seconds."""
 
 
 class LinkRate(NamedTuple):
@@ -150,18 +140,19 @@ def measure_link(
     deadline_s = time.monotonic() + timeout_s
     effort = thoroughness(brief=brief)
 
-    def opened(*, busy_target: bool = False) -> contextlib.closing[Probe]:
+    def opened(longest_bytes: int, *, busy_target: bool = False) -> contextlib.closing[Probe]:
         left_s = deadline_s - time.monotonic()
-        return contextlib.closing(Probe(address, message_bytes, left_s, effort, busy_target=busy_target))
+        return contextlib.closing(Probe(address, longest_bytes, left_s, effort, busy_target=busy_target))
 
     try:
-        with opened() as probe:
+        with opened(message_bytes) as probe:
             latency_s = probe.ping()
+            probe.look()
             idle_s = probe.alone()
             with Burner():
                 busy_source_s = probe.alone() - idle_s - (probe.ping() - latency_s)
             windows = probe.stream(latency_s)
-        with opened(busy_target=True) as other:
+        with opened(probe.message_bytes, busy_target=True) as other:
             busy_target_s = other.alone() - idle_s - (other.ping() - latency_s)
     except grpc.RpcError as error:
         raise of_both(error_of_call(error, peer=f"node {target} at {address}"), source, target) from error
@@ -202,20 +193,24 @@ class Probe:
         timeout_s: for everything.
         effort: how much to send.
         busy_target: whether the target shall compute meanwhile.
+
+    Attributes:
+        message_bytes: of a long message, as it is sent: at most what was asked for, less over a slow link.
+        sent_bytes: in all.
+        send_cpu_s_per_byte, receive_cpu_s_per_byte: of the processes at both ends, while messages streamed.
     """
 
     def __init__(
         self, address: str, message_bytes: int, timeout_s: float, effort: Thoroughness, *, busy_target: bool
     ) -> None:
         self._effort = effort
-        payload = bytes(min(max(1, message_bytes), LONGEST_MESSAGE_BYTES))
-        self._quiet = control_pb2.ProbeMessage(payload=payload).SerializeToString()
-        self._asking = control_pb2.ProbeMessage(wants_arrival=True, payload=payload).SerializeToString()
-        self._small = control_pb2.ProbeMessage(wants_arrival=True, payload=bytes(16)).SerializeToString()
+        self._shape(min(max(1, message_bytes), LONGEST_MESSAGE_BYTES))
+        self._small = _asking(16)
         self._deadline_s = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._arrived: queue.SimpleQueue[control_pb2.ProbeArrival | BaseException] = queue.SimpleQueue()
+        self._rate = math.inf
         self.sent_bytes = 0
         self.send_cpu_s_per_byte = self.receive_cpu_s_per_byte = 0.0
         self._channel = open_channel(address)
@@ -235,27 +230,45 @@ class Probe:
 
     def ping(self) -> float:
         """Half the median round trip of a small message, in seconds."""
-        trips = []
-        for _ in range(_BURN_IN_PINGS + self._effort.pings):
-            started_s = time.monotonic()
-            self._put(self._small)
-            self._next_arrival()
-            trips.append(time.monotonic() - started_s)
+        trips = [self._trip(self._small) for _ in range(_BURN_IN_PINGS + self._effort.pings)]
         return statistics.median(trips[_BURN_IN_PINGS:]) / 2
 
+    def look(self) -> None:
+        """Send ever longer messages until one takes a while; if long ones would take long, make them shorter."""
+        num_bytes, taken_s = _LOOK_BYTES, 0.0
+        while num_bytes < self.message_bytes and taken_s < _LOOK_S:
+            taken_s = self._trip(_asking(num_bytes))
+            num_bytes *= 2
+        if taken_s >= _LOOK_S:
+            self._rate = num_bytes / 2 / taken_s
+            self._shape(min(self.message_bytes, max(_LOOK_BYTES, round(self._rate * self._effort.alone_s))))
+
     def alone(self) -> float:
-        """Median seconds from sending a long message, with nothing else on the way, to its answer."""
-        trips = []
-        for _ in range(self._effort.alone):
-            started_s = time.monotonic()
-            self._put(self._asking)
-            self._next_arrival()
-            trips.append(time.monotonic() - started_s)
-        return statistics.median(trips[1:])
+        """Median seconds from sending a long message, with nothing else on the way, to its answer.
+
+        The first one does not count, unless it took so long that it was the only one: a shaper let the look through.
+        """
+        trips: list[float] = []
+        most_s = 2 * self._effort.alone * self._effort.alone_s
+        while len(trips) < self._effort.alone and sum(trips) < most_s:
+            trips.append(self._trip(self._asking))
+        return statistics.median(trips[1:] or trips)
+
+    def _trip(self, message: bytes) -> float:
+        """Seconds from sending a message to its answer."""
+        started_s = time.monotonic()
+        self._put(message)
+        self._next_arrival()
+        return time.monotonic() - started_s
+
+    def _shape(self, message_bytes: int) -> None:
+        self.message_bytes = message_bytes
+        self._quiet = control_pb2.ProbeMessage(payload=bytes(message_bytes)).SerializeToString()
+        self._asking = _asking(message_bytes)
 
     def stream(self, latency_s: float) -> list[float]:
         """Stream messages until there are enough windows; return the bytes per second of each but the first."""
-        windows = Windows(latency_s, self._effort)
+        windows = Windows(latency_s, self._effort, rate_bytes_per_s=self._rate)
         asked: deque[int] = deque()  # bytes up to and with each message that asked
         sent_bytes = arrived_bytes = last_asked_bytes = 0
         size = len(self._quiet)
@@ -317,50 +330,6 @@ class Probe:
             self._arrived.put(error)
 
 
-class Windows:
-    """Cuts arrivals into windows and drops the first one.
-
-    Args:
-        latency_s: of the link; over a long one it takes some round trips until both ends send at full speed.
-        effort: how many windows, and of how many seconds together.
-
-    Attributes:
-        rates: of the windows that count, bytes per second.
-        rate_bytes_per_s: of what came last; 0 until two messages came.
-    """
-
-    def __init__(self, latency_s: float, effort: Thoroughness = THOROUGH) -> None:
-        self._effort = effort
-        self._first_s = max(_WINDOW_S, 2 * _TRIPS_TO_SPEED_UP * latency_s)
-        self.rates: list[float] = []
-        self.rate_bytes_per_s = 0.0
-        self._start: tuple[int, float] | None = None
-        self._last = (0, 0.0)
-        self._counted_s = 0.0
-        self._is_first = True
-
-    @property
-    def are_enough(self) -> bool:
-        """Whether the windows suffice for a median: three at least, and either half a second or nine windows."""
-        if len(self.rates) < self._effort.least_windows:
-            return False
-        return self._counted_s >= self._effort.least_s or len(self.rates) >= _MOST_WINDOWS
-
-    def add(self, arrived_bytes: int, at_s: float) -> None:
-        """Note that ``arrived_bytes`` in all had arrived at ``at_s`` of the target's clock."""
-        if self._start is None:
-            self._start = self._last = (arrived_bytes, at_s)
-            return
-        taken_s = at_s - self._last[1]
-        if taken_s > 0:
-            self.rate_bytes_per_s = (arrived_bytes - self._last[0]) / taken_s
-        self._last = (arrived_bytes, at_s)
-        window_bytes, window_s = arrived_bytes - self._start[0], at_s - self._start[1]
-        if window_bytes < _WINDOW_BYTES or window_s < (self._first_s if self._is_first else _WINDOW_S):
-            return
-        self._start = self._last
-        if self._is_first:
-            self._is_first = False
-            return
-        self.rates.append(window_bytes / window_s)
-        self._counted_s += window_s
+def _asking(num_bytes: int) -> bytes:
+    """Make a message that asks when it came."""
+    return control_pb2.ProbeMessage(wants_arrival=True, payload=bytes(num_bytes)).SerializeToString()

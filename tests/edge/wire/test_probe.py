@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import statistics
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
 import pytest
 
-from edge.wire.probe import Windows, add_probe_sink, measure_link
+from edge.wire.probe import Probe, add_probe_sink, measure_link
+from edge.wire.probe_windows import BRIEF, Windows
 from ringtune.errors import ConnectionFailedError, DeadlineError
 from ringtune.rpc.connections import Server
+from ringtune.v1 import control_pb2
 
 WAIT_S = 30.0
 
@@ -32,6 +36,45 @@ def test_probe_measures_a_link(sink: Server, message_bytes: int) -> None:
     assert 1e6 < found.rate_low_bytes_per_s <= found.rate_bytes_per_s <= found.rate_high_bytes_per_s
     assert 0 < found.latency_s < 0.5
     assert found.samples >= 3 and found.sent_bytes > 4_000_000
+
+
+class SlowArrivals:
+    """A node behind a link of some bytes a second, as its answers show it: none comes before its bytes could."""
+
+    def __init__(self, rate_bytes_per_s: float) -> None:
+        self._rate = rate_bytes_per_s
+        self.longest_bytes = 0
+        self._over = threading.Event()
+
+    def add(self, server: grpc.Server) -> None:
+        """Answer probes."""
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._answers)
+        service = grpc.method_handlers_generic_handler("ringtune.v1.Probe", {"Link": handler})
+        server.add_generic_rpc_handlers((service,))
+
+    def _answers(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        free_s = time.monotonic()
+        for message in messages:
+            self.longest_bytes = max(self.longest_bytes, len(message))
+            free_s = max(free_s, time.monotonic()) + len(message) / self._rate
+            self._over.wait(max(0.0, free_s - time.monotonic()))
+            if message.startswith(b"\x08\x01"):
+                yield control_pb2.ProbeArrival(at_s=time.monotonic()).SerializeToString()
+
+
+def test_probe_sends_shorter_messages_over_a_slow_link() -> None:
+    """2 MB/s and hidden states of 4 MB: after a look of half a second, messages of about a third of a second."""
+    slow = SlowArrivals(2e6)
+    server = Server("127.0.0.1:0", slow.add, max_workers=4)
+    try:
+        with contextlib.closing(Probe(server.address, 4_000_000, WAIT_S, BRIEF, busy_target=False)) as probe:
+            probe.look()
+            assert 16_384 <= probe.message_bytes < 700_000
+            assert probe.sent_bytes < 2_000_000
+            assert probe.alone() > 0.0
+            assert slow.longest_bytes < 1_100_000
+    finally:
+        server.stop()
 
 
 def test_probe_leaves_no_thread(sink: Server) -> None:
@@ -102,6 +145,18 @@ def test_probe_windows_see_through_the_burst_of_a_shaper(rate: float, burst: flo
     rates, took_s = windows_of(arrivals(message_bytes, rate=rate, burst=burst))
     assert statistics.median(rates) == pytest.approx(rate, rel=0.01)
     assert len(rates) >= 3 and took_s >= 0.5
+
+
+@pytest.mark.parametrize("rate", [62_500.0, 375_000.0])
+def test_probe_windows_of_a_brief_look_at_a_slow_link_take_seconds(rate: float) -> None:
+    """A run that waits for the figure gets it from fewer bytes, behind the burst that the look before them used up."""
+    windows = Windows(0.0, BRIEF, rate_bytes_per_s=rate)
+    for total, at_s in arrivals(round(0.3 * rate), rate=rate, burst=32_000.0):
+        windows.add(total, at_s)
+        if windows.are_enough:
+            break
+    assert statistics.median(windows.rates) == pytest.approx(rate, rel=0.01)
+    assert at_s < 5.0
 
 
 def test_probe_windows_drop_what_a_long_link_needs_to_speed_up() -> None:
