@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from ringtune import cli, options
 
 PAGE = Path(__file__).parent / "options.md"
@@ -37,7 +35,7 @@ def page() -> str:
 
 
 def _commands() -> dict[str, Any]:
-    return dict(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
+    return cli.all_commands()
 
 
 def _table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

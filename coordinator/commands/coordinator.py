@@ -9,13 +9,17 @@ from typing import Annotated
 
 import typer
 
+from coordinator.commands import trusting
 from ringtune import options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command()(trusting.init)
+app.command()(trusting.token)
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def coordinator(
+    context: typer.Context,
     bind: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Address to listen at; port 0 = any.")
     ] = "127.0.0.1:7070",
@@ -43,6 +47,8 @@ def coordinator(
 
     A run goes on when the command that submitted it is gone. Its files are kept here until they are fetched.
     """
+    if context.invoked_subcommand is not None:
+        return
     from coordinator.kept_runs.kept_runs import KeptRuns, default_folder
     from coordinator.screen.join_hints import reachable_address
     from coordinator.screen.output import make_progress

@@ -44,6 +44,16 @@ def command_targets() -> dict[str, str]:
     return dict(sorted((found | _targets_of_checkout()).items()))
 
 
+def all_commands() -> dict[str, Any]:
+    """Load every command, and those below one: its words -> the command, e.g. ``coordinator token``."""
+    found: dict[str, Any] = {}
+    for name, command in _LazyCommands(command_targets()).items():
+        found[name] = command
+        for below, inner in getattr(command, "commands", {}).items():
+            found[f"{name} {below}"] = inner
+    return found
+
+
 def _targets_of_checkout() -> dict[str, str]:
     project = Path(__file__).parents[2] / "pyproject.toml"
     if not project.is_file():
@@ -174,7 +184,8 @@ def _show(error: RingTuneError) -> None:
 
 
 _EXIT_CODES = (
-    "Exit codes: 0 done; 1 the run failed; 2 the command line makes no sense; 3 nobody answers, or a port is busy; "
+    "Exit codes: 0 done; 1 the run failed; 2 the command line makes no sense; 3 nobody answers, a port is busy, "
+    "or a certificate or token is not accepted; "
     "4 a node died, hung or missed a deadline; 5 job, data, model or plan is wrong; 6 it does not fit in memory; "
     "7 damaged bytes; 8 busy, or the name is taken; 9 a disk is full or a folder can't be written; "
     "70 a bug of ringtune; 130 Ctrl-C in every command, also SIGTERM or a closed terminal where a run is saved; "

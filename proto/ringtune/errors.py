@@ -19,6 +19,8 @@ The tree::
     │   └── FrameError                    a frame for another run, epoch, step, shape or dtype
     ├── BusyError                exit 8   the coordinator already drives a run
     ├── StorageError             exit 9   a disk is full, or a folder can't be written
+    ├── TrustError               exit 3   a certificate is missing, expired, foreign, removed, or allows something else
+    │   └── TokenError                    a join token is wrong, used or expired
     └── InterruptedRunError      exit 130 Ctrl-C
 
 A message says what is wrong, where, and what to do about it.
@@ -143,6 +145,19 @@ class StorageError(RingTuneError):
 
     exit_code = 9
     status = "RESOURCE_EXHAUSTED"
+
+
+class TrustError(RingTuneError):
+    """A certificate is missing, expired, foreign or removed, or does not allow what was asked."""
+
+    exit_code = 3
+    status = "PERMISSION_DENIED"
+
+
+class TokenError(TrustError):
+    """A join token is wrong, used or expired."""
+
+    status = "UNAUTHENTICATED"
 
 
 class DivergedError(RingTuneError):

@@ -52,6 +52,14 @@ Insecure = Annotated[
     bool,
     typer.Option("--insecure", help="Allow other machines. Nothing is encrypted: trusted networks only."),
 ]
+Trust = Annotated[
+    Path | None,
+    typer.Option(
+        "--trust",
+        metavar="DIR",
+        help="Folder of keys and certificates; with one, all is encrypted. Default: in the user's state folder.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, an object a line.")]
 Local = Annotated[int, typer.Option("--local", metavar="N", min=0, help="Start N nodes on this machine.")]
 Nodes = Annotated[

@@ -34,6 +34,21 @@ def parse_bytes(text: str) -> int:
     return int(whole + fraction) * factor // scale
 
 
+_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_seconds(text: str) -> float:
+    """Read a duration as seconds: ``90s``, ``30m``, ``24h``, ``7d``.
+
+    Raises:
+        UsageError: not a duration above zero.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*", text)
+    if match is None or match[2] not in _SECONDS or not float(match[1]):
+        raise UsageError(f"{text!r} is not a duration; write it like 90s, 30m, 24h or 7d")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
 def format_bytes(size_bytes: float) -> str:
     """Print bytes in binary units: ``512 B``, ``1.5 KiB``, ``3,100 MiB``, ``12.0 GiB``.
 

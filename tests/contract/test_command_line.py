@@ -34,6 +34,7 @@ MEANINGS = {
     "--memory": "budget of a node",
     "--model": "folder of a base model on this machine",
     "--out": "folder that the command writes",
+    "--role": "what somebody is, or shall be",
     "--save": "file that the command writes its result to",
     "--state": "folder for what has to outlive the process",
 }
@@ -67,7 +68,7 @@ def test_command_line_has_help_and_json_everywhere(name: str) -> None:
     """``-h`` and ``--help`` explain, ``--json`` is for machines, and no option is without a word about it."""
     command = commands()[name]
     for option in ("-h", "--help"):
-        shown = CliRunner().invoke(cli.app, [name, option])
+        shown = CliRunner().invoke(cli.app, [*name.split(), option])
         assert (shown.exit_code, "Usage" in shown.output) == (0, True)
     assert "--json" in {option for parameter in command.params for option in parameter.opts}
     assert command.help

@@ -21,6 +21,7 @@ InterruptedRunError   RingTuneError     130 CANCELLED
 InvalidInputError     RingTuneError       5 INVALID_ARGUMENT
 PeerLostError         RingTuneError       4 ABORTED
 StorageError          RingTuneError       9 RESOURCE_EXHAUSTED
+TrustError            RingTuneError       3 PERMISSION_DENIED
 UsageError            RingTuneError       2 INVALID_ARGUMENT
 DamagedError          IntegrityError      7 DATA_LOSS
 FrameError            IntegrityError      7 FAILED_PRECONDITION
@@ -29,6 +30,7 @@ JobError              InvalidInputError   5 INVALID_ARGUMENT
 ModelError            InvalidInputError   5 INVALID_ARGUMENT
 PlanError             InvalidInputError   5 INVALID_ARGUMENT
 DeadlineError         PeerLostError       4 DEADLINE_EXCEEDED
+TokenError            TrustError          3 UNAUTHENTICATED
 """
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from coordinator.commands import train
@@ -33,7 +32,7 @@ ADDRESSES = ("127.0.0.1:7070", "192.168.1.10:7070", "[::1]:7070", "[fd00::7]:707
 @functools.cache
 def commands() -> dict[str, Any]:
     """Every command of the command line by name."""
-    return dict(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
+    return cli.all_commands()
 
 
 def parse(line: str) -> None:
@@ -44,7 +43,9 @@ def parse(line: str) -> None:
         assert words[1] in ("--help", "--version")
         return
     if "--help" not in words:
-        commands()[words[1]].make_context(words[1], words[2:])
+        depth = 3 if " ".join(words[1:3]) in commands() else 2
+        name = " ".join(words[1:depth])
+        commands()[name].make_context(name, words[depth:])
 
 
 def texts(tree: ast.AST) -> Iterator[str]:
@@ -130,7 +131,8 @@ def test_hints_within_sentences_name_options_of_their_command() -> None:
     assert len(found) > 30
     wrong = []
     for page, span in found:
-        command = commands().get(span.split()[1])
+        words = span.split()
+        command = commands().get(" ".join(words[1:3])) or commands().get(words[1])
         own = {option for parameter in command.params for option in parameter.opts} if command else set()
         wrong += [(page, span)] if not command or set(OPTION.findall(span)) - own else []
     assert wrong == []

@@ -20,25 +20,27 @@ from ringtune.errors import StorageError
 PARTIAL_SUFFIX = ".tmp"
 
 
-def write_durably(path: Path, content: bytes) -> None:
+def write_durably(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Replace a file's content in one step: after a crash it is the old content or the new one.
 
     Args:
         path: of the file; its folder is made if it is missing.
         content: the new content.
+        mode: permissions of the file, from the moment when it is made; the user's mask takes some away.
 
     Raises:
         StorageError: it can't be written; the old content is still there.
     """
-    write_pieces_durably(path, [content])
+    write_pieces_durably(path, [content], mode=mode)
 
 
-def write_pieces_durably(path: Path, content: Iterable[bytes | memoryview]) -> None:
+def write_pieces_durably(path: Path, content: Iterable[bytes | memoryview], *, mode: int = 0o666) -> None:
     """Do what ``write_durably`` does with content that comes a piece at a time.
 
     Args:
         path: of the file; its folder is made if it is missing.
         content: the new content.
+        mode: permissions of the file.
 
     Raises:
         StorageError: it can't be written; the old content is still there.
@@ -47,7 +49,7 @@ def write_pieces_durably(path: Path, content: Iterable[bytes | memoryview]) -> N
     with storage_errors(path):
         make_folder(path.parent)
         try:
-            with partial.open("wb") as file:
+            with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 for piece in content:
                     file.write(piece)
                 file.flush()

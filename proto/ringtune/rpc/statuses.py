@@ -20,6 +20,7 @@ from ringtune.errors import (
     InterruptedRunError,
     PeerLostError,
     RingTuneError,
+    TrustError,
     UsageError,
     encodable,
     error_from_name,
@@ -37,7 +38,7 @@ ERROR_OF_STATUS: Final[dict[str, type[RingTuneError]]] = {
     "DEADLINE_EXCEEDED": DeadlineError,
     "NOT_FOUND": RingTuneError,
     "ALREADY_EXISTS": BusyError,
-    "PERMISSION_DENIED": ConnectionFailedError,
+    "PERMISSION_DENIED": TrustError,
     "RESOURCE_EXHAUSTED": IntegrityError,
     "FAILED_PRECONDITION": FrameError,
     "ABORTED": PeerLostError,
@@ -46,7 +47,7 @@ ERROR_OF_STATUS: Final[dict[str, type[RingTuneError]]] = {
     "INTERNAL": RingTuneError,
     "UNAVAILABLE": ConnectionFailedError,
     "DATA_LOSS": IntegrityError,
-    "UNAUTHENTICATED": ConnectionFailedError,
+    "UNAUTHENTICATED": TrustError,
 }
 """What a status means that gRPC itself gave, without an error of ours in its details."""
 

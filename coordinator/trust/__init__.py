@@ -1,0 +1,1 @@
+"""The coordinator's authority: who gets a certificate, and whose certificates hold no longer."""

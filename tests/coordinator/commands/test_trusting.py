@@ -1,0 +1,73 @@
+"""``ringtune coordinator init`` and ``token`` as they are typed."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ringtune import cli
+from ringtune.quantities import parse_seconds
+from ringtune.trust.parties import Party, node_party
+from ringtune.trust.tokens import parse_token
+
+
+def ask(*words: str, code: int = 0) -> str:
+    """What a command prints."""
+    result = CliRunner().invoke(cli.app, ["coordinator", *words])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def as_json(*words: str) -> dict[str, Any]:
+    """What a command prints with ``--json``."""
+    found: dict[str, Any] = json.loads(ask(*words, "--json"))
+    return found
+
+
+def test_trusting_prints_a_token_once(tmp_path: Path) -> None:
+    """The plain output of ``token`` is the token alone, so that it can be piped; two are never equal."""
+    trust = ["--trust", str(tmp_path / "trust")]
+    made = as_json("init", *trust)
+    first, second = (parse_token(ask("token", "pi", *trust)) for _ in range(2))
+    assert first.party == second.party == node_party("pi")
+    assert first.authority_sha256 == made["authority_sha256"]
+    assert first.secret != second.secret
+
+
+def test_trusting_writes_a_token_for_its_user_only(tmp_path: Path) -> None:
+    """With ``--save`` the secret is in the file and nowhere else; the time to live is as asked."""
+    trust, file = ["--trust", str(tmp_path / "trust")], tmp_path / "token"
+    ask("init", *trust)
+    told = as_json("token", "alice", "--role", "submitter", "--ttl", "30m", "--save", str(file), *trust)
+    token = parse_token(file.read_text())
+    assert token.party == Party("submitter", "alice")
+    assert token.secret not in json.dumps(told)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert told["ends_unix_s"] == pytest.approx(time.time() + 1800, abs=60)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["Pi"], 2, "node name 'Pi' is not allowed"),
+        (["pi", "--role", "root"], 2, "--role 'root' is not one of"),
+        (["pi", "--ttl", "soon"], 2, "'soon' is not a duration"),
+        (["pi", "--ttl", "0h"], 2, "'0h' is not a duration"),
+        (["pi"], 3, "has no authority; make one with 'ringtune coordinator init'"),
+    ],
+)
+def test_trusting_refuses_in_a_line(tmp_path: Path, words: list[str], code: int, text: str) -> None:
+    """Each with its exit code and a remedy."""
+    shown = ask("token", *words, "--trust", str(tmp_path / "none"), code=code)
+    assert text in shown
+    assert len(shown.strip().splitlines()) == 1
+
+
+def test_trusting_durations() -> None:
+    """Seconds, minutes, hours and days."""
+    assert [parse_seconds(text) for text in ("90s", "30m", "5min", "1.5h", "7d")] == [90, 1800, 300, 5400, 604800]
