@@ -97,7 +97,8 @@ def replanned(
         return simulated_steps_s(one, profile, costs, optimizer=job.train.optimizer)
 
     drafts = [draft] if now is part else [draft, dataclasses.replace(draft, course=part.course)]
-    others = {one.placement.slices: one.placement for each in drafts for one in _others(each, job, profile, effort)}
+    found = (one.placement for each in drafts for one in _others(each, job, profile, effort))
+    others = {one.slices: dataclasses.replace(one, cache=placement.cache) for one in found}
     fitting = [one for one in others.values() if one.slices != placement.slices and _fits(part, one, job, profile)]
     if not fitting:
         return None

@@ -20,7 +20,7 @@ from ringtune.errors import IntegrityError
 from ringtune.schedule.actions import Action, Payload, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.prefixes.kept import Key, key_of, may_come_again
+from ringtune.schedule.prefixes.kept import Key, key_of, may_come_again, prefix_after
 from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, Turn, items, turn_sequence
 
 _LOG = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class Prefixes:
         self._upcoming: _Upcoming | None = None
         self._files: dict[Key, dict[tuple[int, int], int]] = {}  # (boundary, micro-batch) -> bytes
         self._turns: dict[int, Turn] = {}
+        self._prefix = plan.course.num_blocks
         self._problem = ""
         self._is_told = False
         self.reads = self.held_bytes = self.most_held_bytes = self.read_bytes = 0
@@ -137,9 +138,7 @@ class Prefixes:
         turn = self._turns.pop(index, None)
         if turn is None:
             return ""
-        for item in items(self._course, turn) if turn.passages else ():
-            if item.passage.keeps:
-                self._delete_but(key_of(self._course, item), item.passage.keeps)
+        self._delete_above(prefix_after(self._course, turn))
         if self._upcoming is not None and not self._problem:
             for key in self._upcoming.after(index):
                 self._check(key)
@@ -154,13 +153,20 @@ class Prefixes:
                 self._lose(str(error))
                 return
 
-    def _delete_but(self, key: Key, boundary: int) -> None:
-        found = self._files.get(key, {})
-        for place in [place for place in found if place[0] != boundary]:
-            self._path(key, *place).unlink(missing_ok=True)
-            self.held_bytes -= found.pop(place)
-        if not found:
-            self._files.pop(key, None)
+    def _delete_above(self, prefix: int) -> None:
+        """Delete what is kept above a boundary; no later turn can read it."""
+        if prefix >= self._prefix:
+            return
+        self._prefix = prefix
+        for key, found in list(self._files.items()):
+            for place in [place for place in found if place[0] > prefix]:
+                self.held_bytes -= found.pop(place)
+                try:
+                    self._path(key, *place).unlink(missing_ok=True)
+                except OSError as error:
+                    self._lose(f"{self._path(key, *place)} can't be deleted: {error.strerror}")
+            if not found:
+                del self._files[key]
 
     def _lose(self, problem: str) -> None:
         self._problem = f"node {self._node} keeps no hidden states any more, the run goes on without: {problem}"

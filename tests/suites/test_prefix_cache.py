@@ -19,6 +19,7 @@ from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.passage import PrefixCache
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.prefixes.kept import entry_bytes
+from ringtune.schedule.rows.batches import num_batches
 from ringtune.schedule.turns import StartPoint, Turn
 from sim.ring_result import RingResult
 from tests.support.plans import changed
@@ -179,7 +180,13 @@ def short(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:70])
 
 
-@pytest.mark.parametrize("damage", [broken, missing, short])
+def a_folder(path: Path) -> None:
+    """Put a folder in its place, which can't be deleted as a file."""
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [broken, missing, short, a_folder])
 def test_run_goes_on_without_what_was_damaged_and_says_so(
     folder: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -283,3 +290,17 @@ def test_full_cache_keeps_no_more_than_its_limit(folder: Path, tmp_path: Path) -
     held = [executor.prefixes.most_held_bytes for executor in carrier.executors.values()]
     assert 0 < max(held) <= limit
     assert 0 < counts(result)[Op.READ] < counts(result)[Op.EMBED]
+
+
+def test_full_cache_makes_room_when_more_blocks_train(folder: Path, tmp_path: Path) -> None:
+    """Room for all batches once: what nobody can read any more goes, and others are kept in its place."""
+    case = case_of(folder, owners=("a",), num_steps=96, every_steps=32)
+    plan = case.plan((("a", 0, 4),))
+    _, _, wanted = ran(case, plan, tmp_path / "without")
+    (owner,), rows = plan.course.owners, plan.course.batch_size
+    limit = num_batches(owner.train_rows, rows) * entry_bytes(plan.course, with_cache(plan).placement, "a", rows)
+    result, carrier, found = ran(case, with_cache(plan, PrefixCache(max_bytes=limit)), tmp_path / "with")
+    last = [passage.enters for turn in turns_of(result) if turn.first_step >= 48 for passage in turn.passages]
+    assert sum(boundary > 0 for boundary in last) > 16
+    assert 0 < carrier.executors["a"].prefixes.most_held_bytes <= limit
+    assert same_bits(found, wanted)

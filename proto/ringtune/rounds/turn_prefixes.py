@@ -30,6 +30,7 @@ from ringtune.schedule.prefixes.kept import (
     hosts_at,
     key_of,
     may_come_again,
+    prefix_after,
 )
 from ringtune.schedule.prefixes.visits import later_visits
 from ringtune.schedule.turns import Item, Turn, items
@@ -61,7 +62,8 @@ class TurnPrefixes:
         self._held_bytes: dict[str, int] = {}
         self._lost: dict[str, str] = {}
         self._open: deque[Turn] = deque()
-        self._replaced: dict[int, list[_Entry]] = {}  # turn -> entries that are given up when it is done
+        self._useless: dict[int, list[_Entry]] = {}  # turn -> entries that are given up when it is done
+        self._prefix = plan.course.num_blocks
 
     def moved(self, part: Plan) -> TurnPrefixes:
         """The same for another placement, whose hosts begin with an empty cache."""
@@ -84,15 +86,21 @@ class TurnPrefixes:
         return turn
 
     def granted(self, turn: Turn) -> None:
-        """Note a turn that was granted."""
-        if self._cache is not None:
-            self._open.append(turn)
+        """Note a turn that was granted; hosts delete at its end what no later turn can read."""
+        if self._cache is None:
+            return
+        self._open.append(turn)
+        prefix = prefix_after(self._plan.course, turn)
+        if prefix < self._prefix:
+            self._prefix = prefix
+            for key in [key for key, entry in self._entries.items() if entry.boundary > prefix]:
+                self._give_up(key, turn)
 
     def close(self, turn: Turn) -> None:
         """Note that every node has done a turn; turns are closed in their order."""
         if self._cache is not None:
             self._open.popleft()
-            for entry in self._replaced.pop(turn.index, ()):
+            for entry in self._useless.pop(turn.index, ()):
                 self._hold(entry, -1)
 
     def lose(self, host: str, problem: str) -> bool:
@@ -123,9 +131,7 @@ class TurnPrefixes:
         if not hosts or full or any(host in self._lost for host in hosts):
             return WHOLE
         key = key_of(course, item)
-        before = self._entries.get(key)
-        if before is not None:
-            self._replaced.setdefault(turn.index, []).append(before)
+        self._give_up(key, turn)
         self._entries[key] = _Entry(size_bytes, boundary, turn.end_seq)
         self._hold(self._entries[key], 1)
         return Passage(keeps=boundary)
@@ -136,6 +142,12 @@ class TurnPrefixes:
         steps = (step for step in later_visits(course, item) if step - step % course.local_iterations >= first)
         prefixes = (frozen_prefix(course, item.kind, step) for step in steps)
         return itertools.takewhile(lambda prefix: prefix > 0, prefixes)
+
+    def _give_up(self, key: Key, turn: Turn) -> None:
+        """Count on what is kept of a batch no longer; its bytes are free when the turn is done."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._useless.setdefault(turn.index, []).append(entry)
 
     def _hold(self, entry: _Entry, sign: int) -> None:
         for host, size in entry.size_bytes.items():

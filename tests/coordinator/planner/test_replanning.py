@@ -60,6 +60,15 @@ def test_slow_board_gets_less_to_do(replicas: str) -> None:
     assert slow not in hosts or load(after) < load(plan)
 
 
+def test_hosts_keep_hidden_states_in_another_placement_too() -> None:
+    """The cache is of the job; a move only empties it."""
+    job, plan, profile = case(cache__prefix="auto")
+    slow = slowed(profile, plan.placement.hosts[-1].node, 2.0)
+    found = replanned(plan, job, slow, step=30, move_s=1.5, effort=Effort())
+    assert plan.placement.cache is not None
+    assert found is not None and found.placement.cache == plan.placement.cache
+
+
 def test_boards_as_planned_gain_nothing_by_a_move() -> None:
     """The best other placement is not worth its cost."""
     job, plan, profile = case()

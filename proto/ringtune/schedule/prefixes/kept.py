@@ -18,7 +18,7 @@ from ringtune.schedule.passage import ITEM_BYTES
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.rows.batches import num_batches
 from ringtune.schedule.stages.dealing import hosts_of_lane, lane_of
-from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.turns import Item, StepKind, Turn
 from ringtune.schedule.versions import trained, weight_version
 
 VISITS_AHEAD: Final = 64
@@ -50,6 +50,21 @@ def frozen_prefix(course: Course, kind: StepKind, step: int) -> int:
 def _frozen_prefix(course: Course, kind: StepKind, step: int) -> int:
     most = min(course.num_blocks - 1, max(0, trained(course, kind, step).lowest))
     return next((block for block in range(most) if weight_version(course, block, step)), most)
+
+
+def prefix_after(course: Course, turn: Turn) -> int:
+    """The highest boundary at which a batch is of use after a turn; what is kept above it is deleted then.
+
+    Example: of six blocks the upper two train in the last step of a turn. Then this is 4; it never grows.
+
+    Args:
+        course: of the run.
+        turn: as it was granted.
+    """
+    if not may_come_again(turn.kind):
+        return course.num_blocks
+    decided = course.decided(turn.unfreeze_at, turn.operations)
+    return frozen_prefix(decided, turn.kind, max(turn.first_step, turn.end_step - 1))
 
 
 def boundary_to_keep(prefixes: Sequence[int]) -> int:
