@@ -218,10 +218,9 @@ class Agent:
             BusyError: another process uses this node's folder.
         """
         name, state = self.options.name, self.options.state
+        what = f"node {name} to check its shards"
         return self._compute.call(
-            lambda: check_shards(state, name, run_id, asked, timeout_s=timeout_s),
-            timeout_s=timeout_s,
-            what=f"node {name} to check its shards",
+            lambda: check_shards(state, name, run_id, asked, timeout_s=timeout_s), timeout_s=timeout_s, what=what
         )
 
     def turns_of(self, request: control_pb2.GrantRequest) -> tuple[Turn, ...]:
@@ -284,7 +283,7 @@ class Agent:
         if active is not None and run_id in ("", active.run_id):
             active.is_finished = active.is_finished or is_finished
             self.end(active, reason)
-        self.moves.release(run_id)
+        self.moves.release(run_id, is_finished=is_finished)
         if run_id in ("", self._data[0]):
             self._data = ("", None)
 
@@ -367,6 +366,7 @@ class Agent:
         active = self._active
         if active is not None and active.run_id != run_id:
             self.end(active, "another run begins")
+        self.moves.shelf.drop_others(run_id)
 
     def of(self, run_id: str, epoch: int | None) -> tuple[ActiveRun, AgentRun]:
         """Return a run and its loop; ``epoch`` None = in any placement.

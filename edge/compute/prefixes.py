@@ -74,7 +74,7 @@ class Prefixes:
         self._upcoming, self._folder = _Upcoming(self._course, start or StartPoint.of(self._course)), None
         try:
             if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # it is of others' rows
             self._folder = folder
         except OSError as error:
             problem = f"{folder}: {error.strerror}"

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from edge.shards.kept import KEPT, Kept
 from edge.shards.state_folder import LOCK_WAIT_S, RunShards, StateFolder
-from ringtune.errors import DataError, DivergedError, IntegrityError, StorageError, UsageError
+from ringtune.errors import BusyError, DataError, DivergedError, IntegrityError, StorageError, UsageError
 from ringtune.files.pieces import Pieces
 from ringtune.rounds.checkpoint import Shard
 from ringtune.schedule.plan import Plan
@@ -236,3 +236,14 @@ def check_shards(
     with StateFolder(state, timeout_s=timeout_s) as folder:
         shards = folder.run(run_id)
         return [shards.problem(entry.step, entry.sha256, node=node) for entry in asked]
+
+
+def finish_run(state: Path | None, node: str, run_id: str) -> None:
+    """Mark a run as finished, so that its shards need not be kept for ever; where that fails, log a warning."""
+    if state is None:
+        return
+    try:
+        with StateFolder(state) as folder:
+            folder.run(run_id).finish()
+    except (BusyError, StorageError) as error:
+        _LOG.warning("node %s keeps the shards of run %s for ever: %s", node, run_id, error)

@@ -270,6 +270,12 @@ def test_resumed_run_begins_with_an_empty_cache(folder: Path, tmp_path: Path) ->
     assert same_bits(again.collected(plan, holder_of(plan, result)), wanted)
 
 
+def test_only_the_user_of_the_node_reads_what_it_keeps(folder: Path, tmp_path: Path) -> None:
+    """Hidden states are of others' rows, so other users of the machine do not get at them."""
+    carrier_of(case := case_of(folder), with_cache(case.plan(SPLITS["two"])), tmp_path / "state")
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "state").iterdir()} == {0o700}
+
+
 def test_replicas_keep_the_micro_batches_that_pass_them(folder: Path, tmp_path: Path) -> None:
     """Two hosts of the upper blocks: each keeps its own micro-batches, and the bits are those without a cache."""
     case = case_of(folder, microbatches=3)

@@ -27,6 +27,7 @@ from edge.agent.snapshots import TakenOver
 from edge.agent.torch_side import Workshop
 from edge.agent_options import AgentOptions
 from edge.run.loop import AgentRun
+from edge.shards.saver import finish_run
 from ringtune.errors import ConnectionFailedError, InterruptedRunError
 from ringtune.files.strict import read_object
 from ringtune.schedule.epochs import Source
@@ -104,6 +105,7 @@ class AgentMoves:
         self._agent, self._node = agent, node
         self._lock = threading.Lock()
         self._num_calls = 0
+        self._left = ("", "")
 
     def rest(self, run_id: str, epoch: int, *, timeout_s: float) -> str:
         """Keep what the slice has trained, and offer it; a lost link does not end the run from here on.
@@ -140,6 +142,7 @@ class AgentMoves:
         plan = Plan.from_json(read_object(to.plan_json, "the plan that came"))
         if self._node not in plan.nodes:
             self._end_before(number, to.run_id)
+            self._left = (to.run_id, to.shards_run)
             return 0, 0
         others = [source for source in to.sources if source.node != self._node]
         own = [source for source in to.sources if source.node == self._node]
@@ -154,6 +157,7 @@ class AgentMoves:
         taken = TakenOver(files, metadata, head, to.shards_run)
         with self._lock:
             self._end_before(number, to.run_id)
+            self._left = ("", "")
             active = self._agent.adopt(to.run_id, to.epoch, plan, to.start)
         active.is_resting = True
         self._agent.begin(active, to.job_toml, to.addresses, deadline_s, taken=taken)
@@ -166,10 +170,16 @@ class AgentMoves:
             active.is_resting = False
             self.shelf.drop(active.run_id)
 
-    def release(self, run_id: str) -> None:
-        """Let go of what is kept of a run, and of a move that is under way; empty = of any run."""
+    def release(self, run_id: str, *, is_finished: bool = False) -> None:
+        """Let go of what is kept of a run, and of a move that is under way; empty = of any run.
+
+        Shards of a run that ended well need not be kept for ever, also where this node has left it.
+        """
         self._next_call()
         self.shelf.drop(run_id)
+        left, shards_run = self._left
+        if is_finished and left == run_id:
+            finish_run(self._agent.options.state, self._node, shards_run)
 
     def _next_call(self) -> int:
         """Count the calls that end whatever move is under way."""

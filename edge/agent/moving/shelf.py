@@ -35,6 +35,12 @@ class SnapshotShelf:
             if run_id in ("", self._of[0]):
                 self._of, self._snapshot = ("", -1), None
 
+    def drop_others(self, run_id: str) -> None:
+        """Let the snapshot of any other run go."""
+        with self._lock:
+            if run_id != self._of[0]:
+                self._of, self._snapshot = ("", -1), None
+
     def get(self, run_id: str, epoch: int) -> SnapshotLike:
         """Return the snapshot of a run in an epoch.
 

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -14,6 +15,7 @@ from edge.agent.moving.agent_moves import NextPlacement
 from edge.agent.moving.fetch import fetch
 from edge.agent.moving.servicer import SnapshotServicer
 from edge.agent.moving.shelf import SnapshotShelf
+from edge.shards.state_folder import StateFolder
 from ringtune.errors import FrameError, InterruptedRunError
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import Server
@@ -121,6 +123,33 @@ def test_node_without_a_place_only_stops_and_still_has_its_snapshot(ring: TwoAge
     agent.release(OTHER, "another run")
     agent.moves.shelf.get(RUN, 0)
     agent.release(RUN, "over")
+    with pytest.raises(FrameError, match="keeps no snapshot"):
+        agent.moves.shelf.get(RUN, 0)
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_node_that_left_a_run_marks_its_shards_when_the_run_is_finished(tmp_path: Path, is_finished: bool) -> None:
+    """Nobody goes on from them then, so that they may go like those of any finished run."""
+    ring = TwoAgents(state=tmp_path)
+    prepare(ring)
+    agent = ring.agents["b"]
+    with StateFolder(tmp_path, timeout_s=WAIT_S) as folder:
+        folder.run(RUN).keep_rows("what the run left here")
+    agent.moves.rest(RUN, 0, timeout_s=WAIT_S)
+    agent.moves.move(to(moving(PLAN, (1, (("a", 0, 4),))).at(1)), timeout_s=WAIT_S)
+    agent.release(RUN, "over", is_finished=is_finished)
+    ring.close()
+    with StateFolder(tmp_path, timeout_s=WAIT_S) as folder:
+        assert folder.run(RUN).is_finished() is is_finished
+
+
+def test_snapshot_of_a_run_whose_coordinator_died_goes_when_another_begins(ring: TwoAgents) -> None:
+    """Nobody released the node that had left it."""
+    prepare(ring)
+    agent = ring.agents["b"]
+    agent.moves.rest(RUN, 0, timeout_s=WAIT_S)
+    agent.moves.move(to(moving(PLAN, (1, (("a", 0, 4),))).at(1)), timeout_s=WAIT_S)
+    agent.inspect(OTHER, JOB, None, timeout_s=WAIT_S)
     with pytest.raises(FrameError, match="keeps no snapshot"):
         agent.moves.shelf.get(RUN, 0)
 
