@@ -18,6 +18,7 @@ from coordinator.planner.given_profile import check_given, with_given_times
 from coordinator.planner.job_time import JobTime, measured_time
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
+from coordinator.planner.waits import check_waits
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import RingTuneError
 from ringtune.rounds import rounds
@@ -67,7 +68,7 @@ def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, effort
         effort: how hard to look.
 
     Raises:
-        RingTuneError: no plan fits, or the given plan or profile is of another job.
+        RingTuneError: no plan fits, the given plan or profile is of another job, or a link is too slow for it.
     """
     job, facts = request.job, profile.by_name
     if request.plan is not None:
@@ -83,6 +84,7 @@ def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, effort
     )
     if request.profile is not None:
         check_given(request.profile, facts, job, planned.plan)
+    check_waits(job, planned.plan, profile)
     return planned
 
 

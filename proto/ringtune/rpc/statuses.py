@@ -59,8 +59,8 @@ _REMEDIES: Final = {
     "DEADLINE_EXCEEDED": "it did not answer in time; check the machine and the network",
     "RESOURCE_EXHAUSTED": "a message was longer than allowed; use one version on all machines",
 }
-_CANCELLED_HERE: Final = "Locally cancelled"
-"""How gRPC begins the details of a call that the caller cancelled; a server that ends cancels its calls without it."""
+_CANCELLED_THERE: Final = ("", "CANCELLED")
+"""Details of a call that a server cancelled because it ends; a call that its caller gave up has some that say so."""
 _DETAILS = re.compile(r"ringtune\.(?P<name>[A-Za-z]+): (?P<message>.*)", re.DOTALL)
 
 
@@ -99,7 +99,7 @@ def error_of_status(name: str, details: str, *, peer: str) -> RingTuneError:
     if match is not None:
         return error_from_name(match["name"], match["message"])
     remedy = _REMEDIES.get(name, "see its log")
-    if details.startswith(_CANCELLED_HERE):
+    if name == "CANCELLED" and details not in _CANCELLED_THERE:
         return InterruptedRunError(f"{peer}: the call was given up here")
     return ERROR_OF_STATUS.get(name, RingTuneError)(f"{peer}: {name}: {details or 'no details'}; {remedy}")
 

@@ -94,7 +94,7 @@ def test_run_that_is_cancelled_releases_every_node() -> None:
         assert cluster.agents["a"].granted.wait(CALL_S)
         client.close()
         thread.join(CALL_S)
-        assert [type(error) for error in ended] == [InterruptedRunError]
+        assert [type(error) for error in ended] == [InterruptedRunError], ended
         assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
         assert cluster.server.coordinator.stop("test", CALL_S)
 

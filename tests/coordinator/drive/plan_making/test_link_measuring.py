@@ -144,7 +144,7 @@ def test_links_that_a_run_uses_stay_young() -> None:
 def test_links_of_a_given_profile_are_not_known_to_the_next_run() -> None:
     """Nobody here measured them, so a run without the profile asks for its own links."""
     links = tuple(
-        LinkFacts(source=source, target=target, rate_bytes_per_s=7.0, latency_s=9.0) for source, target in ("ab", "ba")
+        LinkFacts(source=source, target=target, rate_bytes_per_s=7e3, latency_s=9.0) for source, target in ("ab", "ba")
     )
     agents = {name: {**HOSTS[name], "on_grant": _with_transfers} for name in "ab"}
     with FakeCluster("a", "b", agents=agents) as cluster:
