@@ -32,7 +32,8 @@ from ringtune.schedule.units import units_text
 from ringtune.schedule.versions import ever_trained
 
 REPORT_SCHEMA = 1
-_CACHE_FIGURES = ("cache_reads", "cache_read_bytes", "cache_most_kept_bytes")
+_CACHE_COUNTS = ("cache_reads", "cache_read_bytes")
+_CACHE_MOST = "cache_most_kept_bytes"
 _LARGEST_EXPONENT = 700.0
 
 
@@ -80,7 +81,8 @@ class NodeTotals:
         peak_rss_bytes: highest resident memory that it reported.
         peak_versions: most versions of its trained tensors that it stored at once, the newest included.
         peak_version_bytes: of those besides the newest.
-        cache: figures of hidden states that it kept and read, summed over placements; none without a cache.
+        cache: figures of hidden states that it read, summed over placements, and most bytes that it kept in one of
+            them; none without a cache.
     """
 
     busy_s: float = 0.0
@@ -176,7 +178,7 @@ class RunLedger:
                 totals.num_actions += 1
 
     def add_totals(self, node: str, totals: Mapping[str, Any]) -> None:
-        """Note the totals that a node reports at the end (``totals.json``).
+        """Note the totals that a node reports at the end of a placement, or of the run (``totals.json``).
 
         Raises:
             IntegrityError: a figure is missing or no number.
@@ -186,11 +188,11 @@ class RunLedger:
             entry.peak_rss_bytes = max(entry.peak_rss_bytes, int(totals["peak_rss_bytes"]))
             entry.hosted_bytes = int(totals["hosted_bytes"])
             entry.cpu_s = float(totals["cpu_s"])
-            entry.peak_versions = int(totals["peak_versions"])
-            entry.peak_version_bytes = int(totals["peak_version_bytes"])
-            entry.cache = {
-                name: entry.cache.get(name, 0) + int(totals[name]) for name in _CACHE_FIGURES if name in totals
-            }
+            entry.peak_versions = max(entry.peak_versions, int(totals["peak_versions"]))
+            entry.peak_version_bytes = max(entry.peak_version_bytes, int(totals["peak_version_bytes"]))
+            if _CACHE_MOST in totals:
+                counts = {name: entry.cache.get(name, 0) + int(totals[name]) for name in _CACHE_COUNTS}
+                entry.cache = {**counts, _CACHE_MOST: max(entry.cache.get(_CACHE_MOST, 0), int(totals[_CACHE_MOST]))}
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"the totals of node {node} are not readable: {error}; use one version") from error
 

@@ -296,3 +296,15 @@ def test_report_counts_pairs_and_weights_by_link_and_seconds_of_fitting() -> Non
     }
     bare = RunLedger(PLAN, job().train).report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})
     assert not {"offload", "pair_links"} & bare.keys() and "fit_s" not in bare["nodes"]["a"]
+
+
+def test_report_of_a_run_that_moves_has_the_most_of_all_placements() -> None:
+    """What was held at once is not the sum, nor that of the last placement; reads are counted together."""
+    books = ledger()
+    for versions, reads, kept in ((3, 5, 700), (2, 1, 400)):
+        totals = {"peak_rss_bytes": 9, "hosted_bytes": 8, "cpu_s": 2, "peak_versions": versions}
+        cache = {"cache_reads": reads, "cache_read_bytes": 10 * reads, "cache_most_kept_bytes": kept}
+        books.add_totals("a", {**totals, "peak_version_bytes": 100 * versions, **cache})
+    entry = books.nodes["a"]
+    assert (entry.peak_versions, entry.peak_version_bytes) == (3, 300)
+    assert entry.cache == {"cache_reads": 6, "cache_read_bytes": 60, "cache_most_kept_bytes": 700}
