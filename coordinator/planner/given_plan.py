@@ -20,6 +20,7 @@ from coordinator.planner.job_draft import agreed_model, check_same_users, job_dr
 from coordinator.planner.make_plan import refuse_if_full
 from coordinator.planner.operations import check_given_operations
 from coordinator.planner.planned import Planned
+from coordinator.planner.prefix_cache import check_given_cache
 from ringtune import __version__
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import DataError, ModelError, PlanError
@@ -147,6 +148,7 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
     check_given_operations(job, plan, model)
     check_given_activations(job, plan, model)
     check_given_helpers(job, plan)
+    check_given_cache(job, plan)
     _check_epochs(plan)
     private = job.privacy.private_blocks
     if plan.placement.private_blocks != private:

@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Callable
 
 from coordinator.planner.planned import Planned
-from ringtune.errors import StorageError
+from ringtune.errors import PlanError, StorageError
 from ringtune.jobs.job import Job
+from ringtune.quantities import format_bytes
 from ringtune.rounds.expected_prefixes import expect_prefixes
+from ringtune.schedule.passage import PrefixCache
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.prefixes.kept import why_no_cache
 
@@ -39,3 +41,20 @@ def with_prefix_cache(job: Job, planned: Planned, fitting: Callable[[Plan], Plan
         except StorageError as error:
             problem = str(error)
     return dataclasses.replace(planned, left_out=(*planned.left_out, f"hidden states are not kept: {problem}"))
+
+
+def check_given_cache(job: Job, plan: Plan) -> None:
+    """Refuse a given plan whose hosts keep what the job does not ask for.
+
+    Raises:
+        PlanError: says what the plan has and what the job says.
+    """
+    wanted, remedy = job.cache.of_placement(job.model.dtype), "plan anew with 'ringtune plan JOB --save FILE'"
+    for cache in (one.cache for one in plan.placements if one.cache is not None):
+        if cache != wanted:
+            says = "cache.prefix = 'off'" if wanted is None else _text(wanted)
+            raise PlanError(f"the plan has hosts keep hidden states, {_text(cache)}; the job says {says}; {remedy}")
+
+
+def _text(cache: PrefixCache) -> str:
+    return f"{format_bytes(cache.max_bytes)} of {cache.dtype} at most"

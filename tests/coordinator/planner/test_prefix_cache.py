@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from coordinator.planner.explaining.cache import cache_lines
+from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import keep_plan, make_plan
 from coordinator.planner.planned import Planned
 from ringtune.costs.profile import NodeFacts
@@ -103,3 +105,19 @@ def test_job_refuses_what_a_cache_can_not_be() -> None:
         wanted({"cache.dtype": "float16"})
     with pytest.raises(JobError, match=r"cache\.max_bytes is -1"):
         wanted({"cache.max_bytes": -1})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"cache.prefix": "off"}, "the job says cache.prefix = 'off'"),
+        ({"cache.dtype": "bfloat16"}, "1,024 MiB of float32 at most; the job says 1,024 MiB of bfloat16 at most"),
+        ({"cache.max_bytes": 1 << 20}, "the job says 1.0 MiB of float32 at most"),
+    ],
+)
+def test_given_plan_keeps_nothing_that_the_job_does_not_ask_for(changes: dict[str, Any], says: str) -> None:
+    """Hosts have hidden states of others' rows only where the job says so, and no more of them."""
+    given = GivenPlan(plan=planned().plan)
+    assert accept_plan(given, wanted(), facts()).plan == given.plan
+    with pytest.raises(PlanError, match=re.escape(says)):
+        accept_plan(given, wanted(changes), facts())
