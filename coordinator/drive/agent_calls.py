@@ -36,7 +36,6 @@ _LOG = logging.getLogger(__name__)
 _RELEASE_S = 3.0
 _RETRY_S = 0.2
 _PROGRESS_S = 0.2
-_MAX_RESULT_BYTES = 1 << 38
 _TOTALS = "totals.json"
 
 
@@ -205,17 +204,19 @@ class AgentCalls:
         *,
         with_head: bool,
         with_private: bool,
+        max_bytes: int,
         users: Sequence[str] = (),
         on_result: Callable[[dict[str, Pieces]], None],
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """Fetch the node's results into an empty folder, with files of ``users``; ``on_result`` gets them by name.
 
-        That may take as long as it does: ``on_progress`` is called while bytes come.
+        A node that sends more than ``max_bytes`` fails. That may take as long as it does: ``on_progress`` is called
+        while bytes come.
         """
         request = control_pb2.CollectRequest(run_id=self._run_id, with_head=with_head, with_private=with_private)
         names = (*part_files(users), _TOTALS)
-        self._submit(lambda: on_result(self._collect(request, folder, names, on_progress)))
+        self._submit(lambda: on_result(self._collect(request, folder, names, max_bytes, on_progress)))
 
     def release(self, reason: str, *, is_finished: bool = False) -> Future[None]:
         """Cancel the call under way and tell the node that the run is over; errors are only logged."""
@@ -280,11 +281,12 @@ class AgentCalls:
         request: control_pb2.CollectRequest,
         folder: Path,
         names: Sequence[str],
+        max_bytes: int,
         on_progress: Callable[[], None],
     ) -> dict[str, Pieces]:
         chunks = _watched(self._track(self._stub.Collect(request)), on_progress)
         source = f"node {self.node}"
-        files = write_any_files(chunks, folder, names=names, max_bytes=_MAX_RESULT_BYTES, source=source)
+        files = write_any_files(chunks, folder, names=names, max_bytes=max_bytes, source=source)
         return {name: FilePieces(path) for name, path in files.items()}
 
     def _track(self, call: Any) -> Any:

@@ -14,6 +14,7 @@ from ringtune.ids import naming_node
 from ringtune.rounds import rounds
 from ringtune.rounds.copy_digests import CopyDigest
 from ringtune.rpc.codec import numbers_from_proto
+from ringtune.rpc.report_checks import check_report
 from ringtune.rpc.scores_codec import scores_from_proto
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.v1 import control_pb2
@@ -45,12 +46,14 @@ class Reports:
             What happened, in order; each has to be handled before the next is asked for.
 
         Raises:
-            IntegrityError: it has no number, or its scores are not readable.
+            IntegrityError: it has no number, figures that are none, or scores that are not readable.
         """
         if request.number < 1:
             raise IntegrityError(f"a report of node {request.node} has no number; use one version on all machines")
-        if request.number <= self._num_reports.get(request.node, 0):
+        last = self._num_reports.get(request.node, 0)
+        if request.number <= last:
             return  # the node did not hear that it had arrived
+        check_report(request, last=last, nodes=books.plan.nodes, end_seq=books.end_seq)
         self._num_reports[request.node] = request.number
         books.add_report(request)
         for step in request.steps:

@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from coordinator.records.events import EventSink
 from coordinator.records.file_events import send_file
+from coordinator.records.result_checks import MAX_CONFIG_BYTES, Wanted, check_parts
 from coordinator.records.result_files import result_folder, users_folders
+from ringtune.costs.profile import ModelFacts
+from ringtune.errors import IntegrityError
 from ringtune.files.durable import storage_errors
 from ringtune.files.pieces import Pieces
 from ringtune.files.strict import read_object
 from ringtune.jobs.job import Job
 from ringtune.jobs.result import result_of, result_of_user
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.users import user_sets
 
 _TOTALS = "totals.json"
+_MAX_RESULT_BYTES = 1 << 38
 
 
 class Results:
     """The files of all nodes of one run."""
 
     def __init__(self) -> None:
+        self._model: ModelFacts | None = None
+        self._holder = ""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._files: dict[str, dict[str, Pieces]] = {}
 
-    def folder_of(self, node: str) -> Path:
-        """Make an empty folder for what a node sends.
+    def expect(self, model: ModelFacts) -> None:
+        """Note the sizes of the model, with which parts are compared."""
+        self._model = model
+
+    def folder_of(self, node: str, *, with_head: bool = False) -> Path:
+        """Make an empty folder for what a node sends; one sends what is in no block.
 
         Raises:
             StorageError: the temporary folder has no room.
@@ -37,9 +49,14 @@ class Results:
         with storage_errors(Path(place)):
             if self._folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="ringtune-", dir=place, ignore_cleanup_errors=True)
+            self._holder = node if with_head else self._holder
             folder = Path(self._folder.name) / node
             folder.mkdir()
             return folder
+
+    def most_bytes(self, node: str, job: Job, part: Plan) -> int:
+        """More than what a node sends takes."""
+        return Wanted(job, part, self._model, self._holder).most_bytes(node) if self._model else _MAX_RESULT_BYTES
 
     def take(self, node: str, files: dict[str, Pieces]) -> None:
         """Take the files of a node, which lie in its folder."""
@@ -52,14 +69,23 @@ class Results:
             IntegrityError: they are no JSON object.
         """
         for node, files in self._files.items():
-            yield node, read_object(bytes(files.get(_TOTALS, Pieces.of(b""))), f"{_TOTALS} of node {node}")
+            yield node, read_object(bytes(_small(files, _TOTALS, node)), f"{_TOTALS} of node {node}")
 
-    def send(self, job: Job, emit: EventSink, *, users: Sequence[str] = ()) -> None:
+    def send(self, job: Job, emit: EventSink, *, users: Sequence[str] = (), part: Plan | None = None) -> None:
         """Send the adapter or model of the run of ``job``, merged from what the nodes sent; or that of each user.
 
+        Args:
+            job: of the run.
+            emit: sends an event to the submitter.
+            users: who have adapters of their own; where there is a plan it says so.
+            part: of the plan that holds at the end; what the nodes sent is compared with it.
+
         Raises:
-            IntegrityError: a file is missing, broken, or not the same everywhere.
+            IntegrityError: a file is missing, broken, not as the plan has it, or not the same everywhere.
         """
+        if part is not None and self._model is not None:
+            users = user_sets(part.course)
+            check_parts(self._files, Wanted(job, part, self._model, self._holder))
         result = result_of(job)
         if users:
             found = users_folders(self._files, {user: result_of_user(job, user) for user in users})
@@ -72,3 +98,15 @@ class Results:
         """Delete all files."""
         if self._folder is not None:
             self._folder.cleanup()
+
+
+def _small(files: Mapping[str, Pieces], name: str, node: str) -> Pieces:
+    """Return a file that is read whole.
+
+    Raises:
+        IntegrityError: it is too long for that.
+    """
+    found = files.get(name, Pieces.of(b""))
+    if found.size_bytes > MAX_CONFIG_BYTES:
+        raise IntegrityError(f"node {node} sent {name} of {found.size_bytes:,} bytes; use one version on all machines")
+    return found

@@ -257,7 +257,8 @@ class RunDriver(Driver):
                     self._calls[node].grant(turns, keep_from_step=self._checkpoints.keep_from_step)
             case rounds.Collect(node, with_head, with_private):
                 self._calls[node].collect(
-                    self._results.folder_of(node),
+                    self._results.folder_of(node, with_head=with_head),
+                    max_bytes=self._results.most_bytes(node, self._job, self._require_moving().part),
                     with_head=with_head,
                     with_private=with_private,
                     users=user_sets(self._require_plan().plan.course),
@@ -312,8 +313,7 @@ class RunDriver(Driver):
                 self._calls[node].grant((), keep_from_step=self._checkpoints.keep_from_step)
 
     def _enter(self, phase: str) -> None:
-        now_s = time.monotonic()
-        name, since_s = self._phase
+        now_s, (name, since_s) = time.monotonic(), self._phase
         if phase == name:
             return
         self._phases_s[name] = self._phases_s.get(name, 0.0) + now_s - since_s
@@ -330,6 +330,7 @@ class RunDriver(Driver):
         self._planned, plan = made.planned, made.planned.plan
         self._checkpoints.note_model(made.profile.by_name, plan)
         self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
+        self._results.expect(made.profile.by_name[plan.nodes[0]].model)
         if made.planned.note:
             self._note(made.planned.note)
         skipped = SKIPPED_ITEMS if self._request.is_rehearsal else 0
@@ -373,7 +374,7 @@ class RunDriver(Driver):
         for node, totals in self._results.totals():
             self._books.ledger.add_totals(node, totals)
         if self._request.evaluation is None:
-            self._results.send(self._job, self._emit, users=user_sets(self._require_plan().plan.course))
+            self._results.send(self._job, self._emit, part=self._require_moving().part)
         report = self._books.ledger.report(
             run_id=self.run_id,
             wall_s=time.monotonic() - self._started_s,

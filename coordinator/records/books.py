@@ -54,6 +54,7 @@ class RunBooks:
     Attributes:
         ledger: of the run.
         pace: of its nodes; None where nobody watches it.
+        end_seq: one past the last granted item.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class RunBooks:
         self._operations = OperationsLedger(plan, profile)
         self.ledger = RunLedger(plan, job.train, epoch=(part or plan).placement.epoch if plan.moves else None)
         self.pace: PaceWatch | None = None
+        self.end_seq = 0
 
     @property
     def plan(self) -> Plan:
@@ -149,6 +151,7 @@ class RunBooks:
     def granted(self, turns: Sequence[Turn]) -> None:
         """Expect the times of the actions of these turns from now on."""
         for turn in turns:
+            self.end_seq = max(self.end_seq, turn.end_seq)
             self._recorded.granted(turn)
             if self.pace is not None:
                 self.pace.granted(turn)

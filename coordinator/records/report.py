@@ -22,6 +22,7 @@ from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Train
 from ringtune.jobs.learning_rate import learning_rate
 from ringtune.rounds.round_events import LogMove
+from ringtune.rpc.report_checks import total_of
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT, pattern_of
 from ringtune.schedule.operations.table import Operations
@@ -185,6 +186,7 @@ class RunLedger:
         """
         entry = self.nodes[node]
         try:
+<<<<<<< HEAD
             entry.peak_rss_bytes = max(entry.peak_rss_bytes, int(totals["peak_rss_bytes"]))
             entry.hosted_bytes = int(totals["hosted_bytes"])
             entry.cpu_s = float(totals["cpu_s"])
@@ -193,6 +195,18 @@ class RunLedger:
             if _CACHE_MOST in totals:
                 counts = {name: entry.cache.get(name, 0) + int(totals[name]) for name in _CACHE_COUNTS}
                 entry.cache = {**counts, _CACHE_MOST: max(entry.cache.get(_CACHE_MOST, 0), int(totals[_CACHE_MOST]))}
+=======
+            entry.peak_rss_bytes = max(entry.peak_rss_bytes, int(total_of(totals, "peak_rss_bytes")))
+            entry.hosted_bytes = int(total_of(totals, "hosted_bytes"))
+            entry.cpu_s = total_of(totals, "cpu_s")
+            entry.peak_versions = int(total_of(totals, "peak_versions"))
+            entry.peak_version_bytes = int(total_of(totals, "peak_version_bytes"))
+            entry.cache = {
+                name: entry.cache.get(name, 0) + int(total_of(totals, name))
+                for name in _CACHE_FIGURES
+                if name in totals
+            }
+>>>>>>> c28ad5c (What nodes hand in and report is compared with the plan: results before they are merged, figures where they are decoded)
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"the totals of node {node} are not readable: {error}; use one version") from error
 

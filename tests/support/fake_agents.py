@@ -44,7 +44,7 @@ MODEL = small_model(
     vocab_size=32,
     embedding_bytes=500,
     head_bytes=100,
-    adapter_block_bytes=50,
+    adapter_block_bytes=12,
     digest="ab" * 32,
     head_class_bytes=0,
 )
@@ -98,6 +98,11 @@ def _one_megabyte_a_second(request: control_pb2.MeasureLinkRequest) -> control_p
     return control_pb2.MeasureLinkReply(
         rate_bytes_per_s=1e6, rate_low_bytes_per_s=9e5, rate_high_bytes_per_s=1.1e6, latency_s=0.001, samples=3
     )
+
+
+def block_tensor(block: int) -> str:
+    """The name of the one tensor that a fake node trains in a block."""
+    return f"bert.encoder.layer.{block}.x"
 
 
 def shard_digest(step: int) -> str:
@@ -294,7 +299,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         assert self.plan is not None
         piece = self.plan.slice_of(self.node)
         blocks = range(piece.start, piece.stop) if self._claims is None else self._claims
-        tensors = {f"block.{block}": numpy.full(3, block, dtype=numpy.float32) for block in blocks}
+        tensors = {block_tensor(block): numpy.full(3, block, dtype=numpy.float32) for block in blocks}
         figures = {"peak_rss_bytes": 7, "hosted_bytes": 1234, "cpu_s": 0.5, "peak_versions": 1, "peak_version_bytes": 0}
         found = {"adapter_config.json": b"{}", "totals.json": json.dumps(figures).encode()}
         users = user_sets(self.plan.course)
@@ -305,7 +310,10 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         if not users:
             found["adapter.safetensors"] = save(tensors)
         if with_head:
-            found |= {"head_config.json": b"{}", "model_head.safetensors": save({"head": numpy.ones(2)})}
+            found |= {
+                "head_config.json": b"{}",
+                "model_head.safetensors": save({"head": numpy.ones(25, dtype=numpy.float32)}),
+            }
         return found
 
     def _enter(self, what: str, context: grpc.ServicerContext) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,7 @@ from ringtune.schedule.extent import UserRows
 from ringtune.schedule.frozen_weights import AS_COMPUTED
 
 SCHEMA = 3
-_TOKENS_SCHEMA = 2
-"""The schema before: activations were counted per micro-batch of the measured shape."""
+_TOKENS_SCHEMA = 2  # the schema before: activations were counted per micro-batch of the measured shape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,8 +178,8 @@ class LinkFacts:
         name = f"link.{self.source}.{self.target}"
         if self.source == self.target:
             raise InvalidInputError(f"{name} joins a node with itself; leave it out")
-        if not self.rate_bytes_per_s > 0:
-            raise InvalidInputError(f"{name}.rate_bytes_per_s is {self.rate_bytes_per_s}, it has to be above 0")
+        if not 0 < self.rate_bytes_per_s < math.inf:
+            raise InvalidInputError(f"{name}.rate_bytes_per_s is {self.rate_bytes_per_s}, it has to be above 0, finite")
         for key in (
             "latency_s",
             "rate_low_bytes_per_s",
@@ -396,5 +396,5 @@ def _per_token(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise InvalidInputError(f"{name} is {value}, it has to be at least {least}")
+    if not least <= value < math.inf:
+        raise InvalidInputError(f"{name} is {value}, it has to be at least {least} and finite")

@@ -12,10 +12,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from ringtune.errors import IntegrityError, ModelError
 from ringtune.files.pointers import is_lfs_pointer, pointer_advice
+from ringtune.texts import printable, shown
 
 DTYPE_BYTES = {
     "BOOL": 1,
@@ -36,6 +37,10 @@ DTYPE_BYTES = {
 }
 MAX_HEADER_BYTES = 100_000_000
 """Longest header that is read; no model that there is has one a tenth as long."""
+
+_MOST_AXES: Final = 32
+_MOST_NUMBER: Final = 1 << 62
+_MOST_TOLD: Final = 300
 
 
 class TensorInfo(NamedTuple):
@@ -64,16 +69,18 @@ def read_safetensors_header(path: str | Path) -> dict[str, TensorInfo]:
         raise ModelError(f"can't read {path}: {error.strerror}; give a folder with model.safetensors") from error
 
 
-def header_of(file: BinaryIO, size: int, *, where: str) -> dict[str, TensorInfo]:
+def header_of(
+    file: BinaryIO, size: int, *, where: str, max_header_bytes: int = MAX_HEADER_BYTES
+) -> dict[str, TensorInfo]:
     """Names, types and shapes of an open safetensors file of ``size`` bytes, in the order of the data.
 
-    ``where`` names the file in errors.
+    ``where`` names the file in errors; a header above ``max_header_bytes`` is not read.
 
     Raises:
         IntegrityError: truncated, or the header contradicts itself or the size of the file.
     """
     length = int.from_bytes(file.read(8), "little")
-    if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+    if size < 8 or not 2 <= length <= min(size - 8, max_header_bytes):
         raise _damaged(where, f"its header claims {length:,} bytes of {size:,}")
     text = file.read(length)
     try:
@@ -89,7 +96,7 @@ def header_of(file: BinaryIO, size: int, *, where: str) -> dict[str, TensorInfo]
     at = start
     for name, info in ordered:
         if info.offset != at:
-            raise _damaged(where, f"tensor {name!r} begins at byte {info.offset:,}, expected {at:,}")
+            raise _damaged(where, f"tensor {shown(name)} begins at byte {info.offset:,}, expected {at:,}")
         at += info.nbytes
     if at != size:
         raise _damaged(where, f"it has {size:,} bytes, its tensors need {at:,}")
@@ -115,12 +122,14 @@ def _tensor(where: str, name: str, entry: Any, start: int) -> TensorInfo:
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = [*shape, begin, end]
-        valid = all(type(number) is int and number >= 0 for number in numbers) and dtype in DTYPE_BYTES
+        valid = len(shape) <= _MOST_AXES and dtype in DTYPE_BYTES
+        valid = valid and all(type(number) is int and 0 <= number <= _MOST_NUMBER for number in numbers)
         nbytes = DTYPE_BYTES[dtype] * math.prod(shape) if valid else -1
-    except (TypeError, KeyError, ValueError) as error:
-        raise _damaged(where, f"the entry of tensor {name!r} is malformed") from error
+        told = printable(f"of type {dtype} and shape {shape} can't take bytes [{begin}, {end})", most=_MOST_TOLD)
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
+        raise _damaged(where, f"the entry of tensor {shown(name)} is malformed") from error
     if not valid or end - begin != nbytes:
-        raise _damaged(where, f"tensor {name!r} of type {dtype} and shape {shape} can't take bytes [{begin}, {end})")
+        raise _damaged(where, f"tensor {shown(name)} {told}")
     return TensorInfo(dtype, tuple(shape), nbytes, start + begin)
 
 

@@ -46,6 +46,7 @@ class TensorFile:
     Args:
         content: of the file.
         where: names the file in errors.
+        max_header_bytes: longest header that is read.
 
     Attributes:
         infos: the tensors by name, in the order of the data.
@@ -55,11 +56,13 @@ class TensorFile:
         IntegrityError: truncated, or the header contradicts itself or the size of the file.
     """
 
-    def __init__(self, content: Pieces, *, where: str) -> None:
+    def __init__(self, content: Pieces, *, where: str, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
         self._content = content
         length = int.from_bytes(bytes(content.part(0, 8)), "little")
-        first = bytes(content.part(0, 8 + min(length, MAX_HEADER_BYTES)))
-        self.infos: dict[str, TensorInfo] = header_of(io.BytesIO(first), content.size_bytes, where=where)
+        first = bytes(content.part(0, 8 + length)) if length <= max_header_bytes else bytes(content.part(0, 8))
+        self.infos: dict[str, TensorInfo] = header_of(
+            io.BytesIO(first), content.size_bytes, where=where, max_header_bytes=max_header_bytes
+        )
         self.metadata = _metadata(first, where)
 
     def tensor(self, name: str) -> TensorPieces:

@@ -14,11 +14,12 @@ import math
 import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ringtune.errors import IntegrityError, InvalidInputError
 
 T = TypeVar("T")
+_LARGEST: Final = (1 << 63) - 1
 
 _TYPE_NAMES = {
     bool: "true or false",
@@ -40,15 +41,23 @@ def read_object(content: str | bytes, what: str) -> dict[str, Any]:
         what: for the message.
 
     Raises:
-        IntegrityError: ``content`` is no JSON object.
+        IntegrityError: ``content`` is no JSON object, or has a number that is not finite.
     """
     try:
-        value = json.loads(content)
+        value = json.loads(content, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"{what} is not JSON: {error}; use one version on all machines") from error
     if not isinstance(value, dict):
         raise IntegrityError(f"{what} is not a JSON object; use one version on all machines")
     return value
+
+
+def _finite(text: str) -> float:
+    """Read a number of a JSON text; Python's reader takes NaN, Infinity and 1e999."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return number
 
 
 def read_dataclass(
@@ -113,8 +122,10 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
         return tuple(read_value(args[0], item, where=f"{where}[{index}]", error=error) for index, item in items)
     if origin is dict:
         return _read_table(args[1], value, where=where, error=error)
+    if type(value) is int and hint in (int, float) and abs(value) > _LARGEST:
+        raise error(f"{where} is too large for a number")
     if hint is float and type(value) is int:
-        return _to_float(value, where=where, error=error)
+        return float(value)
     if type(value) is not hint:
         raise error(f"{where} has to be {_TYPE_NAMES[hint]}, but is {describe_value(value)}")
     if hint is float and not math.isfinite(typing.cast(float, value)):
@@ -156,6 +167,8 @@ def describe_value(value: object) -> str:
     kind = _TYPE_NAMES.get(type(value), type(value).__name__)
     if isinstance(value, Mapping | list | tuple) or value is None:
         return kind
+    if type(value) is int and abs(value) > _LARGEST:
+        return "a number beyond 64 bits"
     text = repr(value)
     text = text if len(text) <= 40 else f"{text[:37]}..."
     return f"{kind.replace('a ', 'the ', 1)} {text}" if not isinstance(value, bool) else str(value).lower()
@@ -179,13 +192,6 @@ def _example(name: str, hint: Any) -> str:
         return f"a table [{name}]"
     examples: dict[Any, str] = {str: '"..."', int: "1", float: "0.1", bool: "true"}
     return f"it: {name} = {examples.get(hint, '...')}"
-
-
-def _to_float(value: int, *, where: str, error: type[InvalidInputError]) -> float:
-    try:
-        return float(value)
-    except OverflowError as cause:
-        raise error(f"{where} is too large for a number") from cause
 
 
 @functools.lru_cache(maxsize=64)

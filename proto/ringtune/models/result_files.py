@@ -63,6 +63,7 @@ RESULT_FOLDERS: Final = (ADAPTER_FOLDER, MODEL_FOLDER, USERS_FOLDER)
 
 _MAX_ADAPTER_BYTES: Final = 1 << 32
 _MAX_MODEL_BYTES: Final = 1 << 40
+_MOST_DIGITS: Final = 6
 _HEAD_FILES: Final = (HEAD_CONFIG_FILE, HEAD_FILE)
 
 
@@ -157,6 +158,6 @@ def block_of(name: str) -> int | None:
     for family in FAMILIES.values():
         start = family.prefix + family.block_prefix
         number = name.removeprefix(start).partition(".")[0]
-        if name.startswith(start) and number.isdecimal():
+        if name.startswith(start) and number.isdecimal() and len(number) <= _MOST_DIGITS:
             return int(number)
     return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from ringtune.errors import IntegrityError
+from ringtune.rounds.round_events import StepReported
 from ringtune.schedule.turns import StepKind, Turn
 
 
@@ -26,7 +28,7 @@ class OpenTurns:
         self._items_ahead = items_ahead
         self._turns: dict[int, Turn] = {}
         self._waits: dict[int, set[str]] = {}
-        self._reported_items: dict[int, int] = {}
+        self._reported_items: dict[int, set[int]] = {}
 
     def __bool__(self) -> bool:
         """Whether a turn is open."""
@@ -35,7 +37,7 @@ class OpenTurns:
     @property
     def needs_more(self) -> bool:
         """Whether to grant more turns: fewer than two are open, or too few items are ahead."""
-        ahead = sum(turn.num_items - self._reported_items[turn.index] for turn in self._turns.values())
+        ahead = sum(turn.num_items - len(self._reported_items[turn.index]) for turn in self._turns.values())
         return len(self._turns) < 2 or ahead < self._items_ahead
 
     @property
@@ -55,7 +57,7 @@ class OpenTurns:
         """Open a turn that was granted to these nodes."""
         self._turns[turn.index] = turn
         self._waits[turn.index] = set(nodes)
-        self._reported_items[turn.index] = 0
+        self._reported_items[turn.index] = set()
 
     def get(self, index: int) -> Turn | None:
         """Find an open turn by its index."""
@@ -65,9 +67,21 @@ class OpenTurns:
         """Find the open turn that has an item."""
         return next((turn for turn in self._turns.values() if turn.first_seq <= seq < turn.end_seq), None)
 
-    def item_done(self, turn: Turn) -> None:
-        """Count one more finished item of an open turn."""
-        self._reported_items[turn.index] += 1
+    def item_done(self, turn: Turn, told: StepReported) -> bool:
+        """Note that an item of an open turn is finished; False if that was known.
+
+        Raises:
+            IntegrityError: somebody else than its owner says so, or with the step of another turn.
+        """
+        if told.node != turn.owner or not turn.first_step <= told.step <= turn.end_step:
+            raise IntegrityError(
+                f"node {told.node} reports item {told.seq} of step {told.step}; it is of node {turn.owner} and of a "
+                f"turn that begins at step {turn.first_step}; use one version on all machines"
+            )
+        known = self._reported_items[turn.index]
+        is_new = told.seq not in known
+        known.add(told.seq)
+        return is_new
 
     def node_done(self, node: str, turn: Turn) -> None:
         """Note that a node has done an open turn."""

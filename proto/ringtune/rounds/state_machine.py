@@ -291,10 +291,9 @@ class Rounds:
     def _on_step(self, event: rd.StepReported, now_s: float, commands: list[rd.Command]) -> None:
         granting = self._granting
         turn = granting.open.of_item(event.seq) if granting else None
-        if granting is None or turn is None:
+        if granting is None or turn is None or not granting.open.item_done(turn, event):
             return
         self._set_deadline(now_s, commands)
-        granting.open.item_done(turn)
         commands.append(rd.LogStep(turn, event.seq, event.step, granting.depth(turn, event.step), event.values))
         if turn.kind is StepKind.EVALUATE:
             self._evaluation.note(event.seq, event.values)

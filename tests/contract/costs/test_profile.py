@@ -147,7 +147,7 @@ def test_node_facts_of_the_schema_before_are_read() -> None:
         ({"activation_block_bytes": "1"}, "activation_block_bytes has to be a number, but is the text '1'"),
         ({"activation_block_bytes": -1}, "activation_token_bytes is -0.001953125, it has to be at least 0"),
         ({"shape": {"rows": "4", "tokens": 128}}, "shape.rows has to be a whole number"),
-        ({"shape": {"rows": 10**400, "tokens": 128}}, "shape is too large for a number"),
+        ({"shape": {"rows": 10**400, "tokens": 128}}, "shape.rows is too large for a number"),
         ({"schema": 3}, "unknown key 'activation_block_bytes'; did you mean 'activation_token_bytes'?"),
     ],
 )

@@ -305,3 +305,12 @@ def test_rounds_wait_for_a_result_to_be_loaded_as_long_as_it_goes() -> None:
         rounds.handle(rd.Prepared(node), 500.0)
     assert rounds.phase == "training"
     assert rounds.handle(rd.Progressed("b"), 501.0) == []
+
+
+@pytest.mark.parametrize(("node", "step"), [("b", 0), ("a", 1 << 62), ("a", 3)])
+def test_rounds_refuse_a_step_in_another_name_or_of_another_turn(node: str, step: int) -> None:
+    """The run ends at once with the node named: a figure of somebody else would be written down as the owner's."""
+    rounds = trained_rounds()
+    told = rounds.handle(rd.StepReported(node, 0, step, "train", (("count", 4.0),)), 1.0)
+    (finish,) = [command for command in told if isinstance(command, rd.Finish)]
+    assert finish.error == "IntegrityError" and f"node {node} reports item 0 of step {step}" in finish.message

@@ -88,6 +88,7 @@ def test_result_may_take_as_long_as_it_comes(tmp_path: Path, monkeypatch: pytest
             tmp_path,
             with_head=False,
             with_private=False,
+            max_bytes=4 * CHUNK_BYTES,
             on_result=lambda files: heard.put(f"{files['totals.json'].size_bytes}"),
             on_progress=lambda: heard.put("progress"),
         )

@@ -26,7 +26,17 @@ from ringtune.errors import (
 )
 from ringtune.schedule.helped import helped
 from ringtune.schedule.turns import Turn
-from tests.support.fake_agents import CALL_S, NO_TIMES, FakeAgent, FakeCluster, facts, job, read_lines, steps_of
+from tests.support.fake_agents import (
+    CALL_S,
+    NO_TIMES,
+    FakeAgent,
+    FakeCluster,
+    block_tensor,
+    facts,
+    job,
+    read_lines,
+    steps_of,
+)
 from tests.support.fake_runs import run
 
 
@@ -55,7 +65,7 @@ def test_run_merges_the_blocks_of_all_nodes(tmp_path: Path) -> None:
     with FakeCluster("a", "b") as cluster:
         run(cluster, tmp_path)
     merged = dict(deserialize((tmp_path / "adapter/adapter.safetensors").read_bytes()))
-    assert sorted(merged) == [f"block.{block}" for block in range(4)]
+    assert sorted(merged) == [block_tensor(block) for block in range(4)]
 
 
 def _run_of_users(folder: Path, **options: Any) -> None:
@@ -83,13 +93,13 @@ def test_run_whose_users_have_adapters_of_their_own_writes_a_folder_for_each(tmp
         assert {path.name for path in (tmp_path / "users" / user).iterdir()} == names
         merged = load((tmp_path / "users" / user / "adapter.safetensors").read_bytes())
         assert {name: list(value) for name, value in merged.items()} == {
-            f"block.{block}": [block + 10 * number] * 3 for block in range(4)
+            block_tensor(block): [block + 10 * number] * 3 for block in range(4)
         }
 
 
 def test_run_without_the_adapters_of_a_user_has_no_result(tmp_path: Path) -> None:
     """A node that leaves a user out ends the run with the file's name, and nothing is written of the others."""
-    with pytest.raises(IntegrityError, match=r"no node sent block\.\d of users/b/adapter\.safetensors"):
+    with pytest.raises(IntegrityError, match=r"the nodes sent users/b/adapter\.safetensors with 0 numbers in block"):
         _run_of_users(tmp_path, without_user="b")
     assert not (tmp_path / "users").exists()
 
@@ -231,7 +241,7 @@ def test_run_refuses_a_tensor_that_two_nodes_sent(tmp_path: Path) -> None:
     """Results that contradict each other are no results: no adapter is written."""
     with (
         FakeCluster("a", "b", agents={"b": {"claims": (0, 1)}}) as cluster,
-        pytest.raises(IntegrityError, match=r"both sent tensor block\.0"),
+        pytest.raises(IntegrityError, match=r"node b sent .*layer\.0\.x' of a block that it does not answer for"),
     ):
         run(cluster, tmp_path)
     assert not (tmp_path / "adapter").exists()

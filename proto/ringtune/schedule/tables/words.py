@@ -23,6 +23,7 @@ from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, Payload, Scope, op_of
 from ringtune.schedule.units import EMBEDDING, head_of, unit_name
 
+_LONGEST = 200
 _NUMBER = r"\d{1,18}"
 _LETTER = r"(?P<op>[A-Za-z<>])"
 _NODE = r"(?P<peer>[a-z0-9][a-z0-9._-]*)"
@@ -109,6 +110,8 @@ def parse_action(text: str, num_blocks: int) -> Action:
         op = op_of(text[:1])
     except PlanError:
         raise _no_action(text) from None
+    if len(text) > _LONGEST:
+        raise _no_action(text[:_LONGEST])
     for pattern in _FORMS[op.scope]:
         match = pattern.fullmatch(text)
         if match:
