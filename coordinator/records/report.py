@@ -173,8 +173,7 @@ class RunLedger:
         totals = self.nodes[node]
         for span in spans:
             if span.is_compute:
-                seconds = max(0.0, span.end_s - span.start_s)
-                totals.busy_s += seconds
+                totals.busy_s += (seconds := max(0.0, span.end_s - span.start_s))
                 totals.fit_s += seconds if span.action.op is Op.FIT else 0.0
                 totals.num_actions += 1
 
@@ -186,27 +185,15 @@ class RunLedger:
         """
         entry = self.nodes[node]
         try:
-<<<<<<< HEAD
-            entry.peak_rss_bytes = max(entry.peak_rss_bytes, int(totals["peak_rss_bytes"]))
-            entry.hosted_bytes = int(totals["hosted_bytes"])
-            entry.cpu_s = float(totals["cpu_s"])
-            entry.peak_versions = max(entry.peak_versions, int(totals["peak_versions"]))
-            entry.peak_version_bytes = max(entry.peak_version_bytes, int(totals["peak_version_bytes"]))
-            if _CACHE_MOST in totals:
-                counts = {name: entry.cache.get(name, 0) + int(totals[name]) for name in _CACHE_COUNTS}
-                entry.cache = {**counts, _CACHE_MOST: max(entry.cache.get(_CACHE_MOST, 0), int(totals[_CACHE_MOST]))}
-=======
             entry.peak_rss_bytes = max(entry.peak_rss_bytes, int(total_of(totals, "peak_rss_bytes")))
             entry.hosted_bytes = int(total_of(totals, "hosted_bytes"))
             entry.cpu_s = total_of(totals, "cpu_s")
-            entry.peak_versions = int(total_of(totals, "peak_versions"))
-            entry.peak_version_bytes = int(total_of(totals, "peak_version_bytes"))
-            entry.cache = {
-                name: entry.cache.get(name, 0) + int(total_of(totals, name))
-                for name in _CACHE_FIGURES
-                if name in totals
-            }
->>>>>>> c28ad5c (What nodes hand in and report is compared with the plan: results before they are merged, figures where they are decoded)
+            entry.peak_versions = max(entry.peak_versions, int(total_of(totals, "peak_versions")))
+            entry.peak_version_bytes = max(entry.peak_version_bytes, int(total_of(totals, "peak_version_bytes")))
+            if _CACHE_MOST in totals:
+                counts = {name: entry.cache.get(name, 0) + int(total_of(totals, name)) for name in _CACHE_COUNTS}
+                most = int(total_of(totals, _CACHE_MOST))
+                entry.cache = {**counts, _CACHE_MOST: max(entry.cache.get(_CACHE_MOST, 0), most)}
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"the totals of node {node} are not readable: {error}; use one version") from error
 
