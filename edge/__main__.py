@@ -9,12 +9,13 @@ from typing import NoReturn
 
 from edge.commands import app
 from ringtune.errors import RingTuneError
+from ringtune.texts import log_to_stderr
 
 
 def main() -> int:
     """Run an agent; return the exit code."""
     level = os.environ.get("RINGTUNE_LOG", "WARNING").upper()
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr(level)
     try:
         app(prog_name="python -m edge")
     except SystemExit as ending:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ringtune import options
+from ringtune.texts import printable
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -136,6 +137,6 @@ def plan(
         budgets={node.node: node.memory_bytes for node in found.nodes},
         facts=found.nodes[0],
     ):
-        typer.echo(line)
+        typer.echo(printable(line))
     if save is not None:
         typer.echo(f"the plan is in {save}")

@@ -17,6 +17,7 @@ from ringtune.rpc.codec import numbers_from_proto
 from ringtune.rpc.report_checks import check_report
 from ringtune.rpc.scores_codec import scores_from_proto
 from ringtune.schedule.operations.scores import BlockScores
+from ringtune.texts import printable
 from ringtune.v1 import control_pb2
 
 _MOST_SCORES: Final = 1 << 22
@@ -64,11 +65,11 @@ class Reports:
         self._note_scores(request)
         self._note_copies(request)
         if request.cache_problem:
-            yield rounds.CacheLost(request.node, request.cache_problem)
+            yield rounds.CacheLost(request.node, printable(request.cache_problem))
         for turn in request.turns_done:
             yield self._turn_reported(request.node, turn)
         if request.error:
-            message = naming_node(request.node, request.message)
+            message = naming_node(request.node, printable(request.message))
             if request.lost_peer or request.error == PeerLostError.__name__:
                 message = with_role(message, request.lost_peer or request.node, books.plan)
             failed = rounds.NodeFailed(request.node, request.error, message)

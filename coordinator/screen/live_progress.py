@@ -21,6 +21,7 @@ from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Units
+from ringtune.texts import printable
 
 _FIRST_PHASE = "starting"
 
@@ -103,7 +104,7 @@ class LiveProgress(SpokenProgress):
 
     def note(self, text: str) -> None:
         """Print a line above the bar, or below it once the end was drawn."""
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(printable(text), highlight=False, markup=False)
 
     def _render(self) -> RenderableType:
         if self._plan is None:

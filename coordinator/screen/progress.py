@@ -23,6 +23,7 @@ from coordinator.screen.progress_lines import (
 )
 from coordinator.screen.training_text import training_lines
 from ringtune.schedule.plan import Plan
+from ringtune.texts import printable
 
 _PLAIN_INTERVAL_S = 2.0
 
@@ -120,7 +121,7 @@ class PlainProgress(SpokenProgress):
 
     def note(self, text: str) -> None:
         """Write the text on a line."""
-        self._stream.write(text + "\n")
+        self._stream.write(printable(text) + "\n")
         self._stream.flush()
 
 

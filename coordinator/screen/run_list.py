@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from coordinator.kept_runs.record import RunRecord
 from coordinator.screen.text_table import table_lines
+from ringtune.texts import printable
 
 _TITLES = ("run", "state", "model", "method", "by", "started", "steps", "saved", "fetched")
 _LEFT = 6
@@ -23,7 +24,7 @@ def run_table(records: Sequence[RunRecord]) -> list[str]:
     """Write a table of runs, oldest first, and below it why those ended that did not end well."""
     if not records:
         return ["no run is kept here yet"]
-    failed = [f"{record.run_id}: {record.message}" for record in records if record.message]
+    failed = [f"{record.run_id}: {printable(record.message)}" for record in records if record.message]
     return [*table_lines(_TITLES, [_row(record) for record in records], left=_LEFT), *failed]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from coordinator.screen.node_list import node_lines, node_table
 from coordinator.screen.progress_lines import figure, trained_text
 from ringtune.quantities import format_seconds
+from ringtune.texts import printable
 from ringtune.v1 import control_pb2
 
 _OPTIONAL = ("num_steps", "steps_done", "round", "initiator", "depth", "trains", "loss")
@@ -61,5 +62,5 @@ def _run_lines(run: control_pb2.RunStatus) -> list[str]:
     for one in run.helpers:
         lines.append(f"{one.node} fits the adapters of {one.host}'s blocks [{one.start}, {one.stop})")
     if run.message:
-        lines.append(f"error: {run.message}")
+        lines.append(f"error: {printable(run.message)}")
     return lines

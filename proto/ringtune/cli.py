@@ -29,6 +29,7 @@ from typer.exceptions import TyperException
 from ringtune import __version__
 from ringtune.errors import InterruptedRunError, RingTuneError, UsageError
 from ringtune.options import RENAMED
+from ringtune.texts import log_to_stderr
 
 GROUP = "ringtune.commands"
 BUG_EXIT_CODE = 70
@@ -218,7 +219,7 @@ def options(
 ) -> None:
     """Options of every command."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr(level)
 
 
 def main() -> None:

@@ -30,6 +30,8 @@ from __future__ import annotations
 
 from typing import ClassVar, TypeVar
 
+from ringtune.texts import printable
+
 T = TypeVar("T")
 
 
@@ -45,8 +47,11 @@ class RingTuneError(Exception):
     status: ClassVar[str] = "INTERNAL"
 
     def __init__(self, *parts: object) -> None:
-        """Take the message; what UTF-8 has no bytes for, as half an emoji in a label, is escaped."""
-        super().__init__(*(encodable(part) if isinstance(part, str) else part for part in parts))
+        """Take the message: it may have texts of others in it, so controls are escaped and its length is bounded.
+
+        What UTF-8 has no bytes for, as half an emoji in a label, is escaped too.
+        """
+        super().__init__(*(printable(encodable(part)) if isinstance(part, str) else part for part in parts))
 
 
 def encodable(text: str) -> str:

@@ -1,0 +1,104 @@
+"""Texts of other machines: printable and bounded wherever they are shown or logged."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.drive.agent_calls import node_error
+from coordinator.drive.checkpointing import Checkpointing
+from coordinator.drive.reports import Reports
+from coordinator.members.member_codec import member_of
+from coordinator.screen.progress import PlainProgress
+from coordinator.screen.text_table import table_lines
+from ringtune.errors import DataError, error_from_name
+from ringtune.rounds import rounds
+from ringtune.texts import MOST_CHARACTERS, PlainFormatter, printable, shown
+from ringtune.v1 import control_pb2
+from tests.support.fake_agents import job
+from tests.support.plans import make_plan
+
+ESCAPES = "gone\x1b[2J\x1b]0;owned\x07\r\x9b31m\u202eok\x7f\x00"
+LONG = "x" * 70_000
+
+
+@given(st.text())
+def test_printable_text_has_no_control(text: str) -> None:
+    """Line ends stay; what is printable already is left as it is."""
+    found = printable(text, most=10**6)
+    assert "\x1b" not in found and "\r" not in found and "\x9b" not in found and "\u202e" not in found
+    assert found.count("\n") == text.count("\n")
+    if text.isprintable() and not any(letter.isspace() and letter != " " for letter in text):
+        assert found == text
+
+
+@given(st.text(min_size=30), st.integers(20, 200))
+def test_printable_text_is_bounded(text: str, most: int) -> None:
+    """Of a longer one the two ends are left, and how much is not shown."""
+    found = printable(text.encode("utf-8", "replace").decode(), most=most)
+    assert len(found) <= 10 * most + 60
+
+
+def test_names_are_shown_on_one_short_line() -> None:
+    """In quotes, as ``repr`` writes them."""
+    assert shown("a\nb") == r"'a\nb'"
+    assert len(shown(LONG)) < 200
+
+
+@pytest.mark.parametrize("text", [ESCAPES, LONG])
+def test_errors_of_others_are_printable_and_bounded(text: str) -> None:
+    """As a call's status, as a run's failure, as part of an error of our own."""
+    errors = [
+        error_from_name("DataError", text),
+        node_error("DATA_LOSS", f"ringtune.DataError: {text}", node="b", address="10.0.0.1:1"),
+        node_error("INTERNAL", text, node="b", address="10.0.0.1:1"),
+        DataError(f"can't read the column {text}"),
+    ]
+    for error in errors:
+        assert len(str(error)) < MOST_CHARACTERS + 200
+        assert str(error).isprintable()
+
+
+@pytest.mark.parametrize("text", [ESCAPES, LONG])
+def test_logs_screens_and_lists_show_no_control_and_no_endless_line(text: str) -> None:
+    """Whatever a node says of itself or of its failure."""
+    line = PlainFormatter("%(message)s").format(logging.makeLogRecord({"msg": "node b: %s", "args": (text,)}))
+    screen = io.StringIO()
+    PlainProgress(screen).note(text)
+    (_, row) = table_lines(("node", "system"), [("b", text)])
+    member = member_of(control_pb2.JoinRequest(node="b", system=text, version=text, device=text, address=text))
+    found = [line, screen.getvalue().removesuffix("\n"), row, member.system, member.version, member.device]
+    assert all(entry.isprintable() and len(entry) < MOST_CHARACTERS + 200 for entry in [*found, member.address])
+
+
+def test_traceback_of_a_bug_is_logged_whole() -> None:
+    """It is how a bug is found; only the escapes in it are taken away."""
+    try:
+        raise ValueError(ESCAPES + "y" * 6000)
+    except ValueError as error:
+        record = logging.makeLogRecord({"msg": "failed", "exc_info": (ValueError, error, error.__traceback__)})
+    found = PlainFormatter("%(message)s").format(record)
+    assert "y" * 6000 in found and "\x1b" not in found and "test_texts.py" in found
+
+
+class _Books:
+    """Books of a run into which nothing is written."""
+
+    plan, end_seq = make_plan([("a", 0, 4)], ["a"]), 1
+
+    def add_report(self, request: control_pb2.ReportRequest) -> None:
+        """Ignore it."""
+
+
+@pytest.mark.parametrize("text", [ESCAPES, LONG])
+def test_failures_and_problems_in_reports_are_printable(text: str) -> None:
+    """They go to the submitter's screen, to the record of the run and to the log."""
+    request = control_pb2.ReportRequest(node="a", number=1, error="DataError", message=text, cache_problem=text)
+    (lost, failed) = Reports(Checkpointing("r", job(), None)).take(request, _Books())  # type: ignore[arg-type]
+    assert isinstance(lost, rounds.CacheLost) and isinstance(failed, rounds.NodeFailed)
+    for told in (lost.problem, failed.message):
+        assert told.isprintable() and len(told) < MOST_CHARACTERS + 200
