@@ -44,6 +44,7 @@ class AgentOptions:
         insecure: whether to talk beyond this machine without encryption.
         watch_parent: end when the standard input ends.
         join_s: how long to try to reach the coordinator, seconds.
+        trust: folder of this node's identity; None = it speaks plain text.
         is_guest: take part in nothing but the evaluation of the own rows.
         kept: how much of finished runs stays in ``state``.
     """
@@ -64,6 +65,7 @@ class AgentOptions:
     insecure: bool = False
     watch_parent: bool = False
     join_s: float = 30.0
+    trust: Path | None = None
     is_guest: bool = False
     kept: Kept = KEPT
 

@@ -72,6 +72,8 @@ def node(
         str, typer.Option(metavar="HOST[:PORT]", help="Where peers reach this node, if not at --bind.")
     ] = "",
     insecure: options.Insecure = False,
+    trust: options.Trust = None,
+    token_file: options.TokenFile = None,
     join_s: options.JoinS = 30.0,
     watch_parent: Annotated[
         bool, typer.Option("--watch-parent", help="End when the standard input ends (for processes of a local run).")
@@ -87,6 +89,7 @@ def node(
     """
     from edge.agent.process import run_agent
     from edge.agent_options import AgentOptions, default_cache, default_name, default_state, parse_share
+    from edge.joining.choose_trust import choose_trust
     from edge.machine.libraries import require_libraries
     from edge.start_checks import check_start
     from ringtune.ids import check_node_name
@@ -94,11 +97,15 @@ def node(
 
     logging.getLogger("edge").setLevel(logging.INFO)  # a device's log tells what it takes part in
     require_libraries()
-    name = name or default_name()
+    name = check_node_name(name or default_name())
+    state = state or default_state(name)
+    used = choose_trust(
+        name, trust, token_file, state=state, coordinator=coordinator, insecure=insecure, is_local=watch_parent
+    )
     given = AgentOptions(
         coordinator=coordinator,
         name=name,
-        state=state or default_state(check_node_name(name)),
+        state=state,
         bind=bind,
         advertise=advertise,
         data=data,
@@ -110,6 +117,7 @@ def node(
         model=model,
         cache=cache or default_cache(),
         insecure=insecure,
+        trust=used,
         watch_parent=watch_parent,
         join_s=join_s,
         is_guest=guest,

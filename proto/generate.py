@@ -18,7 +18,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet, MethodDescriptorPr
 from grpc_tools import protoc
 
 SOURCE_ROOT = Path(__file__).resolve().parent
-PROTOS = ("ringtune/v1/control.proto", "ringtune/v1/ring.proto", "ringtune/v1/weights.proto")
+PROTOS = ("ringtune/v1/control.proto", "ringtune/v1/ring.proto", "ringtune/v1/trust.proto", "ringtune/v1/weights.proto")
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 _HEADER = '"""Types of the gRPC services of {proto}; written by proto/generate.py, do not edit."""\n'
 

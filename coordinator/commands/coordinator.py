@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,16 @@ def coordinator(
         float, typer.Option("--lease", min=0.1, help="A node that is silent for so long is lost, in seconds.")
     ] = 10.0,
     insecure: options.Insecure = False,
+    trust: options.Trust = None,
+    join_port: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Port for those who join with a token. Default: the one after the port of --bind.",
+        ),
+    ] = 0,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -49,6 +60,7 @@ def coordinator(
     """
     if context.invoked_subcommand is not None:
         return
+    from coordinator.commands.own_trust import keeper_of
     from coordinator.kept_runs.kept_runs import KeptRuns, default_folder
     from coordinator.screen.join_hints import reachable_address
     from coordinator.screen.output import make_progress
@@ -60,6 +72,7 @@ def coordinator(
     from ringtune.rpc.addresses import own_host
 
     keep_bytes = parse_bytes(keep_size)
+    keeper = keeper_of(trust, insecure=insecure)
     after = contextlib.ExitStack()
 
     def keep_runs(coordinator: Coordinator, address: str) -> None:
@@ -75,13 +88,17 @@ def coordinator(
     with (
         Ending() as ending,
         after,
-        CoordinatorServer(bind, lease_s=lease_s, insecure=insecure, before=keep_runs) as server,
+        CoordinatorServer(
+            bind, lease_s=lease_s, insecure=insecure, keeper=keeper, join_port=join_port, before=keep_runs
+        ) as server,
     ):
         progress = make_progress(as_json=json, live=False)
         server.coordinator.say = progress.note
         progress.listening(server.address, reachable_address(server.address, own_host()))
         while not ending.wait():
             server.coordinator.say_who_is_lost()
+            if keeper is not None:
+                keeper.renew_own(time.time())
         ending.save(server.coordinator)
     if ending.by_ctrl_c:
         raise InterruptedRunError("stopped by Ctrl-C")

@@ -47,7 +47,9 @@ def logs(
     if found.place is not None and found.folder is not None and found.place.is_local:
         show_file(found.folder, found.place, follow=follow)
         return
-    with Connection(found.coordinator, insecure=insecure) as client:
+    with Connection(
+        found.coordinator, insecure=None if found.place is not None and found.place.is_local else insecure
+    ) as client:
         run_id = found.run_id or only_run(client.runs(), lambda _: True, "run").run_id
         show_events(client, run_id, follow=follow, as_json=json)
 
@@ -78,7 +80,9 @@ def fetch(
     found = find_run(run, coordinator)
     if found.place is not None and found.place.is_local:
         raise UsageError(f"{run} is the folder of a local run: its files are there already")
-    with Connection(found.coordinator, insecure=insecure) as client:
+    with Connection(
+        found.coordinator, insecure=None if found.place is not None and found.place.is_local else insecure
+    ) as client:
         records = {record.run_id: record for record in client.runs()}
         run_id = (
             found.run_id
@@ -117,7 +121,9 @@ def stop(
 
     found = find_run(run, coordinator)
     try:
-        with Connection(found.coordinator, insecure=insecure) as client:
+        with Connection(
+            found.coordinator, insecure=None if found.place is not None and found.place.is_local else insecure
+        ) as client:
             ended = stop_run(client, found.run_id, now=now, wait_s=wait_s)
     except ConnectionFailedError as error:
         if found.place is None or not found.place.is_local:

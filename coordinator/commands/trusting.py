@@ -15,10 +15,11 @@ def init(trust: options.Trust = None, json: options.Json = False) -> None:
     """Make the authority whose certificates all who take part need from then on, for encrypted connections."""
     import json as json_module
 
-    from coordinator.trust.folder import ADMIN, default_trust, init_trust
+    from coordinator.trust.folder import ADMIN, init_trust
     from ringtune.trust.certificates import fingerprint
+    from ringtune.trust.places import coordinator_trust
 
-    folder = trust or default_trust()
+    folder = trust or coordinator_trust()
     found = fingerprint(init_trust(folder, time.time()).certificate_pem)
     admin = folder / ADMIN.name
     if json:
@@ -48,16 +49,19 @@ def token(
     """
     import json as json_module
 
-    from coordinator.trust.folder import default_trust, make_token
+    from coordinator.trust.folder import make_token
     from ringtune.errors import UsageError
     from ringtune.files.durable import write_durably
     from ringtune.quantities import parse_seconds
     from ringtune.trust.parties import NODE_ROLE, SUBMITTER_ROLE, Party
+    from ringtune.trust.places import coordinator_trust
 
     if role not in (NODE_ROLE, SUBMITTER_ROLE):
         raise UsageError(f"--role {role!r} is not one of {NODE_ROLE}, {SUBMITTER_ROLE}")
     ends_unix_s = time.time() + parse_seconds(ttl)
-    made = make_token(trust or default_trust(), Party("node" if role == NODE_ROLE else "submitter", name), ends_unix_s)
+    made = make_token(
+        trust or coordinator_trust(), Party("node" if role == NODE_ROLE else "submitter", name), ends_unix_s
+    )
     if save is not None:
         write_durably(save, f"{made}\n".encode(), mode=0o600)
     if json:

@@ -28,6 +28,7 @@ from ringtune.rpc.grants import GrantWriter
 from ringtune.rpc.statuses import error_of_status
 from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.turns import Turn
+from ringtune.trust.parties import node_party
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 T = TypeVar("T")
@@ -72,7 +73,7 @@ class AgentCalls:
         self._on_failure = on_failure
         self._epoch, self._grants = 0, GrantWriter(run_id)
         self._moving: Any = None
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, peer=node_party(node))
         self._stub = control_pb2_grpc.AgentStub(self._channel)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"calls-{node}")
         self._lock = threading.Lock()

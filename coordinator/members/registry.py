@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ringtune.errors import BusyError
+from ringtune.errors import BusyError, TrustError
 
 _GHOST_LEASES = 30.0
 
@@ -67,13 +67,18 @@ class Registry:
         self.lease_s = lease_s
         self._members: dict[str, Member] = {}
         self._told_lost: set[str] = set()
+        self._drained: set[str] = set()
+        self._refused: dict[str, str] = {}
 
     def join(self, member: Member, now_s: float) -> None:
         """Add a member, or take a restarted one again.
 
         Raises:
             BusyError: a living member of another process has the name.
+            TrustError: the node was removed.
         """
+        if member.node in self._refused:
+            raise TrustError(f"{self._refused[member.node]}; it may join when the coordinator was started again")
         self._forget_ghosts(now_s)
         present = self._members.get(member.node)
         if present and present.instance != member.instance and self._is_alive(present, now_s):
@@ -110,6 +115,24 @@ class Registry:
             return False
         del self._members[node]
         return True
+
+    def remove(self, node: str, reason: str, *, forever: bool) -> bool:
+        """Forget a member that shall not stay; with ``forever`` refuse its name too. False if it was none."""
+        self._drained.discard(node)
+        if forever:
+            self._refused[node] = reason
+        return self._members.pop(node, None) is not None
+
+    def drain(self, node: str, *, undo: bool) -> bool:
+        """Take a member into no new run, or again; False if it is none."""
+        if node not in self._members:
+            return False
+        (self._drained.discard if undo else self._drained.add)(node)
+        return True
+
+    def is_drained(self, node: str) -> bool:
+        """Whether a member is taken into no new run."""
+        return node in self._drained
 
     def is_alive(self, node: str, now_s: float) -> bool:
         """Whether the node is a member whose lease has not run out."""

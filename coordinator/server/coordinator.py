@@ -21,7 +21,7 @@ from coordinator.members.link_cache import LinkCache
 from coordinator.members.registry import Member, Registry
 from coordinator.records.events import EventSink
 from coordinator.screen.happenings import SpokenRun, joined_line, lost_line
-from ringtune.errors import BusyError, FrameError, JobError, RingTuneError, UsageError
+from ringtune.errors import BusyError, FrameError, JobError, PeerLostError, RingTuneError, UsageError
 from ringtune.ids import check_node_name, make_run_id
 from ringtune.jobs.job import Job
 from ringtune.rpc.addresses import require_private
@@ -93,6 +93,41 @@ class Coordinator:
             _LOG.info("node %s left", node)
             self.tell(f"node {node} left")
 
+    def remove(self, node: str, reason: str, *, forever: bool) -> bool:
+        """Forget a member that shall not stay; a run goes on as if the node were lost.
+
+        Args:
+            node: its name.
+            reason: for which; it is told to the node and the run.
+            forever: whether the name is refused while this coordinator runs.
+
+        Returns:
+            Whether it was a member.
+
+        Raises:
+            UsageError: nobody is, or may be, called so.
+        """
+        check_node_name(node)
+        with self._lock:
+            was_member = self._registry.remove(node, reason, forever=forever)
+            driver = self._driver
+        if was_member:
+            self.tell(reason)
+        if driver is not None and node in driver.nodes:
+            driver.node_failed(node, PeerLostError(f"{reason}; the run can't have it any more"))
+        return was_member
+
+    def drain_node(self, node: str, *, undo: bool) -> str:
+        """Take a member into no new run, or again; return the run that it still works on.
+
+        Raises:
+            UsageError: it is no member.
+        """
+        with self._lock:
+            if not self._registry.drain(node, undo=undo):
+                raise UsageError(f"node {node} is no member of this coordinator; 'ringtune nodes' lists them")
+            return self._driver.run_id if self._driver and node in self._driver.nodes else ""
+
     def tell(self, line: str) -> None:
         """Pass a line to ``say``; one that can't be shown is logged."""
         try:
@@ -109,9 +144,10 @@ class Coordinator:
             self.tell(lost_line(member, now_s - member.seen_at_s))
 
     def living(self) -> tuple[Member, ...]:
-        """List the living members, sorted by name."""
+        """List the living members that may be taken into a run, sorted by name."""
         with self._lock:
-            return self._registry.living(time.monotonic())
+            living = self._registry.living(time.monotonic())
+            return tuple(member for member in living if not self._registry.is_drained(member.node))
 
     def silent_for_s(self, node: str, instance: str) -> float:
         """Seconds since the last sign of life of a node's process; infinite if it is no member."""
@@ -119,7 +155,10 @@ class Coordinator:
             return self._registry.silent_for_s(node, instance, time.monotonic())
 
     def members(self) -> tuple[tuple[Member, str, float], ...]:
-        """List every member with its state (idle, running, lost) and the seconds since its last sign of life."""
+        """List every member with its state, and the seconds since its last sign of life.
+
+        The state is idle, running, drained (taken into no new run), draining (that, and running), or lost.
+        """
         with self._lock:
             now_s = time.monotonic()
             busy = self._driver.nodes if self._driver else frozenset()
@@ -131,7 +170,10 @@ class Coordinator:
     def _state(self, member: Member, busy: frozenset[str], now_s: float) -> str:
         if not self._registry.is_alive(member.node, now_s):
             return "lost"
-        return "running" if member.node in busy else "idle"
+        is_running = member.node in busy
+        if self._registry.is_drained(member.node):
+            return "draining" if is_running else "drained"
+        return "running" if is_running else "idle"
 
     # ---- runs -------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from ringtune.files.chunks import write_files
 from ringtune.jobs.job import parse_job
 from ringtune.jobs.result import result_of
 from ringtune.rpc.statuses import answer, answer_stream
+from ringtune.trust import speaking
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _UPLOAD_S = 600.0
@@ -32,6 +33,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
+        self._speaker = speaking.speaker()
 
     def Join(self, request: control_pb2.JoinRequest, context: grpc.ServicerContext) -> control_pb2.JoinReply:
         """Add the calling node to the members."""
@@ -45,7 +47,13 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     ) -> control_pb2.HeartbeatReply:
         """Renew the lease of the calling node."""
         beat = answer(context, lambda: self._coordinator.heartbeat(request.node, request.instance, request.rss_bytes))
-        return control_pb2.HeartbeatReply(known=beat[0], run_id=beat[1], now_unix_s=now_unix_s())
+        removed = self._speaker.removed if self._speaker else {}
+        return control_pb2.HeartbeatReply(
+            known=beat[0],
+            run_id=beat[1],
+            now_unix_s=now_unix_s(),
+            removed=[control_pb2.RemovedCertificate(serial=serial, reason=why) for serial, why in removed.items()],
+        )
 
     def Leave(self, request: control_pb2.LeaveRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Remove the calling node from the members."""

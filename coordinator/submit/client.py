@@ -42,7 +42,7 @@ class Client(Connection):
 
     Args:
         address: ``host:port``.
-        insecure: whether it may be on another machine, without encryption.
+        insecure: as in ``Connection``.
 
     Attributes:
         address: as given.
@@ -53,7 +53,7 @@ class Client(Connection):
         ConnectionFailedError: nobody answers there within a few seconds.
     """
 
-    def __init__(self, address: str, *, insecure: bool = False) -> None:
+    def __init__(self, address: str, *, insecure: bool | None = None) -> None:
         super().__init__(address, insecure=insecure)
         self.goes_on = False
 

@@ -6,6 +6,7 @@ import getpass
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Self, TypeVar
 
@@ -18,7 +19,10 @@ from ringtune.rpc.addresses import require_private
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
 from ringtune.rpc.versions import require_compatible
-from ringtune.v1 import control_pb2, control_pb2_grpc
+from ringtune.trust import speaking
+from ringtune.trust.choosing import speak_as_user
+from ringtune.trust.parties import COORDINATOR
+from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -32,7 +36,8 @@ class Connection:
 
     Args:
         address: ``host:port``.
-        insecure: whether it may be on another machine, without encryption.
+        insecure: whether to speak in plain text, even with another machine; else as this user, if the user has an
+            identity. None = as the process speaks already, with a coordinator of its own.
 
     Attributes:
         address: as given.
@@ -42,11 +47,13 @@ class Connection:
         ConnectionFailedError: nobody answers there within a few seconds.
     """
 
-    def __init__(self, address: str, *, insecure: bool = False) -> None:
-        require_private(address, option="--coordinator", insecure=insecure)
+    def __init__(self, address: str, *, insecure: bool | None = None) -> None:
+        self._trust = None if insecure is None else speak_as_user(insecure=insecure)
+        require_private(address, option="--coordinator", insecure=insecure or False)
         self.address = address
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, peer=COORDINATOR)
         self._stub = control_pb2_grpc.CoordinatorStub(self._channel)
+        self._membership = trust_pb2_grpc.MembershipStub(self._channel)
         try:
             grpc.channel_ready_future(self._channel).result(timeout=CONNECT_S)
         except grpc.FutureTimeoutError as error:
@@ -57,9 +64,18 @@ class Connection:
             ) from error
         try:
             require_compatible(f"coordinator {address}", self.status().version)
+            self._renew()
         except BaseException:
             self.close()
             raise
+
+    def _renew(self) -> None:
+        """Renew this user's certificate at two thirds of its life; a command goes on without."""
+        speaker = speaking.speaker()
+        if self._trust is not None and speaker is not None:
+            from ringtune.rpc.joining import renew_if_due
+
+            renew_if_due(self._membership, speaker, self._trust, time.time())
 
     def close(self) -> None:
         """Close the connection."""
@@ -119,6 +135,31 @@ class Connection:
             self._stub.Fetched(control_pb2.RunRef(run_id=run_id), timeout=CALL_S)
         except grpc.RpcError as error:
             _LOG.info("the coordinator did not hear that run %s was fetched: %s", run_id, error)
+
+    # ---- who stays a member -----------------------------------------------------------------------
+
+    def invite(self, node: str) -> str:
+        """Get a token for a node of this machine that evaluates once."""
+        request = trust_pb2.InviteRequest(node=node)
+        return self._checked(lambda: self._membership.Invite(request, timeout=CALL_S)).token
+
+    def remove(self, node: str, *, role: str, reason: str) -> trust_pb2.RemoveReply:
+        """Have a node or a user refused from now on.
+
+        Raises:
+            RingTuneError: the coordinator never knew it, or can't be asked.
+        """
+        request = trust_pb2.RemoveRequest(node=node, role=role, reason=reason)
+        return self._checked(lambda: self._membership.Remove(request, timeout=CALL_S))
+
+    def drain_node(self, node: str, *, undo: bool) -> str:
+        """Have a node taken into no new run, or again; return the run that it still works on.
+
+        Raises:
+            RingTuneError: it is no member, or the coordinator can't be asked.
+        """
+        request = trust_pb2.DrainNodeRequest(node=node, undo=undo)
+        return self._checked(lambda: self._membership.DrainNode(request, timeout=CALL_S)).run_id
 
     def stop_run(self, run_id: str, reason: str, *, now: bool) -> None:
         """Ask for the end of a run: after the turns that are under way and with a checkpoint, or at once.

@@ -19,7 +19,9 @@ from coordinator.submit.client import Client
 from coordinator.submit.local.local_nodes import LocalNodes, LocalSetup
 from coordinator.submit.outcome import Outcome
 from ringtune.errors import BusyError, DeadlineError, IntegrityError, RingTuneError
+from ringtune.files.durable import write_durably
 from ringtune.jobs.job import Job
+from ringtune.trust.speaking import is_encrypted
 
 _POLL_S = 0.1
 _STOP_S = 8.0
@@ -97,7 +99,7 @@ def _evaluate(
     *,
     progress: Progress,
     join_s: float,
-    insecure: bool = False,
+    insecure: bool | None = None,
     options: list[str] | None = None,
 ) -> dict[str, Any]:
     owner = f"eval-{secrets.token_hex(4)}"
@@ -117,7 +119,7 @@ def _evaluate(
             logs=Path(name),
             on_exit=note_end,
             names=[owner],
-            options=options or [],
+            options=[*(options or []), *_invitation(client, owner, Path(name) / "token")],
             states=Path(name) / "states",
         ),
     ):
@@ -136,7 +138,15 @@ def _figures(came: Outcome) -> dict[str, Any]:
     return evaluation
 
 
-def _free_coordinator(address: str, *, insecure: bool) -> Client:
+def _invitation(client: Client, node: str, file: Path) -> list[str]:
+    """Get a token for the node of this machine, where the coordinator takes nobody without; return its options."""
+    if not is_encrypted():
+        return []
+    write_durably(file, client.invite(node).encode(), mode=0o600)
+    return ["--token-file", str(file)]
+
+
+def _free_coordinator(address: str, *, insecure: bool | None) -> Client:
     """Connect to a coordinator that drives nothing now; refuse a busy one before an agent starts, which takes seconds.
 
     Raises:

@@ -17,8 +17,8 @@ from ringtune.files.durable import write_durably
 from ringtune.trust.certificates import BACKDATED_S, key_pem, make_key, read_certificate, read_key
 from ringtune.trust.identity import Identity, make_private_folder, read_private
 from ringtune.trust.parties import ANY_MEMBER, Party
+from ringtune.trust.places import AUTHORITY
 
-FILE: Final = "authority.pem"
 DAYS: Final = 30.0
 """How long a certificate holds."""
 _AUTHORITY_DAYS: Final = 3650.0
@@ -63,7 +63,7 @@ class Authority:
         Raises:
             TrustError: it is missing, damaged, or others may read its key.
         """
-        path = folder / FILE
+        path = folder / AUTHORITY
         key, end, certificate = read_private(path, what="authority").partition(_BETWEEN)
         authority = cls(key=read_key(key + end), certificate_pem=certificate)
         if read_certificate(certificate).public_key() != authority.key.public_key():
@@ -77,7 +77,7 @@ class Authority:
             StorageError: it can't be written.
         """
         make_private_folder(folder)
-        write_durably(folder / FILE, key_pem(self.key) + self.certificate_pem, mode=0o600)
+        write_durably(folder / AUTHORITY, key_pem(self.key) + self.certificate_pem, mode=0o600)
 
     def issue(self, party: Party, key: ec.EllipticCurvePublicKey, now_unix_s: float, *, days: float = DAYS) -> bytes:
         """Issue a certificate, PEM.

@@ -13,30 +13,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from platformdirs import user_state_path
-
-from coordinator.trust.authority import FILE, Authority
+from coordinator.trust.authority import Authority
 from coordinator.trust.register import Register
 from ringtune.errors import TrustError, UsageError
+from ringtune.trust import places
 from ringtune.trust.certificates import fingerprint
 from ringtune.trust.identity import make_private_folder, write_identity
 from ringtune.trust.parties import COORDINATOR, SUBMITTER_ROLE, Party
 from ringtune.trust.tokens import Token, make_secret, secret_hash
 
-ADMIN: Final = Party(SUBMITTER_ROLE, "admin")
+ADMIN: Final = Party(SUBMITTER_ROLE, places.ADMIN)
 JOIN_PORT: Final = "join_port"
 """Note in the register: where the coordinator last answered those without a certificate."""
 DEFAULT_JOIN_PORT: Final = 7071
-
-
-def default_trust() -> Path:
-    """Return the trust folder of a coordinator of this user, as this system has it."""
-    return user_state_path("ringtune-coordinator") / "trust"
+NO_AUTHORITY: Final = "{folder} has no authority; make one with 'ringtune coordinator init', or correct --trust"
 
 
 def has_authority(folder: Path) -> bool:
     """Whether a folder has an authority."""
-    return (folder / FILE).is_file()
+    return (folder / places.AUTHORITY).is_file()
 
 
 def init_trust(folder: Path, now_unix_s: float) -> Authority:
@@ -72,7 +67,7 @@ def make_token(folder: Path, party: Party, ends_unix_s: float) -> Token:
         StorageError: the register can't be written.
     """
     if not has_authority(folder):
-        raise TrustError(f"{folder} has no authority; make one with 'ringtune coordinator init', or correct --trust")
+        raise TrustError(NO_AUTHORITY.format(folder=folder))
     register = Register(folder)
     token = Token(
         party,

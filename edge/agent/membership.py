@@ -20,12 +20,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import grpc
 
 from edge.run.shared_clock import SharedClock
-from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError
+from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, TrustError
 from ringtune.rpc.statuses import error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -50,6 +50,7 @@ class Membership:
         rss_bytes: resident memory now.
         rejoin: whether to join again after the coordinator was gone.
         clock: is compared with the coordinator's at every answer.
+        on_removed: told with every answer which certificates hold no longer, serial -> reason.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Membership:
         rss_bytes: Callable[[], int],
         rejoin: bool = True,
         clock: SharedClock | None = None,
+        on_removed: Callable[[Mapping[str, str]], None] = lambda removed: None,
     ) -> None:
         self._coordinator = coordinator
         self._where = where
@@ -73,6 +75,7 @@ class Membership:
         self._on_gone = on_gone
         self._rss_bytes = rss_bytes
         self._rejoin = rejoin
+        self._on_removed = on_removed
         self._clock = clock or SharedClock()
         self._lease_s = 10.0
         self._heard_s = time.monotonic()
@@ -159,6 +162,10 @@ class Membership:
         while not self._leaving.wait(self._lease_s / 3):
             try:
                 self.beat_once()
+            except TrustError as error:  # asking again won't help
+                self._on_run_over("", str(error))
+                self._on_gone(error)
+                return
             except RingTuneError as error:  # another node has our name now
                 self._complain(error, "trying again")
             if self._is_lost and not self._rejoin:
@@ -169,6 +176,7 @@ class Membership:
         """Send one heartbeat and act on the answer.
 
         Raises:
+            TrustError: the coordinator refuses this node.
             RingTuneError: joining again was refused.
         """
         run_id = self._current_run()
@@ -183,11 +191,15 @@ class Membership:
         try:
             reply = self._coordinator.Heartbeat(request, timeout=max(0.5, self._lease_s / 3))
         except grpc.RpcError as error:
+            refusal = error_of_call(error, peer=f"coordinator {self._where}")
+            if isinstance(refusal, TrustError):
+                raise refusal from error
             self._on_silence(error)
             return
         self._heard_s = time.monotonic()
         self._clock.compare(sent_s, self._heard_s, reply.now_unix_s)
         self._missed = 0
+        self._on_removed({each.serial: each.reason for each in reply.removed})
         if self._is_lost:
             self._is_lost = False
             _LOG.info("coordinator %s answers again", self._where)

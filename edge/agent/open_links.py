@@ -11,7 +11,7 @@ from edge.agent.active_run import ActiveRun
 from edge.agent.torch_side import Workshop
 from edge.agent_options import AgentOptions
 from ringtune.errors import ConnectionFailedError, FrameError, PlanError
-from ringtune.rpc.addresses import is_loopback
+from ringtune.rpc.addresses import is_allowed
 from ringtune.rpc.connections import MAX_WORKERS
 from ringtune.schedule.lowering import links as plan_links
 
@@ -52,10 +52,10 @@ def check_private(options: AgentOptions, target: str, address: str) -> None:
     Raises:
         ConnectionFailedError: names both ends.
     """
-    if not options.insecure and not is_loopback(address):
+    if not is_allowed(address, insecure=options.insecure):
         raise ConnectionFailedError(
             f"node {options.name} won't send tensors unencrypted to {target} at {address}; "
-            "start every node with --insecure if the network is trusted"
+            "let every node join with a token, or start all with --insecure if the network is trusted"
         )
 
 

@@ -24,6 +24,7 @@ from edge.agent.membership import Membership
 from edge.agent.servicer import AgentServer
 from edge.agent_options import AgentOptions, advertised_address, bind_address
 from edge.data.row_count import count_rows
+from edge.joining.keep_certificate import keep_certificate, refuse_removed
 from edge.machine import memory_budget
 from edge.machine.allocator import keep_freed_memory
 from edge.machine.threads import limit_library_threads
@@ -34,6 +35,7 @@ from ringtune.errors import PeerLostError, RingTuneError
 from ringtune.machine.cores import usable_cores
 from ringtune.machine.signals import handled
 from ringtune.rpc.connections import open_channel
+from ringtune.trust.parties import COORDINATOR
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
@@ -79,7 +81,7 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
         if options.watch_parent:
             threading.Thread(target=_watch_parent, args=(ending,), name="watch-parent", daemon=True).start()
         limit_library_threads(options.threads or usable_cores())
-        channel = open_channel(options.coordinator)
+        channel = open_channel(options.coordinator, peer=COORDINATOR)
         try:
             return _serve(options, channel, ending, on_joined)
         finally:
@@ -108,11 +110,13 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending, on_joi
         rss_bytes=memory_budget.rss_bytes,
         rejoin=not options.watch_parent,
         clock=clock,
+        on_removed=refuse_removed,
     )
     try:
         membership.join(timeout_s=options.join_s, give_up=ending.wanted)
         if not ending.wanted.is_set():
             on_joined(identity.address)
+            keep_certificate(channel, options.trust)
             agent.preload()
         while not ending.wanted.wait(_WAIT_S):
             pass

@@ -24,7 +24,7 @@ from ringtune.jobs.job import Job
 from ringtune.models.family import CAUSAL_LM
 from ringtune.models.folder import read_config
 from ringtune.quantities import format_bytes
-from ringtune.rpc.addresses import is_loopback
+from ringtune.rpc.addresses import is_allowed
 from ringtune.rpc.statuses import error_of_call
 from ringtune.schedule.plan import Plan
 from ringtune.weights.manifest import FileEntry, ModelManifest, TensorEntry, needed_files, needed_tensors
@@ -143,13 +143,13 @@ class Borrower:
     def _sources(self) -> list[str]:
         """List the addresses to ask: other nodes, from a place that depends on this node's name, then the coordinator.
 
-        Without ``--insecure`` other machines' nodes are left out.
+        In plain text without ``--insecure`` other machines' nodes are left out.
         """
         try:
             found = self._find_sources()
         except grpc.RpcError as error:
             raise error_of_call(error, peer=f"the coordinator {self._options.coordinator}") from error
-        allowed = sorted({address for address in found if self._options.insecure or is_loopback(address)})
+        allowed = sorted({address for address in found if is_allowed(address, insecure=self._options.insecure)})
         start = sum(self._options.name.encode()) % max(1, len(allowed))
         return [*allowed[start:], *allowed[:start], self._options.coordinator]
 

@@ -31,6 +31,7 @@ from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
 from ringtune.schedule.actions import Action, Op, TensorKey, message
+from ringtune.trust.parties import node_party
 from ringtune.v1 import ring_pb2
 
 _log = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ class OutLink:
             ConnectionFailedError: nobody answers at the address within ``timeout_s``.
             FrameError: the peer refuses: it has another run or plan.
         """
-        self._channel = open_channel(self.address)
+        self._channel = open_channel(self.address, peer=node_party(self.target))
         method: Any = self._channel.stream_stream(METHOD, response_deserializer=ring_pb2.Ack.FromString)
         self._call = method(self._messages())
         self._reader = threading.Thread(target=self._read, name=f"link-acks-{self.target}", daemon=True)

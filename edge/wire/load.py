@@ -21,6 +21,7 @@ from edge.wire.burner import Burner
 from edge.wire.probe import RECEIVED, Probe, of_both, thoroughness
 from ringtune.errors import RingTuneError
 from ringtune.rpc.statuses import error_of_call
+from ringtune.trust.parties import node_party
 
 _SHARE_ALONE = 1 / 3
 
@@ -46,7 +47,9 @@ def computing_lost_s_per_byte(
     """
     try:
         with contextlib.closing(
-            Probe(address, message_bytes, timeout_s, thoroughness(brief=True), busy_target=False)
+            Probe(
+                address, message_bytes, timeout_s, thoroughness(brief=True), busy_target=False, peer=node_party(target)
+            )
         ) as probe:
             probe.ping()
             probe.look()

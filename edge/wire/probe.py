@@ -44,6 +44,7 @@ from edge.wire.probe_windows import BRIEF, THOROUGH, Thoroughness, Windows
 from ringtune.errors import ConnectionFailedError, DeadlineError, PeerLostError, RingTuneError
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
+from ringtune.trust.parties import Party, node_party
 from ringtune.v1 import control_pb2
 
 METHOD: Final = "/ringtune.v1.Probe/Link"
@@ -138,11 +139,11 @@ def measure_link(
         PeerLostError: the other node ended meanwhile.
     """
     deadline_s = time.monotonic() + timeout_s
-    effort = thoroughness(brief=brief)
+    effort, peer = thoroughness(brief=brief), node_party(target)
 
     def opened(longest_bytes: int, *, busy_target: bool = False) -> contextlib.closing[Probe]:
         left_s = deadline_s - time.monotonic()
-        return contextlib.closing(Probe(address, longest_bytes, left_s, effort, busy_target=busy_target))
+        return contextlib.closing(Probe(address, longest_bytes, left_s, effort, busy_target=busy_target, peer=peer))
 
     try:
         with opened(message_bytes) as probe:
@@ -193,6 +194,7 @@ class Probe:
         timeout_s: for everything.
         effort: how much to send.
         busy_target: whether the target shall compute meanwhile.
+        peer: the target, as its certificate names it; None = any member.
 
     Attributes:
         message_bytes: of a long message, as it is sent: at most what was asked for, less over a slow link.
@@ -201,7 +203,14 @@ class Probe:
     """
 
     def __init__(
-        self, address: str, message_bytes: int, timeout_s: float, effort: Thoroughness, *, busy_target: bool
+        self,
+        address: str,
+        message_bytes: int,
+        timeout_s: float,
+        effort: Thoroughness,
+        *,
+        busy_target: bool,
+        peer: Party | None = None,
     ) -> None:
         self._effort = effort
         self._shape(min(max(1, message_bytes), LONGEST_MESSAGE_BYTES))
@@ -213,7 +222,7 @@ class Probe:
         self._rate = math.inf
         self.sent_bytes = 0
         self.send_cpu_s_per_byte = self.receive_cpu_s_per_byte = 0.0
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, peer=peer)
         method: Any = self._channel.stream_stream(METHOD, response_deserializer=control_pb2.ProbeArrival.FromString)
         metadata = (_BUSY,) if busy_target else ()
         self._call = method(iter(self._outgoing.get, None), timeout=timeout_s, metadata=metadata)

@@ -15,7 +15,10 @@ import grpc
 from edge.wire.checks import FrameCheck, RunExpectation, check_hello
 from edge.wire.inbound import HELLO_WAIT_S, InLink, Sink
 from ringtune.errors import DeadlineError, FrameError
+from ringtune.rpc.guard import caller_of
 from ringtune.schedule.turns import Turn
+from ringtune.trust.parties import Party
+from ringtune.trust.permissions import require_sender
 from ringtune.v1 import ring_pb2
 
 _OLD_LINK_WAIT_S: Final = 2.0
@@ -137,16 +140,22 @@ class RingServicer:
     # ---- one link -------------------------------------------------------------------------------------
 
     def _link(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[ring_pb2.Ack]:
-        link = InLink(messages, join=self._join, changed=self._on_changed, hello_wait_s=self._hello_wait_s)
+        caller = caller_of(context)
+
+        def join(link: InLink, header: ring_pb2.FrameHeader | None) -> tuple[str, _Run]:
+            return self._join(link, header, caller.party if caller else None)
+
+        link = InLink(messages, join=join, changed=self._on_changed, hello_wait_s=self._hello_wait_s)
         return link.acks(context)
 
-    def _join(self, link: InLink, header: ring_pb2.FrameHeader | None) -> tuple[str, _Run]:
+    def _join(self, link: InLink, header: ring_pb2.FrameHeader | None, caller: Party | None) -> tuple[str, _Run]:
         with self._changed:
             self._changed.wait_for(lambda: self._run is not None or link.is_over, self._hello_wait_s)
             run = self._run
             if run is None:
                 raise DeadlineError(f"this node expected no run within {self._hello_wait_s:g} s; start the run again")
             source = check_hello(run.expectation, header)
+            require_sender(caller, source)
             if not self._changed.wait_for(lambda: source not in run.links, _OLD_LINK_WAIT_S):
                 raise FrameError(f"node {source} has a link to node {run.expectation.node} already; close it first")
             if self._run is not run:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import shlex
 
 from ringtune import __version__
-from ringtune.rpc.addresses import is_loopback, join_address, split_address
+from ringtune.rpc.addresses import is_allowed, is_loopback, join_address, split_address
+from ringtune.trust.speaking import is_encrypted
 
 WHEEL = f"ringtune-{__version__}-py3-none-any.whl"
 """Name of the file that ``pip wheel --no-deps --wheel-dir dist .`` makes in a checkout."""
@@ -28,10 +29,11 @@ def hint(name: str, *words: str, coordinator: str = "") -> str:
     Args:
         name: of the command.
         words: its arguments.
-        coordinator: ``host:port``; beyond this machine ``--insecure`` is added. Empty = the command has none.
+        coordinator: ``host:port``; beyond this machine ``--insecure`` is added, unless this process encrypts. Empty =
+            the command has none.
     """
     options = ["--coordinator", coordinator] if coordinator else []
-    options += ["--insecure"] if coordinator and not is_loopback(coordinator) else []
+    options += ["--insecure"] if coordinator and not is_allowed(coordinator, insecure=False) else []
     return shlex.join(["ringtune", name, *words, *options])
 
 
@@ -40,4 +42,5 @@ def hint_to_start_coordinator(address: str) -> str:
     if is_loopback(address):
         return hint("coordinator", "--bind", address)
     port = split_address(address, option="--coordinator")[1]
-    return hint("coordinator", "--bind", join_address("0.0.0.0", port), "--insecure")  # noqa: S104 - the user decides
+    plain = [] if is_encrypted() else ["--insecure"]
+    return hint("coordinator", "--bind", join_address("0.0.0.0", port), *plain)  # noqa: S104 - the user decides

@@ -60,6 +60,14 @@ Trust = Annotated[
         help="Folder of keys and certificates; with one, all is encrypted. Default: in the user's state folder.",
     ),
 ]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help="Join with the token in this file, or on standard input with '-'; needed once.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, an object a line.")]
 Local = Annotated[int, typer.Option("--local", metavar="N", min=0, help="Start N nodes on this machine.")]
 Nodes = Annotated[

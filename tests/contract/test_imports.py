@@ -25,7 +25,18 @@ finally:
 """
 
 # the ends of connections, which nothing else of these packages imports
-WITH_GRPC = ("ringtune.rpc.connections", "ringtune.rpc.statuses", "ringtune.rpc.weights_servicer")
+WITH_GRPC = tuple(
+    f"ringtune.rpc.{name}"
+    for name in (
+        "connections",
+        "credentials",
+        "guard",
+        "joining",
+        "renewing_channel",
+        "statuses",
+        "weights_servicer",
+    )
+)
 
 # the only room of the coordinator with numpy, which others import when they need it
 KNAPSACKS = "coordinator.planner.knapsacks"

@@ -25,6 +25,7 @@ from coordinator.drive.requests import RunRequest
 from coordinator.drive.run_driver import RunDriver
 from coordinator.server.server import CoordinatorServer
 from coordinator.submit.local.agent_template import AgentTemplate, ForkedAgent
+from coordinator.trust.keeper import Keeper
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume
 from ringtune.schedule.plan import Plan
@@ -170,6 +171,7 @@ class Cluster:
         owners: names of the nodes with data; they share the rows.
         hosts: names of further nodes.
         more: further arguments of the command line, by node.
+        keeper: of the coordinator's trust; None = all is plain text.
     """
 
     def __init__(
@@ -179,6 +181,7 @@ class Cluster:
         owners: Sequence[str],
         hosts: Sequence[str] = (),
         more: Mapping[str, Sequence[str]] | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.folder = folder
         self.more = more or {}
@@ -190,7 +193,7 @@ class Cluster:
         self.agents: dict[str, ForkedAgent] = {}
         self.ports = {name: free_port() for name in self.names}
         self.advertised = {name: self.ports[name] for name in self.names}
-        self._server = CoordinatorServer("127.0.0.1:0", lease_s=LEASE_S)
+        self._server = CoordinatorServer("127.0.0.1:0", lease_s=LEASE_S, keeper=keeper)
 
     @property
     def address(self) -> str:

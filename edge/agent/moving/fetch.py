@@ -15,6 +15,7 @@ from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
 from ringtune.schedule.epochs import Source
+from ringtune.trust.parties import node_party
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 
@@ -59,7 +60,7 @@ def _fetched(
     request = control_pb2.SnapshotRequest(run_id=run_id, plan_epoch=epoch, start=source.start, stop=source.stop)
     file = io.BytesIO()
     joiner = FileJoiner(name, file, source=peer)
-    with open_channel(address) as channel:
+    with open_channel(address, peer=node_party(source.node)) as channel:
         stub = control_pb2_grpc.SnapshotsStub(channel)
         try:
             for chunk in stub.Fetch(request, timeout=max(0.1, deadline_s - time.monotonic())):

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterator
 
 from ringtune.errors import ConnectionFailedError, UsageError
+from ringtune.trust.speaking import is_encrypted
 
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - what a user may ask for
 _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
@@ -91,15 +92,25 @@ def _interface_addresses() -> Iterator[str]:
                 yield socket.inet_ntoa(found[20:24])
 
 
+def is_allowed(address: str, *, insecure: bool) -> bool:
+    """Whether this process may connect to an address: encrypted anywhere, in plain text on this machine.
+
+    Args:
+        address: ``host:port``.
+        insecure: whether the user said that the network is trusted.
+    """
+    return insecure or is_encrypted() or is_loopback(address)
+
+
 def require_private(address: str, *, option: str, insecure: bool) -> None:
-    """Refuse an address beyond this machine unless the user said that the network is trusted.
+    """Refuse an address beyond this machine in plain text, unless the user said that the network is trusted.
 
     Raises:
         UsageError: the address is not on this machine.
     """
     split_address(address, option=option)
-    if not insecure and not is_loopback(address):
+    if not is_allowed(address, insecure=insecure):
         raise UsageError(
-            f"{option} {address} reaches beyond this machine, and connections are not encrypted yet; add --insecure "
-            "if the network is trusted"
+            f"{option} {address} reaches beyond this machine, and there is no certificate to encrypt with; begin with "
+            "'ringtune coordinator init' and join with a token, or add --insecure if the network is trusted"
         )

@@ -16,8 +16,8 @@ from ringtune.errors import TrustError
 from ringtune.files.durable import storage_errors, write_durably
 from ringtune.trust.certificates import CertificateFacts, facts_of, has_key, is_issued_by
 from ringtune.trust.parties import Party
+from ringtune.trust.places import IDENTITY
 
-FILE: Final = "identity.pem"
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----\n.*?-----END \1-----\n", re.DOTALL)
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _PRIVATE_FILE: Final = 0o600
@@ -66,7 +66,7 @@ class Identity:
 
 def has_identity(folder: Path) -> bool:
     """Whether a folder has an identity."""
-    return (folder / FILE).is_file()
+    return (folder / IDENTITY).is_file()
 
 
 def read_identity(folder: Path, now_unix_s: float) -> Identity:
@@ -79,7 +79,7 @@ def read_identity(folder: Path, now_unix_s: float) -> Identity:
     Raises:
         TrustError: it is missing, damaged, readable for others, or does not hold now.
     """
-    path = folder / FILE
+    path = folder / IDENTITY
     content = read_private(path, what="certificate")
     blocks = [(match[1], match[0]) for match in _BLOCK.finditer(content)]
     if [kind for kind, _ in blocks] != [b"PRIVATE KEY", b"CERTIFICATE", b"CERTIFICATE"]:
@@ -102,7 +102,7 @@ def write_identity(folder: Path, identity: Identity) -> None:
     """
     make_private_folder(folder)
     content = identity.key_pem + identity.certificate_pem + identity.authority_pem
-    write_durably(folder / FILE, content, mode=_PRIVATE_FILE)
+    write_durably(folder / IDENTITY, content, mode=_PRIVATE_FILE)
 
 
 def make_private_folder(folder: Path) -> None:

@@ -65,14 +65,24 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ..., instance: _Optional[str] = ..., run_id: _Optional[str] = ..., rss_bytes: _Optional[int] = ..., sent_unix_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "run_id", "now_unix_s")
+    __slots__ = ("known", "run_id", "now_unix_s", "removed")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NOW_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
     known: bool
     run_id: str
     now_unix_s: float
-    def __init__(self, known: _Optional[bool] = ..., run_id: _Optional[str] = ..., now_unix_s: _Optional[float] = ...) -> None: ...
+    removed: _containers.RepeatedCompositeFieldContainer[RemovedCertificate]
+    def __init__(self, known: _Optional[bool] = ..., run_id: _Optional[str] = ..., now_unix_s: _Optional[float] = ..., removed: _Optional[_Iterable[_Union[RemovedCertificate, _Mapping]]] = ...) -> None: ...
+
+class RemovedCertificate(_message.Message):
+    __slots__ = ("serial", "reason")
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    serial: str
+    reason: str
+    def __init__(self, serial: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("node", "instance")

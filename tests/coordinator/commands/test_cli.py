@@ -26,6 +26,7 @@ COMMANDS = (
     "export",
     "fetch",
     "init",
+    "join",
     "logs",
     "measure",
     "node",

@@ -19,8 +19,9 @@ from ringtune.trust.certificates import (
     read_certificate,
     requested_key,
 )
-from ringtune.trust.identity import FILE, Identity, read_identity, write_identity
+from ringtune.trust.identity import Identity, read_identity, write_identity
 from ringtune.trust.parties import ANY_MEMBER, COORDINATOR, Party, node_party
+from ringtune.trust.places import IDENTITY
 
 NOW_S = 1_800_000_000.0
 DAY_S = 86400.0
@@ -115,7 +116,7 @@ def test_identity_comes_back_from_its_folder(tmp_path: Path) -> None:
     identity = AUTHORITY.identity(PI, NOW_S)
     write_identity(folder, identity)
     assert read_identity(folder, NOW_S) == identity
-    assert (folder.stat().st_mode & 0o777, (folder / FILE).stat().st_mode & 0o777) == (0o700, 0o600)
+    assert (folder.stat().st_mode & 0o777, (folder / IDENTITY).stat().st_mode & 0o777) == (0o700, 0o600)
 
 
 def test_identity_hides_its_key_in_logs() -> None:
@@ -129,7 +130,7 @@ def test_identity_hides_its_key_in_logs() -> None:
 def test_identity_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     """It says which file, and what to do."""
     write_identity(tmp_path, AUTHORITY.identity(PI, NOW_S))
-    (tmp_path / FILE).chmod(mode)
+    (tmp_path / IDENTITY).chmod(mode)
     with pytest.raises(TrustError, match=r"identity\.pem can be read by other users.*chmod 600"):
         read_identity(tmp_path, NOW_S)
 
@@ -140,10 +141,10 @@ def test_identity_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:
         read_identity(tmp_path, NOW_S)
     identity = AUTHORITY.identity(PI, NOW_S)
     write_identity(tmp_path, identity)
-    whole = (tmp_path / FILE).read_bytes()
+    whole = (tmp_path / IDENTITY).read_bytes()
     other = AUTHORITY.identity(PI, NOW_S)
     for damaged in (b"", whole[:200], whole[300:], whole * 2, whole.replace(identity.key_pem, other.key_pem)):
-        (tmp_path / FILE).write_bytes(damaged)
+        (tmp_path / IDENTITY).write_bytes(damaged)
         with pytest.raises(TrustError, match="join with a new token"):
             read_identity(tmp_path, NOW_S)
 

@@ -1,0 +1,1 @@
+"""How a node or a user gets a certificate and keeps it."""

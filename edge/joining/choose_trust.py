@@ -1,0 +1,95 @@
+"""As whom a node speaks, from the options of its command: it joins with a token, has joined before, or is plain."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ringtune.errors import TokenError, TrustError, UsageError
+from ringtune.trust.choosing import refuse_both, speak_from
+from ringtune.trust.parties import Party, node_party
+from ringtune.trust.places import IDENTITY, node_trust
+from ringtune.trust.speaking import speak_as
+from ringtune.trust.tokens import Token, parse_token
+
+_LONGEST_TOKEN = 1024
+
+
+def choose_trust(
+    name: str,
+    trust: Path | None,
+    token_file: Path | None,
+    *,
+    state: Path,
+    coordinator: str,
+    insecure: bool,
+    is_local: bool = False,
+) -> Path | None:
+    """Speak as this node from now on; in plain text if it has no identity and no token.
+
+    A token counts only where there is no identity yet, so the command that joined may stay as it is.
+
+    Args:
+        name: of the node.
+        trust: folder of its identity, as the user said; None = in its state folder.
+        token_file: file with a join token; ``-`` = standard input.
+        state: the node's state folder.
+        coordinator: ``host:port``.
+        insecure: whether the user wants plain text.
+        is_local: the node is of a local run, which is plain unless it has a token.
+
+    Returns:
+        The folder of the identity; None = plain text.
+
+    Raises:
+        TrustError: the identity or the token can't be used, or is another node's.
+        ConnectionFailedError: nobody answers at the coordinator's host.
+        UsageError: certificates and plain text are both asked for.
+    """
+    refuse_both(trust or token_file, insecure=insecure)
+    folder = trust or node_trust(state)
+    is_asked = trust is not None or token_file is not None
+    if insecure or not (is_asked or ((folder / IDENTITY).is_file() and not is_local)):
+        speak_as(None)
+        return None
+    if token_file is not None and not (folder / IDENTITY).is_file():
+        join_as(node_party(name), token_file, folder, coordinator)
+    _require_name(speak_from(folder).identity.party, node_party(name), folder)
+    return folder
+
+
+def join_as(party: Party, token_file: Path, folder: Path, coordinator: str) -> None:
+    """Get a certificate for a token that is for this party.
+
+    Raises:
+        TrustError: the token can't be used, or is for somebody else.
+        ConnectionFailedError: nobody answers at the coordinator's host.
+    """
+    token = read_token(token_file)
+    if token.party != party:
+        raise TokenError(f"the join token in {token_file} is for {token.party}, not for {party}; ask for another one")
+    from ringtune.rpc.joining import join
+
+    join(coordinator, token, folder)
+
+
+def read_token(file: Path) -> Token:
+    """Read the token of a file, or of standard input for ``-``.
+
+    Raises:
+        TokenError: it is damaged.
+        UsageError: the file can't be read.
+    """
+    try:
+        if str(file) == "-":
+            return parse_token(sys.stdin.read(_LONGEST_TOKEN))
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            return parse_token(opened.read(_LONGEST_TOKEN))
+    except OSError as error:
+        raise UsageError(f"can't read --token-file {file}: {error.strerror}; correct the path") from error
+
+
+def _require_name(found: Party, wanted: Party, folder: Path) -> None:
+    if found != wanted:
+        speak_as(None)
+        raise TrustError(f"the certificate in {folder} is of {found}, not of {wanted}; correct --name or --trust")

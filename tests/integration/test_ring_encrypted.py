@@ -1,0 +1,84 @@
+"""A ring of real processes over mutual TLS: the same result, by nodes that joined with tokens, and by no one else."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.trust.folder import init_trust, make_token
+from coordinator.trust.keeper import Keeper
+from ringtune import cli
+from ringtune.errors import TrustError
+from ringtune.trust.identity import read_identity
+from ringtune.trust.parties import node_party
+from ringtune.trust.places import VARIABLE
+from ringtune.trust.speaking import speaker, speaking_as
+from tests.support.cluster import RUN_S, Cluster
+from tests.support.results import largest_difference, reference_of, trained
+from tests.support.tap import Tap
+
+pytestmark = pytest.mark.slow
+
+NODES = ("node-0", "node-1", "node-2")
+
+
+@contextlib.contextmanager
+def encrypted(folder: Path) -> Iterator[tuple[Cluster, Keeper, Tap]]:
+    """Three nodes that join with tokens; what goes to the first one passes a tap."""
+    trust = folder / "trust"
+    init_trust(trust, time.time())
+    keeper = Keeper(trust)
+    with speaking_as(keeper.speaker):
+        more = {name: ["--token-file", str(folder / f"{name}.token")] for name in NODES}
+        cluster = Cluster(folder, owners=NODES[:2], hosts=NODES[2:], more=more, keeper=keeper)
+        for name in NODES:
+            token = make_token(trust, node_party(name), time.time() + RUN_S)
+            (folder / f"{name}.token").write_text(str(token))
+        with contextlib.closing(Tap(cluster.ports["node-0"])) as tap:
+            cluster.advertised["node-0"] = tap.port
+            with cluster.listening():
+                yield cluster, keeper, tap
+
+
+def ask(cluster: Cluster, trust: Path, *, code: int) -> str:
+    """What ``ringtune nodes`` says to a user with the identity of a folder."""
+    with speaking_as(speaker()):  # the command speaks as the user, in this process
+        asked = CliRunner().invoke(cli.app, ["nodes", "--coordinator", cluster.address], env={VARIABLE: str(trust)})
+    assert asked.exit_code == code, asked.output
+    return asked.output
+
+
+def test_ring_encrypted_gives_the_same_result(tmp_path: Path) -> None:
+    """Adapters and head are those of one process; nothing readable passes from node to node."""
+    with encrypted(tmp_path) as (cluster, _, tap):
+        job = cluster.job()
+        outcome = cluster.run(job)
+        assert outcome.is_done, outcome.message
+        wanted = reference_of(cluster, job, outcome)
+        assert largest_difference(trained(outcome), {**wanted.adapter(), **wanted.head()}) < 1e-9
+        assert "node-2" in ask(cluster, tmp_path / "trust" / "admin", code=0)
+        assert VARIABLE in ask(cluster, tmp_path / "nobody", code=3)
+    used = [bytes(flow.sent + flow.received) for flow in tap.flows if flow.received]
+    assert used, "other nodes send to node-0 through the tap"
+    for word in (b"ringtune.v1", b"node-1", b"node-2"):
+        assert not any(word in passed for passed in used)
+
+
+def test_ring_encrypted_refuses_a_removed_node(tmp_path: Path) -> None:
+    """It ends with exit code 3 and the reason in its log, can't come back by itself, and the others train on."""
+    with encrypted(tmp_path) as (cluster, keeper, _):
+        keeper.remove(node_party("node-2"), "node node-2 was removed: it was stolen")
+        assert cluster.wait_exit("node-2") == TrustError.exit_code
+        assert "node node-2 was removed: it was stolen" in cluster.log("node-2")
+        with pytest.raises(AssertionError, match="was removed: it was stolen"):
+            cluster.start("node-2")
+        assert cluster.wait_exit("node-2") == TrustError.exit_code
+        outcome = cluster.run(cluster.job())
+        assert outcome.is_done, outcome.message
+        for name in NODES:
+            assert read_identity(tmp_path / "state" / name / "trust", time.time()).party == node_party(name)
