@@ -25,6 +25,7 @@ from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.words import parse_action
 from ringtune.schedule.turns import Turn
+from ringtune.texts import Repeats, times
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
@@ -82,6 +83,7 @@ class RunBooks:
         self.ledger = RunLedger(plan, job.train, epoch=(part or plan).placement.epoch if plan.moves else None)
         self.pace: PaceWatch | None = None
         self.end_seq = 0
+        self._left_out = Repeats()
 
     @property
     def plan(self) -> Plan:
@@ -144,7 +146,10 @@ class RunBooks:
             try:
                 action = parse_action(span.action, self._plan.course.num_blocks)
             except PlanError as error:
-                _LOG.warning("node %s reports what is no action, it is left out: %s", request.node, error)
+                count = self._left_out.told(request.node)
+                if count:
+                    told = "node %s reports what is no action, it is left out: %s%s"
+                    _LOG.warning(told, request.node, error, times(count))
             else:
                 yield Span(action, span.start_unix_s, span.end_unix_s, span.worked_s)
 

@@ -24,6 +24,7 @@ from ringtune.rpc.grants import GrantReader
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
+from ringtune.texts import Repeats, times
 
 if TYPE_CHECKING:
     from edge.wire.frames import Ack  # loads torch
@@ -60,6 +61,7 @@ class ActiveRun:
     clock: SharedClock = field(default_factory=SharedClock)
     grants: GrantReader = field(init=False)
     _received_s: dict[str, float] = field(default_factory=dict)
+    _refused: Repeats = field(default_factory=Repeats)
 
     def __post_init__(self) -> None:
         """Make the reader of the run's grants."""
@@ -113,8 +115,10 @@ class ActiveRun:
             self.reporter.put(Arrived(source, num_bytes, max(0.0, now_s - max(sent_unix_s, before_s)), now_s))
 
     def on_refused(self, source: str, error: RingTuneError) -> None:
-        """Log that a frame of ``source`` was refused; the ring goes on."""
-        _LOG.warning("node %s refused a frame from %s: %s", self.node, source, error)
+        """Log that a frame of ``source`` was refused, few lines for many; the ring goes on."""
+        count = self._refused.told((source, type(error)))
+        if count:
+            _LOG.warning("node %s refused a frame from %s: %s%s", self.node, source, error, times(count))
 
     def on_ack(self, target: str, ack: Ack) -> None:
         """Pass credits of ``target`` on to the loop; fail the run if ``target`` refused a frame of this node."""

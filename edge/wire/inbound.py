@@ -212,7 +212,7 @@ class InLink:
             self._refuse(source, admission, check.explained(header, error))
 
     def _refuse(self, source: str, admission: Admission, error: RingTuneError) -> None:
-        _log.warning("node %s: %s", source, error)
+        _log.debug("node %s: %s", source, error)  # the sink says it, once for many
         self._acks.put(_refusal(error))
         if not self._is_forgotten:
             admission.sink.on_refused(source, error)

@@ -8,11 +8,17 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from typing import Final
+import threading
+from collections import Counter
+from collections.abc import Hashable
+from typing import Final, TextIO
 
 MOST_CHARACTERS: Final = 4000
 """Longest message that is shown; the longest of our own, of a plan that does not fit, is half as long."""
 _MOST_LOGGED: Final = 20_000
+_MOST_KEYS: Final = 1000
+LIBRARY_LOGS: Final = ("grpc._common", "grpc._server", "grpc._channel")
+"""Loggers of libraries into which a stranger's messages write."""
 MOST_NAME: Final = 120
 """Longest name that is shown inside of a message."""
 _HIDDEN: Final = re.compile(r"[^\S\n ]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
@@ -34,6 +40,44 @@ def shown(name: str) -> str:
     return repr(printable(name, most=MOST_NAME))
 
 
+class Repeats:
+    """Counts what happens again and again, and says when it is worth a line: the 1st, 10th, 100th time and so on.
+
+    Of 20,000 refused frames of one peer five lines are left. Safe for threads.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[Hashable] = Counter()
+        self._lock = threading.Lock()
+
+    def told(self, key: Hashable) -> int:
+        """Count one more of a kind; return how many there were if that is worth a line, else 0."""
+        with self._lock:
+            key = key if key in self._counts or len(self._counts) < _MOST_KEYS else None
+            self._counts[key] += 1
+            count = self._counts[key]
+        return count if str(count).rstrip("0") == "1" else 0
+
+
+def times(count: int) -> str:
+    """Say how often something was there by now, to be put behind a line; nothing for the first time."""
+    return f" ({count:,} times by now)" if count > 1 else ""
+
+
+class _RareLines(logging.Filter):
+    """Lets few of many alike records of a library pass: a stranger can make it write one for each message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._repeats = Repeats()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to log a record, to which the count is added."""
+        count = self._repeats.told((record.name, record.lineno))
+        record.msg = f"{record.msg}{times(count)}"
+        return count > 0
+
+
 class PlainFormatter(logging.Formatter):
     """Writes log lines that are fit to be shown, whatever texts of others are in them; tracebacks stay whole."""
 
@@ -42,8 +86,10 @@ class PlainFormatter(logging.Formatter):
         return printable(super().format(record), most=_MOST_LOGGED if record.exc_info else MOST_CHARACTERS)
 
 
-def log_to_stderr(level: int | str) -> None:
-    """Let this process log to its standard error from ``level`` on."""
-    handler = logging.StreamHandler(sys.stderr)
+def log_to_stderr(level: int | str, stream: TextIO | None = None) -> None:
+    """Let this process log to its standard error, or another stream, from ``level`` on."""
+    handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
+    for name in LIBRARY_LOGS:
+        logging.getLogger(name).addFilter(_RareLines())

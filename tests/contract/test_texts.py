@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,16 @@ from coordinator.screen.progress import PlainProgress
 from coordinator.screen.text_table import table_lines
 from ringtune.errors import DataError, error_from_name
 from ringtune.rounds import rounds
-from ringtune.texts import MOST_CHARACTERS, PlainFormatter, printable, shown
+from ringtune.texts import (
+    LIBRARY_LOGS,
+    MOST_CHARACTERS,
+    PlainFormatter,
+    Repeats,
+    log_to_stderr,
+    printable,
+    shown,
+    times,
+)
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import job
 from tests.support.plans import make_plan
@@ -83,6 +93,41 @@ def test_traceback_of_a_bug_is_logged_whole() -> None:
         record = logging.makeLogRecord({"msg": "failed", "exc_info": (ValueError, error, error.__traceback__)})
     found = PlainFormatter("%(message)s").format(record)
     assert "y" * 6000 in found and "\x1b" not in found and "test_texts.py" in found
+
+
+def test_many_alike_lines_are_few_with_a_count() -> None:
+    """Of 20,000 refused frames of a peer the 1st, 10th, ... is logged; another peer or kind has its own count."""
+    repeats = Repeats()
+    assert [count for _ in range(20_000) if (count := repeats.told("b"))] == [1, 10, 100, 1000, 10_000]
+    assert repeats.told("c") == 1
+    for number in range(5000):
+        repeats.told(number)
+    assert len(repeats._counts) <= 1002
+    assert times(1) == "" and times(1000) == " (1,000 times by now)"
+
+
+@pytest.fixture
+def logged() -> Iterator[io.StringIO]:
+    """What this process logs as a command does; its handlers are those of before in the end."""
+    root = logging.getLogger()
+    before, root.handlers = root.handlers, []
+    level, stream = root.level, io.StringIO()
+    log_to_stderr(logging.WARNING, stream)
+    yield stream
+    root.handlers = before
+    root.setLevel(level)
+    for name in LIBRARY_LOGS:
+        logging.getLogger(name).filters.clear()
+
+
+def test_log_of_a_library_is_not_flooded_by_a_stranger(logged: io.StringIO) -> None:
+    """Each message that can't be read is a traceback of gRPC's own; few of many are written."""
+    for number in range(1200):
+        logging.getLogger("grpc._common").error("Exception deserializing message! %s", number)
+    assert len(logged.getvalue().splitlines()) == 4
+    assert "Exception deserializing message! 999 (1,000 times by now)" in logged.getvalue()
+    logging.getLogger("edge").warning("from %s", ESCAPES)
+    assert "\x1b" not in logged.getvalue()
 
 
 class _Books:

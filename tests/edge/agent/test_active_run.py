@@ -9,6 +9,7 @@ import pytest
 from edge.agent.active_run import ActiveRun
 from edge.run.reporter import Arrived
 from edge.run.shared_clock import SharedClock
+from ringtune.errors import DivergedError, FrameError
 from tests.support.plans import make_plan
 
 
@@ -40,3 +41,20 @@ def test_message_took_from_its_sending_or_from_the_one_before_it() -> None:
     assert [entry.source for entry in reports.entries] == ["a", "a", "c"]
     assert all(isinstance(entry, Arrived) for entry in reports.entries)
     assert [entry.seconds for entry in reports.entries] == pytest.approx([1.0, 2.0, 3.0])
+
+
+def test_many_refused_frames_of_a_peer_are_few_lines_with_a_count(caplog: pytest.LogCaptureFixture) -> None:
+    """650 kB of log in seconds from duplicated frames; another peer, or another kind of error, has its own line."""
+    active = ActiveRun("r", "b", 0, make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]))
+    for number in range(5000):
+        active.on_refused("a", FrameError(f"frame {number} came twice"))
+    active.on_refused("a", DivergedError("nan"))
+    active.on_refused("c", FrameError("frame 0 came twice"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "node b refused a frame from a: frame 0 came twice",
+        "node b refused a frame from a: frame 9 came twice (10 times by now)",
+        "node b refused a frame from a: frame 99 came twice (100 times by now)",
+        "node b refused a frame from a: frame 999 came twice (1,000 times by now)",
+        "node b refused a frame from a: nan",
+        "node b refused a frame from c: frame 0 came twice",
+    ]
