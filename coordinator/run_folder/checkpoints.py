@@ -18,7 +18,14 @@ from pathlib import Path
 
 from coordinator.records.step_lines import is_settled
 from ringtune.errors import IntegrityError, JobError, PlanError, UsageError
-from ringtune.files.durable import remove_partial_files, storage_errors, write_durably
+from ringtune.files.durable import (
+    drop_file,
+    is_plain_file,
+    make_way,
+    remove_partial_files,
+    storage_errors,
+    write_durably,
+)
 from ringtune.jobs.job import Job, parse_job
 from ringtune.rounds.checkpoint import KEPT, CheckpointManifest, Resume
 from ringtune.rounds.job_changes import changed_keys, describe_changes
@@ -29,7 +36,7 @@ from ringtune.schedule.plan import Plan
 FOLDER = "checkpoints"
 NODES = "nodes"
 _LENGTHS = "lengths.json"
-_NAME = re.compile(r"step-(\d+)\.json")
+_NAME = re.compile(r"step-(\d{1,18})\.json")
 
 
 class RunCheckpoints:
@@ -63,15 +70,18 @@ class RunCheckpoints:
         Raises:
             StorageError: no room; manifests that were there are intact.
         """
+        make_way(self.path(manifest.step))
         write_durably(self.path(manifest.step), (json.dumps(manifest.to_json(), indent=1) + "\n").encode())
         for old in self.steps()[KEPT:]:
-            self.path(old).unlink(missing_ok=True)
+            drop_file(self.path(old))
 
     def read(self) -> tuple[tuple[CheckpointManifest, ...], tuple[str, ...]]:
         """Read the manifests, newest first; return also what is wrong with those that can't be used."""
         found, damaged = [], []
         for step in self.steps():
             try:
+                if not is_plain_file(self.path(step)):
+                    raise IntegrityError("a link or folder is in its place")
                 manifest = CheckpointManifest.parse(self.path(step).read_text(encoding="utf-8", errors="replace"))
                 if manifest.step != step:
                     raise IntegrityError(f"it is of step {manifest.step}")
@@ -108,7 +118,7 @@ class RunCheckpoints:
         """Delete the manifests after ``step``, from which the run goes on now."""
         for newer in self.steps():
             if newer > step:
-                self.path(newer).unlink(missing_ok=True)
+                drop_file(self.path(newer))
         if self._folder.is_dir():
             remove_partial_files(self._folder)
 

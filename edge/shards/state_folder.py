@@ -31,7 +31,10 @@ from filelock import FileLock, Timeout
 from edge.shards.kept import KEPT, FinishedRun, Kept
 from ringtune.errors import BusyError, IntegrityError, StorageError
 from ringtune.files.durable import (
+    drop_file,
+    is_plain_file,
     make_folder,
+    make_way,
     remove_partial_files,
     storage_errors,
     write_durably,
@@ -44,7 +47,7 @@ from ringtune.rounds.checkpoint import Shard
 
 _LOG = logging.getLogger(__name__)
 LOCK_WAIT_S = 10.0
-_NAME = re.compile(r"step-(\d+)\.safetensors")
+_NAME = re.compile(r"step-(\d{1,18})\.safetensors")
 _FINISHED = "finished"
 _ROWS = "rows"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -128,7 +131,8 @@ class StateFolder:
                     entry.rmdir()
 
     def _run_folders(self) -> list[Path]:
-        return sorted(entry for entry in self.path.iterdir() if entry.is_dir() and is_run_id(entry.name))
+        found = (entry for entry in self.path.iterdir() if entry.is_dir() and not entry.is_symlink())
+        return sorted(entry for entry in found if is_run_id(entry.name))
 
     def _warn_of_unfinished(self, runs: Mapping[str, RunShards], current: str, kept: Kept) -> None:
         open_runs = [name for name, shards in runs.items() if name != current and not shards.is_finished()]
@@ -195,10 +199,10 @@ class RunShards:
         return self.folder / f"step-{step}.safetensors"
 
     def steps(self) -> tuple[int, ...]:
-        """List the steps that have a shard, ascending."""
+        """List the steps that have a shard, ascending; a link or folder in a shard's place is none."""
         if not self.folder.is_dir():
             return ()
-        found = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
+        found = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir() if is_plain_file(entry))
         return tuple(sorted(int(match[1]) for match in found if match))
 
     def size_bytes(self) -> int:
@@ -260,6 +264,7 @@ class RunShards:
                 yield piece
 
         try:
+            make_way(self.path(step))
             write_pieces_durably(self.path(step), digested())
         except StorageError as error:
             raise StorageError(f"node {node} did not save step {step}: {error}") from error
@@ -268,11 +273,15 @@ class RunShards:
     def read(self, step: int, sha256: str, *, node: str) -> Pieces:
         """Check a shard's digest, and return its content, which stays on the disk until it is gone through.
 
+        A link in its place is not followed.
+
         Raises:
-            IntegrityError: the shard is missing or has another digest; names it.
+            IntegrityError: the shard is missing, no file, or has another digest; names it.
         """
         path = self.path(step)
         try:
+            if self.folder.is_symlink() or ((path.is_symlink() or path.exists()) and not is_plain_file(path)):
+                raise IntegrityError(f"node {node}: shard {path} is damaged (a link or folder is in its place)")
             content = FilePieces(path)
             found = content.sha256()
         except FileNotFoundError as error:
@@ -295,4 +304,4 @@ class RunShards:
         """Delete the shards of steps before ``step``."""
         for old in self.steps():
             if old < step:
-                self.path(old).unlink(missing_ok=True)
+                drop_file(self.path(old))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,6 +75,31 @@ def check_writable(path: Path) -> None:
         probe = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
         probe.touch()
         probe.unlink()
+
+
+def is_plain_file(path: Path) -> bool:
+    """Whether a file itself is there: no link to one, no folder, and nothing that one would wait for, as a pipe."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def make_way(path: Path) -> None:
+    """Give a folder that stands where a file has to be written another name, so that nothing of it is lost.
+
+    Raises:
+        StorageError: it can't be renamed.
+    """
+    if path.is_dir() and not path.is_symlink():
+        with storage_errors(path):
+            path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.folder"))
+
+
+def drop_file(path: Path) -> None:
+    """Remove a file, or a link in its place but not what it leads to; a folder there stays."""
+    if path.is_symlink() or is_plain_file(path):
+        path.unlink(missing_ok=True)
 
 
 def rename_durably(path: Path, target: Path) -> None:

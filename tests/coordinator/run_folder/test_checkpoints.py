@@ -82,6 +82,27 @@ def test_find_resume_passes_a_damaged_manifest_over_and_says_so(tmp_path: Path) 
     assert "step-8.json can't be used: the manifest is damaged" in notes[0]
 
 
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
+def test_what_is_no_file_in_the_place_of_a_manifest_is_passed_over(tmp_path: Path, kind: str) -> None:
+    """The checkpoint before it is used; a run that goes on writes that step's manifest again."""
+    checkpoints = write_run(tmp_path / "run", 4, 8)
+    path = checkpoints.path(8)
+    kept = path.rename(tmp_path / "elsewhere")
+    if kind == "link":
+        path.symlink_to(kept)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    resume = find_resume(tmp_path / "run", JOB, print)
+    assert resume is not None and resume.manifests == (manifest(4),)
+    checkpoints.go_back_to(4)
+    checkpoints.add(manifest(8))
+    found = find_resume(tmp_path / "run", JOB, print)
+    assert found is not None and found.manifests == (manifest(8), manifest(4))
+    assert kept.is_file()
+
+
 def test_find_resume_never_begins_anew_behind_damage(tmp_path: Path) -> None:
     """If every manifest is damaged the user decides; both are named."""
     checkpoints = write_run(tmp_path, 4, 8)
