@@ -63,6 +63,12 @@ def node_table(members: Sequence[control_pb2.NodeEntry], coordinator: str) -> li
     return table_lines(_TITLES, [_row(entry) for entry in members], left=len(_TITLES))
 
 
+def node_details(entry: control_pb2.NodeEntry) -> list[str]:
+    """Write a line for each thing that is known of a member."""
+    width = max(map(len, _TITLES))
+    return [f"{title:<{width}}  {value}" for title, value in zip(_TITLES, _row(entry), strict=True)]
+
+
 def _row(entry: control_pb2.NodeEntry) -> tuple[str, ...]:
     joined = entry.joined
     return (

@@ -13,10 +13,11 @@ from typing import Self, TypeVar
 import grpc
 
 from coordinator.kept_runs.record import RunRecord
-from ringtune.errors import ConnectionFailedError
+from ringtune.errors import ConnectionFailedError, TrustError
 from ringtune.hints import hint_to_start_coordinator
 from ringtune.rpc.addresses import require_private
 from ringtune.rpc.connections import open_channel
+from ringtune.rpc.refusals import why_refused
 from ringtune.rpc.statuses import error_of_call
 from ringtune.rpc.versions import require_compatible
 from ringtune.trust import speaking
@@ -45,6 +46,7 @@ class Connection:
     Raises:
         UsageError: the address is no address, or leaves this machine without ``insecure``; or the versions differ.
         ConnectionFailedError: nobody answers there within a few seconds.
+        TrustError: one side does not take the other's certificate, or only one of them encrypts.
     """
 
     def __init__(self, address: str, *, insecure: bool | None = None) -> None:
@@ -58,6 +60,9 @@ class Connection:
             grpc.channel_ready_future(self._channel).result(timeout=CONNECT_S)
         except grpc.FutureTimeoutError as error:
             self.close()
+            why = why_refused(address, COORDINATOR, time.time())
+            if why:
+                raise TrustError(why) from error
             raise ConnectionFailedError(
                 f"no coordinator answers at {address} (waited {CONNECT_S:g} s); start it there with "
                 f"'{hint_to_start_coordinator(address)}', or correct --coordinator"

@@ -50,6 +50,7 @@ class Membership:
         rss_bytes: resident memory now.
         rejoin: whether to join again after the coordinator was gone.
         clock: is compared with the coordinator's at every answer.
+        why_refused: asked when nobody could be talked to; says what is wrong with certificates, empty = nothing.
         on_removed: told with every answer which certificates hold no longer, serial -> reason.
     """
 
@@ -65,6 +66,7 @@ class Membership:
         rss_bytes: Callable[[], int],
         rejoin: bool = True,
         clock: SharedClock | None = None,
+        why_refused: Callable[[], str] = lambda: "",
         on_removed: Callable[[Mapping[str, str]], None] = lambda removed: None,
     ) -> None:
         self._coordinator = coordinator
@@ -76,6 +78,7 @@ class Membership:
         self._rss_bytes = rss_bytes
         self._rejoin = rejoin
         self._on_removed = on_removed
+        self._why_refused = why_refused
         self._clock = clock or SharedClock()
         self._lease_s = 10.0
         self._heard_s = time.monotonic()
@@ -100,6 +103,7 @@ class Membership:
         Raises:
             ConnectionFailedError: nobody answers within ``timeout_s``, or not in time.
             BusyError: the name stays taken.
+            TrustError: one side does not take the other's certificate.
             RingTuneError: the coordinator refuses for another reason.
         """
         deadline_s = time.monotonic() + timeout_s
@@ -147,6 +151,8 @@ class Membership:
                 raise ConnectionFailedError(
                     f"coordinator {self._where} did not answer within {timeout_s:g} s; check that it runs"
                 ) from error
+            if isinstance(refusal, ConnectionFailedError):
+                self._require_trust(error)
             raise refusal from error
         self._lease_s = reply.lease_s if reply.lease_s > 0 else self._lease_s
         self._heard_s = time.monotonic()
@@ -155,6 +161,12 @@ class Membership:
         self._is_lost = False
         self._complained = None
         _LOG.info("node %s joined %s, lease %g s", self._identity.node, self._where, self._lease_s)
+
+    def _require_trust(self, cause: BaseException) -> None:
+        """Raise what is wrong with certificates, if that is why nobody could be talked to."""
+        why = self._why_refused()
+        if why:
+            raise TrustError(f"node {self._identity.node} can't join: {why}") from cause
 
     # ---- the heartbeat thread ---------------------------------------------------------------------
 

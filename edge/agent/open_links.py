@@ -10,10 +10,13 @@ from typing import Any
 from edge.agent.active_run import ActiveRun
 from edge.agent.torch_side import Workshop
 from edge.agent_options import AgentOptions
-from ringtune.errors import ConnectionFailedError, FrameError, PlanError
+from ringtune.errors import ConnectionFailedError, FrameError, PlanError, RingTuneError, TrustError
 from ringtune.rpc.addresses import is_allowed
 from ringtune.rpc.connections import MAX_WORKERS
+from ringtune.rpc.refusals import why_refused
 from ringtune.schedule.lowering import links as plan_links
+from ringtune.trust.parties import node_party
+from ringtune.trust.speaking import is_encrypted
 
 _LOG = logging.getLogger(__name__)
 _LINK_RETRY_S = 0.1
@@ -70,6 +73,15 @@ def _open_link(workshop: Workshop, active: ActiveRun, target: str, address: str,
         except (FrameError, ConnectionFailedError) as error:
             link.close()
             if time.monotonic() + _LINK_RETRY_S > deadline_s:
+                _require_trust(active.node, target, address, error)
                 raise
             _LOG.debug("link to %s not open yet: %s", target, error)
         active.cancelled.wait(_LINK_RETRY_S)
+
+
+def _require_trust(node: str, target: str, address: str, error: RingTuneError) -> None:
+    """Raise what is wrong with certificates, if that is why a link can't be opened."""
+    if is_encrypted() and isinstance(error, ConnectionFailedError):
+        why = why_refused(address, node_party(target), time.time())
+        if why:
+            raise TrustError(f"node {node} can't send to node {target}: {why}") from error

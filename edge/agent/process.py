@@ -13,6 +13,7 @@ import secrets
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ from ringtune.errors import PeerLostError, RingTuneError
 from ringtune.machine.cores import usable_cores
 from ringtune.machine.signals import handled
 from ringtune.rpc.connections import open_channel
+from ringtune.rpc.refusals import why_refused
 from ringtune.trust.parties import COORDINATOR
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -110,6 +112,7 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending, on_joi
         rss_bytes=memory_budget.rss_bytes,
         rejoin=not options.watch_parent,
         clock=clock,
+        why_refused=lambda: why_refused(options.coordinator, COORDINATOR, time.time()),
         on_removed=refuse_removed,
     )
     try:

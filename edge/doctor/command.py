@@ -22,6 +22,7 @@ def doctor(
     ] = "",
     disk: Annotated[Path, typer.Option(metavar="DIR", help="Folder for runs and models.")] = Path(),
     insecure: options.Insecure = False,
+    trust: options.Trust = None,
     json: options.Json = False,
 ) -> None:
     """Check this machine: a line each with PASS, WARN or FAIL and what to do. Exit code 1 if anything fails."""
@@ -31,7 +32,7 @@ def doctor(
     from edge.doctor.examine import examine
     from ringtune import __version__
 
-    checks = examine(role, model=model, coordinator=coordinator, bind=bind, disk=disk, insecure=insecure)
+    checks = examine(role, model=model, coordinator=coordinator, bind=bind, disk=disk, insecure=insecure, trust=trust)
     is_fit = all(check.level is not Level.FAIL for check in checks)
     if json:
         found = {"version": __version__, "is_fit": is_fit, "checks": [check.as_json() for check in checks]}

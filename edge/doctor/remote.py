@@ -11,7 +11,9 @@ from edge.doctor.check import Check, failed, passed, warned
 from ringtune import __version__
 from ringtune.quantities import format_seconds
 from ringtune.rpc.connections import open_channel
+from ringtune.rpc.refusals import why_refused
 from ringtune.rpc.versions import is_compatible
+from ringtune.trust.parties import COORDINATOR
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _CALL_S = 5.0
@@ -29,12 +31,15 @@ class Answer(NamedTuple):
 
 def check_coordinator(address: str) -> list[Check]:
     """Check connection, version and clock of a coordinator, a line each."""
-    channel = open_channel(address)
+    channel = open_channel(address, peer=COORDINATOR)
     try:
         stub = control_pb2_grpc.CoordinatorStub(channel)
         answers = [_ask(stub) for _ in range(_NUM_CALLS)]
     except grpc.RpcError as error:
         status = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
+        why = why_refused(address, COORDINATOR, time.time())
+        if why:
+            return [failed("coordinator", f"{address} can't be talked to ({status})", why)]
         remedy = "start it with 'ringtune coordinator', check address, firewall and the Wi-Fi's client isolation"
         return [failed("coordinator", f"{address} does not answer ({status})", remedy)]
     finally:

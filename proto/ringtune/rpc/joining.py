@@ -116,7 +116,7 @@ def _certify(
     raise AssertionError("the last try returns or raises")  # pragma: no cover
 
 
-def certificate_at(address: str) -> bytes:
+def certificate_at(address: str, *, timeout_s: float = _CALL_S) -> bytes:
     """Return the certificate of whoever answers at an address, PEM, whoever that is.
 
     Raises:
@@ -124,7 +124,7 @@ def certificate_at(address: str) -> bytes:
     """
     host, port = split_address(address, option="--coordinator")
     try:
-        return ssl.get_server_certificate((host, port), timeout=_CALL_S).encode("ascii")
+        return ssl.get_server_certificate((host, port), timeout=timeout_s).encode("ascii")
     except ssl.SSLError as error:
         raise ConnectionFailedError(
             f"who answers at {address} shows no certificate, but speaks plain text; correct --coordinator, or start it "
