@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ringtune.hints import hint, hint_to_start_coordinator
 from ringtune.rpc.addresses import is_loopback, is_wildcard, join_address, split_address
+from ringtune.trust.speaking import is_encrypted
 
 
 def reachable_address(bound: str, own_host: str) -> str:
@@ -30,10 +31,13 @@ def listening_line(bound: str) -> str:
 
 def join_lines(reachable: str) -> list[str]:
     """Write the commands for a coordinator that is reached at ``reachable``, a line each."""
-    here = f"a node of this machine:   {hint('node', '--name', 'node-1', coordinator=reachable)}"
-    there = f"a node of another one:    {hint('node', coordinator=reachable)}"
+    token = ["--token-file", "FILE"] if is_encrypted() else []
+    here = f"a node of this machine:   {hint('node', '--name', 'node-1', *token, coordinator=reachable)}"
+    there = f"a node of another one:    {hint('node', *token, coordinator=reachable)}"
     places = [here] if is_loopback(reachable) else [there, here]
+    made = hint("coordinator", "token", "NAME", "--save", "FILE")
     return [
+        *([f"FILE for the node NAME:   {made}"] if token else []),
         *places,
         "a node that owns rows has --data FILE too; without it a node only computes",
         f"who is there, and a run:  {hint('nodes', coordinator=reachable)}",

@@ -18,6 +18,8 @@ from coordinator.screen.join_hints import join_lines, listening_line, reachable_
 from ringtune import __version__, cli
 from ringtune.errors import JobError
 from ringtune.hints import WHEEL, hint, hint_to_install, hint_to_start_coordinator
+from ringtune.trust.speaking import speaking_as
+from tests.contract.rpc.test_encryption import COORDINATOR_ITSELF
 from tests.contract.test_structure import ROOT, modules
 
 QUOTED = re.compile(r"'(ringtune [a-z][^']*)'")
@@ -157,6 +159,19 @@ def test_hints_for_other_machines_have_a_routable_address() -> None:
     told = "\n".join(join_lines("10.0.0.7:7070"))
     assert told.count("--insecure") == told.count("--coordinator 10.0.0.7:7070") == 4
     assert "--insecure" not in "\n".join(join_lines("127.0.0.1:7070"))
+
+
+def test_hints_of_a_coordinator_that_encrypts_have_a_token() -> None:
+    """Nothing is plain then, and who joins needs a token: how one is made stands first."""
+    with speaking_as(COORDINATOR_ITSELF):
+        lines = [hint_to_start_coordinator("10.0.0.7:7070"), *join_lines("10.0.0.7:7070")]
+    told = "\n".join(lines)
+    assert "--insecure" not in told
+    assert told.count("--token-file FILE") == 2
+    found = [match[0] for match in map(HINT.search, lines) if match]
+    assert "ringtune coordinator token NAME --save FILE" in found
+    for line in found:
+        parse(line)
 
 
 @pytest.mark.parametrize(

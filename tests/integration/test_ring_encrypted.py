@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,11 @@ from coordinator.trust.keeper import Keeper
 from ringtune import cli
 from ringtune.errors import TrustError
 from ringtune.trust.identity import read_identity
-from ringtune.trust.parties import node_party
+from ringtune.trust.parties import Party, node_party
 from ringtune.trust.places import VARIABLE
 from ringtune.trust.speaking import speaker, speaking_as
 from tests.support.cluster import RUN_S, Cluster
+from tests.support.processes import run_ringtune
 from tests.support.results import largest_difference, reference_of, trained
 from tests.support.tap import Tap
 
@@ -82,3 +84,43 @@ def test_ring_encrypted_refuses_a_removed_node(tmp_path: Path) -> None:
         assert outcome.is_done, outcome.message
         for name in NODES:
             assert read_identity(tmp_path / "state" / name / "trust", time.time()).party == node_party(name)
+
+
+JOB = """
+[model]
+path = "{model}"
+[train]
+learning_rate = 0.01
+batch_size = 8
+microbatches = 2
+max_length = 16
+local_iterations = 4
+rounds = 1
+[unfreeze]
+every_steps = 3
+"""
+
+
+def test_ring_encrypted_is_for_users_with_a_certificate(tmp_path: Path) -> None:
+    """One of another machine joins with a token, trains, and evaluates rows of that machine by a guest node."""
+    job, mine = tmp_path / "job.toml", tmp_path / "user" / "trust"
+    with encrypted(tmp_path) as (cluster, _, _):
+        job.write_text(JOB.format(model=cluster.model))
+        token = make_token(tmp_path / "trust", Party("submitter", "alice"), time.time() + RUN_S)
+        (tmp_path / "alice.token").write_text(str(token))
+        there = ("--coordinator", cluster.address)
+        joined = run_ringtune("join", *there, "--token-file", tmp_path / "alice.token", "--trust", mine)
+        assert (joined.returncode, "submitter alice has a certificate" in joined.stdout) == (0, True), joined.stderr
+        as_alice = {VARIABLE: str(mine)}
+        trained_there = run_ringtune("train", job, *there, "--out", tmp_path / "run", **as_alice)
+        assert trained_there.returncode == 0, trained_there.stderr
+        asked = run_ringtune("eval", tmp_path / "run", "--data", cluster.eval, *there, "--json", **as_alice)
+        assert asked.returncode == 0, asked.stderr
+        assert json.loads(asked.stdout.splitlines()[-1])["count"] == 22
+        stranger = run_ringtune("eval", tmp_path / "run", "--data", cluster.eval, *there, **{VARIABLE: ""})
+        assert stranger.returncode == TrustError.exit_code
+        assert "takes certificates only" in stranger.stderr
+    secret = token.secret
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.name != "alice.token":
+            assert secret.encode() not in path.read_bytes(), path

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from edge.agent import membership as ms
-from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError
+from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, TrustError
 from ringtune.v1 import control_pb2
 from tests.edge.run.test_reporter import CallError
 
@@ -259,3 +259,47 @@ def test_membership_child_of_a_local_run_ends_with_its_coordinator() -> None:
     assert told.ended.wait(WAIT_S)
     member.leave()
     assert [type(error) for error in told.gone] == [ConnectionFailedError]
+
+
+def refused(reason: str) -> grpc.RpcError:
+    """A call that the coordinator refused for a reason of ours."""
+    error = CallError(grpc.StatusCode.PERMISSION_DENIED)
+    error.details = lambda: f"ringtune.TrustError: {reason}"  # type: ignore[method-assign]
+    return error
+
+
+def test_membership_ends_where_a_certificate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking again would not help: the run is over and the process is told why, with exit code 3."""
+    coordinator, told = FakeCoordinator(lease_s=0.003), Told()
+    member = make(coordinator, told)
+
+    def heartbeat(*_: object, **__: object) -> control_pb2.HeartbeatReply:
+        raise refused("node a was removed: stolen")
+
+    monkeypatch.setattr(coordinator, "Heartbeat", heartbeat)
+    member.join(timeout_s=WAIT_S)
+    assert told.ended.wait(WAIT_S)
+    member.leave()
+    assert [(type(error), str(error), error.exit_code) for error in told.gone] == [
+        (TrustError, "node a was removed: stolen", 3)
+    ]
+    assert told.run_over == [("", "node a was removed: stolen")]
+
+
+def test_membership_does_not_try_to_join_without_trust() -> None:
+    """What is wrong with certificates is said at the first try, not after half a minute of them."""
+    coordinator = FakeCoordinator()
+    coordinator.joins = [grpc.StatusCode.UNAVAILABLE] * 100
+    with pytest.raises(TrustError, match="node a can't join: it takes certificates only"):
+        make(coordinator, Told(), why_refused=lambda: "it takes certificates only").join(timeout_s=WAIT_S)
+    assert coordinator.calls == ["join"]
+
+
+def test_membership_passes_on_who_was_removed() -> None:
+    """With every heartbeat, so that nodes refuse it too."""
+    heard: list[dict[str, str]] = []
+    coordinator = FakeCoordinator()
+    removed = control_pb2.RemovedCertificate(serial="1f", reason="node b was removed")
+    coordinator.beats = [control_pb2.HeartbeatReply(known=True, run_id="r1", removed=[removed])]
+    make(coordinator, Told(), on_removed=lambda found: heard.append(dict(found))).beat_once()
+    assert heard == [{"1f": "node b was removed"}]

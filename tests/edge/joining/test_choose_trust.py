@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from coordinator.trust.authority import Authority
 from edge.agent_options import AgentOptions
 from edge.joining import choose_trust as chosen
 from edge.joining.choose_trust import choose_trust, read_token
+from edge.joining.keep_certificate import refuse_removed
+from ringtune import cli
 from ringtune.errors import TokenError, TrustError, UsageError
 from ringtune.trust.parties import Party, node_party
-from ringtune.trust.places import node_trust
+from ringtune.trust.places import IDENTITY, node_trust
 from ringtune.trust.speaking import speak_as, speaker
 from ringtune.trust.tokens import Token, make_secret
-from tests.support.trust_parts import keep, speaker_of
+from tests.support.trust_parts import DAY_S, keep, speaker_of
 
 HASH = "0123456789abcdef" * 4
 
@@ -111,3 +116,48 @@ def test_choosing_an_identity_opens_the_way_to_other_machines(tmp_path: Path) ->
     keep(node_trust(tmp_path), speaker_of("pi"))
     choose(tmp_path)
     AgentOptions(coordinator="10.0.0.1:7070", name="pi")
+
+
+def test_choosing_to_refuse_who_was_removed(tmp_path: Path) -> None:
+    """What the coordinator tells holds for calls of other nodes here; in plain text there is nobody to refuse."""
+    refuse_removed({"1f": "gone"})
+    keep(node_trust(tmp_path), speaker_of("pi"))
+    choose(tmp_path)
+    other = speaker_of("b").identity.facts
+    who = speaker()
+    assert who is not None
+    assert who.refusal(other) == ""
+    refuse_removed({other.serial: "node b was removed"})
+    assert who.refusal(other) == "node b was removed"
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("missing", "can't read the certificate"),
+        ("readable", "can be read by other users"),
+        ("expired", "has expired"),
+        ("early", "is not valid before"),
+        ("foreign", "is of another authority"),
+        ("damaged", "is damaged"),
+        ("other name", "is of node b, not of node pi"),
+    ],
+)
+def test_choosing_a_bad_identity_ends_the_command_in_a_line(tmp_path: Path, case: str, text: str) -> None:
+    """Exit code 3 before anything is started, and the file or the clock is named."""
+    later_s = {"expired": -31 * DAY_S, "early": 3 * DAY_S}.get(case, 0.0)
+    identity = keep(tmp_path, speaker_of("b" if case == "other name" else "pi", later_s=later_s))
+    file = tmp_path / IDENTITY
+    if case == "missing":
+        file.unlink()
+    if case == "readable":
+        file.chmod(0o644)
+    if case == "damaged":
+        file.write_bytes(file.read_bytes()[:400])
+    if case == "foreign":
+        other = Authority.make(time.time()).certificate_pem
+        file.write_bytes(file.read_bytes().replace(identity.authority_pem, other))
+    asked = CliRunner().invoke(cli.app, ["node", "--name", "pi", "--trust", str(tmp_path)])
+    assert asked.exit_code == 3, asked.output
+    assert text in asked.stderr
+    assert len(asked.stderr.strip().splitlines()) == 1
