@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError
+from ringtune.files.given_files import read_given
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.tables.words import parse_action
 
@@ -81,7 +82,7 @@ def read_trace(path: Path, num_blocks: int) -> Recording:
 
 def _events(path: Path) -> list[dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_given(path)
     except OSError as error:
         raise InvalidInputError(f"can't read the trace {path}: {error.strerror}; give a run's trace.json") from error
     except UnicodeDecodeError as error:

@@ -43,3 +43,5 @@ def _value(text: str) -> object:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+    except (RecursionError, ValueError) as error:
+        raise UsageError(f"--set has a value of {len(text):,} characters that is no text and no number") from error

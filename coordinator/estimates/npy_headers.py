@@ -57,7 +57,7 @@ class Archive:
             self._zip = zipfile.ZipFile(path)
         except OSError as error:
             raise DataError(f"can't read {path}: {error.strerror}; set data.train and data.eval") from error
-        except zipfile.BadZipFile as error:
+        except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
             raise self._damaged(error) from error
 
     def __enter__(self) -> Archive:

@@ -7,7 +7,6 @@ planner may choose may differ from the job's own values; everything else has to 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from coordinator.planner.prefix_cache import check_given_cache
 from ringtune import __version__
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import DataError, ModelError, PlanError
+from ringtune.files.given_files import read_json
 from ringtune.jobs.job import Job
 from ringtune.rpc.versions import is_compatible
 from ringtune.schedule.course import Course
@@ -82,7 +82,7 @@ def read_given_plan(path: Path) -> GivenPlan:
         PlanError: it is not there, no plan, or of another version; names the file.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path)
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"can't read the plan {path}: {error}; make it with 'ringtune plan JOB --save FILE'") from error
     except ValueError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.profile_match import check_profile
 from ringtune.errors import PlanError
+from ringtune.files.given_files import read_json
 from ringtune.jobs.job import Job
 from ringtune.schedule.plan import Plan
 
@@ -37,7 +37,7 @@ def read_profile(path: Path) -> Profile:
         PlanError: it is not there, no JSON, or of another schema.
     """
     try:
-        return Profile.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return Profile.from_json(read_json(path))
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"can't read the profile {path}: {error}; make it with 'ringtune measure'") from error
     except ValueError as error:

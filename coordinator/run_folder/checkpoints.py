@@ -26,6 +26,7 @@ from ringtune.files.durable import (
     storage_errors,
     write_durably,
 )
+from ringtune.files.given_files import read_given, read_json
 from ringtune.jobs.job import Job, parse_job
 from ringtune.rounds.checkpoint import KEPT, CheckpointManifest, Resume
 from ringtune.rounds.job_changes import changed_keys, describe_changes
@@ -98,7 +99,7 @@ class RunCheckpoints:
         """
         path = self._folder / _LENGTHS
         try:
-            return tuple(Length.from_json(value) for value in json.loads(path.read_text(encoding="utf-8")))
+            return tuple(Length.from_json(value) for value in read_json(path))
         except FileNotFoundError:
             return ()
         except (OSError, ValueError, TypeError, IntegrityError) as error:
@@ -180,7 +181,7 @@ def _lengths_before(path: Path, job: Job, checkpoints: RunCheckpoints) -> tuple[
         JobError: the run is of another job.
     """
     try:
-        before = parse_job(path.read_text(encoding="utf-8"), source=str(path), is_record=True)
+        before = parse_job(read_given(path), source=str(path), is_record=True)
     except FileNotFoundError:
         return ()  # stopped before anything was decided; a checkpoint has its own digest of the job
     except OSError as error:
@@ -241,7 +242,7 @@ def _require_unfinished(run_folder: Path) -> None:
 
 def _read_plan(path: Path) -> Plan:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path)
     except (OSError, ValueError) as error:
         raise IntegrityError(f"{path} can't be read ({error}); without it the run can't go on") from error
     try:

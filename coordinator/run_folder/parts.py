@@ -22,6 +22,7 @@ from typing import Any
 
 from coordinator.records.step_lines import is_step, number_of
 from ringtune.files.durable import make_folder, rename_durably, storage_errors, write_durably
+from ringtune.files.given_files import read_json
 from ringtune.models.result_files import RESULT_FOLDERS
 
 FOLDER = "parts"
@@ -43,7 +44,7 @@ class RunParts:
     def stops(self) -> tuple[int, ...]:
         """List the steps from which the run was resumed, ascending; none if it never was, or the file is damaged."""
         try:
-            found = json.loads((self._folder / _STOPS).read_text(encoding="utf-8"))
+            found = read_json(self._folder / _STOPS)
             return tuple(sorted({int(step) for step in found}))
         except (OSError, ValueError, TypeError):
             return ()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ringtune.errors import IntegrityError, InvalidInputError, UsageError
 from ringtune.files.durable import write_durably
+from ringtune.files.given_files import read_json
 from ringtune.files.strict import read_dataclass
 from ringtune.ids import check_run_id
 
@@ -53,9 +54,7 @@ def read_place(folder: Path) -> RunPlace | None:
     """
     path = folder / PLACE
     try:
-        place = read_dataclass(
-            RunPlace, json.loads(path.read_text(encoding="utf-8")), where="", error=InvalidInputError
-        )
+        place = read_dataclass(RunPlace, read_json(path), where="", error=InvalidInputError)
         check_run_id(place.run_id)
     except FileNotFoundError:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from coordinator.run_folder.checkpoints import RunCheckpoints
 from coordinator.run_folder.place import read_place
 from ringtune.errors import IntegrityError, InvalidInputError, UsageError
+from ringtune.files import given_files
 from ringtune.hints import hint
 from ringtune.jobs.job import METHOD_SECTIONS, Job, Train, load_job
 from ringtune.jobs.offload import OffloadSettings
@@ -113,7 +113,7 @@ def read_json(path: Path) -> dict[str, Any]:
         IntegrityError: the file is no JSON object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = given_files.read_json(path)
     except (OSError, ValueError) as error:
         raise IntegrityError(f"{path} is not readable JSON ({error}); copy the run's folder again") from error
     if not isinstance(value, dict):

@@ -11,6 +11,7 @@ from typing import Final
 
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.files.durable import storage_errors, write_durably
+from ringtune.files.given_files import read_json
 from ringtune.files.strict import read_object
 from ringtune.schedule.operations.given import GivenTable, tables_from_json, tables_text
 
@@ -35,7 +36,7 @@ class TablesFile:
             IntegrityError: the file is damaged.
         """
         try:
-            return tables_from_json(json.loads(self._path.read_text(encoding="utf-8")))
+            return tables_from_json(read_json(self._path))
         except FileNotFoundError:
             return ()
         except (OSError, ValueError, PlanError) as error:

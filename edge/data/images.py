@@ -125,7 +125,7 @@ class Images:
                     if name not in arrays:
                         raise DataError(f"{path} has no array {name!r}; it has {', '.join(arrays)}; set {key}")
                 images, labels = arrays[self._image], arrays[self._label]
-        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
             raise DataError(f"{path} is no readable npz file ({error}); write it with numpy.savez") from error
         if images.ndim == 0 or labels.shape != images.shape[:1] or not len(images):
             raise DataError(f"{path} has images of shape {images.shape} and labels of shape {labels.shape}")

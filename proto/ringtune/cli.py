@@ -10,6 +10,7 @@ Exit codes are those of ``ringtune.errors``; 70 is a bug of ours.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import logging
@@ -29,7 +30,7 @@ from typer.exceptions import TyperException
 from ringtune import __version__
 from ringtune.errors import InterruptedRunError, RingTuneError, UsageError
 from ringtune.options import RENAMED
-from ringtune.texts import log_to_stderr
+from ringtune.texts import log_to_stderr, shown
 
 GROUP = "ringtune.commands"
 BUG_EXIT_CODE = 70
@@ -162,6 +163,12 @@ class LazyGroup(TyperGroup):
         except TyperException as error:  # an option or a command that there is not, a value of the wrong type
             asked = " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
             _refuse(error, asked)
+        except OSError as error:
+            if error.errno not in _NO_PATH or error.filename is None:
+                raise
+            wrong = UsageError(f"{shown(str(error.filename))} can't be used as a path: {error.strerror}")
+            _show(wrong)
+            raise typer.Exit(wrong.exit_code) from error
         except KeyboardInterrupt as error:
             _show(InterruptedRunError("stopped by Ctrl-C"))
             raise typer.Exit(InterruptedRunError.exit_code) from error
@@ -184,6 +191,7 @@ def _show(error: RingTuneError) -> None:
     logging.getLogger(__name__).debug("the error came from here", exc_info=error)
 
 
+_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 _EXIT_CODES = (
     "Exit codes: 0 done; 1 the run failed; 2 the command line makes no sense; 3 nobody answers, a port is busy, "
     "or a certificate or token is not accepted; "

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringtune.errors import JobError
+from ringtune.files.given_files import read_given
 
 MAX_BYTES: Final = 4_000_000
 """Most bytes of a job file; one with every key has two thousand, and given operation tables come on top."""
@@ -28,7 +29,7 @@ def read_job_text(path: Path) -> str:
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise JobError(f"{path} has {size:,} bytes, a job file has at most {MAX_BYTES:,}; is it another file?")
-        return path.read_text(encoding="utf-8-sig")
+        return read_given(path, encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise JobError(f"can't read the job file {path}: {reason}") from error
@@ -50,6 +51,8 @@ def parse_tables(text: str, *, source: str) -> dict[str, Any]:
         raise JobError(f"{source}: not valid TOML: {error}{_advice(text, str(error))}") from error
     except RecursionError as error:
         raise JobError(f"{source}: not valid TOML: it is nested too deeply") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise JobError(f"{source}: not valid TOML: a number is too long") from error
 
 
 def _advice(text: str, problem: str) -> str:

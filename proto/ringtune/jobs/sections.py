@@ -11,6 +11,7 @@ from fractions import Fraction
 from ringtune.errors import JobError
 from ringtune.files.strict import nearest
 from ringtune.jobs.optimizers import MOMENTUM, OPTIMIZERS
+from ringtune.jobs.paths import check_path, check_text
 from ringtune.jobs.split import split_alpha
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.family import MOST_BLOCKS, TASKS
@@ -71,7 +72,7 @@ class Model:
 
     def __post_init__(self) -> None:
         """Refuse an empty path, and an unknown task or dtype."""
-        _check_text("model.path", self.path)
+        check_text("model.path", self.path)
         check_choice("model.task", self.task, TASKS)
         check_choice("model.dtype", self.dtype, MODEL_DTYPES)
 
@@ -116,6 +117,8 @@ class Data:
         """Refuse bad columns, labels that are equal or only one, an unknown split, and negative numbers."""
         for names in (("text", "label"), ("image", "label"), ("question", "context", "answer")):
             self._check_columns(names)
+        check_path("data.train", self.train)
+        check_path("data.eval", self.eval)
         if len(set(self.labels)) != len(self.labels) or len(self.labels) == 1:
             raise JobError(f"data.labels has to be two or more distinct names, not {list(self.labels)}")
         if not all(name.strip() for name in self.labels):
@@ -128,7 +131,7 @@ class Data:
         """Refuse columns of one task that are empty or the same."""
         columns = [getattr(self, name) for name in names]
         for name, column in zip(names, columns, strict=True):
-            _check_text(f"data.{name}", column)
+            check_text(f"data.{name}", column)
         for index, column in enumerate(columns):
             if column in columns[:index]:
                 raise JobError(
@@ -372,11 +375,6 @@ class Runtime:
         _check_range("runtime.threads", self.threads, 0, MOST_THREADS)
         for name, least_s in (("lease_s", 0.1), ("wait_s", 0.1), ("plan_s", 0.001)):
             _check_range(f"runtime.{name}", getattr(self, name), least_s, _MOST_WAIT_S)
-
-
-def _check_text(name: str, value: str) -> None:
-    if not value.strip():
-        raise JobError(f"{name} is empty; give it a value")
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -8,13 +8,13 @@ Source: CVE-2026-4372 (code execution from a crafted config.json) and its siblin
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ringtune.errors import ModelError
+from ringtune.files.given_files import read_json
 from ringtune.files.pointers import is_lfs_pointer, pointer_advice
 from ringtune.models.families import FAMILIES, family_named
 from ringtune.models.family import MOST_BLOCKS, ConfigKey, Dimensions
@@ -109,7 +109,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
             raise ModelError(f"{path} has {path.stat().st_size:,} bytes, a config has {_MAX_CONFIG_BYTES:,} at most")
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
     except OSError as error:
         raise ModelError(f"can't read {path}: {error.strerror}; give a folder with config.json") from error
     except (ValueError, RecursionError) as error:

@@ -8,12 +8,12 @@ Source: the layouts that ``save_pretrained`` writes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ringtune.errors import ModelError
+from ringtune.files.given_files import read_json
 from ringtune.files.safetensors_header import TensorInfo, read_safetensors_header
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import LM_HEAD, Family, Shapes
@@ -166,7 +166,7 @@ def _read_index(path: Path) -> dict[str, str]:
     try:
         if path.stat().st_size > _MAX_INDEX_BYTES:
             raise ModelError(f"{path} has {path.stat().st_size:,} bytes, an index has {_MAX_INDEX_BYTES:,} at most")
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = read_json(path)["weight_map"]
         files = {str(name): str(file) for name, file in weight_map.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path} is not a readable index ({error!r}); fetch the model again") from error

@@ -45,6 +45,6 @@ def held_bytes(path: Path) -> int:
         try:
             with zipfile.ZipFile(path) as archive:
                 return sum(entry.file_size for entry in archive.infolist())
-        except (OSError, zipfile.BadZipFile):  # whoever reads the rows says what is wrong
-            return 0
+        except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+            return 0  # whoever reads the rows says what is wrong
     return path.stat().st_size

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ringtune.errors import JobError, PlanError
+from ringtune.files.given_files import read_given
 from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.schedule.operations.given import GivenTable, tables_from_json, tables_to_json
 
@@ -40,7 +41,7 @@ def with_table_read(settings: OperationsSettings, folder: Path) -> OperationsSet
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise JobError(f"operations.table {path} has more than {_MOST_BYTES:,} bytes; {_REMEDY}")
-        text = path.read_text(encoding="utf-8")
+        text = read_given(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise JobError(f"can't read operations.table {path}: {reason}; {_REMEDY}") from error
