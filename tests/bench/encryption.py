@@ -29,7 +29,7 @@ from ringtune.trust.places import VARIABLE
 from tests.bench.jobs import write_job
 from tests.bench.rings import RingRun
 
-OUT = Path("build/bench")
+OUT = Path("build/bench").resolve()  # folders for state have to be absolute
 NODES = 4
 STEPS, FIRST = 40, 10
 WAIT_S = 90.0
