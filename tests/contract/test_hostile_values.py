@@ -1,0 +1,114 @@
+"""Whatever stands in a JSON text of another machine or of a file: an error of ours, soon, or a value that holds.
+
+Valid texts with a few values replaced by hostile ones: numbers without end or that are none, other types, deep lists,
+long and odd texts, keys that are missing or too many.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coordinator.kept_runs.record import RunRecord
+from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.errors import RingTuneError
+from ringtune.files.strict import read_object
+from ringtune.rounds.checkpoint import CheckpointManifest
+from ringtune.schedule.operations.table import Operations
+from ringtune.schedule.plan import Plan
+from tests.contract.rounds.test_checkpoint import manifest
+from tests.support.fake_agents import facts
+from tests.support.plans import make_plan
+
+HOSTILE: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        None, True, False, 0, -1, 1, 1 << 31, 1 << 62, 1 << 63, 10**19, 10**400, -(10**400), 0.5, -0.5, 1e308, -1e308,
+        "", "x", "a/../b", "../../x", "\x1b[2J", "\ud800", "x" * 5000, "0" * 64, [], [[]], {}, {"a": 1}, [1, 2],
+        ["a", "a"], [None], [{"node": "a"}], "nan", "Infinity",
+    ]
+)  # fmt: skip
+TEXTS = ("NaN", "Infinity", "-Infinity", "1e999", "1" * 5000, "[" * 5000)
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], checkpoint_every=2, eval_every=2)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of everything in a JSON value."""
+    found = [at] if at else []
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inside:
+        found += places(item, (*at, key))
+    return found
+
+
+def put(value: Any, at: tuple[Any, ...], new: Any) -> None:
+    """Replace what is at a path; nothing where an earlier change took it away."""
+    for key in at[:-1]:
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            return
+    if isinstance(value, dict) or (isinstance(value, list) and at[-1] < len(value)):
+        value[at[-1]] = new
+
+
+READERS: dict[str, tuple[Any, Callable[[Any], object]]] = {
+    "plan": (PLAN.to_json(), Plan.from_json),
+    "facts": (facts("a").to_json(), NodeFacts.from_json),
+    "profile": (Profile(nodes=(facts("a"), facts("b"))).to_json(), Profile.from_json),
+    "manifest": (manifest(4).to_json(), CheckpointManifest.from_json),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_hostile_values_are_an_error_of_ours_or_harmless(name: str, data: st.DataObject) -> None:
+    """What passes can be written again; what does not says so in a short and printable text."""
+    given_value, read = READERS[name]
+    value = copy.deepcopy(json.loads(json.dumps(given_value)))
+    known = places(value)
+    for _ in range(data.draw(st.integers(1, 3))):
+        put(value, data.draw(st.sampled_from(known)), copy.deepcopy(data.draw(HOSTILE)))
+    try:
+        found = read(value)
+    except RingTuneError as error:
+        told = str(error)
+    else:
+        again, told = json.dumps(found.to_json(), allow_nan=False), ""  # type: ignore[attr-defined]
+        assert read(json.loads(again)) == found
+    assert len(told) < 5000
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_that_are_no_numbers_are_no_json(name: str, text: str) -> None:
+    """At every place of a valid text: refused where the text is read, before anybody counts on it."""
+    given_value, read = READERS[name]
+    for at in places(given_value)[:60]:
+        value = copy.deepcopy(json.loads(json.dumps(given_value)))
+        put(value, at, "HERE")
+        with pytest.raises(RingTuneError):
+            read(read_object(json.dumps(value).replace('"HERE"', text), "a text"))
+
+
+@given(st.text(max_size=400))
+def test_records_of_any_text_are_an_error_of_ours(text: str) -> None:
+    """Of a kept run, of a checkpoint."""
+    for parse in (RunRecord.parse, CheckpointManifest.parse):
+        with pytest.raises(RingTuneError):
+            parse(text)
+
+
+@pytest.mark.parametrize(
+    "value", [{"subnets": 10**400, "batches": []}, {"subnets": 1, "batches": [{"batch_id": 1 << 70}]}, []]
+)
+def test_operations_of_hostile_values_are_refused(value: Any) -> None:
+    """A table that a coordinator, or a file, names."""
+    with pytest.raises(RingTuneError):
+        Operations.from_json(value, where="table")
