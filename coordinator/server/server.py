@@ -11,6 +11,7 @@ from coordinator.server.coordinator import Coordinator
 from coordinator.server.servicer import CoordinatorServicer
 from coordinator.server.trust_servicer import JoiningServicer, MembershipServicer
 from coordinator.trust.keeper import Keeper
+from ringtune.errors import ConnectionFailedError
 from ringtune.rpc.addresses import join_address, require_private, split_address
 from ringtune.rpc.connections import Server
 from ringtune.rpc.weights_servicer import WeightsServicer
@@ -94,6 +95,11 @@ def _serve_joining(keeper: Keeper, bind: str, join_port: int) -> Server:
     def add(server: grpc.Server) -> None:
         trust_pb2_grpc.add_JoiningServicer_to_server(JoiningServicer(keeper), server)
 
-    server = Server(address, add, max_workers=_MAX_JOINING, max_calls=2 * _MAX_JOINING, is_public=True)
+    try:
+        server = Server(address, add, max_workers=_MAX_JOINING, max_calls=2 * _MAX_JOINING, is_public=True)
+    except ConnectionFailedError as error:
+        raise ConnectionFailedError(
+            f"can't listen on {address}, where those with a token are answered; take another --join-port"
+        ) from error
     keeper.serves_at(server.port)
     return server

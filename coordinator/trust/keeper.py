@@ -11,7 +11,7 @@ from typing import Final
 from coordinator.trust.authority import Authority
 from coordinator.trust.folder import JOIN_PORT, has_authority, make_token
 from coordinator.trust.register import Register
-from ringtune.errors import TrustError
+from ringtune.errors import StorageError, TrustError
 from ringtune.trust.certificates import CertificateFacts, key_fingerprint, requested_key
 from ringtune.trust.identity import Identity, has_identity, read_identity, write_identity
 from ringtune.trust.parties import COORDINATOR, Party, node_party
@@ -21,6 +21,7 @@ from ringtune.trust.tokens import secret_hash
 _LOG = logging.getLogger(__name__)
 _GUEST_TTL_S: Final = 600.0
 _GUEST_DAYS: Final = 1.0
+_AGAIN_S: Final = 600.0
 GUEST = re.compile(r"eval-[0-9a-f]{8}")
 """Names of nodes that a user's machine may have invited by itself, for one evaluation."""
 
@@ -47,6 +48,7 @@ class Keeper:
         self._authority = Authority.read(folder)
         self._register = Register(folder)
         self.speaker = Speaker(self._own())
+        self._not_before_unix_s = 0.0
         self._look()
 
     def _own(self) -> Identity:
@@ -67,9 +69,14 @@ class Keeper:
         return identity
 
     def renew_own(self, now_unix_s: float) -> None:
-        """Renew the coordinator's certificate at two thirds of its life."""
-        if now_unix_s >= self.speaker.identity.facts.renew_at_unix_s:
+        """Renew the coordinator's certificate at two thirds of its life; where that fails, again after a while."""
+        if now_unix_s < max(self.speaker.identity.facts.renew_at_unix_s, self._not_before_unix_s):
+            return
+        try:
             self.speaker.renew(self._new_own())
+        except StorageError as error:
+            self._not_before_unix_s = now_unix_s + _AGAIN_S
+            _LOG.warning("the coordinator's certificate can't be renewed yet: %s", error)
 
     def serves_at(self, join_port: int) -> None:
         """Note for new tokens where those without a certificate are answered."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ringtune.errors import StorageError, TokenError, TrustError
+from ringtune.texts import Repeats, times
 from ringtune.trust.certificates import facts_of
 from ringtune.trust.parties import Party
 from ringtune.trust.tokens import INVALID
@@ -61,6 +62,7 @@ class Register:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
+        self._refused = Repeats()
         with contextlib.suppress(FileExistsError), _storage_errors(self._path):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         with self._transaction() as database:
@@ -115,13 +117,13 @@ class Register:
                 (secret_sha256,),
             ).fetchone()
             if found is None:
-                return _refuse("it is of no token that is known here")
+                return self._refuse("it is of no token that is known here")
             role, name, ends_unix_s, used_by, certificate = found
             party = Party(role, name)
             if now_unix_s > ends_unix_s:
-                return _refuse(f"the token of {party} has expired")
+                return self._refuse(f"the token of {party} has expired")
             if used_by is not None:
-                return bytes(certificate) if used_by == key_sha256 else _refuse(f"the token of {party} is used")
+                return bytes(certificate) if used_by == key_sha256 else self._refuse(f"the token of {party} is used")
             pem = issue(party)
             _remove(database, party, f"{party} has joined anew with a later token")
             _write_down(database, pem)
@@ -130,6 +132,12 @@ class Register:
                 (key_sha256, pem, secret_sha256),
             )
         return pem
+
+    def _refuse(self, why: str) -> bytes:
+        count = self._refused.told(why)
+        if count:
+            _LOG.warning("a join token is refused: %s%s", why, times(count))
+        raise TokenError(INVALID)
 
     # ---- certificates -----------------------------------------------------------------------------
 
@@ -176,11 +184,6 @@ class Register:
 
 def _key(party: Party) -> tuple[str, str]:
     return party.role, party.name
-
-
-def _refuse(why: str) -> bytes:
-    _LOG.warning("a join token is refused: %s", why)
-    raise TokenError(INVALID)
 
 
 def _write_down(database: sqlite3.Connection, pem: bytes) -> None:

@@ -12,6 +12,7 @@ import grpc
 
 from ringtune.errors import TrustError
 from ringtune.rpc.statuses import abort
+from ringtune.texts import Repeats, times
 from ringtune.trust.permissions import permission_of, require_permission, require_sender
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Guard(grpc.ServerInterceptor):
 
     def __init__(self, refusal: Refusal) -> None:
         self._refusal = refusal
+        self._repeats = Repeats()
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         """Put the check before the handler of a call."""
@@ -76,5 +78,7 @@ class Guard(grpc.ServerInterceptor):
             if sender:
                 require_sender(caller.party, getattr(request, sender))
         except TrustError as error:
-            _LOG.warning("a call from %s is refused: %s", context.peer(), error)
+            count = self._repeats.told((method, str(error)))
+            if count:
+                _LOG.warning("a call from %s is refused: %s%s", context.peer(), error, times(count))
             abort(context, error)

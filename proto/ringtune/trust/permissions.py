@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ringtune.errors import TrustError
+from ringtune.texts import shown
 from ringtune.trust.parties import COORDINATOR_ROLE, NODE_ROLE, SUBMITTER_ROLE, Party, Role
 
 
@@ -106,6 +107,6 @@ def require_sender(caller: Party | None, name: str) -> None:
     """
     if caller is not None and (caller.role != NODE_ROLE or caller.name != name):
         raise TrustError(
-            f"{caller} speaks as node {name}, which its certificate does not allow; start it with "
+            f"{caller} speaks as node {shown(name)}, which its certificate does not allow; start it with "
             f"--name {caller.name}, or join with a token for the other name"
         )

@@ -70,5 +70,5 @@ def test_permissions_let_nobody_speak_as_another() -> None:
     require_sender(PI, "pi")
     require_sender(None, "pi")
     for caller in (node_party("jetson"), Party("submitter", "pi"), COORDINATOR):
-        with pytest.raises(TrustError, match="speaks as node pi"):
+        with pytest.raises(TrustError, match="speaks as node 'pi'"):
             require_sender(caller, "pi")

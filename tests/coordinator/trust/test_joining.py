@@ -15,7 +15,7 @@ from coordinator.server.server import CoordinatorServer
 from coordinator.trust.authority import Authority
 from coordinator.trust.folder import init_trust, make_token
 from coordinator.trust.keeper import Keeper
-from ringtune.errors import ConnectionFailedError, TokenError, TrustError
+from ringtune.errors import ConnectionFailedError, StorageError, TokenError, TrustError
 from ringtune.rpc.connections import Server, open_channel
 from ringtune.rpc.joining import join, renew, renew_if_due
 from ringtune.trust.identity import read_identity
@@ -235,3 +235,35 @@ def test_keeper_needs_an_authority(tmp_path: Path) -> None:
     """A folder without one is named, with the command that makes it."""
     with pytest.raises(TrustError, match="has no authority; make one with 'ringtune coordinator init'"):
         Keeper(tmp_path)
+
+
+def test_keeper_that_can_not_renew_its_own_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk does not end the coordinator, whose certificate holds for ten days more; it tries again later."""
+    init_trust(tmp_path, time.time())
+    keeper, tries = Keeper(tmp_path), []
+    first = keeper.speaker.identity
+    due_unix_s = first.facts.renew_at_unix_s + 1
+
+    def full(*_: object) -> None:
+        tries.append(1)
+        raise StorageError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("coordinator.trust.keeper.write_identity", full)
+        for _ in range(3):
+            keeper.renew_own(due_unix_s)
+    assert (keeper.speaker.identity, len(tries)) == (first, 1)
+    keeper.renew_own(due_unix_s + HOUR_S)
+    assert keeper.speaker.identity != first
+
+
+def test_joining_port_that_is_taken_names_its_option(tmp_path: Path) -> None:
+    """The port of the coordinator itself is free: it is not --bind that has to change, and nothing stays behind."""
+    init_trust(tmp_path, time.time())
+    keeper = Keeper(tmp_path)
+    taken = Server("127.0.0.1:0", lambda server: None)
+    try:
+        with speaking_as(keeper.speaker), pytest.raises(ConnectionFailedError, match="take another --join-port"):
+            CoordinatorServer("127.0.0.1:0", lease_s=10.0, keeper=keeper, join_port=taken.port)
+    finally:
+        taken.stop(0.0)
