@@ -5,34 +5,55 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from edge.agent_options import AgentOptions
-from ringtune.errors import DataError, ModelError, RingTuneError, StorageError, UsageError
+from ringtune.errors import CapacityError, DataError, ModelError, RingTuneError, StorageError, UsageError
 from ringtune.files.durable import make_folder
+from ringtune.machine.memory import OWN_LIBRARY_BYTES, MemoryLimit, memory_limits
 from ringtune.models.folder import base_tensors, read_config
+from ringtune.quantities import format_bytes
 
 _TORCH_S = 120.0
 _HAS_CUDA = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 3)"
 
 
 def check_start(options: AgentOptions) -> None:
-    """Refuse rows, model, folder and device that can't be used.
+    """Refuse rows, model, folder, memory and device that can't be used.
 
     Raises:
+        CapacityError: the memory limit of this process is below what the libraries take.
         DataError: a file of rows is not there.
         ModelError: ``--model`` is no folder of a model that can be sliced.
         StorageError: ``--state`` can't be written.
         UsageError: ``--device cuda``, where torch sees no such device.
     """
     check_rows(options)
+    check_memory(memory_limits())
     if options.model is not None:
         check_model(options.model)
     if options.state is not None:
         check_state(options.state)
     if options.device == "cuda":
         check_cuda()
+
+
+def check_memory(limits: Iterable[MemoryLimit]) -> None:
+    """Refuse a memory limit below what the libraries take: the kernel would kill the node while it loads them.
+
+    Args:
+        limits: of the control groups of this process.
+
+    Raises:
+        CapacityError: names both figures.
+    """
+    least = min((limit.limit_bytes for limit in limits), default=OWN_LIBRARY_BYTES)
+    if least < OWN_LIBRARY_BYTES:
+        raise CapacityError(
+            f"the memory limit here (control group) is {format_bytes(least)}, a node's libraries alone need "
+            f"{format_bytes(OWN_LIBRARY_BYTES)}, and a run more; raise the limit"
+        )
 
 
 def check_rows(options: AgentOptions) -> None:

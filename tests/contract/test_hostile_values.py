@@ -53,7 +53,7 @@ def put(value: Any, at: tuple[Any, ...], new: Any) -> None:
             value = value[key]
         except (KeyError, IndexError, TypeError):
             return
-    if isinstance(value, dict) or (isinstance(value, list) and at[-1] < len(value)):
+    if isinstance(value, dict) or (isinstance(value, list) and isinstance(at[-1], int) and at[-1] < len(value)):
         value[at[-1]] = new
 
 

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from edge import commands
 from edge.agent_options import AgentOptions
-from edge.start_checks import check_cuda, check_model, check_rows, check_start, check_state
-from ringtune.errors import DataError, ModelError, StorageError, UsageError
+from edge.start_checks import check_cuda, check_memory, check_model, check_rows, check_start, check_state
+from ringtune.errors import CapacityError, DataError, ModelError, StorageError, UsageError
+from ringtune.machine.memory import MemoryLimit
 from tests.support.tiny import write_model
 
 
@@ -53,6 +54,15 @@ def test_start_checks_refuse_a_state_folder_that_can_not_be_written(tmp_path: Pa
     with pytest.raises(StorageError, match=r"--state .*can't be written: Not a directory; give a folder") as caught:
         check_state(tmp_path / "file" / "state")
     assert caught.value.exit_code == 9
+
+
+def test_start_checks_refuse_a_memory_limit_below_what_the_libraries_take() -> None:
+    """Both figures and exit code 6, before it joins: the kernel would kill it while it loads them."""
+    check_memory([])
+    check_memory([MemoryLimit(limit_bytes=1 << 30, used_bytes=1 << 29)])
+    with pytest.raises(CapacityError, match=r"limit here \(control group\) is 248(\.0)? MiB, .* need 259(\.0)? MiB") as caught:
+        check_memory([MemoryLimit(limit_bytes=1 << 30, used_bytes=0), MemoryLimit(limit_bytes=248 << 20, used_bytes=0)])
+    assert caught.value.exit_code == 6
 
 
 def test_start_checks_refuse_a_device_that_is_not_there() -> None:

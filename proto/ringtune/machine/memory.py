@@ -16,6 +16,9 @@ from typing import Final
 
 from ringtune.machine.control_groups import CGROUP, PROC, group_folders
 
+OWN_LIBRARY_BYTES: Final = 259 << 20
+"""What an idle agent has of its own, without pages of files, which can be read again; see ``LIBRARY_BYTES``."""
+
 LIBRARY_BYTES: Final = 384 << 20
 """Resident bytes of an idle agent that has loaded its libraries, before it hosts anything.
 
