@@ -100,7 +100,14 @@ def node(
     name = check_node_name(name or default_name())
     state = state or default_state(name)
     used = choose_trust(
-        name, trust, token_file, state=state, coordinator=coordinator, insecure=insecure, is_local=watch_parent
+        name,
+        trust,
+        token_file,
+        state=state,
+        coordinator=coordinator,
+        insecure=insecure,
+        is_local=watch_parent,
+        join_s=join_s,
     )
     given = AgentOptions(
         coordinator=coordinator,

@@ -25,7 +25,6 @@ from ringtune.trust.tokens import Token, make_secret, secret_hash
 ADMIN: Final = Party(SUBMITTER_ROLE, places.ADMIN)
 JOIN_PORT: Final = "join_port"
 """Note in the register: where the coordinator last answered those without a certificate."""
-DEFAULT_JOIN_PORT: Final = 7071
 NO_AUTHORITY: Final = "{folder} has no authority; make one with 'ringtune coordinator init', or correct --trust"
 
 
@@ -71,7 +70,7 @@ def make_token(folder: Path, party: Party, ends_unix_s: float) -> Token:
     register = Register(folder)
     token = Token(
         party,
-        int(register.noted(JOIN_PORT) or DEFAULT_JOIN_PORT),
+        int(register.noted(JOIN_PORT) or 0),
         fingerprint(Authority.read(folder).certificate_pem),
         make_secret(),
     )

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 from pathlib import Path
 
-from ringtune.errors import TokenError, TrustError, UsageError
+from ringtune.errors import ConnectionFailedError, TokenError, TrustError, UsageError
 from ringtune.trust.choosing import refuse_both, speak_from
 from ringtune.trust.parties import Party, node_party
 from ringtune.trust.places import IDENTITY, node_trust
 from ringtune.trust.speaking import speak_as
 from ringtune.trust.tokens import Token, parse_token
 
+_LOG = logging.getLogger(__name__)
 _LONGEST_TOKEN = 1024
+_RETRY_S = 1.0
 
 
 def choose_trust(
@@ -24,6 +28,7 @@ def choose_trust(
     coordinator: str,
     insecure: bool,
     is_local: bool = False,
+    join_s: float = 0.0,
 ) -> Path | None:
     """Speak as this node from now on; in plain text if it has no identity and no token.
 
@@ -36,6 +41,7 @@ def choose_trust(
         state: the node's state folder.
         coordinator: ``host:port``.
         insecure: whether the user wants plain text.
+        join_s: how long to try to reach the coordinator with a token, seconds.
         is_local: the node is of a local run, which is plain unless it has a token.
 
     Returns:
@@ -53,13 +59,13 @@ def choose_trust(
         speak_as(None)
         return None
     if token_file is not None and not (folder / IDENTITY).is_file():
-        join_as(node_party(name), token_file, folder, coordinator)
+        join_as(node_party(name), token_file, folder, coordinator, join_s)
     _require_name(speak_from(folder).identity.party, node_party(name), folder)
     return folder
 
 
-def join_as(party: Party, token_file: Path, folder: Path, coordinator: str) -> None:
-    """Get a certificate for a token that is for this party.
+def join_as(party: Party, token_file: Path, folder: Path, coordinator: str, join_s: float) -> None:
+    """Get a certificate for a token that is for this party; a coordinator that is not there yet is waited for.
 
     Raises:
         TrustError: the token can't be used, or is for somebody else.
@@ -70,7 +76,16 @@ def join_as(party: Party, token_file: Path, folder: Path, coordinator: str) -> N
         raise TokenError(f"the join token in {token_file} is for {token.party}, not for {party}; ask for another one")
     from ringtune.rpc.joining import join
 
-    join(coordinator, token, folder)
+    deadline_s = time.monotonic() + join_s
+    while True:
+        try:
+            join(coordinator, token, folder)
+            return
+        except ConnectionFailedError as error:
+            if time.monotonic() + _RETRY_S > deadline_s:
+                raise
+            _LOG.info("%s can't join yet: %s", party, error)
+        time.sleep(_RETRY_S)
 
 
 def read_token(file: Path) -> Token:

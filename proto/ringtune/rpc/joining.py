@@ -38,7 +38,8 @@ def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], fl
     """Get a certificate for a token and keep it in a folder.
 
     Args:
-        coordinator: ``host:port``; those without a certificate are answered at the token's port of that host.
+        coordinator: ``host:port``; those without a certificate are answered at the token's port of that host,
+            or at the one after this.
         token: for whom, and how the coordinator is known.
         folder: where the identity is kept.
         clock: this machine's wall clock.
@@ -49,7 +50,8 @@ def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], fl
         TrustError: somebody else answers there, or the clocks differ by more than certificates allow.
         StorageError: the folder can't be written.
     """
-    address = join_address(split_address(coordinator, option="--coordinator")[0], token.port)
+    host, port = split_address(coordinator, option="--coordinator")
+    address = join_address(host, token.port or port + 1)
     authority_pem = _authority(address, token, clock())
     key = make_key()
     request = trust_pb2.CertifyRequest(secret=token.secret, request_pem=make_request(key))

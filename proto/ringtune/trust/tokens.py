@@ -37,7 +37,7 @@ class Token:
 
     Attributes:
         party: who its bearer becomes.
-        port: where the coordinator answers those who have no certificate yet.
+        port: where the coordinator answers those who have no certificate yet; 0 = at the port after its own.
         authority_sha256: of the authority's certificate, hex.
         secret: known to the bearer alone.
     """
@@ -73,7 +73,7 @@ def parse_token(text: str) -> Token:
         TokenError: it is damaged; the text is not repeated.
     """
     match = _TEXT.fullmatch(text.strip())
-    if match is None or ".." in match["name"] or not 0 < int(match["port"]) <= 65535:
+    if match is None or ".." in match["name"] or int(match["port"]) > 65535:
         raise TokenError(
             "the join token is damaged; it is one line that begins with 'ringtune1:', as the coordinator printed it"
         )

@@ -267,3 +267,17 @@ def test_joining_port_that_is_taken_names_its_option(tmp_path: Path) -> None:
             CoordinatorServer("127.0.0.1:0", lease_s=10.0, keeper=keeper, join_port=taken.port)
     finally:
         taken.stop(0.0)
+
+
+def test_joining_with_a_token_from_before_the_first_start(tmp_path: Path) -> None:
+    """The coordinator's port is not known yet when it is made: those who join look at the one after it."""
+    init_trust(tmp_path / "trust", time.time())
+    token = invited(tmp_path / "trust")
+    assert token.port == 0
+    keeper = Keeper(tmp_path / "trust")
+    with speaking_as(keeper.speaker):
+        server = CoordinatorServer("127.0.0.1:0", lease_s=10.0, keeper=keeper)
+    with server:
+        joins_at = invited(tmp_path / "trust").port
+        assert joins_at > 0
+        assert join(f"127.0.0.1:{joins_at - 1}", token, tmp_path / "node").party == PI

@@ -17,7 +17,7 @@ from edge.joining import choose_trust as chosen
 from edge.joining.choose_trust import choose_trust, read_token
 from edge.joining.keep_certificate import refuse_removed
 from ringtune import cli
-from ringtune.errors import TokenError, TrustError, UsageError
+from ringtune.errors import ConnectionFailedError, TokenError, TrustError, UsageError
 from ringtune.trust.parties import Party, node_party
 from ringtune.trust.places import IDENTITY, node_trust
 from ringtune.trust.speaking import speak_as, speaker
@@ -66,7 +66,7 @@ def test_choosing_joins_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """The command that joined may stay as it is: a token counts where there is no identity yet."""
     asked: list[Path] = []
 
-    def join_as(party: Party, token_file: Path, folder: Path, coordinator: str) -> None:
+    def join_as(party: Party, token_file: Path, folder: Path, coordinator: str, join_s: float) -> None:
         asked.append(token_file)
         keep(folder, speaker_of(party.name))
 
@@ -161,3 +161,25 @@ def test_choosing_a_bad_identity_ends_the_command_in_a_line(tmp_path: Path, case
     assert asked.exit_code == 3, asked.output
     assert text in asked.stderr
     assert len(asked.stderr.strip().splitlines()) == 1
+
+
+def test_choosing_to_join_waits_for_a_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A board may be up before the coordinator is; whatever else fails is said at once."""
+    tries: list[str] = []
+
+    def join(coordinator: str, token: Token, folder: Path) -> None:
+        tries.append(coordinator)
+        if len(tries) < 3:
+            raise ConnectionFailedError("nobody answers")
+        keep(folder, speaker_of("pi"))
+
+    monkeypatch.setattr("ringtune.rpc.joining.join", join)
+    monkeypatch.setattr(chosen, "_RETRY_S", 0.0)
+    (tmp_path / "t").write_text(str(Token(node_party("pi"), 0, HASH, make_secret())))
+    assert choose(tmp_path, token_file=tmp_path / "t", join_s=60.0) == node_trust(tmp_path)
+    assert tries == ["127.0.0.1:1"] * 3
+    monkeypatch.setattr(chosen, "_RETRY_S", 1.0)
+    tries.clear()
+    with pytest.raises(ConnectionFailedError):
+        choose(tmp_path / "other", token_file=tmp_path / "t")
+    assert len(tries) == 1
