@@ -17,7 +17,7 @@ from ringtune.rpc.connections import Server
 from ringtune.rpc.weights_servicer import WeightsServicer
 from ringtune.v1 import control_pb2_grpc, trust_pb2_grpc, weights_pb2_grpc
 
-_MAX_CALLS = 256
+_MAX_CALLS = 1024
 _STOP_RUN_S = 8.0
 _GRACE_S = 1.0
 _MAX_JOINING = 4

@@ -73,6 +73,7 @@ class InLink:
     """The receiving end of one link.
 
     Attributes:
+        has_spoken: its first message is here.
         is_over: the call has ended; what had come before may still be read.
         is_done: the reader has ended: no more calls to the sink.
 
@@ -100,6 +101,7 @@ class InLink:
         self._thread = threading.Thread(target=self._read, name="link-reader", daemon=True)
         self._is_welcome = False
         self._is_forgotten = False
+        self.has_spoken = False
         self.is_over = False
         self.is_done = False
 
@@ -117,7 +119,7 @@ class InLink:
                     ack = self._acks.get(timeout=_POLL_S)
                 except queue.Empty:
                     if not self._is_welcome and time.monotonic() > deadline_s:
-                        yield _refusal(DeadlineError(f"no HELLO came within {self._hello_wait_s:g} s; link closed"))
+                        yield refusal(DeadlineError(f"no HELLO came within {self._hello_wait_s:g} s; link closed"))
                         return
                     continue
                 if ack is None:
@@ -161,11 +163,12 @@ class InLink:
             first = next(self._messages, None)
             if first is None:
                 return
+            self.has_spoken = True
             source, admission = self._join(self, unpack(first)[0])
         except grpc.RpcError:
             return
         except RingTuneError as error:
-            self._acks.put(_refusal(error))
+            self._acks.put(refusal(error))
             return
         self._is_welcome = True
         self._acks.put(ring_pb2.Ack(welcome=True))
@@ -213,7 +216,7 @@ class InLink:
 
     def _refuse(self, source: str, admission: Admission, error: RingTuneError) -> None:
         _log.debug("node %s: %s", source, error)  # the sink says it, once for many
-        self._acks.put(_refusal(error))
+        self._acks.put(refusal(error))
         if not self._is_forgotten:
             admission.sink.on_refused(source, error)
 
@@ -222,5 +225,6 @@ class InLink:
             admission.sink.on_link_lost(source, f"the link from node {source} broke; see that node's log")
 
 
-def _refusal(error: RingTuneError) -> ring_pb2.Ack:
+def refusal(error: RingTuneError) -> ring_pb2.Ack:
+    """Make the message with which a link, or a frame of it, is refused."""
     return ring_pb2.Ack(refusal=str(error), error=type(error).__name__)

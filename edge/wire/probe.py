@@ -41,9 +41,9 @@ import grpc
 
 from edge.wire.burner import Burner
 from edge.wire.probe_windows import BRIEF, THOROUGH, Thoroughness, Windows
-from ringtune.errors import ConnectionFailedError, DeadlineError, PeerLostError, RingTuneError
+from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, PeerLostError, RingTuneError
 from ringtune.rpc.connections import open_channel
-from ringtune.rpc.statuses import error_of_call
+from ringtune.rpc.statuses import abort, error_of_call
 from ringtune.trust.parties import Party, node_party
 from ringtune.v1 import control_pb2
 
@@ -96,6 +96,12 @@ class _Received:
 RECEIVED: Final = _Received()
 
 
+_MOST_PROBES: Final = 2
+_AT_A_TIME: Final = threading.BoundedSemaphore(_MOST_PROBES)
+_TURN_S: Final = 5.0
+_LONGEST_S: Final = 600.0
+
+
 def add_probe_sink(server: grpc.Server) -> None:
     """Register the service with which other nodes measure their links to this node, before the server starts."""
     link: grpc.RpcMethodHandler[bytes, control_pb2.ProbeArrival] = grpc.stream_stream_rpc_method_handler(
@@ -108,8 +114,22 @@ def add_probe_sink(server: grpc.Server) -> None:
 def _arrivals(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[control_pb2.ProbeArrival]:
     """Drop every message, and answer those that ask with the target's clock and processor seconds.
 
-    The call ends with its caller's deadline at the latest.
+    Few at a time, because others compute meanwhile. The call ends with its caller's deadline at the latest.
     """
+    if not _AT_A_TIME.acquire(timeout=_TURN_S):
+        abort(context, BusyError(f"{_MOST_PROBES} links to this node are measured already; measure them later"))
+    too_long = threading.Timer(_LONGEST_S, context.cancel)
+    too_long.daemon = True
+    too_long.start()
+    try:
+        yield from _answers(messages, context)
+    finally:
+        too_long.cancel()
+        _AT_A_TIME.release()
+
+
+def _answers(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[control_pb2.ProbeArrival]:
+    """Answer the messages of one probe that ask."""
     wants_busy = _BUSY in context.invocation_metadata()
     with contextlib.suppress(grpc.RpcError), contextlib.ExitStack() as stack:  # it ends when its caller cancels
         if wants_busy:

@@ -13,7 +13,7 @@ from typing import Final
 import grpc
 
 from edge.wire.checks import FrameCheck, RunExpectation, check_hello
-from edge.wire.inbound import HELLO_WAIT_S, InLink, Sink
+from edge.wire.inbound import HELLO_WAIT_S, InLink, Sink, refusal
 from ringtune.errors import DeadlineError, FrameError
 from ringtune.rpc.guard import caller_of
 from ringtune.schedule.turns import Turn
@@ -22,6 +22,11 @@ from ringtune.trust.permissions import require_sender
 from ringtune.v1 import ring_pb2
 
 _OLD_LINK_WAIT_S: Final = 2.0
+_MOST_WAITING: Final = 64
+"""Links that may wait for their HELLO or their run, each with two threads.
+
+Of more than these the oldest goes that has said nothing: who opens many and is silent keeps nobody else out.
+"""
 
 __all__ = ["RingServicer", "RunExpectation", "Sink"]
 
@@ -72,6 +77,7 @@ class RingServicer:
         self._hello_wait_s = hello_wait_s
         self._changed = threading.Condition()
         self._run: _Run | None = None
+        self._waiting: dict[InLink, None] = {}
 
     def add_to(self, server: grpc.Server) -> None:
         """Register the service with a gRPC server.
@@ -146,7 +152,24 @@ class RingServicer:
             return self._join(link, header, caller.party if caller else None)
 
         link = InLink(messages, join=join, changed=self._on_changed, hello_wait_s=self._hello_wait_s)
-        return link.acks(context)
+        with self._changed:
+            silent = [one for one in self._waiting if not one.has_spoken]
+            is_full = len(self._waiting) >= _MOST_WAITING
+            if is_full and not silent:
+                return iter([refusal(FrameError(f"{_MOST_WAITING} links wait here for their run; try again"))])
+            self._waiting[link] = None
+            if is_full:
+                del self._waiting[silent[0]]
+        if is_full:
+            silent[0].forget()
+        return self._acks(link, context)
+
+    def _acks(self, link: InLink, context: grpc.ServicerContext) -> Iterator[ring_pb2.Ack]:
+        try:
+            yield from link.acks(context)
+        finally:
+            with self._changed:
+                self._waiting.pop(link, None)
 
     def _join(self, link: InLink, header: ring_pb2.FrameHeader | None, caller: Party | None) -> tuple[str, _Run]:
         with self._changed:
@@ -161,6 +184,7 @@ class RingServicer:
             if self._run is not run:
                 raise FrameError(f"run {run.expectation.run_id!r} has ended at node {run.expectation.node}")
             run.links[source] = link
+            self._waiting.pop(link, None)
             return source, run
 
     def _on_changed(self, link: InLink) -> None:

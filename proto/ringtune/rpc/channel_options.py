@@ -8,6 +8,7 @@ Each value answers a behaviour that was measured on grpcio 1.85:
 * Two servers bind one port silently unless ``so_reuseport`` is 0; calls are then split between them.
 * Built-in retries stop working above 256 KiB, so they are off: what may be repeated is ours to say.
 * After an outage the default back-off keeps a healed link down for half a minute.
+* One connection may open thousands of streams, each of which takes a worker.
 * A message above the limit is refused before it is read; payloads travel in chunks far below it.
 """
 
@@ -19,6 +20,9 @@ Options = tuple[tuple[str, int | str], ...]
 
 MAX_MESSAGE_BYTES: Final = 8 * 1024 * 1024
 """Longest single message; tensors and files travel in chunks of about 1 MiB."""
+
+MAX_STREAMS: Final = 200
+"""Calls of one connection at a time; more wait at the caller. A node has a handful with each other one."""
 
 _MESSAGES: Final[Options] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -49,6 +53,7 @@ SERVER_OPTIONS: Final[Options] = (
     *_MESSAGES,
     *_KEEPALIVE,
     ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
 )

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from ringtune.errors import ConnectionFailedError, DeadlineError, RingTuneError, all_errors
-from ringtune.rpc.channel_options import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS
+from ringtune.rpc.channel_options import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, MAX_STREAMS, SERVER_OPTIONS
 from ringtune.rpc.connections import Server, open_channel
 from ringtune.rpc.statuses import abort, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -193,6 +193,27 @@ def test_connections_serve_more_calls_than_a_board_has_links() -> None:
     agent.release.set()
     assert all(call.exception(timeout=WAIT_S) is None for call in calls)
     channel.close()
+    server.stop(grace_s=0.1)
+
+
+def test_connections_that_open_many_calls_keep_no_other_connection_waiting() -> None:
+    """Of 3,000 calls of one connection 200 are carried out at a time; another connection's is answered at once."""
+    agent = FailingAgent()
+    server = Server("127.0.0.1:0", lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
+    greedy = grpc.insecure_channel(server.address, options=(("grpc.use_local_subchannel_pool", 1),))
+    flood: Any = greedy.unary_unary("/ringtune.v1.Agent/Release")
+    calls = [flood.future(b"", timeout=WAIT_S) for _ in range(3 * MAX_STREAMS)]
+    assert all(agent.entered.acquire(timeout=WAIT_S) for _ in range(MAX_STREAMS))
+    channel = open_channel(server.address, (("grpc.use_local_subchannel_pool", 1),))
+    other = control_pb2_grpc.AgentStub(channel).Release.future(control_pb2.ReleaseRequest(), timeout=WAIT_S)
+    assert agent.entered.acquire(timeout=WAIT_S)
+    assert not agent.entered.acquire(timeout=0.1)  # nothing beyond the 200 and the one
+    agent.release.set()
+    assert other.exception(timeout=WAIT_S) is None
+    for call in calls:
+        call.cancel()
+    for each in (greedy, channel):
+        each.close()
     server.stop(grace_s=0.1)
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import queue
+import threading
+from typing import Any
 
 import grpc
 import pytest
 
 from edge.wire import frames
+from edge.wire import server as ring_server
 from edge.wire.server import RingServicer
 from ringtune.errors import (
     ConnectionFailedError,
@@ -72,6 +77,22 @@ def test_server_without_a_run_refuses_after_its_wait() -> None:
         out = LinkSender(node.address)
         with pytest.raises(DeadlineError, match=r"expected no run within 0\.1 s"):
             out.link.open(WAIT_S)
+
+
+def test_silent_links_keep_no_other_link_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more links without HELLO than may wait the oldest ends; a link that speaks is welcome at once."""
+    monkeypatch.setattr(ring_server, "_MOST_WAITING", 3)
+    with receiver(expectation()) as node, contextlib.ExitStack() as stack:
+        ended = threading.Semaphore(0)
+        for _ in range(12):
+            channel = stack.enter_context(grpc.insecure_channel(node.address))
+            method: Any = channel.stream_stream("/ringtune.v1.Ring/Link")
+            call = method(iter(queue.SimpleQueue().get, None))
+            stack.callback(call.cancel)
+            call.add_callback(ended.release)
+        assert all(ended.acquire(timeout=WAIT_S) for _ in range(12 - 3))
+        with sender(node.address):
+            pass
 
 
 def test_server_survives_garbage() -> None:
