@@ -47,6 +47,7 @@ class Replanning:
 
     Args:
         plan: of the run.
+        part: of it that holds; where another placement is to come, none is looked for.
         job: of the run.
         profile: that it was planned with.
         put: takes what was found, on a thread of its own.
@@ -59,6 +60,7 @@ class Replanning:
     def __init__(
         self,
         plan: Plan,
+        part: Plan,
         job: Job,
         profile: Profile,
         *,
@@ -75,7 +77,9 @@ class Replanning:
         self._follows = job.placement.follow != NEVER and plan.course.decides
         self._watches = job.placement.replan != NEVER
         is_wanted = (self._watches or self._follows) and not is_shared and len(nodes) > 1
-        may_move = is_wanted and not plan.moves and not why_it_stays(plan.course, plan.placements)
+        may_move = (
+            is_wanted and part.placement == plan.placements[-1] and not why_it_stays(plan.course, plan.placements)
+        )
         self.pace = PaceWatch(plan.course, self._profile) if may_move else None
         self._is_thinking = False
         self._told: Mapping[str, float] = {}

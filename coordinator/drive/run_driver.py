@@ -348,7 +348,7 @@ class RunDriver(Driver):
             self._moving = MoveDriving(
                 part, self._job_toml, self._checkpoints, self._addresses, self._calls, wait_s, self._queue.put
             )
-            self._replanning = Replanning(plan, self._job, made.profile, put=self._queue.put, note=self._note)
+            self._replanning = Replanning(plan, part, self._job, made.profile, put=self._queue.put, note=self._note)
             self._books.pace = self._replanning.pace
         self._feed(rounds.PlanMade(plan, start))
 

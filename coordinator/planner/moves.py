@@ -1,13 +1,16 @@
-"""What a run that moves needs besides its placements: room for what was trained beside the next slice."""
+"""What a run that moves needs besides its placements: room for what was trained, and for what comes, beside a slice."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from ringtune.costs.memory.terms import MemoryEstimate, Term
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError
 from ringtune.quantities import format_bytes
+from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 
 _KEPT = ("adapters", "optimizer")
@@ -23,22 +26,53 @@ def fullest(parts: Sequence[Mapping[str, MemoryEstimate]]) -> dict[str, MemoryEs
 
 
 def moving_memory(
-    before: Mapping[str, MemoryEstimate], after: Mapping[str, MemoryEstimate]
+    placements: tuple[Placement, Placement], before: Mapping[str, MemoryEstimate], after: Mapping[str, MemoryEstimate]
 ) -> dict[str, MemoryEstimate]:
-    """What each node of a placement holds while the run moves to it.
+    """What each node of a placement holds at most while the run moves to it; no micro-batch is under way.
 
-    The next slice is there, with what was trained of the one before; no micro-batch is under way.
+    First what others trained of its blocks comes, beside the old slice. Then the next slice is there, with what came
+    and with what was trained of the old one.
+
+    Args:
+        placements: the one that the run leaves, and the next one.
+        before: what nodes need in the first one.
+        after: what nodes need in the second one.
     """
-    return {node: _while_moving(before.get(node, MemoryEstimate()), here) for node, here in after.items()}
+    found = {}
+    for node, here in after.items():
+        old = before.get(node, MemoryEstimate())
+        coming = tuple(_coming(_new_share(*placements, node), here))
+        moments = (
+            MemoryEstimate((*_resting(old), *coming)),
+            MemoryEstimate((*_resting(here), *coming, *_kept(old))),
+        )
+        found[node] = max(moments, key=lambda one: one.total_bytes)
+    return found
 
 
-def _while_moving(before: MemoryEstimate, after: MemoryEstimate) -> MemoryEstimate:
-    kept = (
-        Term(term.part, f"{term.what}, of the slice before", term.number, term.each_bytes)
-        for term in before.terms
-        if term.part in _KEPT
+def _new_share(before: Placement, after: Placement, node: str) -> float:
+    """The share of the blocks of a node's next slice that it does not host yet."""
+    held, wanted = (
+        {block for one in placement.slices if one.node == node for block in range(one.start, one.stop)}
+        for placement in (before, after)
     )
-    return MemoryEstimate((*(term for term in after.terms if term.part not in _NOT_YET), *kept))
+    return len(wanted - held) / max(1, len(wanted))
+
+
+def _resting(estimate: MemoryEstimate) -> Iterator[Term]:
+    return (term for term in estimate.terms if term.part not in _NOT_YET)
+
+
+def _kept(before: MemoryEstimate) -> Iterator[Term]:
+    for term in before.terms:
+        if term.part in _KEPT:
+            yield term._replace(what=f"{term.what}, of the slice before")
+
+
+def _coming(share: float, after: MemoryEstimate) -> Iterator[Term]:
+    for term in after.terms:
+        if term.part in _KEPT and share:
+            yield Term(term.part, f"{term.what}, as others send it", 1, math.ceil(share * term.total_bytes))
 
 
 def refuse_full_moves(
@@ -54,11 +88,11 @@ def refuse_full_moves(
     Raises:
         CapacityError: names the node, the move, and both numbers.
     """
-    pairs = zip(plan.placements[1:], parts, parts[1:], strict=False)
-    for placement, before, after in pairs:
-        for node, needs in moving_memory(before, after).items():
+    moves = zip(itertools.pairwise(plan.placements), itertools.pairwise(parts), strict=True)
+    for placements, (before, after) in moves:
+        for node, needs in moving_memory(placements, before, after).items():
             if needs.total_bytes > facts[node].memory_bytes:
                 raise CapacityError(
-                    f"node {node} needs {needs} to move to placement {placement.epoch} but has "
+                    f"node {node} needs {needs} to move to placement {placements[1].epoch} but has "
                     f"{format_bytes(facts[node].memory_bytes)}; give the plan one placement, or move fewer blocks"
                 )

@@ -118,6 +118,7 @@ class _Moves:
             return 0.0
         caps, facts = self._caps, self._profile.by_name
         needs = moving_memory(
+            (before.placement, after.placement),
             {node: caps.estimate(before, node) for node in before.nodes},
             {node: caps.estimate(after, node) for node in after.nodes},
         )

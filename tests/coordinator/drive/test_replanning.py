@@ -42,11 +42,16 @@ def measured(*, assumed: bool = False) -> Profile:
 class Run:
     """A run's part in replanning: what came into its queue, and what the user was told."""
 
-    def __init__(self, *, job: Job | None = None, plan: Plan = PLAN, assumed: bool = False) -> None:
+    def __init__(self, *, job: Job | None = None, plan: Plan = PLAN, epoch: int = 0, assumed: bool = False) -> None:
         self.answers: queue.Queue[Considered] = queue.Queue()
         self.notes: list[str] = []
         self.replanning = Replanning(
-            plan, job or job_of(), measured(assumed=assumed), put=self.answers.put, note=self.notes.append
+            plan,
+            plan.at(epoch),
+            job or job_of(),
+            measured(assumed=assumed),
+            put=self.answers.put,
+            note=self.notes.append,
         )
 
     def consider(self, changed_nodes: dict[str, float], *, prepare_s: float = 1.0) -> None:
@@ -151,3 +156,10 @@ def test_run_that_stays_anyway_is_not_watched(run: Run) -> None:
     run.replanning.turn_done(PLAN, TURN, RecordedLinks(), prepare_s=1.0)
     assert run.replanning.moved(1.0, has_moved=True) is None
     assert run.notes == []
+
+
+def test_resumed_run_is_watched_once_its_last_placement_holds() -> None:
+    """Where another one is to come, the plan says when the run moves; after it a slow board is worth a move again."""
+    plan = PLAN.extended(OTHER, first_turn=1)
+    assert Run(plan=plan).replanning.pace is None
+    assert Run(plan=plan, epoch=1).replanning.pace is not None

@@ -54,15 +54,31 @@ def test_move_needs_room_for_the_next_slice_and_what_was_trained() -> None:
     job = own_weights()
     plan, facts = planned(job), facts_of(job)
     before, after = (plan_memory(job, part, facts) for part in plan.parts)
-    while_moving = moving_memory(before, after)["n1"]
+    while_moving = moving_memory((plan.placements[0], plan.placements[1]), before, after)["n1"]
     parts, old, new = while_moving.parts(), before["n1"].parts(), after["n1"].parts()
     assert parts["activations"] == parts["buffers"] == 0
-    assert parts["adapters"] == old["adapters"] + new["adapters"] and parts["weights"] == new["weights"]
+    # all six blocks of its next slice are new to it: they come from the other node, beside its own six
+    assert parts["adapters"] == old["adapters"] + 2 * new["adapters"] and parts["weights"] == new["weights"]
     facts["n1"] = dataclasses.replace(facts["n1"], memory_bytes=while_moving.total_bytes)
     refuse_full_moves(plan, (before, after), facts)
     facts["n1"] = dataclasses.replace(facts["n1"], memory_bytes=while_moving.total_bytes - 1)
     with pytest.raises(CapacityError, match=r"node n1 needs .* to move to placement 1 but has"):
         refuse_full_moves(plan, (before, after), facts)
+
+
+def test_move_needs_room_for_what_others_send_only_where_blocks_are_new() -> None:
+    """Two of the eight blocks of one node come from the other one, which gets none."""
+    job = own_weights()
+    facts = facts_of(job)
+    plan = moving(Plan.of(planned(job).course, planned(job).placement), (4, (("n0", 0, 4), ("n1", 4, 12))))
+    before, after = (plan_memory(job, part, facts) for part in plan.parts)
+    needs = moving_memory((plan.placements[0], plan.placements[1]), before, after)
+    coming = {
+        node: sum(term.total_bytes for term in one.terms if term.part == "adapters" and "others send" in term.what)
+        for node, one in needs.items()
+    }
+    assert coming["n0"] == 0
+    assert coming["n1"] == pytest.approx(after["n1"].parts()["adapters"] / 4, abs=10)
 
 
 def test_part_of_a_plan_is_not_given_as_a_plan() -> None:
