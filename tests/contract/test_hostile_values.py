@@ -85,6 +85,33 @@ def test_hostile_values_are_an_error_of_ours_or_harmless(name: str, data: st.Dat
     assert len(told) < 5000
 
 
+def test_plan_with_more_private_blocks_than_the_model_has_is_refused() -> None:
+    """Found by fuzzing: with no host at all it ended in an error of Python's."""
+    value = PLAN.to_json()
+    placement = value["placements"][0]
+    placement["private_blocks"] = 5
+    placement["slices"] = [{"node": node, "start": 4, "stop": 4} for node in "ab"]
+    with pytest.raises(RingTuneError, match="private_blocks is 5, the model has 4 blocks"):
+        Plan.from_json(_without_digests(value))
+
+
+def _without_digests(value: Any) -> Any:
+    """A plan without the digests that would refuse any change before it is looked at."""
+    if isinstance(value, dict):
+        return {key: _without_digests(item) for key, item in value.items() if key != "digest"}
+    return [_without_digests(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("most", [1 << 20, 1 << 62])
+def test_plan_of_a_model_without_end_is_refused_at_once(most: int) -> None:
+    """Before any block of it is looked at."""
+    value: Any = json.loads(json.dumps(PLAN.to_json()))
+    value["course"]["num_blocks"] = most
+    value["placements"][0]["slices"][1]["stop"] = most
+    with pytest.raises(RingTuneError):
+        Plan.from_json(_without_digests(value))
+
+
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_texts_that_are_no_numbers_are_no_json(name: str, text: str) -> None:

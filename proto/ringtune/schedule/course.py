@@ -34,6 +34,9 @@ TABLES_AT_ONCE: Final = 8
 
 WIRE_DTYPES: Final = ("float32", "bfloat16", "float16", "int8", "float64")
 
+_MOST: Final = 1 << 31
+_MOST_BLOCKS: Final = 4096
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Course(Extent):
@@ -379,8 +382,11 @@ def _check_table(course: Course, operations: Operations) -> None:
 
 
 def _check_at_least(course: Course, name: str, least: int) -> None:
-    if getattr(course, name) < least:
-        raise PlanError(f"{name} is {getattr(course, name)}, it has to be at least {least}")
+    value, most = getattr(course, name), _MOST_BLOCKS if name == "num_blocks" else _MOST
+    if value < least:
+        raise PlanError(f"{name} is {value}, it has to be at least {least}")
+    if value > most:  # a course may come from another machine, and each block is looked at
+        raise PlanError(f"{name} is {value}, it has to be at most {most}")
 
 
 def _check_owners(owners: tuple[Owner, ...]) -> None:

@@ -234,10 +234,12 @@ def _check(plan: Plan) -> None:
         check_replicas(course, placement)
         if placement.cache is not None and (problem := why_no_cache(course, bool(placement.helpers))):
             raise PlanError(f"hosts can't keep hidden states: {problem}; or leave the placement's cache out")
-        if placement.stop > course.num_blocks:
-            piece = next(piece for piece in placement.hosts if piece.stop > course.num_blocks)
-            blocks = f"[{piece.start}, {piece.stop})"
-            raise PlanError(f"node {piece.node} hosts {blocks}, the model has {course.num_blocks} blocks")
+        for piece in placement.hosts:
+            if piece.stop > course.num_blocks:
+                blocks = f"[{piece.start}, {piece.stop})"
+                raise PlanError(f"node {piece.node} hosts {blocks}, the model has {course.num_blocks} blocks")
+        if placement.private_blocks > course.num_blocks:
+            raise PlanError(f"private_blocks is {placement.private_blocks}, the model has {course.num_blocks} blocks")
         if placement.stop < course.num_blocks:
             raise PlanError(f"blocks [{placement.stop}, {course.num_blocks}) have no host")
         if placement.private_blocks > course.frozen_blocks:
