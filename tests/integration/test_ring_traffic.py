@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import itertools
+import json
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from edge.data.rows import OwnerDataset
 from ringtune.schedule.turns import items, turn_sequence
 from tests.support import tiny
-from tests.support.cluster import Cluster, Outcome
+from tests.support.cluster import Cluster, Outcome, running
 from tests.support.tap import Tap
 
 pytestmark = pytest.mark.slow
@@ -127,6 +128,42 @@ def test_traffic_has_no_token_ids_and_no_labels(tmp_path: Path) -> None:
         assert find_numbers(control, targets) == []
         assert [text for text in texts if text.encode() in ring + control] == []
         assert find_numbers(control, rows) == []
+
+
+def texts_in(path: Path, texts: Sequence[str]) -> list[str]:
+    """Which texts are in a file, or in any file of a folder, as they are or as JSON has them."""
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    assert files, f"{path} has nothing to look at"
+    found = []
+    for file in files:
+        content = file.read_bytes()
+        found += [f"{text!r} in {file}" for text in texts if text.encode() in content]
+    return found
+
+
+@pytest.mark.promise("4 labels stay")
+def test_rows_and_labels_are_in_no_log_and_in_no_folder_of_another_node(tmp_path: Path) -> None:
+    """Shards are saved, everybody logs all there is: no text, token ids or labels of a batch are in any of it."""
+    with running(tmp_path, owners=["node-0", "node-1"], hosts=["node-2"]) as cluster:
+        outcome = cluster.run(cluster.job(train__checkpoint_every=2))
+        assert outcome.is_done, outcome.message
+        texts, rows = secrets_of(cluster)
+        targets = targets_of(cluster, outcome)
+        logs = [cluster.folder / f"{name}.log" for name in cluster.names]
+        folders = [cluster.folder / "state" / name for name in cluster.names]
+        assert sum(len(list(folder.rglob("step-*.safetensors"))) for folder in folders) >= 3
+        assert texts_in(Path(cluster.train), texts[:1])  # the search can find something
+        assert all("INFO" in log.read_text(errors="replace") for log in logs)
+        for path in (*logs, *folders):
+            assert texts_in(path, texts) == []
+        for file in (file for folder in folders for file in folder.rglob("*") if file.is_file()):
+            assert find_numbers(file.read_bytes(), rows) == [], file
+            assert find_numbers(file.read_bytes(), targets) == [], file
+        told = json.dumps([outcome.metrics, outcome.steps, outcome.report, outcome.operations])
+        assert [text for text in texts if text in told] == []
+        sent = b"".join(bytes(content) for content in outcome.files.values())
+        assert [text for text in texts if text.encode() in sent] == []
+        assert find_numbers(sent, [*rows, *targets]) == []
 
 
 @pytest.mark.promise("5 timing changes nothing")
