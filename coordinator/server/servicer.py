@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import threading
 import time
@@ -18,6 +19,7 @@ from coordinator.members.member_codec import entry_of, member_of
 from coordinator.records.run_clock import now_unix_s
 from coordinator.server.coordinator import Coordinator
 from ringtune import __version__
+from ringtune.errors import BusyError
 from ringtune.files.chunks import write_files
 from ringtune.jobs.job import parse_job
 from ringtune.jobs.result import result_of
@@ -26,6 +28,8 @@ from ringtune.trust import speaking
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _UPLOAD_S = 600.0
+_MOST_UPLOADS = 8
+"""Saved results that may be sent here at a time; each takes a worker, also of somebody who sends nothing."""
 
 
 class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
@@ -34,6 +38,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._speaker = speaking.speaker()
+        self._uploads = threading.BoundedSemaphore(_MOST_UPLOADS)
 
     def Join(self, request: control_pb2.JoinRequest, context: grpc.ServicerContext) -> control_pb2.JoinReply:
         """Add the calling node to the members."""
@@ -138,8 +143,10 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         self, request_iterator: Iterator[control_pb2.EvaluateInput], context: grpc.ServicerContext
     ) -> Iterator[control_pb2.RunEvent]:
         """Evaluate a saved result and follow the evaluation, which stops if nobody follows it any more."""
-        with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
-            folder = Path(name)
+        answer(context, self._begin_upload)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._uploads.release)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-")))
             too_slow = threading.Timer(_UPLOAD_S, context.cancel)
             too_slow.daemon = True
             too_slow.start()
@@ -148,6 +155,10 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
             finally:
                 too_slow.cancel()
             yield from _follow(driver, context)
+
+    def _begin_upload(self) -> None:
+        if not self._uploads.acquire(blocking=False):
+            raise BusyError(f"{_MOST_UPLOADS} results are sent here, or evaluated, already; try again soon")
 
     def _evaluate(self, inputs: Iterator[control_pb2.EvaluateInput], folder: Path) -> RunDriver:
         asked = next(inputs, control_pb2.EvaluateInput()).request

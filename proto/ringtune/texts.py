@@ -92,4 +92,7 @@ def log_to_stderr(level: int | str, stream: TextIO | None = None) -> None:
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
     for name in LIBRARY_LOGS:
-        logging.getLogger(name).addFilter(_RareLines())
+        logger = logging.getLogger(name)
+        for old in [one for one in logger.filters if isinstance(one, _RareLines)]:
+            logger.removeFilter(old)
+        logger.addFilter(_RareLines())

@@ -112,7 +112,9 @@ def logged() -> Iterator[io.StringIO]:
     root = logging.getLogger()
     before, root.handlers = root.handlers, []
     level, stream = root.level, io.StringIO()
-    log_to_stderr(logging.WARNING, stream)
+    for _ in range(2):  # as if commands ran one after the other in this process
+        log_to_stderr(logging.WARNING, stream)
+        root.handlers = root.handlers[-1:]
     yield stream
     root.handlers = before
     root.setLevel(level)

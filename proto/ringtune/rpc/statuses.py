@@ -125,7 +125,9 @@ def answer_stream(context: grpc.ServicerContext, values: Iterator[T]) -> Iterato
 
 def abort(context: grpc.ServicerContext, error: BaseException) -> NoReturn:
     """End a call with the status that carries ``error``."""
-    if not isinstance(error, RingTuneError):
+    if isinstance(error, grpc.RpcError):
+        _LOG.debug("a caller is gone: %s", error)  # in the midst of what it sent
+    elif not isinstance(error, RingTuneError):
         _LOG.error("a call failed by a bug", exc_info=error)
     status = status_of_error(error)
     context.abort(grpc.StatusCode[status.name], status.details)

@@ -66,8 +66,8 @@ def test_statuses_cancelled_call_tells_who_ended_it() -> None:
 
 
 def test_statuses_long_error_is_cut() -> None:
-    """A message longer than a status may be is cut, not lost."""
-    status = statuses.status_of_error(FrameError("x" * 100_000))
+    """A message longer than a status may be is cut, not lost; percent-encoded these characters are six bytes each."""
+    status = statuses.status_of_error(FrameError("\u00e4" * 100_000))
     assert statuses.MAX_DETAILS_BYTES - 9 <= len(quote(status.details)) <= statuses.MAX_DETAILS_BYTES + 9
     assert type(statuses.error_of_status(*status, peer="node b")) is FrameError
 

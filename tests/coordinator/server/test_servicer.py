@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import queue
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -163,3 +165,19 @@ def test_client_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.submit.connection.CONNECT_S", 0.2)
     with pytest.raises(ConnectionFailedError, match=r"no coordinator answers at 127\.0\.0\.1:9"):
         Client("127.0.0.1:9")
+
+
+def test_service_takes_few_results_at_a_time(stub: control_pb2_grpc.CoordinatorStub) -> None:
+    """Who opens uploads and sends nothing keeps at most eight workers; heartbeats are answered meanwhile."""
+    calls: list[Any] = [stub.Evaluate(iter(queue.SimpleQueue[Any]().get, None), timeout=CALL_S) for _ in range(30)]
+    ended = threading.Semaphore(0)
+    for call in calls:
+        if not call.add_callback(ended.release):  # it has ended already
+            ended.release()
+    assert all(ended.acquire(timeout=CALL_S) for _ in range(30 - servicer._MOST_UPLOADS))
+    codes = [call.code() for call in calls if not call.is_active()]
+    assert codes == [grpc.StatusCode.ALREADY_EXISTS] * (30 - servicer._MOST_UPLOADS)
+    stub.Join(joining(), timeout=CALL_S)
+    assert stub.Heartbeat(control_pb2.HeartbeatRequest(node="a", instance="one"), timeout=CALL_S).known
+    for call in calls:
+        call.cancel()
