@@ -37,6 +37,11 @@ class RingRun:
         ends_s = self._step_ends_s()
         return ends_s[last_step - 1] - ends_s[first_step - 1]
 
+    def step_s(self, first_step: int, last_step: int) -> list[float]:
+        """Seconds of each of the steps ``[first_step, last_step)``, from end to end."""
+        ends_s = self._step_ends_s()
+        return [ends_s[step] - ends_s[step - 1] for step in range(first_step, last_step)]
+
     @property
     def report(self) -> dict[str, Any]:
         """What the run amounts to."""
