@@ -60,6 +60,7 @@ EXAMPLES = {
     "placement.replicas": '"never"',
     "placement.follow": '"auto"',
     "placement.replan": '"never"',
+    "placement.microbatches": '"auto"',
     "velora.layers": '["adapter_down"]',
     "velora.parts": "16",
     "runtime.threads": "2",

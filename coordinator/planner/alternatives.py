@@ -1,14 +1,19 @@
 """Read the options ``--microbatches`` and ``--wire``, which name what the planner may choose from.
 
-They are options of the commands that plan, and no keys of the job: a job says what is wanted on any machines, and the
-same job gives the same result there. What was chosen for some machines stands in the plan, which can be given again.
+They are options of the commands that plan. A job says what is wanted on any machines, and the same job gives the same
+result there, unless it leaves the number of micro-batches to the planner (``train.microbatches = "auto"``). What was
+chosen for some machines stands in the plan, which can be given again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from ringtune.costs.profile import LinkFacts
 from ringtune.errors import UsageError
+from ringtune.jobs.job import Job
+from ringtune.jobs.placement import AUTO
 from ringtune.schedule.course import WIRE_DTYPES
 
 _MOST = 16
@@ -38,6 +43,11 @@ def read_choices(microbatches: str, wire: str, *, batch_size: int) -> Choices:
     return Choices(microbatch_choices(microbatches, batch_size), wire_choices(wire))
 
 
+def free_microbatches(job: Job, links: Sequence[LinkFacts]) -> tuple[int, ...]:
+    """Return the numbers of micro-batches that a job leaves to the planner; none where nothing was measured."""
+    return microbatch_choices(AUTO, job.train.batch_size) if links and job.placement.microbatches == AUTO else ()
+
+
 def microbatch_choices(text: str, batch_size: int) -> tuple[int, ...]:
     """Read ``1,4`` as numbers of micro-batches; an empty text is no number.
 
@@ -46,7 +56,7 @@ def microbatch_choices(text: str, batch_size: int) -> tuple[int, ...]:
     Raises:
         UsageError: no numbers, or one that a batch of so many rows can't be cut into.
     """
-    if text == "auto":
+    if text == AUTO:
         return tuple(count for count in (1, 2, 4, 8, _MOST) if count <= batch_size)
     try:
         counts = tuple(sorted({int(part) for part in text.split(",")})) if text else ()

@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from coordinator.planner.alternatives import free_microbatches
 from coordinator.planner.choose import Candidate, Choice, Settled, choose_plan, judged_again, plan_of
 from coordinator.planner.draft import Draft
 from coordinator.planner.effort import Effort, PlanningClock
@@ -69,7 +70,7 @@ def make_plan(
         facts: of every node that takes part, by name.
         links: every directed pair of them; none if messages take no time.
         evaluation_only: plan no step, only one evaluation.
-        microbatches: numbers to choose from; the job's if not given.
+        microbatches: numbers to choose from; what the job says if not given.
         wire_dtypes: to choose from; the job's if not given.
         effort: how hard to look, by default for ``runtime.plan_s``; without links the simulator is not asked.
 
@@ -102,7 +103,8 @@ def make_plan(
     effort = effort or Effort(seconds=job.runtime.plan_s)
     if not links or evaluation_only:
         effort = dataclasses.replace(effort, judged_actions=0)
-    pairs = [(count, dtype) for dtype in wire_dtypes or (job.wire.dtype,) for count in microbatches or (0,)]
+    counts = microbatches or free_microbatches(job, () if evaluation_only else links) or (0,)
+    pairs = [(count, dtype) for dtype in wire_dtypes or (job.wire.dtype,) for count in counts]
 
     def place(frozen: FrozenWeights | None) -> Planned:
         choices = [with_frozen(draft, frozen).with_choices(*pair) for pair in pairs]
@@ -354,11 +356,7 @@ def _refuse_part_if_full(
 
 
 def _check_blobs(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> None:
-    """Refuse a run that would send a head, or the gradient of a unit, that is larger than a link takes.
-
-    Raises:
-        PlanError: names it, both numbers, and what can be done.
-    """
+    """Refuse a run that would send a head, or the gradient of a unit, that is larger than a link takes."""
     check_blobs(course, Sizes.at(course, nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype))
 
 

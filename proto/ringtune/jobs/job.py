@@ -26,7 +26,7 @@ from ringtune.jobs.offload import OFF, OffloadSettings, check_offload
 from ringtune.jobs.operations.checks import check_operations
 from ringtune.jobs.operations.given_table import with_table_read
 from ringtune.jobs.operations.settings import OperationsSettings
-from ringtune.jobs.placement import PlacementSettings
+from ringtune.jobs.placement import PlacementSettings, with_free_microbatches
 from ringtune.jobs.sections import LENGTHS, Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
 from ringtune.jobs.users import check_user_column
 from ringtune.models.family import CLASS_TASKS
@@ -167,7 +167,7 @@ class Job:
                 ``unfreeze`` and of ``operations``. Another method leaves the settings of this one behind, and so does
                 the policy standard and a given table; another optimizer leaves the momentum behind, and
                 ``memory.activations`` without VeLoRA those of VeLoRA, ``offload.mode`` off the rest of its section, and
-                it or ``offload.users`` joint the column of users.
+                it or ``offload.users`` joint the column of users. A number of micro-batches is then the job's own.
 
         Raises:
             JobError: unknown key, wrong type, out of range; the same rules as in the file.
@@ -191,6 +191,8 @@ class Job:
             tables["data"].pop("user")
         if overrides.get("operations.policy") == Policy.STANDARD or overrides.get("operations.table"):
             tables["operations"] = {}
+        if "train.microbatches" in overrides:
+            tables["placement"].pop("microbatches")
         for name, value in overrides.items():
             section, _, key = name.partition(".")
             check_keys([section], [entry.name for entry in dataclasses.fields(Job)], where="", error=JobError)
@@ -204,6 +206,7 @@ class Job:
         Raises:
             JobError: unknown key, wrong type, out of range, or not supported yet.
         """
+        tables = with_free_microbatches(tables, Train().microbatches, Train().batch_size)
         refuse_unsupported(tables)
         refuse_misplaced(Job, tables)
         return read_dataclass(Job, with_adapter(tables), where="", error=JobError)

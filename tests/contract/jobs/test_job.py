@@ -100,6 +100,7 @@ users = "joint"
 replicas = "auto"
 follow = "never"
 replan = "auto"
+microbatches = "never"
 
 [cache]
 prefix = "off"

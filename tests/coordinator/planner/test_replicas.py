@@ -73,6 +73,16 @@ def test_replicas_are_taken_where_boards_hold_the_model() -> None:
     assert again_s == pytest.approx(best_s)
 
 
+def test_free_number_of_microbatches_is_chosen_as_the_option_would() -> None:
+    """``train.microbatches = "auto"`` looks at every power of two; without links there is nothing to choose by."""
+    job = job_of(train__microbatches="auto", train__batch_size=8)
+    facts, links = boards((1, 1, 1, 1))
+    free = make_plan(job, facts, links=links)
+    asked = make_plan(job_of(train__batch_size=8), facts, links=links, microbatches=(1, 2, 4, 8))
+    assert free.plan == asked.plan
+    assert make_plan(job, facts).plan.course.microbatches == 4
+
+
 def test_replicas_are_not_taken_where_the_job_says_never() -> None:
     """Each block has one host then, and nothing is said of replicas."""
     found = planned(job_of(placement__replicas="never"), (1, 1, 1, 1))
