@@ -61,6 +61,7 @@ EXAMPLES = {
     "placement.follow": '"auto"',
     "placement.replan": '"never"',
     "placement.microbatches": '"auto"',
+    "recovery.copies": '"next"',
     "velora.layers": '["adapter_down"]',
     "velora.parts": "16",
     "runtime.threads": "2",

@@ -194,6 +194,21 @@ class AgentCalls:
 
         self._submit(work, on_failed)
 
+    def halt(
+        self, *, timeout_s: float, on_result: Callable[[], None], on_failed: Callable[[RingTuneError], None]
+    ) -> None:
+        """Let the node stop at once, whatever it does; a move that is under way is given up."""
+        request = control_pb2.RestRequest(run_id=self._run_id, halts=True)
+        with self._lock:
+            if self._moving is not None:
+                self._moving.cancel()
+
+        def work() -> None:
+            self._unary(self._stub.Rest, request, timeout_s)
+            on_result()
+
+        self._submit(work, on_failed)
+
     def grant(self, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
         """Grant turns to the node, and let it drop shards of steps before ``keep_from_step``."""
         request = self._grants.request(turns, keep_from_step=keep_from_step)

@@ -14,8 +14,10 @@ from coordinator.drive.agent_calls import AgentCalls
 from coordinator.drive.answers import NodeMoved, NodeRested
 from coordinator.drive.checkpointing import Checkpointing
 from coordinator.records.report import RunLedger
-from ringtune.errors import RingTuneError
+from ringtune.errors import PeerLostError, RingTuneError
 from ringtune.files.strict import read_object
+from ringtune.jobs.job import Job
+from ringtune.jobs.recovery import NEXT
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.rounds import rounds
 from ringtune.schedule.plan import Plan
@@ -27,11 +29,10 @@ class MoveDriving:
 
     Args:
         part: of the plan that holds when nodes are prepared.
-        job_toml: of the run.
+        job: of the run; its nodes wait as long for each other as calls may take.
         checkpoints: know under which run nodes keep shards.
         addresses: of the nodes.
         calls: to the nodes.
-        wait_s: longest time of a call.
         put: takes a node's answer, from any thread.
 
     Attributes:
@@ -41,22 +42,24 @@ class MoveDriving:
     def __init__(
         self,
         part: Plan,
-        job_toml: str,
+        job: Job,
         checkpoints: Checkpointing,
         addresses: Mapping[str, str],
         calls: Mapping[str, AgentCalls],
-        wait_s: float,
-        put: Callable[[NodeRested | NodeMoved | rounds.MoveFailed], None],
+        put: Callable[[NodeRested | NodeMoved | rounds.MoveFailed | rounds.Halted | rounds.NodeFailed], None],
     ) -> None:
         self.part = part
-        self._job_toml, self._checkpoints, self._addresses = job_toml, checkpoints, addresses
-        self._calls, self._wait_s, self._put = calls, wait_s, put
+        self._job_toml, self._checkpoints, self._addresses = job.to_toml(), checkpoints, addresses
+        self._calls, self._put = calls, put
+        self._wait_s, self._recovers = job.runtime.wait_s, job.recovery.copies == NEXT
         self._place()
 
-    def tell(self, command: rounds.Rest | rounds.Move) -> None:
-        """Let a node rest, or move; a move of it that is under way is given up."""
+    def tell(self, command: rounds.Rest | rounds.Move | rounds.Halt) -> None:
+        """Let a node rest, move, or stop because another one is lost; a move of it that is under way is given up."""
         if isinstance(command, rounds.Rest):
             self._rest(command)
+        elif isinstance(command, rounds.Halt):
+            self._halt(*command)
         else:
             self._move(command)
 
@@ -70,7 +73,7 @@ class MoveDriving:
         )
 
     def _move(self, command: rounds.Move) -> None:
-        node, part, start, from_epoch, sources = command
+        node, part, start, from_epoch, sources, from_step = command
         epoch = part.placement.epoch
         request = control_pb2.MoveRequest(
             prepare=control_pb2.PrepareRequest(
@@ -85,6 +88,7 @@ class MoveDriving:
             first_turn=start.first_turn,
             first_seq=start.first_seq,
             from_epoch=from_epoch,
+            recovers=from_step is not None,
         )
         for source in sources:
             request.sources.add(node=source.node, start=source.start, stop=source.stop)
@@ -95,6 +99,23 @@ class MoveDriving:
                 NodeMoved(rounds.Moved(node, epoch, reply.fetched_bytes), reply.hosted_bytes)
             ),
             on_failed=self._failed(node, epoch),
+        )
+
+    def _halt(self, node: str, epoch: int) -> None:
+        self._calls[node].halt(
+            timeout_s=self._wait_s,
+            on_result=lambda: self._put(rounds.Halted(node, epoch)),
+            on_failed=self._failed(node, epoch),
+        )
+
+    def recovered(self, command: rounds.LogRecovery) -> str:
+        """Grant in the placement without lost nodes from now on; return a sentence for the user."""
+        self.part = command.part
+        self._place()
+        came = format_bytes(sum(count for _, count in command.fetched_bytes))
+        return (
+            f"node {', '.join(command.lost)} is lost; the run goes on from step {command.step}, in placement"
+            f" {self.part.placement.epoch}, after {format_seconds(command.seconds)}; {came} of copies were fetched"
         )
 
     def log(self, command: rounds.LogMove) -> str:
@@ -115,7 +136,14 @@ class MoveDriving:
             self._calls[node].place(self.part.placement.epoch)
 
     def _failed(self, node: str, epoch: int) -> Callable[[RingTuneError], None]:
-        return lambda error: self._put(rounds.MoveFailed(node, epoch, type(error).__name__, str(error)))
+        def failed(error: RingTuneError) -> None:
+            name = type(error).__name__
+            if self._recovers and isinstance(error, PeerLostError):  # it does not answer, which is more than a failure
+                self._put(rounds.NodeFailed(node, name, str(error)))
+            else:
+                self._put(rounds.MoveFailed(node, epoch, name, str(error)))
+
+        return failed
 
 
 def note_figures(answer: NodeRested | NodeMoved, ledger: RunLedger) -> rounds.Event:

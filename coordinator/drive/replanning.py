@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from coordinator.planner.effort import Effort
+from coordinator.planner.recover import placed_without, without
 from coordinator.planner.replanning import Replanned, replanned
 from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.pace import CHANGED, PaceWatch
@@ -127,6 +128,23 @@ class Replanning:
         self._note(f"the run is to move: {found.line()}")
         self._next = answer.profile
         return rounds.Replanned(found.placement, found.stays_s, found.moves_s, found.cost_s)
+
+    def place_again(self, command: rounds.PlaceAgain, put: Callable[[rounds.Placed | rounds.NotPlaced], None]) -> None:
+        """Look for a placement without lost nodes, on a thread of its own; ``put`` takes it."""
+        self._profile = without(self._profile, command.lost)
+        profile, epoch = self._profile, command.epoch
+
+        def think() -> None:
+            try:
+                effort = Effort(seconds=self._job.runtime.plan_s)
+                put(rounds.Placed(epoch, placed_without(command.part, self._job, profile, command.lost, effort)))
+            except RingTuneError as error:
+                put(rounds.NotPlaced(epoch, type(error).__name__, str(error)))
+            except Exception as error:
+                _LOG.exception("looking for a placement without lost nodes failed by a bug")
+                put(rounds.NotPlaced(epoch, RingTuneError.__name__, f"planning failed by a bug: {error}"))
+
+        threading.Thread(target=think, name="recover", daemon=True).start()
 
     def moved(self, seconds: float, *, has_moved: bool) -> PaceWatch | None:
         """Begin to watch anew after a move, and return the watch; its placement was planned with the newest times."""

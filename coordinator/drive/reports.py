@@ -72,7 +72,7 @@ class Reports:
             message = naming_node(request.node, printable(request.message))
             if request.lost_peer or request.error == PeerLostError.__name__:
                 message = with_role(message, request.lost_peer or request.node, books.plan)
-            failed = rounds.NodeFailed(request.node, request.error, message)
+            failed = rounds.NodeFailed(request.node, request.error, message, request.lost_peer)
             if request.lost_peer:
                 self._blame.add(failed, request.lost_peer, time.monotonic())
             else:
@@ -102,6 +102,10 @@ class Reports:
     def _turn_reported(self, node: str, turn: int) -> rounds.TurnReported:
         scores, copies = self._scores.pop((node, turn), ()), self._copies.pop((node, turn), ())
         return rounds.TurnReported(node, turn, tuple(scores), tuple(copies))
+
+    def forgive(self) -> None:
+        """Forget who complained about whom: the run goes on without those that were lost."""
+        self._blame = Blame()
 
     def verdict(self, now_s: float) -> rounds.NodeFailed | None:
         """Return the failure of a node that others complain about, once its time to report itself is up."""

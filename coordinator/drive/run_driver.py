@@ -27,6 +27,7 @@ from coordinator.drive.plan_making.first_look import Looked
 from coordinator.drive.plan_making.link_measuring import LinkAnswer
 from coordinator.drive.plan_making.making import PlanMaking
 from coordinator.drive.plan_making.planning import PlanReady
+from coordinator.drive.recovery import recover, rounds_of
 from coordinator.drive.replanning import Considered, Replanning
 from coordinator.drive.reports import Reports
 from coordinator.drive.requests import RunRequest
@@ -65,8 +66,7 @@ class RunDriver(Driver):
         self._job = request.job
         self._job_toml = request.job.to_toml()
         self._request = request
-        runtime = request.job.runtime
-        self._rounds = rounds.Rounds(None, plan_only=request.plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
+        self._rounds = rounds_of(request)
         self._checkpoints = Checkpointing(run_id, request.job, request.resume)
         self._making = PlanMaking(
             request, self._checkpoints, members.links, put=self._queue.put, emit=self._emit, enter=self._enter
@@ -122,8 +122,7 @@ class RunDriver(Driver):
         )
         unused = unused_owners(self._members.living(), members) if request.plan else ()
         if unused:
-            names = ", ".join(unused)
-            self._note(f"not in the given plan, so their rows are not trained on: {names}")
+            self._note(f"not in the given plan, so their rows are not trained on: {', '.join(unused)}")
         self._addresses = {member.node: member.address for member in members}
         self._neighbours = num_neighbours(members)
         self._making.begin(members, self._calls)
@@ -239,13 +238,15 @@ class RunDriver(Driver):
                     saved=self._request.saved_for(node, plan),
                     extend=lambda request: self._checkpoints.go_on(node, request),
                 )
-            case rounds.Rest() | rounds.Move():
+            case rounds.Rest() | rounds.Move() | rounds.Halt():
                 self._require_moving().tell(command)
             case rounds.LogMove():
                 self._note(self._require_moving().log(command))
                 if self._books is not None and self._replanning is not None:
                     self._books.moved(command, now_unix_s())
                     self._books.pace = self._replanning.moved(command.seconds, has_moved=not command.problem)
+            case rounds.PlaceAgain() | rounds.LogRecovery():
+                self._note(recover(command, self._moving, self._books, self._replanning, self._reports, self._queue))
             case rounds.LogTurn(turn) if self._books is not None and self._replanning is not None:
                 self._books.log(command)
                 part, prepare_s = self._require_moving().part, self._phases_s.get("preparing", 0.0)
@@ -344,9 +345,8 @@ class RunDriver(Driver):
             resumed = {"step": start.step, "passed_over": self._checkpoints.passed_over}
             self._emit(control_pb2.RunEvent(resumed_json=json.dumps(resumed)))
         if not self._request.plan_only:
-            wait_s = self._job.runtime.wait_s
             self._moving = MoveDriving(
-                part, self._job_toml, self._checkpoints, self._addresses, self._calls, wait_s, self._queue.put
+                part, self._job, self._checkpoints, self._addresses, self._calls, self._queue.put
             )
             self._replanning = Replanning(plan, part, self._job, made.profile, put=self._queue.put, note=self._note)
             self._books.pace = self._replanning.pace

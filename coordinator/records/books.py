@@ -11,7 +11,7 @@ from coordinator.records.events import EventSink
 from coordinator.records.file_events import GrowingFile
 from coordinator.records.operations_ledger import OperationsLedger
 from coordinator.records.report import RunLedger
-from coordinator.records.step_lines import replan_line
+from coordinator.records.step_lines import recovery_line, replan_line
 from coordinator.records.trace_file import TraceText
 from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.pace import PaceWatch
@@ -117,6 +117,14 @@ class RunBooks:
         if self._trace_file is not None and self._trace_text is not None:
             text = self._trace_text.move(command.part.nodes, command, at_unix_s)
             self._trace_file.write(text.encode())
+
+    def recovered(self, command: rounds.LogRecovery, at_unix_s: float) -> None:
+        """Write into the books that the run goes on without a node; send the plan and the line to the submitter."""
+        self._plan = command.plan
+        self.ledger.recovered(command.plan, command.part.placement.epoch, at_unix_s)
+        line = recovery_line(command)
+        self._emit(control_pb2.RunEvent(plan_json=json.dumps(command.plan.to_json())))
+        self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
 
     def add_report(self, request: control_pb2.ReportRequest) -> None:
         """Write bytes, spans and recording of a node's report down; a span of no known action is left out."""

@@ -261,11 +261,7 @@ class RunLedger:
         return entry
 
     def moved(self, command: LogMove, at_unix_s: float) -> dict[str, Any]:
-        """Note that the run has moved, or why it stays; its seconds are those of no step.
-
-        Returns:
-            Its line of metrics.jsonl; without ``kind`` it is its entry in the report.
-        """
+        """Note that the run has moved, or why it stays; its line, without ``kind``, is an entry of the report."""
         self.epoch, self._last_end_unix_s = command.part.placement.epoch, at_unix_s
         entry: dict[str, Any] = {"step": command.step, "to": command.epoch, "epoch": self.epoch}
         entry |= {"seconds": round(command.seconds, 6), "fetched_bytes": dict(command.fetched_bytes)}
@@ -273,6 +269,10 @@ class RunLedger:
             entry["problem"] = command.problem
         self._moves.append(entry)
         return {"kind": "move", **entry}
+
+    def recovered(self, plan: Plan, epoch: int, at_unix_s: float) -> None:
+        """Go by a plan whose last placement has no lost node; the seconds until now are those of no step."""
+        self._plan, self.epoch, self._last_end_unix_s = plan, epoch, at_unix_s
 
     def replanned(self, plan: Plan) -> None:
         """Go by a plan with one more placement; from now on entries say on which one the run is."""

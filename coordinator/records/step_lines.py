@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ringtune.rounds.recovery_events import LogRecovery
 from ringtune.rounds.round_events import Replanned
 from ringtune.schedule.plan import Plan
 
@@ -69,3 +70,15 @@ def replan_line(plan: Plan, why: Replanned) -> dict[str, Any]:
     step = newest.first_turn * plan.course.local_iterations
     told = {key: round(value, 6) for key, value in predicted.items()}
     return {"kind": "replan", "step": step, "to": newest.epoch, "predicted": told}
+
+
+def recovery_line(command: LogRecovery) -> dict[str, Any]:
+    """Write what a recovery was: who was lost, to which step all went back, how long it took, what was fetched."""
+    return {
+        "kind": "recovery",
+        "step": command.step,
+        "lost": list(command.lost),
+        "epoch": command.part.placement.epoch,
+        "seconds": round(command.seconds, 6),
+        "fetched_bytes": dict(command.fetched_bytes),
+    }

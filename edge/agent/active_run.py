@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.machine.memory_budget import give_memory_back, peak_rss_bytes
 from edge.run.loop import AgentRun
+from edge.run.partners import Keeper
 from edge.run.reporter import Arrived, Reporter
 from edge.run.shared_clock import SharedClock
 from edge.shards.saver import Saver
@@ -59,6 +60,7 @@ class ActiveRun:
     run: AgentRun | None = None
     reporter: Reporter | None = None
     clock: SharedClock = field(default_factory=SharedClock)
+    keeper: Keeper | None = None
     grants: GrantReader = field(init=False)
     _received_s: dict[str, float] = field(default_factory=dict)
     _refused: Repeats = field(default_factory=Repeats)
@@ -167,6 +169,8 @@ class ActiveRun:
         closers = [threading.Thread(target=link.close, daemon=True) for link in list(self.links.values())]
         for closer in closers:
             closer.start()
+        if self.keeper is not None:
+            self.keeper.close()
         if self.reporter is not None:
             self.reporter.close()
         for closer in closers:
@@ -180,6 +184,6 @@ class ActiveRun:
             self.inactive_state.close()
         if self.saver is not None:
             self.saver.close(is_finished=self.is_finished)
-        self.executor = self.run = self.reporter = self.saver = self.inactive_state = None
+        self.executor = self.run = self.reporter = self.saver = self.inactive_state = self.keeper = None
         self.links.clear()
         give_memory_back()

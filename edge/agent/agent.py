@@ -190,6 +190,7 @@ class Agent:
                 active.check_wanted()
             self._build(active, job, deadline_s, goes_on, taken)
             open_links(active, self.options, self.workshop(), addresses, deadline_s)
+            active.keeper = self.moves.keeper(active, job, addresses)
             self._start(active, job)
             active.check_wanted()
         except BaseException:
@@ -284,8 +285,7 @@ class Agent:
             active.is_finished = active.is_finished or is_finished
             self.end(active, reason)
         self.moves.release(run_id, is_finished=is_finished)
-        if run_id in ("", self._data[0]):
-            self._data = ("", None)
+        self._data = ("", None) if run_id in ("", self._data[0]) else self._data
 
     # ---- what the process asks --------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from edge.agent_options import AgentOptions
 from edge.machine import memory_budget
 from edge.machine.threads import ComputeThread
 from edge.run.loop import AgentRun
-from edge.run.partners import Link
+from edge.run.partners import NO_KEEPER, Link
 from edge.run.reporter import Reporter
 from edge.run.shared_clock import SharedClock
 from edge.run.totals import Totals
@@ -148,6 +148,7 @@ def start_loop(
         record=job.runtime.record,
         start=active.start,
         saver=active.saver,
+        keeper=active.keeper or NO_KEEPER,
         worked=workshop.working_clock(active.executor),
         totals=totals,
     )

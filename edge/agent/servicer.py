@@ -116,6 +116,9 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
     def Rest(self, request: control_pb2.RestRequest, context: grpc.ServicerContext) -> control_pb2.RestReply:
         """Keep what the slice has trained, and offer it to other nodes."""
         moves = self._agent.moves
+        if request.halts:
+            answer(context, lambda: moves.halt(request.run_id, timeout_s=_left_s(context)))
+            return control_pb2.RestReply()
         totals = answer(context, lambda: moves.rest(request.run_id, request.plan_epoch, timeout_s=_left_s(context)))
         return control_pb2.RestReply(totals_json=totals)
 
@@ -198,6 +201,7 @@ def _next_placement(request: control_pb2.MoveRequest) -> NextPlacement:
         ),
         from_epoch=request.from_epoch,
         sources=tuple(Source(source.node, source.start, source.stop) for source in request.sources),
+        from_step=request.step if request.recovers else None,
     )
 
 
@@ -219,7 +223,9 @@ class AgentServer:
             self._grpc_server = server
             control_pb2_grpc.add_AgentServicer_to_server(AgentServicer(agent), server)
             add_probe_sink(server)
-            control_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotServicer(agent.moves.shelf), server)
+            control_pb2_grpc.add_SnapshotsServicer_to_server(
+                SnapshotServicer(agent.moves.shelf, agent.moves.kept), server
+            )
             if agent.models is not None:
                 weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(agent.models.offers), server)
 

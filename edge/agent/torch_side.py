@@ -30,6 +30,9 @@ class Workshop(Protocol):
     def snapshot(self, active: ActiveRun, metadata: Mapping[str, str]) -> SnapshotLike:
         """Keep what the slice of a run has trained, and at an owner the head; on the compute thread."""
 
+    def kept_file(self, executor: Any, blocks: tuple[int, ...], of: Mapping[str, str]) -> bytes:
+        """Copy what was trained of some blocks into a file; on the compute thread."""
+
     def take_over(self, executor: Any, taken: TakenOver) -> None:
         """Go on with what was trained of the blocks of an executor."""
 

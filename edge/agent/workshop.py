@@ -19,6 +19,7 @@ from edge.agent.snapshots import TakenOver
 from edge.agent_options import AgentOptions
 from edge.compute.executor import NodeExecutor
 from edge.compute.snapshot import Snapshot
+from edge.compute.snapshot import kept_file as copy_into_file
 from edge.compute.snapshot import take_over as take_over_blocks
 from edge.data.rows import NO_TOKENS, OwnerDataset
 from edge.machine.bfloat16 import multiplies_bfloat16_fast
@@ -201,6 +202,11 @@ def snapshot(active: ActiveRun, metadata: Mapping[str, str]) -> Snapshot:
     """Keep what the slice of a run has trained, and at an owner the head."""
     piece, is_owner = active.plan.slice_of(active.node), active.plan.owner(active.node) is not None
     return Snapshot(active.executor, piece, metadata, with_head=is_owner)
+
+
+def kept_file(executor: NodeExecutor, blocks: tuple[int, ...], of: Mapping[str, str]) -> bytes:
+    """Copy what was trained of some blocks into a file."""
+    return copy_into_file(executor, blocks, of)
 
 
 def take_over(executor: NodeExecutor, taken: TakenOver) -> None:

@@ -8,7 +8,7 @@ Nodes take each other's blocks over as safetensors files of the blocks that they
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from edge.compute.executor import NodeExecutor
 from edge.shards.shard_file import PREFIXES
@@ -46,6 +46,18 @@ class Snapshot:
             raise FrameError(f"blocks [{start}, {stop}) are asked for, this node hosted {self._piece.text}; plan anew")
         found = {name: value for name, value in self._tensors.items() if start <= _block_of(name) < stop}
         return write_tensors(found, metadata={_METADATA: json.dumps(self.metadata, sort_keys=True)})
+
+
+def kept_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[str, str]) -> bytes:
+    """Copy what was trained of some blocks, with its optimizer state, into a file; the executor computes on.
+
+    Args:
+        executor: of the node, between two turns.
+        blocks: that were trained.
+        of: what the file is of: run and step.
+    """
+    found = {name: value for name, value in executor.part.tensors().items() if _block_of(name) in blocks}
+    return bytes(write_tensors(found, metadata={_METADATA: json.dumps(dict(of), sort_keys=True)}))
 
 
 def take_over(executor: NodeExecutor, files: Sequence[Pieces], metadata: Mapping[str, str]) -> None:

@@ -25,7 +25,7 @@ from edge.run import reporter as rp
 from edge.run.calls import Call
 from edge.run.copy_watch import CopyWatch
 from edge.run.inbox import Inbox
-from edge.run.partners import Executor, Link, ReportSink, ShardSink
+from edge.run.partners import NO_KEEPER, Executor, Keeper, Link, ReportSink, ShardSink
 from edge.run.recorder import header_line, table_line
 from edge.run.totals import Totals
 from ringtune.engine import events as ev
@@ -68,6 +68,7 @@ class AgentRun:
         record: whether events and commands are reported as a recording.
         start: where the run goes on; by default its very beginning.
         saver: keeps shards of checkpoints; None = this node can't.
+        keeper: keeps the ends of turns.
         clock: monotonic seconds.
         worked: seconds that the calling thread's computing would have taken at the node's quota alone; stands at 0
             where there is none.
@@ -88,6 +89,7 @@ class AgentRun:
         record: bool = False,
         start: StartPoint | None = None,
         saver: ShardSink | None = None,
+        keeper: Keeper = NO_KEEPER,
         clock: Callable[[], float] = time.monotonic,
         worked: Callable[[], float] = lambda: 0.0,
         totals: Totals | None = None,
@@ -101,7 +103,7 @@ class AgentRun:
         self._reports = reports
         self._record = record
         self._clock, self._worked = clock, worked
-        self._saver = saver
+        self._saver, self._keeper = saver, keeper
         self._copies = CopyWatch(plan, node, executor.copy_digest)
         self._engine = NodeEngine(plan, node, wait_s=wait_s, start=start)
         self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
@@ -328,6 +330,7 @@ class AgentRun:
                 if key.is_hidden:
                     self._ack(source, key.boundary)
             case ev.SendHead(turn, target):
+                self._keeper.head_goes(turn, self._turns.values())
                 sent = self._links[target].send_blob(Payload.HEAD, turn, self._executor.head_blob())
                 self._head_went_for = turn
                 self._drop_head_state()
@@ -353,8 +356,9 @@ class AgentRun:
                         self._reports.put(rp.Scored(message))
                 for entry in self._copies.take(turn):
                     self._reports.put(entry)
+                done = self._turns[turn]
                 self._forget(turn)
-                self._reports.put(rp.TurnDone(turn))
+                self._keeper.end(done, lambda: self._reports.put(rp.TurnDone(turn)))
             case ev.Fail(error, message):
                 self.fail(error_from_name(error, message))
 

@@ -5,8 +5,8 @@ The loop itself needs neither torch nor gRPC; its partners do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Protocol
 
 from edge.run import reporter as rp
 from ringtune.files.pieces import Pieces
@@ -90,3 +90,33 @@ class ShardSink(Protocol):
 
     def keep_from(self, step: int) -> None:
         """Delete the shards of steps before ``step``."""
+
+
+class Keeper(Protocol):
+    """What the loop needs from ``edge.agent.moving.keeping.TurnKeeper``."""
+
+    def head_goes(self, index: int, turns: Iterable[Turn]) -> None:
+        """Hear that the head goes to the owner of turn ``index``, and which turns are open here."""
+
+    def end(self, turn: Turn, then: Callable[[], None]) -> None:
+        """Keep what was trained until the end of a turn, and call ``then`` once that is done."""
+
+    def close(self) -> None:
+        """Keep no more."""
+
+
+class NoKeeper:
+    """Keeps nothing."""
+
+    def head_goes(self, index: int, turns: Iterable[Turn]) -> None:
+        """Let it go."""
+
+    def end(self, turn: Turn, then: Callable[[], None]) -> None:
+        """Go on at once."""
+        then()
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+NO_KEEPER: Final = NoKeeper()

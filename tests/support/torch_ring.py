@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
+from edge.agent.moving.kept import KeptTurns, metadata
 from edge.compute.executor import NodeExecutor
-from edge.compute.snapshot import Snapshot, take_over
+from edge.compute.snapshot import Snapshot, kept_file, take_over
 from edge.data.rows import OwnerDataset
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job, parse_job
 from ringtune.models.families import family_named
 from ringtune.models.family import CLASS_TASKS
 from ringtune.models.folder import read_config
+from ringtune.rounds.kept_copies import copy_holder, trained_blocks
 from ringtune.rounds.round_events import Move
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.course import Course
@@ -199,6 +201,9 @@ def _reference_of(case: Case) -> reference.Trained:
     return reference.train(case.job, plan, case.folder / "model", case.datasets())
 
 
+RUN = "run"
+
+
 @dataclass
 class TorchCarrier:
     """Carries actions and messages out with executors; remembers the bytes that travelled."""
@@ -210,6 +215,7 @@ class TorchCarrier:
     case: Case | None = None
     plan: Plan | None = None
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    kept: dict[str, KeptTurns] = field(default_factory=dict)
     _part: Plan | None = None
     _saves: dict[int, Turn] = field(default_factory=dict)
 
@@ -271,12 +277,45 @@ class TorchCarrier:
             return
         executor = make_executor(self.case, command.part, node)
         self.executors = {**self.executors, node: executor}
+        if command.from_step is not None:
+            self._recover(executor, command, command.from_step)
+            return
         parts = [self.snapshots[source.node].part(source.start, source.stop) for source in command.sources]
         take_over(executor, [Pieces.of(bytes(part)) for part in parts], {})
         if node == command.start.holder:
             head = self.snapshots[node].head
             assert head is not None
             executor.load_head_blob(head)
+
+    # ---- copies for recovery ----------------------------------------------------------------------
+
+    def keep(self, node: str, part: Plan, turn: Turn) -> None:
+        """What the node has trained, here and at the next host, and the head at the turn's owner."""
+        step, placement = turn.end_step, part.placement
+        blocks = trained_blocks(part.course, placement, node, turn)
+        file = kept_file(self.executors[node], blocks, metadata(RUN, step))
+        head = bytes(self.executors[node].head_blob()) if node == turn.owner else None
+        for holder in {node, copy_holder(placement, node)} - {""}:
+            kept = self.kept.setdefault(holder, KeptTurns(holder))
+            kept.begin(RUN)
+            kept.keep(RUN, step, node, file, head if holder == node else None)
+
+    def lose(self, node: str) -> None:
+        """Its executor and all that it kept."""
+        self.executors = {name: executor for name, executor in self.executors.items() if name != node}
+        self.kept.pop(node, None)
+
+    def _recover(self, executor: NodeExecutor, command: Move, step: int) -> None:
+        node, files = command.node, list[Pieces]()
+        own = self.kept.setdefault(node, KeptTurns(node))
+        own.begin(RUN)
+        for source in command.sources:
+            part = bytes(self.kept[source.node].part(RUN, step, source.start, source.stop))
+            files.append(Pieces.of(part))
+            own.keep(RUN, step, f"{source.start}-{source.stop}", part)
+        take_over(executor, files, metadata(RUN, step))
+        if node == command.start.holder and step:
+            executor.load_head_blob(own.head(RUN, step))
 
     def take_parcel(self, node: str, key: TensorKey) -> Any:
         """A safetensors blob."""

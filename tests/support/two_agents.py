@@ -126,6 +126,10 @@ class FakeWorkshop:
         """What it is of, and of whom."""
         return FakeSnapshot(active.node, metadata)
 
+    def kept_file(self, executor: Any, blocks: tuple[int, ...], of: Mapping[str, str]) -> bytes:
+        """Which blocks, and what they are of."""
+        return f"{blocks} {dict(of)}".encode()
+
     def take_over(self, executor: Any, taken: TakenOver) -> None:
         """Logged by the executor."""
         executor.log += [bytes(file).decode() for file in taken.files]

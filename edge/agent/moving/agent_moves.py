@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, Protocol
 
 from edge.agent.active_run import ActiveRun
 from edge.agent.moving.fetch import fetch
+from edge.agent.moving.keeping import TurnKeeper
+from edge.agent.moving.kept import KeptTurns, metadata
 from edge.agent.moving.shelf import SnapshotShelf
 from edge.agent.open_links import check_private
 from edge.agent.snapshots import TakenOver
@@ -28,8 +30,11 @@ from edge.agent.torch_side import Workshop
 from edge.agent_options import AgentOptions
 from edge.run.loop import AgentRun
 from edge.shards.saver import finish_run
-from ringtune.errors import ConnectionFailedError, InterruptedRunError
+from ringtune.errors import ConnectionFailedError, DeadlineError, InterruptedRunError
+from ringtune.files.pieces import Pieces
 from ringtune.files.strict import read_object
+from ringtune.jobs.job import Job
+from ringtune.jobs.recovery import NEXT
 from ringtune.schedule.epochs import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
@@ -53,6 +58,7 @@ class NextPlacement(NamedTuple):
         start: where the run goes on.
         from_epoch: of the placement in which the sources hosted the blocks.
         sources: the trained blocks that the node takes over.
+        from_step: the run recovers, and they are taken as they were kept after so many steps; None = it moves.
     """
 
     run_id: str
@@ -64,6 +70,7 @@ class NextPlacement(NamedTuple):
     start: StartPoint
     from_epoch: int
     sources: Sequence[Source]
+    from_step: int | None = None
 
 
 class Host(Protocol):
@@ -101,7 +108,7 @@ class AgentMoves:
     """
 
     def __init__(self, agent: Host, node: str) -> None:
-        self.shelf = SnapshotShelf(node)
+        self.shelf, self.kept = SnapshotShelf(node), KeptTurns(node)
         self._agent, self._node = agent, node
         self._lock = threading.Lock()
         self._num_calls = 0
@@ -128,6 +135,42 @@ class AgentMoves:
             active.reporter.flush(min(_FLUSH_S, timeout_s))
         return json.dumps(active.figures())
 
+    def keeper(self, active: ActiveRun, job: Job, addresses: Mapping[str, str]) -> TurnKeeper | None:
+        """Make what keeps the ends of the turns of a run; None where the job wants no copies."""
+        if job.recovery.copies != NEXT:
+            return None
+        return TurnKeeper(
+            active.run_id,
+            self._node,
+            active.plan,
+            active.executor,
+            self.kept,
+            make_file=self._agent.workshop().kept_file,
+            addresses=addresses,
+            patience_s=job.runtime.lease_s,
+            on_lost=active.on_link_lost,
+        )
+
+    def halt(self, run_id: str, *, timeout_s: float) -> None:
+        """Stop whatever this node does in a run, because another node is lost; its links stay open until it moves.
+
+        Raises:
+            DeadlineError: the action under way takes too long.
+        """
+        self._next_call()
+        active = self._agent.current()
+        if active is None or active.run_id != run_id:
+            return
+        active.is_resting = True
+        if active.run is None:
+            self._agent.end(active, "another node is lost")
+            return
+        active.run.stop("another node is lost")
+        if not active.run.wait(_SHARE * timeout_s):
+            raise DeadlineError(f"node {self._node}: waited {_SHARE * timeout_s:g} s for its last action to end")
+        if active.reporter is not None:
+            active.reporter.flush(min(_FLUSH_S, timeout_s))
+
     def move(self, to: NextPlacement, *, timeout_s: float) -> tuple[int, int]:
         """Build the slice of another placement, and go on with what was trained; who has no place in it only stops.
 
@@ -146,15 +189,12 @@ class AgentMoves:
             return 0, 0
         others = [source for source in to.sources if source.node != self._node]
         own = [source for source in to.sources if source.node == self._node]
-        files = fetch(to.run_id, to.from_epoch, others, to.addresses, deadline_s, self._check)
+        files = fetch(to.run_id, to.from_epoch, others, to.addresses, deadline_s, self._check, step=to.from_step)
         fetched_bytes = sum(file.size_bytes for file in files)
-        head = None
-        if own or to.start.holder == self._node:
-            snapshot = self.shelf.get(to.run_id, to.from_epoch)
-            files += tuple(snapshot.part(source.start, source.stop) for source in own)
-            head = snapshot.head if to.start.holder == self._node else None
-        metadata = {"run": to.run_id, "epoch": str(to.from_epoch)}
-        taken = TakenOver(files, metadata, head, to.shards_run)
+        if to.from_step is not None:
+            taken = self._kept(to, to.from_step, files, others, own)
+        else:
+            taken = self._snapshot(to, files, own)
         with self._lock:
             self._end_before(number, to.run_id)
             self._left = ("", "")
@@ -163,6 +203,27 @@ class AgentMoves:
         self._agent.begin(active, to.job_toml, to.addresses, deadline_s, taken=taken)
         _LOG.info("run %s moved, blocks %s; %d bytes came", to.run_id, plan.slice_of(self._node).text, fetched_bytes)
         return int(active.executor.hosted_bytes), fetched_bytes
+
+    def _snapshot(self, to: NextPlacement, files: tuple[Pieces, ...], own: Sequence[Source]) -> TakenOver:
+        """What the node goes on with after a move: what it has now, and what others gave it."""
+        head = None
+        if own or to.start.holder == self._node:
+            snapshot = self.shelf.get(to.run_id, to.from_epoch)
+            files += tuple(snapshot.part(source.start, source.stop) for source in own)
+            head = snapshot.head if to.start.holder == self._node else None
+        return TakenOver(files, {"run": to.run_id, "epoch": str(to.from_epoch)}, head, to.shards_run)
+
+    def _kept(
+        self, to: NextPlacement, step: int, files: tuple[Pieces, ...], others: Sequence[Source], own: Sequence[Source]
+    ) -> TakenOver:
+        """What the node goes on with in a recovery: all as it was kept after a step; it keeps what came, too."""
+        self.kept.begin(to.run_id)
+        self.kept.go_back(step)
+        for source, file in zip(others, files, strict=True):
+            self.kept.keep(to.run_id, step, f"{source.node} {source.start}-{source.stop}", bytes(file))
+        files += tuple(self.kept.part(to.run_id, step, source.start, source.stop) for source in own)
+        head = self.kept.head(to.run_id, step) if step and to.start.holder == self._node else None
+        return TakenOver(files, metadata(to.run_id, step), head, to.shards_run)
 
     def granted(self, active: ActiveRun, turns: Sequence[Turn]) -> None:
         """Let go of what was kept for a move once there are turns: the run trains again."""
@@ -177,6 +238,7 @@ class AgentMoves:
         """
         self._next_call()
         self.shelf.drop(run_id)
+        self.kept.drop(run_id)
         left, shards_run = self._left
         if is_finished and left == run_id:
             finish_run(self._agent.options.state, self._node, shards_run)

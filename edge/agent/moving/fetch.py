@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import grpc
 
+from edge.agent.moving.kept import FILE
 from edge.agent.moving.shelf import part_name
 from ringtune.errors import IntegrityError
-from ringtune.files.chunks import FileJoiner
+from ringtune.files.chunks import FileJoiner, cut_pieces
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
 from ringtune.schedule.epochs import Source
 from ringtune.trust.parties import node_party
 from ringtune.v1 import control_pb2, control_pb2_grpc
+
+_LEAST_S = 60.0
 
 
 def fetch(
@@ -26,6 +29,8 @@ def fetch(
     addresses: Mapping[str, str],
     deadline_s: float,
     check: Callable[[str, str], None],
+    *,
+    step: int | None = None,
 ) -> tuple[Pieces, ...]:
     """Fetch the parts of other nodes' snapshots into memory.
 
@@ -36,6 +41,7 @@ def fetch(
         addresses: ``host:port`` by node.
         deadline_s: until when, on the monotonic clock.
         check: raises if a node may not be reached so.
+        step: take them as they were kept after so many steps; None = as they are.
 
     Raises:
         ConnectionFailedError: a node can't be reached.
@@ -43,7 +49,7 @@ def fetch(
         IntegrityError: what came is damaged.
         DeadlineError: not in time.
     """
-    return tuple(_fetched(run_id, epoch, source, addresses, deadline_s, check) for source in sources)
+    return tuple(_fetched(run_id, epoch, source, addresses, deadline_s, check, step) for source in sources)
 
 
 def _fetched(
@@ -53,11 +59,14 @@ def _fetched(
     addresses: Mapping[str, str],
     deadline_s: float,
     check: Callable[[str, str], None],
+    step: int | None,
 ) -> Pieces:
     address = addresses.get(source.node, "")
     check(source.node, address)
     name, peer = part_name(source.start, source.stop), f"node {source.node} at {address}"
     request = control_pb2.SnapshotRequest(run_id=run_id, plan_epoch=epoch, start=source.start, stop=source.stop)
+    if step is not None:
+        request.is_kept, request.step = True, step
     file = io.BytesIO()
     joiner = FileJoiner(name, file, source=peer)
     with open_channel(address, peer=node_party(source.node)) as channel:
@@ -71,3 +80,36 @@ def _fetched(
         except grpc.RpcError as error:
             raise error_of_call(error, peer=peer) from error
     raise IntegrityError(f"{name} from {peer} is not complete; try again")
+
+
+def push(run_id: str, step: int, node: str, file: bytes, holder: str, address: str, timeout_s: float) -> None:
+    """Give another node a copy of what this one has trained.
+
+    Args:
+        run_id: of the run.
+        step: optimizer steps done.
+        node: this one.
+        file: the copy.
+        holder: the other node.
+        address: of the holder.
+        timeout_s: until it has the copy; never less than a minute.
+
+    Raises:
+        ConnectionFailedError: the other node can't be reached.
+        DeadlineError: not in time.
+        FrameError: the other node has no part in the run.
+        IntegrityError: the copy arrived damaged.
+    """
+
+    def chunks() -> Iterator[control_pb2.KeepChunk]:
+        for number, chunk in enumerate(cut_pieces(FILE, [file])):
+            if number:
+                yield control_pb2.KeepChunk(file=chunk)
+            else:
+                yield control_pb2.KeepChunk(run_id=run_id, step=step, node=node, file=chunk)
+
+    with open_channel(address, peer=node_party(holder)) as channel:
+        try:
+            control_pb2_grpc.SnapshotsStub(channel).Keep(chunks(), timeout=max(timeout_s, _LEAST_S))
+        except grpc.RpcError as error:
+            raise error_of_call(error, peer=f"node {holder} at {address}") from error

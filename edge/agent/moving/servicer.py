@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 from collections.abc import Iterator
 
 import grpc
 
+from edge.agent.moving.kept import FILE, MAX_BYTES, KeptTurns
 from edge.agent.moving.shelf import SnapshotShelf, part_name
-from ringtune.files.chunks import cut_pieces
+from ringtune.errors import IntegrityError
+from ringtune.files.chunks import FileJoiner, cut_pieces
+from ringtune.files.pieces import Pieces
+from ringtune.rpc.guard import caller_of
 from ringtune.rpc.statuses import answer, answer_stream
+from ringtune.trust.parties import Party
+from ringtune.trust.permissions import require_sender
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 
@@ -17,16 +25,51 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
 
     Args:
         shelf: of this node.
+        kept: what it and the host before it in the ring had trained at the ends of turns.
     """
 
-    def __init__(self, shelf: SnapshotShelf) -> None:
-        self._shelf = shelf
+    def __init__(self, shelf: SnapshotShelf, kept: KeptTurns) -> None:
+        self._shelf, self._kept = shelf, kept
 
     def Fetch(
         self, request: control_pb2.SnapshotRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.FileChunk]:
         """Stream what this node has trained of some blocks."""
-        part = answer(
-            context, lambda: self._shelf.get(request.run_id, request.plan_epoch).part(request.start, request.stop)
-        )
+        part = answer(context, lambda: self._part(request))
         yield from answer_stream(context, cut_pieces(part_name(request.start, request.stop), part))
+
+    def _part(self, request: control_pb2.SnapshotRequest) -> Pieces:
+        if request.is_kept:
+            return self._kept.part(request.run_id, request.step, request.start, request.stop)
+        return self._shelf.get(request.run_id, request.plan_epoch).part(request.start, request.stop)
+
+    def Keep(
+        self, request_iterator: Iterator[control_pb2.KeepChunk], context: grpc.ServicerContext
+    ) -> control_pb2.Empty:
+        """Keep a copy of what another node has trained."""
+        caller = caller_of(context)
+        answer(context, lambda: self._keep(request_iterator, caller.party if caller else None))
+        return control_pb2.Empty()
+
+    def _keep(self, chunks: Iterator[control_pb2.KeepChunk], caller: Party | None) -> None:
+        """Take a file into memory, of a run that is under way here, and no larger than a message of links may be.
+
+        Raises:
+            FrameError: it is of another run.
+            TrustError: it is said to be of another node than the caller.
+            IntegrityError: it is damaged, too large, or does not say whose it is.
+        """
+        first = next(chunks, control_pb2.KeepChunk())
+        self._kept.check_run(first.run_id)
+        peer, file = f"node {first.node}", io.BytesIO()
+        if not first.node:
+            raise IntegrityError("a copy does not say whose it is; use one version on all machines")
+        require_sender(caller, first.node)
+        joiner = FileJoiner(FILE, file, source=peer)
+        for chunk in itertools.chain([first], chunks):
+            if chunk.file.path != FILE or file.tell() + len(chunk.file.chunk) > MAX_BYTES:
+                raise IntegrityError(f"{peer} sent what is no copy of trained blocks; use one version on all machines")
+            if joiner.add(chunk.file):
+                self._kept.keep(first.run_id, first.step, first.node, file.getvalue())
+                return
+        raise IntegrityError(f"{FILE} from {peer} is not complete; try again")

@@ -27,6 +27,7 @@ from ringtune.jobs.operations.checks import check_operations
 from ringtune.jobs.operations.given_table import with_table_read
 from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.jobs.placement import PlacementSettings, with_free_microbatches
+from ringtune.jobs.recovery import RecoverySettings
 from ringtune.jobs.sections import LENGTHS, Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
 from ringtune.jobs.users import check_user_column
 from ringtune.models.family import CLASS_TASKS
@@ -48,6 +49,7 @@ __all__ = [
     "OperationsSettings",
     "PlacementSettings",
     "Privacy",
+    "RecoverySettings",
     "Runtime",
     "Train",
     "Unfreeze",
@@ -88,6 +90,7 @@ class Job:
     offload: OffloadSettings = field(default_factory=OffloadSettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     cache: CacheSettings = field(default_factory=CacheSettings)
+    recovery: RecoverySettings = field(default_factory=RecoverySettings)
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:

@@ -34,6 +34,10 @@ class EvaluationSums:
         self._done = set()
         return _summed(mine)
 
+    def forget(self) -> None:
+        """Forget the evaluation that is under way: it is begun anew."""
+        self._by_seq, self._done = {}, set()
+
 
 def _summed(values: Mapping[int, Values]) -> Values:
     """Sum values by name, in the order of ``seq``: arrival must not change the last bits."""

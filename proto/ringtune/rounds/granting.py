@@ -6,6 +6,7 @@ which it depends, and not before, so that no timing changes what it carries.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 
 from ringtune.rounds.copy_digests import CopyComparison
@@ -59,7 +60,7 @@ class Granting:
         self.depths = TurnDepths(plan.course, start)
         self.tables = TurnOperations(plan, start)
         part = moving.part if moving else plan
-        self.prefixes = TurnPrefixes(part, items_ahead=items_ahead)
+        self.prefixes = TurnPrefixes(part, items_ahead=max(1, items_ahead))
         self.copies = CopyComparison(part)
         self.last: Turn | None = None
         self.is_exhausted = False
@@ -67,6 +68,8 @@ class Granting:
         self._sequence = turn_sequence(plan.course, start=start)
         self._next: Turn | None = None
         self._saved_step = start.step if start else None
+        self._since: list[Turn] = []
+        self._ahead_of = (0, 0)  # so many turns and items of the sequence were begun twice
 
     @property
     def chooses_for(self) -> int | None:
@@ -96,7 +99,7 @@ class Granting:
         granted: list[Turn] = []
         while not self.is_exhausted and self.open.needs_more:
             if self._next is None:
-                self._next = next(self._sequence, None)
+                self._next = self._numbered(next(self._sequence, None))
             if self._next is None:
                 self.is_exhausted = True
                 break
@@ -126,6 +129,38 @@ class Granting:
             commands.append(ChooseOperations(turn.first_step, scores))
         return False
 
+    # ---- recovery ---------------------------------------------------------------------------------
+
+    def commit(self, index: int) -> None:
+        """Never go back to a turn up to this one: it is closed, and what it changed is kept twice."""
+        self._since = [turn for turn in self._since if turn.index > index]
+
+    def halt(self) -> None:
+        """Hear no more of the turns that are open: the run goes back."""
+        self.open = self.open.cleared()
+        self.depths.forget_open()
+
+    def go_back(self, part: Plan) -> list[Command]:
+        """Grant in another placement, once more, every turn that is not committed.
+
+        Turns and items are numbered on, so that nothing that is still under way of the old ones is taken for theirs.
+        """
+        self.place(part)
+        again, self._since = self._since, []
+        if not again or self.last is None:
+            return []
+        turns, items = self.last.index + 1 - again[0].index, self.last.end_seq - again[0].first_seq
+        self._ahead_of = (self._ahead_of[0] + turns, self._ahead_of[1] + items)
+        if self._next is not None:
+            self._next = _shifted(self._next, turns, items)
+        granted = [self.prefixes.decided(_shifted(turn, turns, items)) for turn in again]
+        for turn in granted:
+            self._note(turn)
+        return [Grant(tuple(granted))]
+
+    def _numbered(self, turn: Turn | None) -> Turn | None:
+        return None if turn is None else _shifted(turn, *self._ahead_of)
+
     def chosen(self, step: int, operations: Operations) -> list[Command]:
         """Take a table that was chosen, and grant what waited for it; nothing if nobody waits for it any more.
 
@@ -154,6 +189,7 @@ class Granting:
 
     def _note(self, turn: Turn) -> None:
         self.last = turn
+        self._since.append(turn)
         if turn.kind is StepKind.CHECKPOINT:
             self._saved_step = turn.first_step
         self.open.add(turn, self.nodes)
@@ -166,3 +202,10 @@ class Granting:
         self.depths.close(turn)
         self.tables.close(turn)
         self.prefixes.close(turn)
+
+
+def _shifted(turn: Turn, turns: int, items: int) -> Turn:
+    """The turn, so many turns and items later, with nothing of it in a cache."""
+    if not turns and not items:
+        return turn
+    return dataclasses.replace(turn, index=turn.index + turns, first_seq=turn.first_seq + items, passages=())

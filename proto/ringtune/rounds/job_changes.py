@@ -11,7 +11,7 @@ from ringtune.jobs.job import CacheSettings, Job, OffloadSettings, OperationsSet
 from ringtune.schedule.owner_turns import EQUAL
 from ringtune.schedule.slice_policy import NONE
 
-_OF_NO_RESULT: Final = ("runtime", "placement")
+_OF_NO_RESULT: Final = ("runtime", "placement", "recovery")
 _MOST_TOLD = 5
 _MOST_CHARACTERS = 200
 _LATER: Final = {
@@ -26,7 +26,7 @@ _LATER: Final = {
 
 
 def job_digest(job: Job) -> str:
-    """SHA-256 of everything in a job that can change its result: all but ``[runtime]`` and ``[placement]``.
+    """SHA-256 of everything in a job that can change its result: all but how it is carried out.
 
     A key that versions before did not have is left out where it says what these did, so that digests last.
     """

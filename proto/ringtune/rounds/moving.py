@@ -155,6 +155,18 @@ class Moving:
             return self._end(problem, now_s)
         return self._tell_all(_BACK, self.part)
 
+    def recover(self, plan: Plan | None, step: int, decided: tuple[int, ...]) -> None:
+        """Give up what is under way; go by a plan whose last placement holds now, after ``step`` steps.
+
+        With ``plan`` None the placement that holds is not known yet.
+        """
+        self._stage, self._waiting = "", set()
+        if plan is not None:
+            self._plan, self._decided = plan, decided
+            self.part = self._target = plan.parts[-1]
+            self._tried = self.part.placement.epoch
+            self._start = dataclasses.replace(self._start, step=step, epoch=self._tried)
+
     # ---- parts ------------------------------------------------------------------------------------
 
     @property

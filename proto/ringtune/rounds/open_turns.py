@@ -90,3 +90,7 @@ class OpenTurns:
     def close(self, turn: Turn) -> None:
         """Forget a turn that is done everywhere."""
         del self._turns[turn.index], self._waits[turn.index], self._reported_items[turn.index]
+
+    def cleared(self) -> OpenTurns:
+        """The same with no turn open."""
+        return OpenTurns(self._items_ahead)

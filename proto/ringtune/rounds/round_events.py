@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.rounds.copy_digests import CopyDigest
+from ringtune.rounds.recovery_events import Halt, Halted, LogRecovery, NotPlaced, PlaceAgain, Placed
 from ringtune.schedule.epochs import Source
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.operations.table import Operations
@@ -151,11 +152,12 @@ class Collected(NamedTuple):
 
 
 class NodeFailed(NamedTuple):
-    """A call to a node failed, it reported an error, or its lease ran out."""
+    """A call to a node failed, it reported an error, or its lease ran out; ``lost`` is a peer that it can't reach."""
 
     node: str
     error: str
     message: str
+    lost: str = ""
 
 
 class StopAsked(NamedTuple):
@@ -179,6 +181,9 @@ Event = (
     | Rested
     | Moved
     | MoveFailed
+    | Halted
+    | Placed
+    | NotPlaced
     | Replanned
     | StepReported
     | TurnReported
@@ -235,6 +240,8 @@ class Move(NamedTuple):
         start: where the run goes on.
         from_epoch: in which the trained blocks were hosted as ``sources`` says.
         sources: the trained blocks that the node takes over, perhaps from itself.
+        from_step: the run recovers, so that blocks and head are taken as they were kept after this step; None = as
+            they are.
     """
 
     node: str
@@ -242,6 +249,7 @@ class Move(NamedTuple):
     start: StartPoint
     from_epoch: int
     sources: tuple[Source, ...]
+    from_step: int | None = None
 
 
 class LogPlan(NamedTuple):
@@ -369,6 +377,9 @@ Command = (
     | Prepare
     | Rest
     | Move
+    | Halt
+    | PlaceAgain
+    | LogRecovery
     | LogMove
     | LogPlan
     | Grant

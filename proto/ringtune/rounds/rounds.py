@@ -5,6 +5,8 @@ Example: ``from ringtune.rounds import rounds as rd`` gives ``rd.Rounds``, ``rd.
 
 from __future__ import annotations
 
+from ringtune.rounds.recovering import RecoveringRounds
+from ringtune.rounds.recovery_events import Halt, Halted, LogRecovery, NotPlaced, PlaceAgain, Placed
 from ringtune.rounds.round_events import (
     CacheLost,
     ChooseOperations,
@@ -61,6 +63,8 @@ __all__ = [
     "Event",
     "Finish",
     "Grant",
+    "Halt",
+    "Halted",
     "Inspect",
     "Inspected",
     "LogCacheLost",
@@ -69,6 +73,7 @@ __all__ = [
     "LogMove",
     "LogOperations",
     "LogPlan",
+    "LogRecovery",
     "LogStep",
     "LogTurn",
     "LogUnfreeze",
@@ -77,14 +82,18 @@ __all__ = [
     "MoveFailed",
     "Moved",
     "NodeFailed",
+    "NotPlaced",
     "OperationsChosen",
     "OperationsFailed",
+    "PlaceAgain",
+    "Placed",
     "PlanFailed",
     "PlanMade",
     "Planner",
     "Prepare",
     "Prepared",
     "Progressed",
+    "RecoveringRounds",
     "Release",
     "Replanned",
     "Rest",

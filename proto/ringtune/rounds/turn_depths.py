@@ -75,3 +75,7 @@ class TurnDepths:
         count = sum(losses[seq][1] for seq in sorted(losses))
         loss_sum = sum(losses[seq][0] for seq in sorted(losses))
         self.unfreezing = self.unfreezing.after(self._course, loss_sum / count if count else math.nan)
+
+    def forget_open(self) -> None:
+        """Forget the losses of turns that are not closed: they are begun anew."""
+        self._losses.clear()

@@ -41,16 +41,16 @@ def check_epochs(course: Course, placements: Sequence[Placement]) -> None:
     if not placements:
         raise PlanError("a plan has at least one placement, this one has none; make it anew with 'ringtune plan'")
     first = placements[0]
-    if bool(first.epoch) != bool(first.first_turn):
+    if first.first_turn and not first.epoch:
         raise PlanError(
             f"the placement of epoch {first.epoch} holds from turn {first.first_turn} on; that of epoch 0 has to hold "
-            "from turn 0, and no other one"
+            "from turn 0"
         )
     for before, after in itertools.pairwise(placements):
-        if after.epoch != before.epoch + 1 or after.first_turn <= before.first_turn:
+        if after.epoch <= before.epoch or after.first_turn <= before.first_turn:
             raise PlanError(
                 f"epoch {after.epoch} from turn {after.first_turn} on comes after epoch {before.epoch} from turn "
-                f"{before.first_turn} on; epochs count up by one, and each begins at a later turn"
+                f"{before.first_turn} on; epochs count up, and each begins at a later turn"
             )
         if after.private_blocks != before.private_blocks:
             raise PlanError(
@@ -114,7 +114,7 @@ def sources(course: Course, before: Placement, after: Placement, node: str, step
         node: that takes over.
         step: optimizer steps done.
     """
-    return tuple(_joined(_single(course, before, after, node, step)))
+    return tuple(joined(_single(course, before, after, node, step)))
 
 
 def _single(course: Course, before: Placement, after: Placement, node: str, step: int) -> Iterator[Source]:
@@ -126,7 +126,7 @@ def _single(course: Course, before: Placement, after: Placement, node: str, step
             yield Source(node if own else before.host_of(block), block, block + 1)
 
 
-def _joined(parts: Iterator[Source]) -> Iterator[Source]:
+def joined(parts: Iterator[Source]) -> Iterator[Source]:
     """Yield neighbouring blocks of one node as one range."""
     last: Source | None = None
     for part in parts:

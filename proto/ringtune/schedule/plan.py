@@ -96,14 +96,16 @@ class Plan:
         """The part of every epoch, in their order."""
         return tuple(self.at(one.epoch) for one in self.placements)
 
-    def extended(self, placement: Placement, first_turn: int) -> Plan:
+    def extended(self, placement: Placement, first_turn: int, *, epoch: int = 0) -> Plan:
         """The plan that goes over to one more placement at a train turn; later placements of its own are left out.
+
+        Its epoch is the next one, or a later one that is given: after a recovery frames of every epoch before are old.
 
         Raises:
             PlanError: the run can't move to it.
         """
         kept = tuple(one for one in self.placements if one.first_turn < first_turn)
-        epoch = kept[-1].epoch + 1 if kept else 0
+        epoch = epoch or (kept[-1].epoch + 1 if kept else 0)
         return Plan(self.course, (*kept, dataclasses.replace(placement, epoch=epoch, first_turn=first_turn)))
 
     @property

@@ -63,7 +63,7 @@ PERMISSIONS: Final[Mapping[str, Mapping[str, Permission]]] = {
         "MeasureLink": _COORDINATOR,
     },
     "Probe": {"Link": _NODES},
-    "Snapshots": {"Fetch": _NODES},
+    "Snapshots": {"Fetch": _NODES, "Keep": _NODES},
     "Ring": {"Link": _NODES},
     "Weights": {"Manifest": _NODES, "Fetch": _NODES},
 }

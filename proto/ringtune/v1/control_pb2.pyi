@@ -546,12 +546,14 @@ class PrepareReply(_message.Message):
     def __init__(self, hosted_bytes: _Optional[int] = ...) -> None: ...
 
 class RestRequest(_message.Message):
-    __slots__ = ("run_id", "plan_epoch")
+    __slots__ = ("run_id", "plan_epoch", "halts")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HALTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     plan_epoch: int
-    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ...) -> None: ...
+    halts: bool
+    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., halts: _Optional[bool] = ...) -> None: ...
 
 class RestReply(_message.Message):
     __slots__ = ("totals_json",)
@@ -560,7 +562,7 @@ class RestReply(_message.Message):
     def __init__(self, totals_json: _Optional[str] = ...) -> None: ...
 
 class MoveRequest(_message.Message):
-    __slots__ = ("prepare", "step", "holder", "first_turn", "first_seq", "from_epoch", "sources")
+    __slots__ = ("prepare", "step", "holder", "first_turn", "first_seq", "from_epoch", "sources", "recovers")
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
@@ -568,6 +570,7 @@ class MoveRequest(_message.Message):
     FIRST_SEQ_FIELD_NUMBER: _ClassVar[int]
     FROM_EPOCH_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    RECOVERS_FIELD_NUMBER: _ClassVar[int]
     prepare: PrepareRequest
     step: int
     holder: str
@@ -575,7 +578,8 @@ class MoveRequest(_message.Message):
     first_seq: int
     from_epoch: int
     sources: _containers.RepeatedCompositeFieldContainer[SnapshotSource]
-    def __init__(self, prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., step: _Optional[int] = ..., holder: _Optional[str] = ..., first_turn: _Optional[int] = ..., first_seq: _Optional[int] = ..., from_epoch: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ...) -> None: ...
+    recovers: bool
+    def __init__(self, prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., step: _Optional[int] = ..., holder: _Optional[str] = ..., first_turn: _Optional[int] = ..., first_seq: _Optional[int] = ..., from_epoch: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., recovers: _Optional[bool] = ...) -> None: ...
 
 class SnapshotSource(_message.Message):
     __slots__ = ("node", "start", "stop")
@@ -596,16 +600,32 @@ class MoveReply(_message.Message):
     def __init__(self, hosted_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("run_id", "plan_epoch", "start", "stop")
+    __slots__ = ("run_id", "plan_epoch", "start", "stop", "is_kept", "step")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    IS_KEPT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     plan_epoch: int
     start: int
     stop: int
-    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+    is_kept: bool
+    step: int
+    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., is_kept: _Optional[bool] = ..., step: _Optional[int] = ...) -> None: ...
+
+class KeepChunk(_message.Message):
+    __slots__ = ("run_id", "step", "node", "file")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    step: int
+    node: str
+    file: FileChunk
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ...) -> None: ...
 
 class LoadChunk(_message.Message):
     __slots__ = ("run_id", "file")

@@ -1194,6 +1194,11 @@ class SnapshotsStub:
                 request_serializer=ringtune_dot_v1_dot_control__pb2.SnapshotRequest.SerializeToString,
                 response_deserializer=ringtune_dot_v1_dot_control__pb2.FileChunk.FromString,
                 _registered_method=True)
+        self.Keep = channel.stream_unary(
+                '/ringtune.v1.Snapshots/Keep',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.KeepChunk.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.Empty.FromString,
+                _registered_method=True)
 
 
 class SnapshotsServicer:
@@ -1207,6 +1212,13 @@ class SnapshotsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Keep(self, request_iterator, context):
+        """Node: what it has trained until the end of a turn, for the case that it is lost.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SnapshotsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1214,6 +1226,11 @@ def add_SnapshotsServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=ringtune_dot_v1_dot_control__pb2.SnapshotRequest.FromString,
                     response_serializer=ringtune_dot_v1_dot_control__pb2.FileChunk.SerializeToString,
+            ),
+            'Keep': grpc.stream_unary_rpc_method_handler(
+                    servicer.Keep,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.KeepChunk.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1244,6 +1261,33 @@ class Snapshots:
             '/ringtune.v1.Snapshots/Fetch',
             ringtune_dot_v1_dot_control__pb2.SnapshotRequest.SerializeToString,
             ringtune_dot_v1_dot_control__pb2.FileChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Keep(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/ringtune.v1.Snapshots/Keep',
+            ringtune_dot_v1_dot_control__pb2.KeepChunk.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,

@@ -84,9 +84,11 @@ def add_ProbeServicer_to_server(
 class SnapshotsStub:
     def __init__(self, channel: grpc.Channel) -> None: ...
     Fetch: grpc.UnaryStreamMultiCallable[control_pb2.SnapshotRequest, control_pb2.FileChunk]
+    Keep: grpc.StreamUnaryMultiCallable[control_pb2.KeepChunk, control_pb2.Empty]
 
 class SnapshotsServicer:
     def Fetch(self, request: control_pb2.SnapshotRequest, context: grpc.ServicerContext) -> Iterator[control_pb2.FileChunk]: ...
+    def Keep(self, request_iterator: Iterator[control_pb2.KeepChunk], context: grpc.ServicerContext) -> control_pb2.Empty: ...
 
 def add_SnapshotsServicer_to_server(
     servicer: SnapshotsServicer, server: grpc.Server

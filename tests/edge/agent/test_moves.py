@@ -13,6 +13,7 @@ import pytest
 
 from edge.agent.moving.agent_moves import NextPlacement
 from edge.agent.moving.fetch import fetch
+from edge.agent.moving.kept import KeptTurns
 from edge.agent.moving.servicer import SnapshotServicer
 from edge.agent.moving.shelf import SnapshotShelf
 from edge.shards.state_folder import StateFolder
@@ -192,7 +193,7 @@ def shelf() -> Iterator[tuple[SnapshotShelf, str]]:
     shelf = SnapshotShelf("b")
 
     def add(server: grpc.Server) -> None:
-        control_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotServicer(shelf), server)
+        control_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotServicer(shelf, KeptTurns("b")), server)
 
     server = Server("127.0.0.1:0", add)
     yield shelf, f"127.0.0.1:{server.port}"

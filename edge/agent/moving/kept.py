@@ -1,0 +1,119 @@
+"""Keep what this node and the host before it in the ring had trained at the ends of the last turns, as files in memory.
+
+A file has the trained blocks of one node with moments and step counts. It is made once, when the turn ends, and never
+changes; where a node is lost, the others go on from the files of the last turn that all had done.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Final
+
+from ringtune.errors import FrameError
+from ringtune.files.pieces import Pieces
+from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
+from ringtune.rounds.recovering import TURNS_KEPT
+
+METADATA: Final = "ringtune"
+FILE: Final = "kept.safetensors"
+MAX_BYTES: Final = 1 << 30
+"""Most bytes of a copy; adapters with their moments have some megabytes."""
+
+
+class KeptTurns:
+    """Keeps files of the ends of turns; safe for threads.
+
+    Args:
+        node: whose.
+    """
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._lock = threading.Lock()
+        self._run_id = ""
+        self._files: dict[int, dict[str, bytes]] = {}  # step -> whose, or which part of whose -> file
+        self._heads: dict[int, bytes] = {}
+
+    def begin(self, run_id: str) -> None:
+        """Keep files of this run from now on, and of no other."""
+        with self._lock:
+            if run_id != self._run_id:
+                self._run_id, self._files, self._heads = run_id, {}, {}
+
+    def keep(self, run_id: str, step: int, whose: str, file: bytes, head: bytes | None = None) -> None:
+        """Keep what a node had trained after ``step`` steps, and the head; let the oldest turn go.
+
+        Raises:
+            FrameError: it is of a run that is not under way here.
+        """
+        with self._lock:
+            self.check_run(run_id)
+            self._files.setdefault(step, {})[whose] = file
+            if head is not None:
+                self._heads[step] = head
+            for old in sorted(self._files)[:-TURNS_KEPT]:
+                del self._files[old]
+                self._heads.pop(old, None)
+
+    def check_run(self, run_id: str) -> None:
+        """Refuse files of a run that is not under way here.
+
+        Raises:
+            FrameError: this one is not.
+        """
+        if not run_id or run_id != self._run_id:
+            raise FrameError(f"node {self._node} keeps nothing of run {run_id or '(none)'}; prepare it first")
+
+    def go_back(self, step: int) -> None:
+        """Forget the turns after ``step``: they are done anew."""
+        with self._lock:
+            self._files = {at: files for at, files in self._files.items() if at <= step}
+            self._heads = {at: head for at, head in self._heads.items() if at <= step}
+
+    def drop(self, run_id: str = "") -> None:
+        """Let the files of a run go; empty = of any run."""
+        with self._lock:
+            if run_id in ("", self._run_id):
+                self._run_id, self._files, self._heads = "", {}, {}
+
+    def head(self, run_id: str, step: int) -> Pieces:
+        """Return the head as it was after ``step`` steps.
+
+        Raises:
+            FrameError: this node does not keep it.
+        """
+        with self._lock:
+            if run_id != self._run_id or step not in self._heads:
+                raise FrameError(f"node {self._node} keeps no head of run {run_id} after step {step}")
+            return Pieces.of(self._heads[step])
+
+    def part(self, run_id: str, step: int, start: int, stop: int) -> Pieces:
+        """Return the blocks ``[start, stop)`` as they were after ``step`` steps.
+
+        Raises:
+            FrameError: this node does not keep all of them.
+        """
+        with self._lock:
+            files = list(self._files.get(step, {}).values()) if run_id == self._run_id else []
+        found: dict[str, TensorPieces] = {}
+        for content in files:
+            file = TensorFile(Pieces.of(content), where="what was kept of a turn")
+            found |= {name: file.tensor(name) for name in file.infos if start <= block_of(name) < stop}
+        missing = set(range(start, stop)) - {block_of(name) for name in found}
+        if missing:
+            raise FrameError(
+                f"node {self._node} keeps blocks {sorted(missing)} of run {run_id} after step {step} no longer"
+            )
+        return write_tensors(found, metadata={METADATA: json.dumps(metadata(run_id, step), sort_keys=True)})
+
+
+def metadata(run_id: str, step: int) -> dict[str, str]:
+    """What a file of the end of a turn is of."""
+    return {"run": run_id, "step": str(step)}
+
+
+def block_of(name: str) -> int:
+    """The block of a tensor ``adapter/3.attention...``, or of its state; -1 if it is of none."""
+    number = name.partition("/")[2].partition(".")[0]
+    return int(number) if number.isdecimal() else -1

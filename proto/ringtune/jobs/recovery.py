@@ -1,0 +1,31 @@
+"""``[recovery]``: what a run keeps so that it goes on when a node is lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ringtune.jobs.sections import check_choice
+
+NEXT: Final = "next"
+NONE: Final = "none"
+WAIT: Final = "wait"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecoverySettings:
+    """``[recovery]``: what happens when a node is lost in mid-run; no result depends on it.
+
+    Attributes:
+        copies: who keeps a copy of what a host has trained at each turn's end, so that the run goes on without the
+            host: the next host in the ring, or none; then the run ends when a host is lost, and can be resumed.
+        owners: what happens when an owner of rows is lost: the run ends and waits to be resumed.
+    """
+
+    copies: str = NONE
+    owners: str = WAIT
+
+    def __post_init__(self) -> None:
+        """Refuse unknown words."""
+        check_choice("recovery.copies", self.copies, (NEXT, NONE))
+        check_choice("recovery.owners", self.owners, (WAIT,))

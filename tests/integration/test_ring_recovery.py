@@ -1,0 +1,88 @@
+"""Real processes of which one is killed: the run goes on without it, and trains what one process trains."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from coordinator.drive.requests import RunRequest
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.records.step_lines import is_step
+from ringtune.jobs.job import Job
+from ringtune.schedule.plan import Plan
+from tests.support.cluster import AGENTS, START_S, Cluster, Follower, Outcome, running
+from tests.support.moves import slices_of
+from tests.support.results import largest_difference, reference_of, trained
+
+pytestmark = pytest.mark.slow
+RING = (("a", 0, 1), ("c", 1, 3), ("d", 3, 4))
+
+
+@pytest.fixture
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Owners a and b, and the hosts c and d, which have neither data nor a copy of the model."""
+    with running(tmp_path_factory.mktemp("recovery"), owners=["a", "b"], hosts=["c", "d"]) as made:
+        yield made
+    assert not AGENTS
+
+
+def job_of(ring: Cluster, **changes: object) -> Job:
+    """24 steps in turns of 4, with checkpoints and copies."""
+    wanted: dict[str, Any] = {
+        "train__max_steps": 24,
+        "train__local_iterations": 4,
+        "train__checkpoint_every": 8,
+        "train__eval_every": 8,
+        "train__dropout": 0.0,
+        "recovery__copies": "next",
+    }
+    return ring.job(**{**wanted, **changes})
+
+
+def follow(ring: Cluster, job: Job) -> Follower:
+    """Carry the job out on a ring in which c is in the middle."""
+    asked = RunRequest(job=job, plan_only=True, num_nodes=len(ring.agents), join_s=START_S)
+    plan = Follower(ring.coordinator.run(asked)).wait().plan
+    assert plan is not None
+    placement = type(plan.placement)(slices=slices_of(RING))
+    given = GivenPlan(plan=Plan.of(plan.course, placement))
+    return Follower(ring.coordinator.run(RunRequest(job=job, join_s=START_S, plan=given)))
+
+
+def of_kind(outcome: Outcome, kind: str) -> list[dict[str, Any]]:
+    """Lines of the books."""
+    return [line for line in outcome.metrics if line.get("kind") == kind]
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("after", [1, 13])
+def test_run_goes_on_without_a_host_that_is_killed(ring: Cluster, after: int) -> None:
+    """After a first turn, and later; each step and evaluation is in the books once."""
+    job = job_of(ring)
+    follower = follow(ring, job)
+    follower.wait_for_steps(after)
+    ring.signal("c", signal.SIGKILL)
+    outcome = follower.wait()
+    ring.wait_exit("c")
+    assert outcome.is_done, outcome.message
+    wanted = reference_of(ring, job, outcome)
+    assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
+    assert [line["step"] for line in outcome.metrics if is_step(line)] == list(range(1, 25))
+    assert [line["step"] for line in of_kind(outcome, "evaluation")] == [8, 16, 24]
+    (recovery,) = of_kind(outcome, "recovery")
+    assert recovery["lost"] == ["c"] and recovery["step"] % 4 == 0 and recovery["seconds"] > 0
+    assert {line["epoch"] for line in outcome.metrics if is_step(line) and line["step"] > recovery["step"]} == {1}
+
+
+def test_run_ends_when_an_owner_is_killed_and_says_so(ring: Cluster) -> None:
+    """Its rows are nowhere else; the run can be resumed."""
+    follower = follow(ring, job_of(ring))
+    follower.wait_for_steps(5)
+    ring.signal("b", signal.SIGKILL)
+    outcome = follower.wait()
+    ring.wait_exit("b")
+    assert not outcome.is_done
+    assert "b owns rows, which no other node has; start it again and --resume the run" in outcome.message

@@ -1,0 +1,168 @@
+"""What must hold for a run that goes on when hosts are lost, whatever the moment: on a virtual clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.epochs import why_it_stays
+from ringtune.schedule.placement import Placement
+from ringtune.schedule.plan import Plan
+from sim.ring_result import RingResult
+from tests.suites.test_moves_on_virtual_clock import random_moving_plan
+from tests.support.moves import random_slices, slices_of
+from tests.support.plans import make_plan
+from tests.support.recovering_ring import RecoveringRing
+
+MOMENTS = (
+    "embedding",
+    "forward without graph",
+    "forward with graph",
+    "head",
+    "backward",
+    "update",
+    "save",
+    "hand-over",
+    "copy",
+    "move",
+    "halt",
+)
+
+
+def placing(rng: random.Random, names: Sequence[str]) -> Any:
+    """Any placement on the nodes that live."""
+
+    def place(asked: rd.PlaceAgain) -> Placement | None:
+        placement = asked.part.placement
+        living = [name for name in names if name not in asked.lost]
+        pieces = random_slices(rng, living, placement.private_blocks, asked.part.course.num_blocks)
+        return dataclasses.replace(placement, slices=slices_of(pieces)) if living else None
+
+    return place
+
+
+def ring_of(plan: Plan, rng: random.Random, **values: Any) -> RecoveringRing:
+    """The run with random times of everything."""
+    speeds = {node: rng.choice([0.1, 1.0, 3.0]) for node in plan.nodes}
+    return RecoveringRing(
+        plan,
+        action_s=lambda node, action: speeds[node] * rng.random(),
+        message_s=lambda source, target, payload: rng.choice([0.0, 0.1, 2.0]) * rng.random(),
+        control_s=lambda node: rng.random(),
+        move_s=lambda move: 5 * rng.random(),
+        notice_s=lambda: 3 * rng.random(),
+        copy_s=lambda: rng.choice([0.0, 0.5, 20.0]) * rng.random(),
+        place=placing(rng, plan.nodes),
+        **values,
+    )
+
+
+def recoveries(result: RingResult) -> list[rd.LogRecovery]:
+    """What the log says of recoveries."""
+    return [entry for entry in result.logged if isinstance(entry, rd.LogRecovery)]
+
+
+def story(result: RingResult) -> list[tuple[Any, ...]]:
+    """What was logged of steps, evaluations, checkpoints and decisions, without how items are numbered."""
+    found: list[tuple[Any, ...]] = []
+    for entry in result.logged:
+        match entry:
+            case rd.LogStep(turn, seq, step, depth):
+                found.append(("step", turn.kind, turn.owner, step, turn.first_batch + seq - turn.first_seq, depth))
+            case rd.LogTurn(turn):
+                found.append(("turn", turn.kind, turn.owner, turn.first_step, turn.round))
+            case rd.LogEvaluation() | rd.LogUnfreeze() | rd.LogOperations():
+                found.append(tuple(entry))
+            case rd.LogCheckpoint(step, holder, unfreezing):
+                found.append(("checkpoint", step, holder, unfreezing))
+    return sorted(found, key=repr)
+
+
+def plan_of(rng: random.Random) -> Plan:
+    """Any plan that may move, of several nodes; some move by themselves."""
+    while True:
+        plan = random_moving_plan(rng)
+        if rng.random() < 0.6:
+            plan = plan.at(0)
+        hosts = [node for node in plan.nodes if plan.owner(node) is None]
+        if hosts and len(plan.nodes) > 2 and not why_it_stays(plan.course, plan.placements):
+            return plan
+
+
+def lose_at(ring: RecoveringRing, rng: random.Random, due: list[int]) -> None:
+    """Lose any host that owns nothing at the moments of these numbers."""
+
+    def when(what: str, node: str) -> str | None:
+        left = [host for host in ring.plan.nodes if ring.plan.owner(host) is None and host not in ring.lost]
+        if due and left and len(ring.moments) >= due[0]:
+            due.pop(0)
+            return rng.choice(left)
+        return None
+
+    ring.when = when
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("block", range(10))
+def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: int) -> None:
+    """No step is lost and none is logged twice, wherever in the run a host is lost, and where a second one is."""
+    recovered = ended = 0
+    for seed in range(block * 30, block * 30 + 30):
+        rng = random.Random(seed)
+        plan = plan_of(rng)
+        wanted = ring_of(plan, random.Random(seed)).run()
+        assert wanted.finish == rd.Finish("", ""), seed
+        ring = ring_of(plan, rng)
+        lose_at(ring, rng, sorted(rng.choices(range(1, 400), k=rng.choice([1, 1, 2]))))
+        result = ring.run()
+        assert result.finish is not None, (seed, ring.lost, ring.waiting_for(plan.nodes[0]))
+        if result.finish.error:
+            assert result.finish.error in ("PeerLostError", "CapacityError"), (seed, result.finish)
+            assert any(text in result.finish.message for text in ("no living node", "nothing fits")), (
+                seed,
+                result.finish,
+            )
+            ended += 1
+            continue
+        recovered += bool(recoveries(result))
+        assert story(result) == story(wanted), seed
+    assert recovered >= 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_host_that_is_lost_at_every_kind_of_moment(moment: str, seed: int) -> None:
+    """The first such moment of a random node after some turns, and the run goes on."""
+    course = {"num_blocks": 6, "num_steps": 12, "eval_every": 4, "checkpoint_every": 4}
+    plan = make_plan([("a", 0, 2), ("b", 2, 4), ("c", 4, 6)], ["a", "d"], **course)  # type: ignore[arg-type]
+    rng = random.Random(f"{moment} {seed}")
+    wanted = ring_of(plan, rng).run()
+    ring = ring_of(plan, rng)
+    after = rng.randint(0, 60)
+
+    def when(what: str, node: str) -> str | None:
+        living = [each for each in ("b", "c") if each not in ring.lost]
+        if moment in ("move", "halt") and not ring.lost and len(ring.moments) > after:
+            return rng.choice(living)
+        limit = 1 if moment not in ("move", "halt") else 2
+        if what == moment and len(ring.moments) > after and len(ring.lost) < limit:
+            return rng.choice(living)
+        return None
+
+    ring.when = when
+    result = ring.run()
+    assert ring.lost, ring.moments
+    assert result.finish is not None
+    if result.finish.error and len(ring.lost) == 2:
+        assert "no living node" in result.finish.message
+        return
+    assert result.finish == rd.Finish("", "")
+    assert recoveries(result), ring.lost
+    assert story(result) == story(wanted)
+    placed = recoveries(result)[-1].part
+    assert not set(ring.lost) & {piece.node for piece in placed.placement.slices}

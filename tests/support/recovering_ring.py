@@ -1,0 +1,174 @@
+"""A run on the virtual clock whose nodes keep copies of what they have trained, and some of whose nodes are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ringtune.engine import events as ev
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.actions import Action, TensorKey
+from ringtune.schedule.placement import Placement
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind, Turn
+from sim.ring import VirtualRing
+from sim.virtual_node import VirtualNode
+
+
+class KeepingCarrier(Protocol):
+    """What a carrier of real tensors does besides where copies are kept."""
+
+    def keep(self, node: str, part: Plan, turn: Turn) -> None:
+        """Keep what ``node`` has trained at the end of a turn, here and at its copy's holder."""
+
+    def lose(self, node: str) -> None:
+        """Forget all that a node had."""
+
+
+Moment = Callable[[str, str, Action | None], bool]
+"""Whether a node is lost at this moment: what happens, where, and the action if it is one."""
+
+
+class RecoveringRing(VirtualRing):
+    """A ``VirtualRing`` that goes on when nodes are lost.
+
+    Args:
+        plan: of the run.
+        place: finds a placement without lost nodes; None = there is none.
+        notice_s: seconds until the coordinator knows that a node is lost.
+        copy_s: seconds until a copy has come to its holder.
+        keeper: keeps real tensors.
+        rounds: further arguments of ``RecoveringRounds``.
+        values: arguments of ``VirtualRing``.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        place: Callable[[rd.PlaceAgain], Placement | None],
+        notice_s: Callable[[], float] = lambda: 1.0,
+        copy_s: Callable[[], float] = lambda: 0.0,
+        keeper: KeepingCarrier | None = None,
+        wait_s: float = 1e6,
+        rounds: dict[str, Any] | None = None,
+        **values: Any,
+    ) -> None:
+        super().__init__(plan, wait_s=wait_s, **values)
+        self._rounds = rd.RecoveringRounds(
+            lambda facts: plan, wait_s=wait_s, start=values.get("start"), **(rounds or {})
+        )
+        self._place, self._notice_s, self._copy_s, self._keeper = place, notice_s, copy_s, keeper
+        self._turns: dict[int, Turn] = {}
+        self.lost: list[str] = []
+        self.moments: list[tuple[str, str]] = []
+        self.when: Callable[[str, str], str | None] = lambda what, node: None
+
+    def lose(self, node: str) -> None:
+        """Lose a node now; the coordinator hears of it later."""
+        if node in self.lost or self.result.finish is not None:
+            return
+        self.lost.append(node)
+        self._stop(node)
+        if self._keeper is not None:
+            self._keeper.lose(node)
+        failed = rd.NodeFailed(node, "PeerLostError", f"node {node} is lost")
+        self.clock.at(self.clock.now_s + self._notice_s(), self._tell_rounds, failed)
+
+    def _note(self, what: str, node: str) -> None:
+        """Something begins at a node: one may be lost just now."""
+        self.moments.append((what, node))
+        who = self.when(what, node)
+        if who is not None:
+            self.lose(who)
+
+    def _stop(self, node: str) -> None:
+        before = self._nodes[node]
+        self._nodes[node] = before.moved(None)
+        before.handle = lambda event, now_s: []
+
+    def _is_old(self, node: VirtualNode) -> bool:
+        return node.name in self.lost or self._nodes[node.name] is not node
+
+    # ---- what is done otherwise -------------------------------------------------------------------
+
+    def _obey_rounds(self, command: rd.Command) -> None:
+        match command:
+            case rd.Halt(node, epoch):
+                self._note("halt", node)
+                if node not in self.lost:
+                    self._stop(node)
+                self._answer_rounds(node, rd.Halted(node, epoch))
+            case rd.PlaceAgain(epoch, _, _, _):
+                found = self._place(command)
+                answer = (
+                    rd.Placed(epoch, found) if found else rd.NotPlaced(epoch, "CapacityError", "nothing fits any more")
+                )
+                self.clock.at(self.clock.now_s + self._notice_s(), self._tell_rounds, answer)
+            case rd.Move(node):
+                self._note("move", node)
+                if node not in self.lost:
+                    super()._obey_rounds(command)
+            case rd.Rest(node) if node in self.lost:
+                return
+            case rd.Grant(turns):
+                self._turns |= {turn.index: turn for turn in turns}
+                super()._obey_rounds(command)
+            case rd.LogRecovery():
+                self._part = command.part
+                self.result.logged.append(command)
+            case _:
+                super()._obey_rounds(command)
+
+    def _answer_rounds(self, node: str, event: rd.Event) -> None:
+        if node not in self.lost:
+            super()._answer_rounds(node, event)
+
+    def _grant(self, node: VirtualNode, turns: tuple[Turn, ...]) -> None:
+        if not self._is_old(node):
+            super()._grant(node, turns)
+
+    def _done(self, node: VirtualNode, action: Action, start_s: float) -> None:
+        if not self._is_old(node):
+            super()._done(node, action, start_s)
+
+    def _run(self, node: VirtualNode, command: ev.RunAction) -> None:
+        self._note(command.action.op.name.lower(), node.name)
+        if not self._is_old(node):
+            super()._run(node, command)
+
+    def _send_head(self, node: VirtualNode, command: ev.SendHead) -> None:
+        self._note("hand-over", node.name)
+        if not self._is_old(node):
+            super()._send_head(node, command)
+
+    def _send_tensor(self, node: VirtualNode, command: ev.SendTensor) -> None:
+        if not self._is_old(node):
+            super()._send_tensor(node, command)
+
+    def _accept(self, node: VirtualNode, command: ev.Accept) -> None:
+        if not self._is_old(node):
+            super()._accept(node, command)
+
+    def _deliver(self, key: TensorKey, source: str, node: VirtualNode, content: Any) -> None:
+        if not self._is_old(node):
+            super()._deliver(key, source, node, content)
+
+    def _on_report_turn(self, node: VirtualNode, command: ev.ReportTurn) -> None:
+        if self._is_old(node):
+            return
+        turn = self._turns[command.turn]
+        if turn.kind is not StepKind.TRAIN:
+            super()._on_report_turn(node, command)
+            return
+        self._note("copy", node.name)
+        if self._is_old(node):
+            return
+        # what was trained is kept at once, and its copy comes later: the turn is done when it is there
+        self.clock.at(self.clock.now_s + self._copy_s(), self._copied, node, command, self._part)
+        if self._keeper is not None:
+            self._keeper.keep(node.name, self._part, turn)
+
+    def _copied(self, node: VirtualNode, command: ev.ReportTurn, part: Plan) -> None:
+        if not self._is_old(node):
+            super()._on_report_turn(node, command)
