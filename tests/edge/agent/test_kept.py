@@ -1,0 +1,59 @@
+"""Copies of the ends of turns: whose, of which run, and how many are kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge.agent.moving.kept import FILE, KeptTurns
+from edge.agent.moving.servicer import SnapshotServicer
+from edge.agent.moving.shelf import SnapshotShelf
+from ringtune.errors import FrameError, IntegrityError, RingTuneError
+from ringtune.files.chunks import cut_pieces
+from ringtune.files.pieces import Pieces
+from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
+from ringtune.rounds.recovering import TURNS_KEPT
+from ringtune.v1 import control_pb2
+
+
+def file_of(*blocks: int) -> bytes:
+    """A file with a tensor of one byte for each block."""
+    found = {f"adapter/{block}.up": TensorPieces("U8", (1,), Pieces.of(bytes([block]))) for block in blocks}
+    return bytes(write_tensors(found))
+
+
+@pytest.fixture
+def kept() -> KeptTurns:
+    """Of node b in a run."""
+    found = KeptTurns("b")
+    found.begin("run")
+    return found
+
+
+def test_kept_turns_join_the_files_of_one_step_and_let_the_oldest_go(kept: KeptTurns) -> None:
+    """Blocks of two nodes in one part; a step that was let go of is refused by name."""
+    steps = [4 * number for number in range(1, TURNS_KEPT + 2)]
+    for step in steps:
+        kept.keep("run", step, "a", file_of(0, 1))
+        kept.keep("run", step, "b", file_of(2))
+    assert sorted(TensorFile(kept.part("run", steps[-1], 1, 3), where="it").infos) == ["adapter/1.up", "adapter/2.up"]
+    with pytest.raises(FrameError, match=r"node b keeps blocks \[1, 2\] of run run after step 4 no longer"):
+        kept.part("run", steps[0], 1, 3)
+    kept.go_back(steps[1])
+    with pytest.raises(FrameError, match="no longer"):
+        kept.part("run", steps[2], 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [({"run_id": "other"}, FrameError), ({"node": ""}, IntegrityError), ({"run_id": ""}, FrameError)],
+)
+def test_copies_of_nobody_and_of_other_runs_are_refused(
+    kept: KeptTurns, changes: dict[str, str], error: type[RingTuneError]
+) -> None:
+    """Nothing of them is kept."""
+    (chunk,) = cut_pieces(FILE, [file_of(0)])
+    first = control_pb2.KeepChunk(**{"run_id": "run", "node": "a", **changes}, step=4, file=chunk)
+    with pytest.raises(error):
+        SnapshotServicer(SnapshotShelf("b"), kept)._keep(iter([first]), None)
+    with pytest.raises(FrameError):
+        kept.part("run", 4, 0, 1)
