@@ -57,7 +57,7 @@ def test_job_page_examples_are_taken_by_a_job(key: KeyFacts) -> None:
         ("model.dtype", '"float32"', "float32, float64"),
         ("data.split", '"iid"', "'iid' or 'dirichlet:ALPHA' with ALPHA above 0"),
         ("train.dropout", "0.0", "at least 0, below 1"),
-        ("train.microbatches", "4", "1 to train.batch_size"),
+        ("train.microbatches", "4", "1 to train.batch_size, or 'auto'"),
         ("unfreeze.at", "", "a list of steps or 'auto'"),
         ("runtime.record", "false", ""),
     ],

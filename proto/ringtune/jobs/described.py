@@ -52,7 +52,7 @@ _BESIDES: Mapping[str, Mapping[str, object]] = {
 }
 _IN_WORDS_ELSEWHERE = ("adapter.config",)
 _ASKED_OTHERWISE = {
-    "train.microbatches": '1 to train.batch_size, or "auto" (placement.microbatches)',
+    "train.microbatches": "1 to train.batch_size, or 'auto'",
     "offload.mode": "off, auto, or a table of host = helper",
     "offload.adapters": "a table of user = adapter.config",
     "hift.always_active": "embedding, head",
