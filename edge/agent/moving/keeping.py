@@ -2,8 +2,8 @@
 
 ::
 
-    compute thread   trained tensors --copied into a file--> shelf of this node
-    own thread       file --> next host; once it is there, the coordinator hears that the turn is done here
+    compute thread   trained tensors -> a file, on the shelf of this node
+    own thread       that file -> next host; once it is there, the coordinator hears that the turn is done here
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, Payload, message
@@ -28,6 +29,8 @@ from ringtune.schedule.turns import Item, StartPoint, Turn, items
 from ringtune.schedule.versions import awaits_next_backward, is_stale
 
 Table = Mapping[str, Sequence[Action]]
+_ROWS_AROUND: Final = 12
+"""Rows of a long table that are shown before and after a bad cell: a message holds no more."""
 
 
 # ---- building ------------------------------------------------------------------------------------
@@ -148,7 +151,7 @@ def format_table(table: Table, num_blocks: int, *, marked: tuple[str, int] | Non
     Args:
         table: actions per node, in their order.
         num_blocks: blocks of the model.
-        marked: (node, position) of a bad cell, shown with ``<-- here``.
+        marked: (node, position) of a bad cell, shown with ``<-- here``; of a long table only the rows around it.
     """
     rows, _ = replay(table)
     nodes = list(table)
@@ -157,7 +160,10 @@ def format_table(table: Table, num_blocks: int, *, marked: tuple[str, int] | Non
     number = max(3, len(str(len(rows))))
     header = " " * number + "  " + "  ".join(node.ljust(width) for node, width in zip(nodes, widths, strict=True))
     lines = [header.rstrip(), "-" * len(header)]
+    bad = next((index for index, row in enumerate(rows) if marked and row.get(marked[0]) == marked[1]), None)
     for index, row in enumerate(cells):
+        if bad is not None and abs(index - bad) > _ROWS_AROUND:
+            continue
         body = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         lines.append(f"{index:>{number}}  {body}".rstrip())
     return "\n".join(lines) + "\n"
