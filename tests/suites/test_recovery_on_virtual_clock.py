@@ -15,7 +15,7 @@ from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from sim.ring_result import RingResult
 from tests.suites.test_moves_on_virtual_clock import random_moving_plan
-from tests.support.moves import random_slices, slices_of
+from tests.support.moves import random_placement, random_slices, slices_of
 from tests.support.plans import make_plan
 from tests.support.recovering_ring import RecoveringRing
 
@@ -132,6 +132,29 @@ def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: 
         recovered += bool(recoveries(result))
         assert story(result) == story(wanted), seed
     assert recovered >= 5
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_runs_that_replan_and_lose_hosts_log_what_undisturbed_ones_do(block: int) -> None:
+    """A recovery has an epoch of its own, also after a move that was found in mid-run; and the other way round."""
+    both = 0
+    for seed in range(block * 30, block * 30 + 30):
+        rng = random.Random(seed)
+        plan = plan_of(rng)
+        wanted = ring_of(plan, random.Random(seed)).run()
+        others = [random_placement(rng, plan, 0, 0) for _ in range(rng.randint(1, 3))]
+        others = [one for one in others if {piece.node for piece in one.slices} <= set(plan.nodes)]
+        ring = ring_of(plan, rng, replans=[(wanted.wall_s * rng.random(), one) for one in others])
+        lose_at(ring, rng, sorted(rng.choices(range(1, 400), k=rng.choice([1, 1, 2]))))
+        result = ring.run()
+        assert result.finish is not None, seed
+        if result.finish.error:
+            ends = ("no living node", "nothing fits")
+            assert any(text in result.finish.message for text in ends), (seed, result.finish)
+            continue
+        both += bool(recoveries(result)) and any(isinstance(entry, rd.LogPlan) for entry in result.logged)
+        assert story(result) == story(wanted), seed
+    assert both >= 2
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -117,10 +117,9 @@ class RecoveringRounds(Rounds):
 
     def _answered(self, node: str, phase: str, now_s: float, commands: list[rd.Command]) -> None:
         """Remember where the run begins, which is the first turn to which it can go back."""
-        if phase == "preparing" == self.phase and not self._waiting - {node}:
-            self._newest_epoch = max(one.epoch for one in self._made_plan.placements)
-            if self._start_point is None and self._begins_anew:
-                self._kept.begin(StartPoint.of(self._made_plan.course).holder)
+        is_ready = phase == "preparing" == self.phase and not self._waiting - {node}
+        if is_ready and self._start_point is None and self._begins_anew:
+            self._kept.begin(StartPoint.of(self._made_plan.course).holder)
         super()._answered(node, phase, now_s, commands)
 
     def _on_node_failed(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
@@ -162,7 +161,7 @@ class RecoveringRounds(Rounds):
         before = self._recovery
         self._gone.add(lost)
         self._nodes = tuple(node for node in self._nodes if node != lost)
-        self._newest_epoch += 1
+        self._newest_epoch = max(self._newest_epoch, *(one.epoch for one in self._made_plan.placements)) + 1
         self._held = []
         self._evaluation.forget()
         self._made_moving.recover(None, 0, ())
