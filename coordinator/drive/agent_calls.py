@@ -73,6 +73,7 @@ class AgentCalls:
         self._on_failure = on_failure
         self._epoch, self._grants = 0, GrantWriter(run_id)
         self._moving: Any = None
+        self._num_moves = 0
         self._channel = open_channel(address, peer=node_party(node))
         self._stub = control_pb2_grpc.AgentStub(self._channel)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"calls-{node}")
@@ -183,14 +184,15 @@ class AgentCalls:
     ) -> None:
         """Let the node move to another placement, in place of a move that is under way."""
         request.prepare.run_id = self._run_id
-        with self._lock:
-            if self._moving is not None:
-                self._moving.cancel()
+        number = self._call_move_off()
 
         def work() -> None:
-            self._moving = self._track(self._stub.Move.future(request, timeout=timeout_s))
-            with contextlib.suppress(grpc.FutureCancelledError):  # it moves elsewhere instead
-                on_result(self._moving.result())
+            with self._lock:
+                if number != self._num_moves:  # it moves elsewhere instead, and need not hear of this
+                    return
+                self._moving = moving = self._stub.Move.future(request, timeout=timeout_s)
+            with contextlib.suppress(grpc.FutureCancelledError):
+                on_result(self._track(moving).result())
 
         self._submit(work, on_failed)
 
@@ -199,15 +201,21 @@ class AgentCalls:
     ) -> None:
         """Let the node stop at once, whatever it does; a move that is under way is given up."""
         request = control_pb2.RestRequest(run_id=self._run_id, halts=True)
-        with self._lock:
-            if self._moving is not None:
-                self._moving.cancel()
+        self._call_move_off()
 
         def work() -> None:
             self._unary(self._stub.Rest, request, timeout_s)
             on_result()
 
         self._submit(work, on_failed)
+
+    def _call_move_off(self) -> int:
+        """Give up the move that is under way, or waits to be asked for; return the number of the next one."""
+        with self._lock:
+            self._num_moves += 1
+            if self._moving is not None:
+                self._moving.cancel()
+            return self._num_moves
 
     def grant(self, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
         """Grant turns to the node, and let it drop shards of steps before ``keep_from_step``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ class Node(control_pb2_grpc.AgentServicer):
         self._answers = iter(answers)
         self.loaded = 0
         self.grants: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+        self.moves: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def Grant(self, request: control_pb2.GrantRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Answer, and remember which turns came."""
@@ -42,6 +44,15 @@ class Node(control_pb2_grpc.AgentServicer):
         if isinstance(answer, RingTuneError):
             abort(context, answer)
         return control_pb2.Empty()
+
+    def Move(self, request: control_pb2.MoveRequest, context: grpc.ServicerContext) -> control_pb2.MoveReply:
+        """Remember where to; a move to placement 1 waits until the test ends or it is called off."""
+        self.moves.put(request.prepare.plan_epoch)
+        if request.prepare.plan_epoch == 1:
+            called_off = threading.Event()
+            context.add_callback(called_off.set)
+            called_off.wait(WAIT_S)
+        return control_pb2.MoveReply()
 
     def Collect(
         self, request: control_pb2.CollectRequest, context: grpc.ServicerContext
@@ -64,6 +75,11 @@ class Node(control_pb2_grpc.AgentServicer):
     def Prepare(self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext) -> control_pb2.PrepareReply:
         """Host nothing."""
         return control_pb2.PrepareReply(hosted_bytes=7)
+
+
+def wait_for(event: threading.Event) -> None:
+    """Wait until somebody sets the event."""
+    event.wait(WAIT_S)
 
 
 @contextmanager
@@ -113,6 +129,33 @@ def test_saved_result_may_take_as_long_as_it_goes(monkeypatch: pytest.MonkeyPatc
         found = [heard.get(timeout=WAIT_S) for _ in range(4)]
     assert found == ["progress"] * 3 + ["7"]
     assert node.loaded == 3 * CHUNK_BYTES
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_node_moves_elsewhere_instead_at_once(*, has_begun: bool) -> None:
+    """A move that the node has not heard of yet is never asked for, and one that it works on is called off."""
+    node, heard, free = Node([]), queue.SimpleQueue[int](), threading.Event()
+    with calls_to(node, lease_s=60.0) as (calls, _):
+
+        def move(epoch: int) -> None:
+            request = control_pb2.MoveRequest(prepare=control_pb2.PrepareRequest(plan_epoch=epoch))
+            calls.move(
+                request,
+                timeout_s=10 * WAIT_S,
+                on_result=lambda _: heard.put(epoch),
+                on_failed=lambda error: heard.put(-1),
+            )
+
+        # another call of this node is under way, so that moves wait for their turn
+        calls.prepare("{}", "", {}, timeout_s=WAIT_S, on_result=lambda _: wait_for(free))
+        if has_begun:
+            free.set()
+        move(1)
+        began = [node.moves.get(timeout=WAIT_S)] if has_begun else []
+        move(0)
+        free.set()
+        assert heard.get(timeout=WAIT_S) == 0
+        assert [*began, node.moves.get(timeout=WAIT_S)] == ([1, 0] if has_begun else [0])
 
 
 def test_grant_is_given_again_while_a_node_is_silent_and_stays_in_order() -> None:
