@@ -89,6 +89,7 @@ class MoveDriving:
             first_seq=start.first_seq,
             from_epoch=from_epoch,
             recovers=from_step is not None,
+            repeats=start.repeats,
         )
         for source in sources:
             request.sources.add(node=source.node, start=source.start, stop=source.stop)

@@ -17,6 +17,7 @@ from edge.measuring.timing_request import DEFAULT_BUDGET_S, TimingRequest
 from edge.shards.saver import GoesOn, ShardAsked
 from edge.wire.probe import add_probe_sink
 from ringtune.files.chunks import cut_pieces
+from ringtune.rpc.codec import step_kind
 from ringtune.rpc.connections import Server
 from ringtune.rpc.statuses import answer, answer_stream
 from ringtune.rpc.weights_servicer import WeightsServicer
@@ -198,6 +199,7 @@ def _next_placement(request: control_pb2.MoveRequest) -> NextPlacement:
             first_turn=request.first_turn,
             first_seq=request.first_seq,
             epoch=prepare.plan_epoch,
+            repeats=tuple(step_kind(kind) for kind in request.repeats),
         ),
         from_epoch=request.from_epoch,
         sources=tuple(Source(source.node, source.start, source.stop) for source in request.sources),

@@ -131,6 +131,7 @@ def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: 
             continue
         recovered += bool(recoveries(result))
         assert story(result) == story(wanted), seed
+        assert ring.surprises == [], seed
     assert recovered >= 5
 
 
@@ -187,5 +188,6 @@ def test_host_that_is_lost_at_every_kind_of_moment(moment: str, seed: int) -> No
     assert result.finish == rd.Finish("", "")
     assert recoveries(result), ring.lost
     assert story(result) == story(wanted)
+    assert ring.surprises == []
     placed = recoveries(result)[-1].part
     assert not set(ring.lost) & {piece.node for piece in placed.placement.slices}

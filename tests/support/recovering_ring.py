@@ -10,7 +10,7 @@ from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.turns import StepKind, Turn, turn_sequence
 from sim.ring import VirtualRing
 from sim.virtual_node import VirtualNode
 
@@ -27,6 +27,11 @@ class KeepingCarrier(Protocol):
 
 Moment = Callable[[str, str, Action | None], bool]
 """Whether a node is lost at this moment: what happens, where, and the action if it is one."""
+
+
+def _place(turn: Turn) -> tuple[int, str, str, int, int, int]:
+    """All by which a node tells whether a frame is of a turn."""
+    return turn.index, str(turn.kind), turn.owner, turn.first_seq, turn.num_items, turn.first_step
 
 
 class RecoveringRing(VirtualRing):
@@ -60,7 +65,9 @@ class RecoveringRing(VirtualRing):
         )
         self._place, self._notice_s, self._copy_s, self._keeper = place, notice_s, copy_s, keeper
         self._turns: dict[int, Turn] = {}
+        self._derived = turn_sequence(plan.course, start=values.get("start"))
         self.lost: list[str] = []
+        self.surprises: list[Turn] = []
         self.moments: list[tuple[str, str]] = []
         self.when: Callable[[str, str], str | None] = lambda what, node: None
 
@@ -90,6 +97,11 @@ class RecoveringRing(VirtualRing):
     def _is_old(self, node: VirtualNode) -> bool:
         return node.name in self.lost or self._nodes[node.name] is not node
 
+    def _is_derived(self, turn: Turn) -> bool:
+        """Whether a node that has not heard of the grant would know this turn, of which a frame may come to it."""
+        derived = next(self._derived, None)
+        return derived is not None and _place(derived) == _place(turn)
+
     # ---- what is done otherwise -------------------------------------------------------------------
 
     def _obey_rounds(self, command: rd.Command) -> None:
@@ -107,12 +119,14 @@ class RecoveringRing(VirtualRing):
                 self.clock.at(self.clock.now_s + self._notice_s(), self._tell_rounds, answer)
             case rd.Move(node):
                 self._note("move", node)
+                self._derived = turn_sequence(self.plan.course, start=command.start)
                 if node not in self.lost:
                     super()._obey_rounds(command)
             case rd.Rest(node) if node in self.lost:
                 return
             case rd.Grant(turns):
                 self._turns |= {turn.index: turn for turn in turns}
+                self.surprises += [turn for turn in turns if not self._is_derived(turn)]
                 super()._obey_rounds(command)
             case rd.LogRecovery():
                 self._part = command.part

@@ -7,6 +7,7 @@ which it depends, and not before, so that no timing changes what it carries.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Collection
 
 from ringtune.rounds.copy_digests import CopyComparison
@@ -134,6 +135,12 @@ class Granting:
     def commit(self, index: int) -> None:
         """Never go back to a turn up to this one: it is closed, and what it changed is kept twice."""
         self._since = [turn for turn in self._since if turn.index > index]
+
+    @property
+    def repeats(self) -> tuple[StepKind, ...]:
+        """Kinds of the turns before the next train turn to which the run would go back."""
+        before = itertools.takewhile(lambda turn: turn.kind is not StepKind.TRAIN, self._since)
+        return tuple(dict.fromkeys(turn.kind for turn in before))
 
     def halt(self) -> None:
         """Hear no more of the turns that are open: the run goes back."""

@@ -199,7 +199,7 @@ class RecoveringRounds(Rounds):
                 return
         self._set_deadline(now_s, commands)
         if recovery.may_move:
-            commands += recovery.move(self._kept, self._made_granting.last)
+            commands += recovery.move(self._kept, self._made_granting.last, self._made_granting.repeats)
         elif recovery.has_moved:
             self._go_on(recovery, now_s, commands)
 

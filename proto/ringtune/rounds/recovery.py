@@ -8,7 +8,7 @@ from ringtune.rounds.recovery_events import Halt, Halted, LogRecovery, PlaceAgai
 from ringtune.rounds.round_events import Command, Move, Moved
 from ringtune.schedule.epochs import Source
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, Turn
+from ringtune.schedule.turns import StartPoint, StepKind, Turn
 
 
 class Recovery:
@@ -64,8 +64,14 @@ class Recovery:
         """The plan with the placement that was found."""
         return needed(self.plan, "a recovery needs a placement and there is none")
 
-    def move(self, kept: KeptCopies, last: Turn | None) -> list[Command]:
-        """Send every living node to the placement; who has no place in it only stops."""
+    def move(self, kept: KeptCopies, last: Turn | None, repeats: tuple[StepKind, ...]) -> list[Command]:
+        """Send every living node to the placement; who has no place in it only stops.
+
+        Args:
+            kept: who keeps what.
+            last: the turn that was granted last; None = there is none.
+            repeats: kinds of turns that come again before the next train turn.
+        """
         part = self.moved_to.parts[-1]
         start = StartPoint(
             step=self.step,
@@ -73,6 +79,7 @@ class Recovery:
             first_turn=last.index + 1 if last else 0,
             first_seq=last.end_seq if last else 0,
             epoch=self.epoch,
+            repeats=repeats,
         )
         self._moves, self._waiting = True, set(part.nodes)
         self.sources = {node: kept.sources(part.placement, node) for node in part.nodes}

@@ -65,7 +65,7 @@ def turn_from_proto(message: control_pb2.TurnMessage, tables: Mapping[str, Opera
         )
     return Turn(
         index=message.index,
-        kind=_step_kind(message.kind),
+        kind=step_kind(message.kind),
         owner=message.owner,
         round=message.round,
         first_seq=message.first_seq,
@@ -87,7 +87,12 @@ def _passages(message: control_pb2.TurnMessage) -> tuple[Passage, ...]:
     return tuple(map(Passage, message.enters, message.keeps))
 
 
-def _step_kind(text: str) -> StepKind:
+def step_kind(text: str) -> StepKind:
+    """Read the kind of a turn.
+
+    Raises:
+        IntegrityError: there is no such kind.
+    """
     try:
         return StepKind(text)
     except ValueError as error:

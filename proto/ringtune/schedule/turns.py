@@ -104,6 +104,7 @@ class StartPoint:
         first_turn: index of the first turn after it: 0, unless the run moved.
         first_seq: ``seq`` of the first item after it.
         epoch: of the placement that holds there.
+        repeats: kinds of turns that were due at this step and are not committed, so that they come first.
     """
 
     step: int
@@ -113,6 +114,7 @@ class StartPoint:
     first_turn: int = 0
     first_seq: int = 0
     epoch: int = 0
+    repeats: tuple[StepKind, ...] = ()
 
     @staticmethod
     def of(
@@ -198,7 +200,7 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
     Args:
         course: of the run.
         start: continue a run from there. After a checkpoint indices and ``seq`` count from 0 again, and the evaluation
-            that was due at that step is repeated; after a move neither.
+            that was due at that step is repeated; after a move neither, but for what the start says.
 
     Raises:
         PlanError: ``start`` is not at a turn boundary of this course.
@@ -207,8 +209,14 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
     last: Turn | None = None
     step = start.step
     num_turns = -(-step // course.local_iterations)
-    if start.first_turn == 0 and (step or not course.num_steps) and evaluation_is_due(course, step):
-        round_index = max(0, num_turns - 1) // len(course.owners)
+    round_index = max(0, num_turns - 1) // len(course.owners)
+    if StepKind.CHECKPOINT in start.repeats:
+        last = _next_turn(
+            None, start, kind=StepKind.CHECKPOINT, owner=start.holder, round=round_index, num_items=1, first_step=step
+        )
+        yield last
+    is_resumed = start.first_turn == 0 and (step or not course.num_steps) and evaluation_is_due(course, step)
+    if is_resumed or StepKind.EVALUATE in start.repeats:
         last = yield from _visits(StepKind.EVALUATE, course, step, start.holder, round_index, last, start)
     own = weights(course.owners, course.turns)
     counts, order = turn_counts(own, num_turns), owner_indices(own, num_turns)
@@ -297,7 +305,6 @@ def checkpoint_turn(last: Turn, *, holder: str) -> Turn:
         round=last.round,
         num_items=1,
         first_step=last.end_step,
-        first_batch=0,
     )
 
 
@@ -310,7 +317,7 @@ def _next_turn(
     round: int,  # noqa: A002 - the word of the protocol
     num_items: int,
     first_step: int,
-    first_batch: int,
+    first_batch: int = 0,
 ) -> Turn:
     return Turn(
         index=last.index + 1 if last else start.first_turn if start else 0,
@@ -352,7 +359,6 @@ def _visits(
             round=round_index,
             num_items=course.num_scored(owner) if kind is StepKind.SCORE else course.eval_batches(owner),
             first_step=step,
-            first_batch=0,
         )
         yield last
     return last

@@ -562,7 +562,7 @@ class RestReply(_message.Message):
     def __init__(self, totals_json: _Optional[str] = ...) -> None: ...
 
 class MoveRequest(_message.Message):
-    __slots__ = ("prepare", "step", "holder", "first_turn", "first_seq", "from_epoch", "sources", "recovers")
+    __slots__ = ("prepare", "step", "holder", "first_turn", "first_seq", "from_epoch", "sources", "recovers", "repeats")
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
@@ -571,6 +571,7 @@ class MoveRequest(_message.Message):
     FROM_EPOCH_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     RECOVERS_FIELD_NUMBER: _ClassVar[int]
+    REPEATS_FIELD_NUMBER: _ClassVar[int]
     prepare: PrepareRequest
     step: int
     holder: str
@@ -579,7 +580,8 @@ class MoveRequest(_message.Message):
     from_epoch: int
     sources: _containers.RepeatedCompositeFieldContainer[SnapshotSource]
     recovers: bool
-    def __init__(self, prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., step: _Optional[int] = ..., holder: _Optional[str] = ..., first_turn: _Optional[int] = ..., first_seq: _Optional[int] = ..., from_epoch: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., recovers: _Optional[bool] = ...) -> None: ...
+    repeats: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., step: _Optional[int] = ..., holder: _Optional[str] = ..., first_turn: _Optional[int] = ..., first_seq: _Optional[int] = ..., from_epoch: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., recovers: _Optional[bool] = ..., repeats: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SnapshotSource(_message.Message):
     __slots__ = ("node", "start", "stop")
