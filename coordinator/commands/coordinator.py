@@ -67,10 +67,12 @@ def coordinator(
     from coordinator.server.coordinator import Coordinator
     from coordinator.server.ending import Ending
     from coordinator.server.server import CoordinatorServer
+    from ringtune import failpoints
     from ringtune.errors import InterruptedRunError
     from ringtune.quantities import parse_bytes
     from ringtune.rpc.addresses import own_host
 
+    failpoints.name_process("coordinator")
     keep_bytes = parse_bytes(keep_size)
     keeper = keeper_of(trust, insecure=insecure)
     after = contextlib.ExitStack()

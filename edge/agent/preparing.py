@@ -12,6 +12,7 @@ from edge.agent.torch_side import Workshop
 from edge.agent_options import AgentOptions
 from edge.machine import memory_budget
 from edge.machine.threads import ComputeThread
+from edge.run.failing import failing
 from edge.run.loop import AgentRun
 from edge.run.partners import NO_KEEPER, Link
 from edge.run.reporter import Reporter
@@ -136,10 +137,11 @@ def start_loop(
         num_reports=totals.num_reports,
     )
     links: dict[str, Link] = active.links
+    executor, links = failing(active.executor, links)
     active.run = AgentRun(
         plan=active.plan,
         node=active.node,
-        executor=active.executor,
+        executor=executor,
         links=links,
         ack=ring.ack,
         done_before=ring.done_before,

@@ -31,7 +31,7 @@ from edge.machine.allocator import keep_freed_memory
 from edge.machine.threads import limit_library_threads
 from edge.run.shared_clock import SharedClock
 from edge.weights.borrow import Borrower
-from ringtune import __version__
+from ringtune import __version__, failpoints
 from ringtune.errors import PeerLostError, RingTuneError
 from ringtune.machine.cores import usable_cores
 from ringtune.machine.signals import handled
@@ -77,6 +77,7 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
         ConnectionFailedError: the address can't be bound, or the coordinator can't be reached.
         BusyError: the name is taken.
     """
+    failpoints.name_process(options.name)
     keep_freed_memory()  # before there is a second thread, which would have a heap of its own
     ending = _Ending()
     with handled(lambda number, _: ending.ask(128 + number, signal.Signals(number).name)):

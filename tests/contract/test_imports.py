@@ -30,6 +30,7 @@ WITH_GRPC = tuple(
     for name in (
         "connections",
         "credentials",
+        "failing_calls",
         "guard",
         "joining",
         "renewing_channel",

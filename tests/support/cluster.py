@@ -26,6 +26,7 @@ from coordinator.drive.run_driver import RunDriver
 from coordinator.server.server import CoordinatorServer
 from coordinator.submit.local.agent_template import AgentTemplate, ForkedAgent
 from coordinator.trust.keeper import Keeper
+from ringtune.failpoints import VARIABLE
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume
 from ringtune.schedule.plan import Plan
@@ -172,6 +173,7 @@ class Cluster:
         hosts: names of further nodes.
         more: further arguments of the command line, by node.
         keeper: of the coordinator's trust; None = all is plain text.
+        failpoints: folder of the orders to the agents, each under its name; None = they have no failpoints.
     """
 
     def __init__(
@@ -182,8 +184,10 @@ class Cluster:
         hosts: Sequence[str] = (),
         more: Mapping[str, Sequence[str]] | None = None,
         keeper: Keeper | None = None,
+        failpoints: Path | None = None,
     ) -> None:
         self.folder = folder
+        self._environment = {VARIABLE: str(failpoints)} if failpoints else {}
         self.more = more or {}
         self.owners = tuple(owners)
         self.names = (*owners, *hosts)
@@ -233,7 +237,8 @@ class Cluster:
         if name in self.owners:
             share = f"{self.owners.index(name)}/{len(self.owners)}"
             arguments += ["--data", str(self.train), "--eval-data", str(self.eval), "--share", share]
-        agent = TEMPLATE.get().start(arguments, log=self.folder / f"{name}.log")
+        log = self.folder / f"{name}.log"
+        agent = TEMPLATE.get().start(arguments, log=log, environment=self._environment)
         AGENTS.add(agent)
         leaks.KEPT.add(agent.pid)  # it is the cluster's, which may outlive the test that started it
         return agent

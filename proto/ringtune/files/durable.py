@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ringtune import failpoints
 from ringtune.errors import StorageError
 
 PARTIAL_SUFFIX = ".tmp"
@@ -50,16 +51,19 @@ def write_pieces_durably(path: Path, content: Iterable[bytes | memoryview], *, m
     with storage_errors(path):
         make_folder(path.parent)
         try:
+            failpoints.reached(f"write {path.name}")
             with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 for piece in content:
                     file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
+            failpoints.reached(f"rename {path.name}")
             partial.replace(path)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+        failpoints.reached(f"written {path.name}")
 
 
 def check_writable(path: Path) -> None:

@@ -1,0 +1,80 @@
+"""A run's executor and links that fail where a failpoint says; only in processes that have failpoints.
+
+The places are ``forward``, ``backward`` and the other names of operations, each ``after`` one too, ``send h``,
+``receive h`` and those of the other payloads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edge.run.partners import Executor, Link
+from ringtune import failpoints
+from ringtune.schedule.actions import Action, Payload, TensorKey
+
+
+class _Around:
+    """Passes on to ``inner`` what is not said otherwise."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class FailingExecutor(_Around):
+    """Around an ``Executor``: fails before and after each action, and when something arrived is taken."""
+
+    def run(self, action: Action) -> tuple[tuple[str, float], ...]:
+        """Do an action."""
+        failpoints.reached(action.op.name)
+        values: tuple[tuple[str, float], ...] = self._inner.run(action)
+        failpoints.reached(f"after {action.op.name}")
+        return values
+
+    def put_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> None:
+        """Take a tensor."""
+        failpoints.reached(f"receive {key.payload}")
+        self._inner.put_tensor(key, tensor, mask)
+
+    def put_parcel(self, key: TensorKey, data: Any) -> None:
+        """Take a parcel."""
+        failpoints.reached(f"receive {key.payload}")
+        self._inner.put_parcel(key, data)
+
+    def load_head_blob(self, data: Any) -> None:
+        """Take the head over."""
+        failpoints.reached(f"receive {Payload.HEAD}")
+        self._inner.load_head_blob(data)
+
+
+class FailingLink(_Around):
+    """Around a ``Link``: fails before something is sent."""
+
+    def send_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> int:
+        """Send a tensor."""
+        failpoints.reached(f"send {key.payload}")
+        sent: int = self._inner.send_tensor(key, tensor, mask)
+        return sent
+
+    def send_blob(self, payload: str, index: int, data: Any) -> int:
+        """Send a head."""
+        failpoints.reached(f"send {payload}")
+        sent: int = self._inner.send_blob(payload, index, data)
+        return sent
+
+    def send_parcel(self, key: TensorKey, data: Any) -> int:
+        """Send a parcel."""
+        failpoints.reached(f"send {key.payload}")
+        sent: int = self._inner.send_parcel(key, data)
+        return sent
+
+
+def failing(executor: Executor, links: Mapping[str, Link]) -> tuple[Executor, dict[str, Link]]:
+    """Return an executor and links with failpoints around them, or as they are where there are none."""
+    if not failpoints.are_on():
+        return executor, dict(links)
+    around: Any = FailingExecutor(executor)
+    return around, {name: FailingLink(link) for name, link in links.items()}

@@ -1,0 +1,161 @@
+"""Failpoints: named places where a test lets a process fail: end at once, stand still, be late, or lose a message.
+
+Nothing fails unless the process was started with ``RINGTUNE_FAILPOINTS`` in its environment, which names a folder.
+There the file with the name of the process, as ``node-1``, orders one failure::
+
+    backward 3 kill               the process ends at once, as after SIGKILL, before its third backward
+    send h* 1 delay 0.5           it waits half a second before it sends its first hidden state
+    call Report 2 drop-reply      the second report reaches the coordinator, but its answer does not come back
+
+A failure happens once: its file gets the suffix ``.done`` in the moment before. The file may come, go and change while
+the process runs. Places are counted from when the file is there. Precedent: the failpoints of etcd (gofail).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from ringtune.errors import UsageError
+
+VARIABLE: Final = "RINGTUNE_FAILPOINTS"
+"""Variable of the environment: the folder of the orders. Without it there are no failpoints."""
+DONE_SUFFIX: Final = ".done"
+
+
+class Failure(StrEnum):
+    """What happens at a failpoint."""
+
+    KILL = "kill"
+    STOP = "stop"
+    DELAY = "delay"
+    ERROR = "error"
+    DROP_REQUEST = "drop-request"
+    DROP_REPLY = "drop-reply"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One failure: at the ``count``-th time of a place whose name matches ``place``, from 1.
+
+    ``seconds`` is for how long a delay takes.
+    """
+
+    place: str
+    count: int
+    failure: Failure
+    seconds: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Order:
+        """Read ``PLACE COUNT FAILURE [SECONDS]``; the place may have spaces and the wildcards of file names.
+
+        Raises:
+            UsageError: it is no order.
+        """
+        words = text.split()
+        seconds = float(words.pop()) if len(words) > 3 and words[-2] == Failure.DELAY else 0.0
+        try:
+            *place, count, failure = words
+            order = cls(" ".join(place), int(count), Failure(failure), seconds)
+        except ValueError:
+            raise UsageError(f"{text!r} is no failpoint; write PLACE COUNT FAILURE [SECONDS]") from None
+        if not order.place or order.count < 1 or (order.failure is Failure.DELAY) != (seconds > 0):
+            raise UsageError(f"{text!r} is no failpoint: a place, a count from 1, and seconds for a delay are asked")
+        return order
+
+    def __str__(self) -> str:
+        """As it stands in a file."""
+        tail = f" {self.seconds:g}" if self.failure is Failure.DELAY else ""
+        return f"{self.place} {self.count} {self.failure}{tail}"
+
+
+class Failpoints:
+    """The failures of one process, as a folder orders them. Safe for threads.
+
+    Args:
+        folder: with the orders.
+        name: of the process.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._path = folder / name
+        self._lock = threading.Lock()
+        self._order: Order | None = None
+        self._stamp = (0, 0)
+        self._left = 0
+
+    def due(self, place: str) -> Order | None:
+        """Count a place; return the order if its failure is due, which then is done."""
+        with self._lock:
+            order = self._read()
+            if order is None or not fnmatch.fnmatchcase(place, order.place):
+                return None
+            self._left -= 1
+            if self._left:
+                return None
+            self._path.rename(self._path.with_name(self._path.name + DONE_SUFFIX))
+            return order
+
+    def _read(self) -> Order | None:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            self._order, self._stamp = None, (0, 0)
+            return None
+        stamp = (found.st_ino, found.st_mtime_ns)
+        if stamp != self._stamp:
+            self._order, self._stamp = Order.parse(self._path.read_text()), stamp
+            self._left = self._order.count
+        return self._order
+
+
+_own: Failpoints | None = None
+
+
+def name_process(name: str, folder: str | None = None) -> None:
+    """Say whose orders this process follows; nothing where there is no switch.
+
+    Args:
+        name: as of a node, or ``coordinator``.
+        folder: of the orders; empty = there are none, from here on; None = as the environment says.
+    """
+    global _own
+    folder = os.environ.get(VARIABLE, "") if folder is None else folder
+    _own = Failpoints(Path(folder), name) if folder else None
+
+
+def are_on() -> bool:
+    """Whether this process may be told to fail."""
+    return _own is not None
+
+
+def reached(place: str) -> Order | None:
+    """Fail here if that is ordered; return the order if it is to drop a message, which is the caller's to do.
+
+    Raises:
+        OSError: the order is an error, as of a disk.
+    """
+    order = _own.due(place) if _own is not None else None
+    if order is None:
+        return None
+    match order.failure:
+        case Failure.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60.0)  # the signal may reach another thread first
+        case Failure.STOP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case Failure.DELAY:
+            time.sleep(order.seconds)
+        case Failure.ERROR:
+            raise OSError(5, f"the failpoint {order}")
+        case _:
+            return order
+    return None

@@ -1,0 +1,112 @@
+"""Calls that fail where a failpoint says: for a test the network loses a request or its reply, or a process ends there.
+
+Only in processes with failpoints (``ringtune.failpoints``) does anything of this stand between gRPC and its callers.
+The places are ``call NAME`` at who calls, and ``answer NAME`` before and ``answered NAME`` after at who is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from ringtune import failpoints
+from ringtune.failpoints import Failure
+
+
+class DroppedCallError(grpc.RpcError, grpc.Call):
+    """A call whose request or reply was lost: what gRPC says when a connection breaks."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self._what = what
+
+    def code(self) -> grpc.StatusCode:
+        """Return the status of a connection that broke."""
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        """Return what was lost."""
+        return self._what
+
+    def initial_metadata(self) -> tuple[Any, ...]:
+        """Return nothing, as none came."""
+        return ()
+
+    def trailing_metadata(self) -> tuple[Any, ...]:
+        """Return nothing, as none came."""
+        return ()
+
+    def is_active(self) -> bool:
+        """Return that it is over."""
+        return False
+
+    def time_remaining(self) -> float:
+        """Return that it is over."""
+        return 0.0
+
+    def cancel(self) -> bool:
+        """Return that it is too late."""
+        return False
+
+    def add_callback(self, callback: Any) -> bool:
+        """Return that it is too late."""
+        return False
+
+
+class FailingCalls(grpc.UnaryUnaryClientInterceptor, grpc.StreamUnaryClientInterceptor):
+    """Stands between a channel and those who call through it."""
+
+    def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        """Make a call, or lose it."""
+        return self._call(continuation, details, request)
+
+    def intercept_stream_unary(self, continuation: Callable[..., Any], details: Any, requests: Any) -> Any:
+        """Make a call, or lose it."""
+        return self._call(continuation, details, requests)
+
+    def _call(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        order = failpoints.reached(f"call {_name(details)}")
+        if order is not None and order.failure is Failure.DROP_REQUEST:
+            raise DroppedCallError(f"the failpoint {order}")
+        outcome = continuation(details, request)
+        if order is not None:
+            outcome.result()
+            raise DroppedCallError(f"the failpoint {order}")
+        return outcome
+
+
+class FailingAnswers(grpc.ServerInterceptor):
+    """Stands between a server and its servicers: around every call but a link."""
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        """Put failpoints around the handler of a call."""
+        handler = continuation(details)
+        if handler is None or (handler.request_streaming and handler.response_streaming):
+            return handler
+        ways = (handler.request_streaming, handler.response_streaming)
+        kind = "_".join("stream" if is_stream else "unary" for is_stream in ways)
+        behaviour = getattr(handler, kind)
+        name = _name(details)
+
+        def failing(request: Any, context: grpc.ServicerContext) -> Any:
+            failpoints.reached(f"answer {name}")
+            reply = behaviour(request, context)
+            failpoints.reached(f"answered {name}")
+            return reply
+
+        def failing_stream(request: Any, context: grpc.ServicerContext) -> Any:
+            failpoints.reached(f"answer {name}")
+            yield from behaviour(request, context)
+            failpoints.reached(f"answered {name}")
+
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        chosen = failing_stream if handler.response_streaming else failing
+        return make(chosen, handler.request_deserializer, handler.response_serializer)
+
+
+def _name(details: Any) -> str:
+    """Return the name of a method without its service."""
+    method = details.method
+    return str(method.decode() if isinstance(method, bytes) else method).rpartition("/")[2]

@@ -1,0 +1,176 @@
+"""Failpoints: nothing without the switch, and with it one failure at the ordered place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from ringtune import failpoints
+from ringtune.errors import StorageError, UsageError
+from ringtune.failpoints import DONE_SUFFIX, VARIABLE, Failpoints, Failure, Order
+from ringtune.files.durable import write_durably
+from ringtune.rpc.connections import Server, open_channel
+from ringtune.v1 import control_pb2, control_pb2_grpc
+from tests.support.processes import source_environment
+
+
+@pytest.fixture(autouse=True)
+def unnamed() -> Iterator[None]:
+    """No test leaves this process with failpoints."""
+    yield
+    failpoints.name_process("", "")
+
+
+@pytest.mark.parametrize(
+    "text", ["backward 3 kill", "send h 1 delay 0.5", "rename shard-* 2 error", "call Report 1 drop-reply"]
+)
+def test_order_is_read_as_it_is_written(text: str) -> None:
+    """The place may have spaces and wildcards."""
+    order = Order.parse(text)
+    assert str(order) == text
+    assert order.count >= 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "kill", "backward kill", "backward 0 kill", "backward x kill", "a 1 burn", "a 1 delay", "1 kill"]
+)
+def test_what_is_no_order_is_refused(text: str) -> None:
+    """A test with a typing mistake does not pass as one in which nothing fails."""
+    with pytest.raises(UsageError, match="is no failpoint"):
+        Order.parse(text)
+
+
+def test_failure_is_due_once_at_its_place_and_count(tmp_path: Path) -> None:
+    """Places of other names are not counted; a new order counts from its beginning."""
+    points = Failpoints(tmp_path, "a")
+    assert points.due("update") is None
+    order = tmp_path / "a"
+    order.write_text("update* 2 stop")
+    assert [points.due(place) is not None for place in ("update", "forward", "after update", "update")] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    assert not order.exists() and (tmp_path / f"a{DONE_SUFFIX}").read_text() == "update* 2 stop"
+    assert points.due("update") is None
+    order.write_text("forward 1 kill")
+    assert points.due("forward") == Order("forward", 1, Failure.KILL)
+
+
+def test_nothing_fails_without_the_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of orders alone does nothing."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    (tmp_path / "a").write_text("update 1 error")
+    failpoints.name_process("a")
+    assert not failpoints.are_on()
+    assert failpoints.reached("update") is None
+    assert (tmp_path / "a").exists()
+
+
+def test_switch_is_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a process that was started with it."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    (tmp_path / "a").write_text("update 1 error")
+    failpoints.name_process("a")
+    with pytest.raises(OSError, match="failpoint update 1 error"):
+        failpoints.reached("update")
+
+
+@pytest.mark.parametrize("failure", ["kill", "stop"])
+def test_process_ends_or_stands_still_where_it_is_told(tmp_path: Path, failure: str) -> None:
+    """It has done what was before the place, and nothing after it."""
+    (tmp_path / "a").write_text(f"there 2 {failure}")
+    source = (
+        "from ringtune import failpoints as f\nf.name_process('a')\n"
+        "for i in range(3):\n print(i, flush=True)\n f.reached('there')\n"
+    )
+    process = subprocess.Popen(  # noqa: S603 - our own module
+        [sys.executable, "-c", source],
+        env={**source_environment(), VARIABLE: str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if failure == "kill":
+        output, _ = process.communicate(timeout=60)
+        assert (output, process.returncode) == ("0\n1\n", -signal.SIGKILL)
+        return
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    try:
+        assert os.WIFSTOPPED(status)
+    finally:
+        process.send_signal(signal.SIGCONT)
+        output, _ = process.communicate(timeout=60)
+    assert output == "0\n1\n2\n"
+
+
+@pytest.mark.parametrize("place", ["write", "rename", "written"])
+def test_failed_write_leaves_the_old_file_or_the_new_one(tmp_path: Path, place: str) -> None:
+    """At every place of a durable write, and nothing half written beside it."""
+    orders, path = tmp_path / "orders", tmp_path / "kept.json"
+    orders.mkdir()
+    write_durably(path, b"old")
+    failpoints.name_process("a", str(orders))
+    (orders / "a").write_text(f"{place} kept.* 1 error")
+    with pytest.raises(StorageError, match=r"can't write .*failpoint"):
+        write_durably(path, b"new")
+    assert path.read_bytes() == (b"new" if place == "written" else b"old")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"orders", "kept.json"}
+
+
+class _Counting(control_pb2_grpc.CoordinatorServicer):
+    """Counts reports."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def Report(self, request: Any, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+        """Count one."""
+        self.count += 1
+        return control_pb2.Empty()
+
+
+@pytest.mark.parametrize(("failure", "counted"), [("drop-request", 1), ("drop-reply", 2)])
+def test_dropped_call_fails_as_a_broken_connection(tmp_path: Path, failure: str, counted: int) -> None:
+    """A lost request never arrives; of a lost reply the request did."""
+    (tmp_path / "a").write_text(f"call Report 2 {failure}")
+    failpoints.name_process("a", str(tmp_path))
+    servicer = _Counting()
+    server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_CoordinatorServicer_to_server(servicer, made))
+    try:
+        with open_channel(server.address) as channel:
+            stub = control_pb2_grpc.CoordinatorStub(channel)
+            stub.Report(control_pb2.ReportRequest(), timeout=20)
+            with pytest.raises(grpc.RpcError) as error:
+                stub.Report(control_pb2.ReportRequest(), timeout=20)
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert servicer.count == counted
+            stub.Report(control_pb2.ReportRequest(), timeout=20)
+            assert servicer.count == counted + 1
+    finally:
+        server.stop()
+
+
+def test_answer_is_a_place(tmp_path: Path) -> None:
+    """Before and after a servicer's work; the error of one is the caller's."""
+    failpoints.name_process("a", str(tmp_path))
+    servicer = _Counting()
+    server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_CoordinatorServicer_to_server(servicer, made))
+    try:
+        with open_channel(server.address) as channel:
+            stub = control_pb2_grpc.CoordinatorStub(channel)
+            for place, counted in (("answer Report", 0), ("answered Report", 1)):
+                (tmp_path / "a").write_text(f"{place} 1 error")
+                with pytest.raises(grpc.RpcError):
+                    stub.Report(control_pb2.ReportRequest(), timeout=20)
+                assert servicer.count == counted
+    finally:
+        server.stop()
