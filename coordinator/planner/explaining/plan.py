@@ -168,15 +168,16 @@ def explain(
     plan = plan_of(best.draft, costs, best.ring)
     times = step_times(costs, best.ring)
     has_replicas = given is not None and replicas is not None and replicas.is_taken
+    carried_out = given if has_replicas and given is not None else plan
     return Explanation(
-        nodes=tuple(_nodes(choice, given if has_replicas and given is not None else plan)),
+        nodes=tuple(_nodes(choice, carried_out)),
         depths=tuple(DepthTime(depth=at, steps=costs.steps_at[at], step_s=times[at]) for at in costs.depths),
         job_s=best.job_s,
         simulated_s=best.simulated_s,
         initiators=tuple(owner.node for owner in plan.course.owners),
-        microbatches=plan.course.microbatches,
-        credits=plan.placement.credits,
-        wire_dtype=plan.course.wire_dtype,
+        microbatches=carried_out.course.microbatches,
+        credits=carried_out.placement.credits,
+        wire_dtype=carried_out.course.wire_dtype,
         proven=choice.proven and not choice.even and settled is None,
         even=choice.even,
         second=_second(choice),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from coordinator.planner.draft import Draft
 from coordinator.planner.fitting.slice_saving import KEEPS_ALL, SliceSaving, slice_saving
+from ringtune.costs.blobs import takes_replica_grads
 from ringtune.costs.disk import DiskNeeds, disk_needs
 from ringtune.costs.memory.estimate import memory_estimate
 from ringtune.costs.memory.share import Share
@@ -94,7 +95,9 @@ class MemoryCaps:
         return self.draft.course.trainable.ranges_within(start, stop) if node in self.draft.helper_of else ()
 
     def holds(self, plan: Plan, node: str) -> bool:
-        """Whether ``node`` has memory and disk for its part in ``plan``."""
+        """Whether ``node`` has memory and disk for its part in ``plan``, and links take what it sends."""
+        if not takes_replica_grads(plan, node, self._sizes[node]):
+            return False
         free_bytes = self.facts[node].state_free_bytes
         fits = self.estimate(plan, node).total_bytes <= self.facts[node].memory_bytes
         return fits and (free_bytes is None or self.disk_of(plan, node).total_bytes <= free_bytes)

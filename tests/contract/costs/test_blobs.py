@@ -13,6 +13,7 @@ from ringtune.errors import CapacityError, PlanError
 from ringtune.schedule.course import Course
 from ringtune.schedule.helped import helped
 from ringtune.schedule.offload import Manner
+from ringtune.schedule.placement import Slice
 from tests.contract.costs.memory.test_full_parameters import plan
 from tests.support.model_facts import ROUND as MODEL
 from tests.support.plans import changed, make_plan
@@ -82,3 +83,21 @@ def test_parcels_of_helpers_that_no_link_takes_are_refused() -> None:
     check_helped(Manner(pairs="bfloat16"), pair_token_bytes=2 * most, pair_rounded_token_bytes=most)
     with pytest.raises(CapacityError, match=r"adapters of a's blocks \[0, 1\) from helper z have up to 2,048 MiB"):
         check_helped(Manner(), adapter_block_bytes=TABLE)
+
+
+def test_gradients_between_replicas_that_no_link_takes_are_refused() -> None:
+    """Where the blocks' own weights train: hosts, blocks, both numbers; a ring of single hosts sends none."""
+    ring = make_plan([("a", 0, 4)], ["o"], num_blocks=4, num_steps=8, microbatches=2, method="all")
+    both = changed(ring, slices=(Slice(node="a", start=0, stop=4), Slice(node="b", start=0, stop=4)))
+    for given, share, refused in ((ring, 2, False), (both, 4, False), (both, 2, True)):
+        model = dataclasses.replace(MODEL, adapter_block_bytes=MAX_BLOB_BYTES // share)
+        sizes = Sizes(given.course, model, optimizer="sgd", dtype="float32", activation_token_bytes=200)
+        if not refused:
+            check_parcels(given, sizes)
+            continue
+        with pytest.raises(CapacityError) as told:
+            check_parcels(given, sizes)
+        assert str(told.value) == (
+            "the gradient of blocks [0, 4), which nodes a, b send each other, has up to 2,048 MiB, a message at most "
+            "1,024 MiB; give each other blocks, or take smaller adapters"
+        )

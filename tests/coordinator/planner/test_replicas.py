@@ -13,8 +13,10 @@ from coordinator.planner.planned import Planned
 from coordinator.planner.predict.judge import simulated_steps_s
 from coordinator.planner.replicating.layouts import neighbours, ranked_layouts, shares_of, slices_of_layout, step_s
 from coordinator.planner.replicating.reason import replicas_lines
+from ringtune.costs import blobs
 from ringtune.costs.profile import LinkFacts, NodeFacts
 from ringtune.jobs.job import Job, parse_job
+from ringtune.schedule.plan import Plan
 from tests.support.planner_rings import MIB, device
 
 JOB = """
@@ -200,3 +202,23 @@ def test_memory_budget_of_one_board_leaves_it_fewer_blocks() -> None:
     facts["n3"] = dataclasses.replace(facts["n3"], memory_bytes=120 * MIB)
     found = make_plan(job_of(), facts, links=links)
     assert found.memory_bytes.get("n3", 0) <= 120 * MIB
+
+
+def test_gradients_that_no_link_takes_are_not_sent_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts share no more blocks than a message has room for, four here; nothing is refused for it."""
+    facts, links = boards((1, 1, 1, 1))
+    usual = make_plan(job_of(), facts, links=links).plan.placement
+    assert [len(stage) * stage[0].num_blocks for stage in usual.stages] == [4 * 12]
+    monkeypatch.setattr(blobs, "MAX_BLOB_BYTES", 4 * facts["n0"].model.adapter_block_bytes)
+    found = make_plan(job_of(), facts, links=links).plan.placement
+    assert all(len(stage) == 1 or stage[0].num_blocks <= 4 for stage in found.stages)
+
+
+def test_explanation_has_the_number_of_micro_batches_that_is_carried_out() -> None:
+    """The best ring may have another number than the stages that are taken."""
+    ring = planned(job_of(), (1, 1, 1, 1))
+    free = planned(job_of(train__microbatches="auto"), (1, 1, 1, 1))
+    assert free.choice is not None and ring.choice is not None and free.replicas is not None
+    stages = Plan(dataclasses.replace(free.plan.course, microbatches=16), free.plan.placements)
+    told = explain(ring.choice, relative=False, plan=stages, replicas=free.replicas)
+    assert free.replicas.is_taken and told.microbatches == 16
