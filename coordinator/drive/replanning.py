@@ -81,7 +81,8 @@ class Replanning:
         may_move = (
             is_wanted and part.placement == plan.placements[-1] and not why_it_stays(plan.course, plan.placements)
         )
-        self.pace = PaceWatch(plan.course, self._profile) if may_move else None
+        self._recompute = part.placement.recompute
+        self.pace = self._watch() if may_move else None
         self._is_thinking = False
         self._told: Mapping[str, float] = {}
         self._decided: tuple[int, ...] = ()
@@ -153,8 +154,11 @@ class Replanning:
         if has_moved and self._next is not None:
             self._profile, self._told, self._move_s = self._next, {}, seconds
         self._next = None
-        self.pace = PaceWatch(self._course, self._profile)
+        self.pace = self._watch()
         return self.pace
+
+    def _watch(self) -> PaceWatch:
+        return PaceWatch(self._course, self._profile, recompute=self._recompute)
 
     def _think(self, part: Plan, profile: Profile, turn: Turn, move_s: float) -> None:
         found = None

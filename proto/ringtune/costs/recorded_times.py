@@ -76,7 +76,7 @@ class RecordedProfile:
 
     Attributes:
         links: takes the run's transfers.
-        pace: of each node the seconds of its works, and those that the profile has for the same works.
+        pace: of each work of a node its seconds, and those that the profile has for it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RecordedProfile:
         self._guesses: dict[tuple[str, Work], deque[_Sample]] = {}
         self._worked: set[str] = set()
         self.links = RecordedLinks()
-        self.pace: dict[str, tuple[float, float]] = {}
+        self.pace: dict[tuple[str, Work], tuple[float, float]] = {}
 
     # ---- what happens -----------------------------------------------------------------------------
 
@@ -254,9 +254,9 @@ class RecordedProfile:
     def _add(self, node: str, work: Work, seconds: float, size: float, *, is_guess: bool = False) -> None:
         known = self._known(node, work, size)
         sample = _Sample(seconds, 0.0 if work in _UNSIZED else size, seconds / known if known > 0 else 0.0)
-        before_s, before_known_s = self.pace.get(node, (0.0, 0.0))
+        before_s, before_known_s = self.pace.get((node, work), (0.0, 0.0))
         if known > 0:
-            self.pace[node] = (before_s + seconds, before_known_s + known)
+            self.pace[node, work] = (before_s + seconds, before_known_s + known)
         pools = self._guesses if is_guess else self._samples
         pools.setdefault((node, work), deque(maxlen=KEPT_SAMPLES)).append(sample)
 
