@@ -2,6 +2,7 @@
 #
 #   make demo        train the demo on four local nodes (fetches model and data once)
 #   make test        all tests, on as many processes as WORKERS says
+#   make faults      let every node fail at every place of a run, then half an hour of random faults: build/bench/trust.json
 #   make promises    what is always true of a run, and which tests hold it
 #   make lint        formatting, types, import rules
 #   make docs        write docs/job.md and docs/options.md from the code
@@ -36,7 +37,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test promises lint proto docs wheel bench-ring bench-sim bench-memory bench-memory-accuracy bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-examples clean
+.PHONY: help setup demo test faults promises lint proto docs wheel bench-ring bench-sim bench-memory bench-memory-accuracy bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-examples clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -55,6 +56,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+faults: $(STAMP)
+	$(BIN)/python -m tests.bench.fault_matrix $(ARGS)
 
 promises: $(STAMP)
 	$(BIN)/python -m tests.support.promises

@@ -29,6 +29,7 @@ from coordinator.demo.workspace import prepare
 from ringtune.trust.places import VARIABLE
 from tests.bench.jobs import write_job
 from tests.bench.rings import RingRun
+from tests.bench.trust_figures import write_part
 
 OUT = Path("build/bench").resolve()  # folders for state have to be absolute
 NODES = 4
@@ -134,9 +135,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--pairs", type=int, default=3)
     figures = measure(parser.parse_args().pairs)
-    text = json.dumps(figures, indent=2)
-    (OUT / "encryption.json").write_text(text + "\n", encoding="utf-8")
-    print(text)  # noqa: T201
+    write_part("encryption", figures)
+    print(json.dumps(figures, indent=2))  # noqa: T201
     return 0 if float(str(figures["tls_step_ratio"])) <= 1.05 else 1
 
 

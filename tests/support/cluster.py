@@ -60,11 +60,18 @@ class Outcome:
 
 
 class Follower:
-    """Reads a run's events on a thread, so that a test can act at a chosen moment."""
+    """Reads a run's events on a thread, so that a test can act at a chosen moment.
+
+    Attributes:
+        driver: of the run.
+        outcome: what came so far.
+        seen_unix_s: when the last line of each kind came into the books.
+    """
 
     def __init__(self, driver: RunDriver) -> None:
         self.driver = driver
         self.outcome = Outcome()
+        self.seen_unix_s: dict[str, float] = {}
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._started_s = time.monotonic()
@@ -103,6 +110,7 @@ class Follower:
                 outcome.plan = Plan.from_json(_plan_part(json.loads(event.plan_json)))
             case "metrics_json":
                 outcome.metrics.append(json.loads(event.metrics_json))
+                self.seen_unix_s[outcome.metrics[-1].get("kind", "step")] = time.time()
             case "step_json":
                 outcome.steps.append(json.loads(event.step_json))
             case "report_json":

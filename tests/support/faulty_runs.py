@@ -1,70 +1,86 @@
-"""Runs of real processes of which one fails at a failpoint, for tests and ``tests.bench.fault_matrix``."""
+"""Runs of real processes of which some fail at failpoints, for tests and ``tests.bench.fault_matrix``."""
 
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.records.step_lines import is_step
 from ringtune import failpoints
-from ringtune.failpoints import DONE_SUFFIX, Order
+from ringtune.errors import PeerLostError
+from ringtune.failpoints import DONE_SUFFIX, Failure, Order
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Resume
 from ringtune.schedule.plan import Plan
 from tests.support.cluster import START_S, Cluster, Follower, Outcome
-from tests.support.moves import slices_of
+from tests.support.moves import Slices, moving, slices_of
 from tests.support.results import largest_difference, reference_of, trained
 
-OWNERS, HOSTS = ("a", "b"), ("c", "d")
-RING = (("a", 0, 1), ("c", 1, 3), ("d", 3, 4))
+OWNERS, HOSTS = ("a", "b"), ("c", "d", "e")
 COORDINATOR = "coordinator"
 STEPS = 24
-LEASE_S = 6.0
+RING: Slices = (("a", 0, 1), ("c", 1, 2), ("d", 2, 3), ("e", 3, 4))
+ELSEWHERE: Slices = (("a", 0, 1), ("d", 1, 3), ("c", 3, 4))
+"""The placement of the last steps of a run that moves."""
+STOPPED_S = 1.5
+"""How long a process stands still that is stopped: a quarter of the lease."""
+
+
+class Fault(NamedTuple):
+    """One process that fails: a node or the coordinator, and the order."""
+
+    victim: str
+    order: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What came of a run in which ``victim`` was ordered to fail.
+    """What came of a run in which processes were ordered to fail.
 
     Attributes:
-        victim: node, or the coordinator.
-        order: what was ordered.
-        has_failed: whether the place was reached.
-        error: why the run ended and had to be resumed; empty = it ended by itself.
+        faults: who was ordered what.
+        moves: whether the run has a second placement.
+        failed: how many of them have failed.
+        ended: the error with which the run ended and had to be resumed; empty = it came to its end by itself.
         recoveries: how often the run went on without a lost node.
-        repeated: steps that were done again.
         difference: of the largest trained value, to the undisturbed run.
-        has_right_steps: whether each step is in the books once.
-        notice_s: from the failure to the end of recovery, or of the run that ended, in seconds.
+        has_right_books: whether each step and each evaluation is in the books once.
+        recovery_s: seconds from when the coordinator heard of a loss until the run went on; 0 = it did not.
+        noticed_s: seconds from the failure until the run went on, or ended because of it; 0 = neither.
         wall_s: of the whole trial.
     """
 
-    victim: str
-    order: str
-    has_failed: bool
-    error: str
+    faults: tuple[Fault, ...]
+    moves: bool
+    failed: int
+    ended: str
     recoveries: int
-    repeated: int
     difference: float
-    has_right_steps: bool
-    notice_s: float
+    has_right_books: bool
+    recovery_s: float
+    noticed_s: float
     wall_s: float
 
     @property
     def is_good(self) -> bool:
-        """Whether it failed as ordered, and ended with the weights and the books of the undisturbed run."""
-        return self.has_failed and self.difference <= 1e-9 and self.has_right_steps
+        """Whether all failed as ordered, and the run has the weights and the books of the undisturbed one.
+
+        A run may end, to be resumed, only because it has lost a node.
+        """
+        may_end = not self.ended or self.ended.startswith(PeerLostError.__name__)
+        return self.failed == len(self.faults) and may_end and self.difference <= 1e-9 and self.has_right_books
 
 
 class FaultyRing:
-    """Owners a and b and hosts c and d that carry one job out again and again, failing as ordered.
+    """Owners a and b and the hosts c, d and e, which carry one job out again and again and fail as ordered.
 
     Args:
         cluster: of them, with failpoints.
@@ -83,85 +99,109 @@ class FaultyRing:
             "recovery__copies": "next",
         }
         self.job: Job = cluster.job(**{**wanted, **changes})
-        self._plan = self._make_plan()
-        whole = self._follow().wait()
-        assert whole.is_done, whole.message
-        self.wanted = trained(whole)
-        reference = reference_of(cluster, self.job, whole)
-        assert largest_difference(self.wanted, reference.adapter() | reference.head()) < 1e-9
-
-    def _make_plan(self) -> Plan:
-        asked = RunRequest(job=self.job, plan_only=True, num_nodes=len(self.cluster.names), join_s=START_S)
-        plan = Follower(self.cluster.coordinator.run(asked)).wait().plan
+        asked = RunRequest(job=self.job, plan_only=True, num_nodes=len(cluster.names), join_s=START_S)
+        plan = Follower(cluster.coordinator.run(asked)).wait().plan
         assert plan is not None
-        return Plan.of(plan.course, type(plan.placement)(slices=slices_of(RING)))
+        still = Plan.of(plan.course, type(plan.placement)(slices=slices_of(RING)))
+        self._plans = {False: still, True: moving(still, (3, ELSEWHERE))}
+        whole = self._follow(moves=False).wait()
+        assert whole.is_done, whole.message
+        self._wanted, self._books = trained(whole), _books(whole)
+        reference = reference_of(cluster, self.job, whole)
+        assert largest_difference(self._wanted, reference.adapter() | reference.head()) < 1e-9
 
-    def _follow(self) -> Follower:
-        request = RunRequest(job=self.job, join_s=START_S, plan=GivenPlan(plan=self._plan))
+    def _follow(self, *, moves: bool) -> Follower:
+        request = RunRequest(job=self.job, join_s=START_S, plan=GivenPlan(plan=self._plans[moves]))
         return Follower(self.cluster.coordinator.run(request))
 
-    def order(self, victim: str, text: str) -> None:
-        """Let a process fail once."""
-        path = self._orders / victim
-        self._done(victim).unlink(missing_ok=True)
-        partial = path.with_name(f".{victim}")
-        partial.write_text(str(Order.parse(text)))
+    def _order(self, fault: Fault) -> None:
+        path = self._orders / fault.victim
+        self._done(fault).unlink(missing_ok=True)
+        partial = path.with_name(f".{fault.victim}")
+        partial.write_text(str(Order.parse(fault.order)))
         partial.replace(path)
 
-    def _done(self, victim: str) -> Path:
-        return self._orders / f"{victim}{DONE_SUFFIX}"
+    def _done(self, fault: Fault) -> Path:
+        return self._orders / f"{fault.victim}{DONE_SUFFIX}"
 
-    def trial(self, victim: str, text: str, *more: tuple[str, str]) -> Trial:
-        """Carry the job out while a process fails, and others too; resume the run if it ends."""
+    def trial(self, *faults: Fault, moves: bool = False) -> Trial:
+        """Carry the job out while processes fail; start them again, and resume the run if it has ended.
+
+        Args:
+            faults: at most one of each process.
+            moves: whether the run has a second placement.
+        """
         began_s = time.monotonic()
-        orders = [(victim, text), *more]
-        for name, each in orders:
-            self.order(name, each)
-        outcome = self._follow().wait()
-        ended_s = time.time()
-        has_failed = all(self._done(name).exists() for name, _ in orders)
-        failed_s = self._done(victim).stat().st_ctime if self._done(victim).exists() else ended_s
-        for name, _ in orders:
-            (self._orders / name).unlink(missing_ok=True)
-        error = f"{outcome.error}: {outcome.message}" if outcome.error else ""
+        for fault in faults:
+            self._order(fault)
+        over = threading.Event()
+        helper = threading.Thread(target=self._let_go_on, args=(faults, over))
+        helper.start()
+        try:
+            follower = self._follow(moves=moves)
+            outcome = follower.wait()
+            ended_unix_s = time.time()
+        finally:
+            over.set()
+            helper.join()
+        failed = [self._done(fault) for fault in faults if self._done(fault).exists()]
+        failed_unix_s = min((path.stat().st_ctime for path in failed), default=ended_unix_s)
+        for fault in faults:
+            (self._orders / fault.victim).unlink(missing_ok=True)
+        ended = f"{outcome.error}: {outcome.message}" if outcome.error else ""
         recoveries = [line for line in outcome.metrics if line.get("kind") == "recovery"]
-        steps = [line["step"] for line in outcome.metrics if is_step(line)]
-        self.revive()
+        books = _books(outcome)
+        self._revive()
         if not outcome.is_done:
-            outcome, steps = self._resume(outcome, steps)
+            outcome, books = self._resume(outcome, moves=moves)
+        went_on_unix_s = follower.seen_unix_s.get("recovery", ended_unix_s if ended else failed_unix_s)
         return Trial(
-            victim=victim,
-            order=text,
-            has_failed=has_failed,
-            error=error,
+            faults=faults,
+            moves=moves,
+            failed=len(failed),
+            ended=ended,
             recoveries=len(recoveries),
-            repeated=max((line.get("repeated_steps", 0) for line in recoveries), default=0),
-            difference=largest_difference(trained(outcome), self.wanted) if outcome.is_done else float("inf"),
-            has_right_steps=steps == list(range(1, STEPS + 1)),
-            notice_s=ended_s - failed_s,
+            difference=largest_difference(trained(outcome), self._wanted) if outcome.is_done else float("inf"),
+            has_right_books=books == self._books,
+            recovery_s=sum(line["seconds"] for line in recoveries),
+            noticed_s=went_on_unix_s - failed_unix_s,
             wall_s=time.monotonic() - began_s,
         )
 
-    def revive(self) -> None:
-        """Start again whoever has ended, let go on who was stopped, and wait until all are idle."""
+    def _let_go_on(self, faults: Sequence[Fault], over: threading.Event) -> None:
+        """Let processes that are stopped go on after a while; until the run is over."""
+        stopped = [fault for fault in faults if Order.parse(fault.order).failure is Failure.STOP]
+        while stopped and not over.wait(0.05):
+            for fault in [fault for fault in stopped if self._done(fault).exists()]:
+                over.wait(STOPPED_S)
+                self.cluster.signal(fault.victim, signal.SIGCONT)
+                stopped.remove(fault)
+
+    def _revive(self) -> None:
+        """Start again whoever has ended, let go on who stands still, and wait until all are idle."""
         for name in self.cluster.names:
-            agent = self.cluster.agents.get(name)
-            if agent is not None:
-                agent.send_signal(signal.SIGCONT)
-            if agent is None or agent.poll() is not None:
-                if agent is not None:
-                    self.cluster.wait_exit(name)
+            agent = self.cluster.agents[name]
+            agent.send_signal(signal.SIGCONT)
+            if agent.poll() is not None:
+                self.cluster.wait_exit(name)
                 self.cluster.start(name)
         self.cluster.wait_idle(*self.cluster.names)
 
-    def _resume(self, stopped: Outcome, steps: Sequence[int]) -> tuple[Outcome, list[int]]:
+    def _resume(self, stopped: Outcome, *, moves: bool) -> tuple[Outcome, list[tuple[str, int]]]:
         manifests = tuple(reversed(stopped.checkpoints[-2:]))
         if not manifests or stopped.plan is None:
-            outcome = self._follow().wait()
-        else:
-            outcome = self.cluster.follow(self.job, Resume(plan=stopped.plan, manifests=manifests)).wait()
-        kept = [step for step in steps if step <= outcome.resumed_at]
-        return outcome, kept + [line["step"] for line in outcome.metrics if is_step(line)]
+            outcome = self._follow(moves=moves).wait()
+            return outcome, _books(outcome)
+        outcome = self.cluster.follow(self.job, Resume(plan=self._plans[moves], manifests=manifests)).wait()
+        kept = [line for line in _books(stopped) if line[1] <= outcome.resumed_at - (line[0] == "evaluation")]
+        return outcome, sorted(kept + _books(outcome))
+
+
+def _books(outcome: Outcome) -> list[tuple[str, int]]:
+    """Kind and step of each line of the books that a run has once, in order."""
+    steps = [("step", line["step"]) for line in outcome.metrics if is_step(line)]
+    evaluations = [("evaluation", line["step"]) for line in outcome.metrics if line.get("kind") == "evaluation"]
+    return sorted(steps + evaluations)
 
 
 @contextmanager

@@ -1,0 +1,157 @@
+"""``make faults``: each node fails at each place of a run, then at random ones; a part of ``build/bench/trust.json``.
+
+A ring of two owners and three hosts carries one job in float64 out again and again. In each trial a process is killed,
+stands still for a quarter of its lease, is late, or loses a call, where a failpoint says. The run has to end by itself
+or, if an owner or nothing but the beginning is lost, to be resumed; with the weights of the undisturbed run (1e-9) and
+with every step and evaluation in the books once.
+
+``python -m tests.bench.fault_matrix [--minutes 30] [--seed 0] [--only TEXT]``; exit code 1 if any trial went otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.bench.trust_figures import spread, write_part
+from tests.support.cluster import TEMPLATE
+from tests.support.faulty_runs import COORDINATOR, HOSTS, OWNERS, Fault, FaultyRing, Trial, faulty_ring
+
+OF_ALL = ("answer Prepare 1", "answered Prepare 1", "answered Grant 3", "answer Collect 1", "answered Collect 1")
+OF_OWNERS = ("embedding 9", "head 9", "after head 9", "send t 2", "receive t 2", "send h 9")
+OF_HOSTS = (
+    "forward* 9",
+    "after forward* 12",
+    "backward 4",
+    "after backward 9",
+    "update 3",
+    "after update 9",
+    "send h 9",
+    "receive g 5",
+    "write step-8* 1",
+    "rename step-8* 1",
+    "written step-16* 1",
+    "call Keep 2",
+    "answer Keep 3",
+    "answered Keep 2",
+)
+OF_MOVES = ("answer Rest 1", "answered Rest 1", "answer Move 1", "answered Move 1", "answer Fetch 1")
+OF_RECOVERIES = ("answer Rest 1", "answered Rest 1", "answer Move 1", "answered Move 1")
+CALLS_OF_NODES = ("Report 3", "Report 12", "Keep 2")
+CALLS_OF_COORDINATOR = ("Grant 3", "Grant 9", "Release 1")
+RANDOM_PLACES = (
+    *("answer Prepare", "answered Grant", "embedding", "head", "forward*", "after forward*", "backward"),
+    *("after backward", "update", "after update", "send *", "receive *", "write *", "rename *", "written *"),
+    *("call Keep", "answer Keep", "answered Keep", "call Report", "answer Rest", "answer Move", "answered Move"),
+)
+
+
+class Case(NamedTuple):
+    """A trial: who fails, and whether the run has a second placement."""
+
+    faults: tuple[Fault, ...]
+    moves: bool = False
+
+
+def matrix() -> Iterator[Case]:
+    """Every case of the matrix."""
+    for failure in ("kill", "stop"):
+        for victim in (*OWNERS, *HOSTS):
+            of_kind = OF_OWNERS if victim in OWNERS else OF_HOSTS
+            yield from (Case((Fault(victim, f"{place} {failure}"),)) for place in (*OF_ALL, *of_kind))
+    for failure in ("kill", "stop"):
+        for victim in ("c", "d"):
+            yield from (Case((Fault(victim, f"{place} {failure}"),), moves=True) for place in OF_MOVES[:4])
+        yield Case((Fault("c", f"answer Fetch 1 {failure}"),), moves=True)
+        first = Fault("c", "backward 4 kill")
+        yield from (Case((first, Fault("e", f"{place} {failure}"))) for place in OF_RECOVERIES)
+    for failure in ("drop-request", "drop-reply"):
+        yield from (Case((Fault(victim, f"call {call} {failure}"),)) for victim in "acd" for call in CALLS_OF_NODES)
+        yield from (Case((Fault(COORDINATOR, f"call {call} {failure}"),)) for call in CALLS_OF_COORDINATOR)
+    yield from (Case((Fault("d", f"{place} delay 2"),)) for place in ("forward* 9", "send h 9", "write step-8* 1"))
+
+
+def soak(minutes: float, seed: int) -> Iterator[Case]:
+    """Random cases for so many minutes."""
+    rng = random.Random(seed)
+    until_s = time.monotonic() + 60 * minutes
+    while time.monotonic() < until_s:
+        victims = rng.sample((*OWNERS, *HOSTS, *HOSTS), k=rng.choice([1, 1, 1, 2]))
+        faults = tuple(Fault(victim, _random_order(rng)) for victim in dict.fromkeys(victims))
+        yield Case(faults, moves=rng.random() < 0.3)
+
+
+def _random_order(rng: random.Random) -> str:
+    failure = rng.choice(["kill", "kill", "stop", "delay 1"])
+    return f"{rng.choice(RANDOM_PLACES)} {rng.randint(1, 12)} {failure}"
+
+
+def carry_out(ring: FaultyRing, cases: Iterable[Case], *, all_fail: bool) -> list[tuple[Trial, bool]]:
+    """Carry trials out, print a line of JSON for each, and say which are good.
+
+    Args:
+        ring: whose they are.
+        cases: the trials.
+        all_fail: whether every place has to be reached.
+    """
+    found = []
+    for case in cases:
+        trial = ring.trial(*case.faults, moves=case.moves)
+        judged = trial if all_fail else dataclasses.replace(trial, failed=len(trial.faults))
+        found.append((trial, judged.is_good))
+        sys.stdout.write(json.dumps({"good": judged.is_good, **dataclasses.asdict(trial)}) + "\n")
+        sys.stdout.flush()
+    return found
+
+
+def summary(found: list[tuple[Trial, bool]]) -> dict[str, object]:
+    """The figures of some trials."""
+    trials = [trial for trial, _ in found]
+    recovered = [trial for trial in trials if trial.recoveries]
+    figures: dict[str, object] = {
+        "trials": len(trials),
+        "good": sum(good for _, good in found),
+        "failures": sum(trial.failed for trial in trials),
+        "went_on_by_themselves": sum(not trial.ended for trial in trials),
+        "resumed": sum(bool(trial.ended) for trial in trials),
+        "largest_difference": max((trial.difference for trial in trials), default=0.0),
+        "with_wrong_books": sum(not trial.has_right_books for trial in trials),
+    }
+    if recovered:
+        figures["from_failure_to_going_on"] = spread([trial.noticed_s for trial in recovered])
+        figures["of_these_recovering"] = spread([trial.recovery_s for trial in recovered])
+    return figures
+
+
+def main() -> int:
+    """Read the command line, carry all out, write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0, help="of random faults after the matrix")
+    parser.add_argument("--seed", type=int, default=0, help="of the random faults")
+    parser.add_argument("--only", default="", help="of the matrix only the orders with this text")
+    options = parser.parse_args()
+    cases = [case for case in matrix() if any(options.only in f"{name}: {order}" for name, order in case.faults)]
+    with tempfile.TemporaryDirectory(prefix="ringtune-faults-") as folder, faulty_ring(Path(folder)) as ring:
+        found = carry_out(ring, cases, all_fail=True)
+        figures = {"matrix": summary(found)}
+        if options.minutes:
+            later = carry_out(ring, soak(options.minutes, options.seed), all_fail=False)
+            figures["soak"] = {"minutes": options.minutes, "seed": options.seed, **summary(later)}
+            found += later
+    TEMPLATE.close()
+    if not options.only:
+        write_part("faults", figures)
+    sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+    return 0 if all(good for _, good in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Real processes that fail at chosen places: a sample of the matrix that ``make faults`` carries out whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ringtune.errors import PeerLostError
+from tests.support.cluster import AGENTS
+from tests.support.faulty_runs import COORDINATOR, Fault, FaultyRing, faulty_ring
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyRing]:
+    """Owners a and b, hosts c, d and e."""
+    with faulty_ring(tmp_path_factory.mktemp("faults")) as made:
+        yield made
+    assert not AGENTS
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("order", ["after backward 4 kill", "rename step-8* 1 kill", "answer Keep 3 kill"])
+def test_run_goes_on_without_a_host_that_ends_at_once(ring: FaultyRing, order: str) -> None:
+    """While it trains, saves, or takes a copy from its neighbour."""
+    trial = ring.trial(Fault("d", order))
+    assert trial.is_good and not trial.ended and trial.recoveries == 1, trial
+
+
+def test_run_goes_on_without_a_host_that_ends_while_it_moves(ring: FaultyRing) -> None:
+    """It goes back to the last turn, and has a new placement."""
+    trial = ring.trial(Fault("c", "answer Move 1 kill"), moves=True)
+    assert trial.is_good and not trial.ended and trial.recoveries == 1, trial
+
+
+def test_run_goes_on_without_a_second_host_that_ends_while_the_first_is_missed(ring: FaultyRing) -> None:
+    """Two hosts of which each keeps what the other one does not."""
+    trial = ring.trial(Fault("c", "backward 4 kill"), Fault("e", "answer Move 1 kill"))
+    assert trial.is_good and not trial.ended, trial
+
+
+def test_run_of_a_lost_owner_is_resumed(ring: FaultyRing) -> None:
+    """It holds the head, which it was about to hand over."""
+    trial = ring.trial(Fault("a", "send t 2 kill"))
+    assert trial.is_good and trial.ended.startswith(PeerLostError.__name__), trial
+
+
+@pytest.mark.promise("5 timing changes nothing")
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("c", "backward 4 stop"),
+        Fault("d", "send h 9 delay 1"),
+        Fault("d", "call Report 12 drop-reply"),
+        Fault("e", "call Keep 2 drop-request"),
+        Fault(COORDINATOR, "call Grant 9 drop-reply"),
+    ],
+    ids=lambda fault: fault.order,
+)
+def test_short_trouble_loses_nobody(ring: FaultyRing, fault: Fault) -> None:
+    """A process that stands still for less than its lease, a message that is late, a call that is lost."""
+    trial = ring.trial(fault)
+    assert trial.is_good and not trial.ended and not trial.recoveries, trial
