@@ -12,7 +12,7 @@ from ringtune.schedule.offload import IN_STEP, Manner, Offload
 from ringtune.schedule.placement import CREDITS, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import Velora
-from ringtune.schedule.slice_policy import NONE
+from ringtune.schedule.slice_policy import NONE, RECOMPUTE
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import may_be_stale
 
@@ -101,3 +101,14 @@ class Draft:
             course = dataclasses.replace(course, velora=dataclasses.replace(self.velora, blocks=projected))
         plan = Plan.of(course, placement)
         return helped(plan, self.helper_of, self.manner)
+
+
+def drafts_of(part: Plan) -> tuple[Draft, ...]:
+    """What is to be placed anew of a run under way, in which the same blocks run again as before.
+
+    Each slice is first taken to keep everything, which is safe. Where blocks run again, it is then taken to run all
+    again that it trains, as more may fit so; whether a placement fits has to be looked at with the blocks that do.
+    """
+    placement = part.placement
+    draft = Draft(course=part.course, private_blocks=placement.private_blocks, credits=placement.credits)
+    return (draft, dataclasses.replace(draft, activations=RECOMPUTE)) if placement.recompute else (draft,)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection
 
 from coordinator.planner.choose import choose_plan, plan_of
-from coordinator.planner.draft import Draft
+from coordinator.planner.draft import drafts_of
 from coordinator.planner.effort import Effort
 from coordinator.planner.make_plan import refuse_if_full
 from ringtune.costs.profile import Profile
@@ -30,14 +30,21 @@ def placed_without(part: Plan, job: Job, profile: Profile, lost: Collection[str]
         CapacityError: the others have no memory for the model.
     """
     placement, living = part.placement, without(profile, lost)
-    draft = Draft(course=part.course, private_blocks=placement.private_blocks, credits=placement.credits)
-    choice = choose_plan([draft], living, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
-    if choice is None:
-        raise CapacityError(f"without it no ring of {', '.join(living.by_name)} has memory for the model")
-    found = plan_of(choice.best.draft, choice.costs, choice.best.ring).placement
-    placed = dataclasses.replace(placement, slices=found.slices, credits=found.credits)
-    refuse_if_full(job, Plan.of(part.course, dataclasses.replace(placed, epoch=0, first_turn=0)), living.by_name)
-    return placed
+    error = CapacityError(f"without it no ring of {', '.join(living.by_name)} has memory for the model")
+    for draft in drafts_of(part):
+        choice = choose_plan([draft], living, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
+        if choice is None:
+            continue
+        found = plan_of(choice.best.draft, choice.costs, choice.best.ring).placement
+        placed = dataclasses.replace(placement, slices=found.slices, credits=found.credits)
+        alone = Plan.of(part.course, dataclasses.replace(placed, epoch=0, first_turn=0))
+        try:
+            refuse_if_full(job, alone, living.by_name)
+        except CapacityError as refused:
+            error = refused
+        else:
+            return placed
+    raise error
 
 
 def without(profile: Profile, lost: Collection[str]) -> Profile:

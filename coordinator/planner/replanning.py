@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from coordinator.planner.choose import choose_plan, plan_of
-from coordinator.planner.draft import Draft
+from coordinator.planner.draft import Draft, drafts_of
 from coordinator.planner.effort import Effort, PlanningClock
 from coordinator.planner.make_plan import refuse_if_full
 from coordinator.planner.predict.depths import depth_of
@@ -88,17 +88,17 @@ def replanned(
         None if there is no other placement, none that fits, or no step is left.
     """
     placement, now = part.placement, part.decided(unfreeze_at)
-    draft = Draft(course=now.course, private_blocks=placement.private_blocks, credits=placement.credits)
-    costs = _of_the_rest(ring_costs(draft, profile, optimizer=job.train.optimizer), now.course, step)
+    drafts = drafts_of(now)
+    costs = _of_the_rest(ring_costs(drafts[0], profile, optimizer=job.train.optimizer), now.course, step)
     if not costs.depths:
         return None
 
     def seconds(one: Plan) -> float:
         return simulated_steps_s(one, profile, costs, optimizer=job.train.optimizer)
 
-    drafts = [draft] if now is part else [draft, dataclasses.replace(draft, course=part.course)]
+    drafts += () if now is part else drafts_of(part)
     found = (one.placement for each in drafts for one in _others(each, job, profile, effort))
-    others = {one.slices: dataclasses.replace(one, cache=placement.cache) for one in found}
+    others = {one.slices: dataclasses.replace(placement, slices=one.slices, credits=one.credits) for one in found}
     fitting = [one for one in others.values() if one.slices != placement.slices and _fits(part, one, job, profile)]
     if not fitting:
         return None

@@ -8,11 +8,14 @@ import pytest
 
 from coordinator.planner.effort import Effort
 from coordinator.planner.make_plan import make_plan, refuse_if_full
+from coordinator.planner.recover import placed_without
 from coordinator.planner.replanning import replanned
 from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.errors import CapacityError
 from ringtune.jobs.job import Job
 from ringtune.schedule.plan import Plan
 from tests.coordinator.planner.test_replicas import job_of, planned
+from tests.support.planner_rings import MIB
 
 
 def slowed(profile: Profile, node: str, factor: float) -> Profile:
@@ -67,6 +70,23 @@ def test_hosts_keep_hidden_states_in_another_placement_too() -> None:
     found = replanned(plan, job, slow, step=30, move_s=1.5, effort=Effort())
     assert plan.placement.cache is not None
     assert found is not None and found.placement.cache == plan.placement.cache
+
+
+def test_run_whose_blocks_run_again_finds_another_placement_too() -> None:
+    """The same blocks run again there; also where a board is lost whose blocks no others could keep everything of."""
+    job, plan, profile = case(memory__activations="recompute")
+    slow = next(piece.node for piece in plan.placement.hosts if plan.owner(piece.node) is None)
+    found = replanned(plan, job, slowed(profile, slow, 2.0), step=30, move_s=1.5, effort=Effort())
+    assert plan.placement.recompute and found is not None and found.is_worth_it
+    assert found.placement.recompute == plan.placement.recompute
+    tight = dataclasses.replace(
+        profile, nodes=tuple(dataclasses.replace(node, memory_bytes=160 * MIB) for node in profile.nodes)
+    )
+    placed = placed_without(plan, job, tight, {slow}, Effort())
+    assert placed.recompute == plan.placement.recompute and slow not in [piece.node for piece in placed.slices]
+    kept = dataclasses.replace(plan.placement, recompute=())
+    with pytest.raises(CapacityError, match=r"no ring of .* has memory for the model"):
+        placed_without(Plan.of(plan.course, kept), job, tight, {slow}, Effort())
 
 
 def test_boards_as_planned_gain_nothing_by_a_move() -> None:
