@@ -2,7 +2,7 @@
 #
 #   make demo        train the demo on four local nodes (fetches model and data once)
 #   make test        all tests, on as many processes as WORKERS says
-#   make faults      let every node fail at every place of a run, then half an hour of random faults: build/bench/trust.json
+#   make faults      any faults on a virtual clock, each node at each place of a real run, half an hour of random ones: build/bench/trust.json
 #   make promises    what is always true of a run, and which tests hold it
 #   make lint        formatting, types, import rules
 #   make docs        write docs/job.md and docs/options.md from the code
@@ -58,6 +58,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 faults: $(STAMP)
+	RINGTUNE_FAULT_EXAMPLES=5000 $(BIN)/python -m pytest -q tests/suites/test_faults_on_virtual_clock.py
 	$(BIN)/python -m tests.bench.fault_matrix $(ARGS)
 
 promises: $(STAMP)
