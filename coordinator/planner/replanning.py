@@ -1,7 +1,7 @@
 """Whether a run should move to another placement, because its boards or links are not as they were when it was planned.
 
-The present placement, the best ring and the best stages of several hosts are judged in the same way: by the simulator,
-with the times of the newest turns, for the steps that are left.
+The present placement, the best rings and the best stages of several hosts, for all steps and for stretches of those
+that are left, are judged in the same way: by the simulator, with the times of the newest turns, for the steps left.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import NamedTuple
 from coordinator.planner.choose import choose_plan, plan_of
 from coordinator.planner.draft import Draft, drafts_of
 from coordinator.planner.effort import Effort, PlanningClock
+from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.make_plan import refuse_if_full
+from coordinator.planner.phases.choice import candidates
 from coordinator.planner.predict.depths import depth_of
 from coordinator.planner.predict.judge import simulated_steps_s
 from coordinator.planner.predict.ring_costs import RingCosts, ring_costs
@@ -30,6 +32,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.epochs import sources
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages.refusals import no_replicas
 
 
 class Replanned(NamedTuple):
@@ -97,7 +100,7 @@ def replanned(
         return simulated_steps_s(one, profile, costs, optimizer=job.train.optimizer)
 
     drafts += () if now is part else drafts_of(part)
-    found = (one.placement for each in drafts for one in _others(each, job, profile, effort))
+    found = (one.placement for each in drafts for one in _others(each, job, profile, effort, costs))
     others = {one.slices: dataclasses.replace(placement, slices=one.slices, credits=one.credits) for one in found}
     fitting = [one for one in others.values() if one.slices != placement.slices and _fits(part, one, job, profile)]
     if not fitting:
@@ -108,7 +111,13 @@ def replanned(
     return Replanned(best, layout_text(Plan.of(now.course, best)), seconds(now), moves_s, cost_s)
 
 
-def _others(draft: Draft, job: Job, profile: Profile, effort: Effort) -> Iterator[Plan]:
+def _others(draft: Draft, job: Job, profile: Profile, effort: Effort, rest: RingCosts) -> Iterator[Plan]:
+    """Yield the best ring and the best stages for all steps of a run, and those for stretches of the steps left."""
+    clock = PlanningClock(effort.seconds, now_s=effort.now_s, is_cancelled=effort.is_cancelled)
+    caps = MemoryCaps(draft, profile.by_name, optimizer=job.train.optimizer, dtype=job.model.dtype)
+    is_ring = draft.course.may_skip or draft.course.method.max_hosts == 1 or bool(no_replicas(draft.course))
+    with_replicas = job.placement.replicas != NEVER and not is_ring
+    yield from candidates(draft, rest, caps, with_replicas=with_replicas, clock=clock)
     choice = choose_plan([draft], profile, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
     if choice is None:
         return

@@ -80,7 +80,7 @@ def choose_phases(
     draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
     costs = ring_costs(draft, profile, optimizer=optimizer)
     caps = MemoryCaps(draft, profile.by_name, optimizer=optimizer, dtype=dtype)
-    plans = {plan: None} | dict.fromkeys(_candidates(draft, costs, caps, with_replicas=with_replicas, clock=clock))
+    plans = {plan: None} | dict.fromkeys(candidates(draft, costs, caps, with_replicas=with_replicas, clock=clock))
     found: list[_Candidate] = []
     for one in list(plans)[:_MOST]:
         if found and clock.is_over():
@@ -208,10 +208,18 @@ def _moving(way: Sequence[_Candidate], starts: Sequence[_Stretch]) -> Plan:
     return Plan(way[0].plan.course, tuple(placements))
 
 
-def _candidates(
+def candidates(
     draft: Draft, costs: RingCosts, caps: MemoryCaps, *, with_replicas: bool, clock: PlanningClock
 ) -> Iterator[Plan]:
-    """Yield the best placements for stretches of the depths that fit the nodes' memory."""
+    """Yield the best placements for stretches of the depths that fit the nodes' memory.
+
+    Args:
+        draft: what is to be placed.
+        costs: of it; depths without steps do not count.
+        caps: of it.
+        with_replicas: whether stages may have several hosts.
+        clock: ends the search.
+    """
 
     def lacking(node: int, start: int, stop: int, above: int) -> int:
         return caps.lacking(costs.names[node], start, stop, above)
