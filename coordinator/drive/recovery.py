@@ -47,6 +47,6 @@ def recover(
         return f"node {', '.join(command.lost)} is lost; the others go back to the end of step {command.step}"
     told = moving.recovered(command)
     books.recovered(command, now_unix_s())
-    books.pace = replanning.moved(command.seconds, has_moved=True)
+    books.pace = replanning.recovered(command)
     reports.forgive()
     return told

@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping, Set
+from typing import Final, NamedTuple, Protocol
 
 from coordinator.planner.effort import Effort
 from coordinator.planner.recover import placed_without, without
@@ -37,10 +37,30 @@ FIRST_MOVE_S: Final = 5.0
 
 
 class Considered(NamedTuple):
-    """What was found for changed nodes: another placement, or None, and the times that it was judged with."""
+    """What was found for changed nodes.
 
+    Attributes:
+        epoch: of the placement beside which it was looked for.
+        found: another placement, or None.
+        profile: the times that it was judged with.
+        problem: why looking failed; empty if it did not.
+    """
+
+    epoch: int
     found: Replanned | None
     profile: Profile
+    problem: str = ""
+
+
+class Books(Protocol):
+    """What the search needs from ``coordinator.records.books.RunBooks``."""
+
+    end_step: int
+    """Optimizer steps that are done at the end of the granted turns, after which the run could move."""
+
+    @property
+    def links(self) -> RecordedLinks:
+        """The links with the transfers of the run."""
 
 
 class Replanning:
@@ -78,53 +98,70 @@ class Replanning:
         self._follows = job.placement.follow != NEVER and plan.course.decides
         self._watches = job.placement.replan != NEVER
         is_wanted = (self._watches or self._follows) and not is_shared and len(nodes) > 1
-        may_move = (
-            is_wanted and part.placement == plan.placements[-1] and not why_it_stays(plan.course, plan.placements)
-        )
-        self._recompute = part.placement.recompute
-        self.pace = self._watch() if may_move else None
+        self._may_move = is_wanted and not why_it_stays(plan.course, plan.placements)
+        self._last_epoch = plan.placements[-1].epoch
         self._is_thinking = False
         self._told: Mapping[str, float] = {}
         self._decided: tuple[int, ...] = ()
         self._next: Profile | None = None
         self._move_s = 0.0
+        self.pace: PaceWatch | None = None
+        self._watch(part)
 
-    def turn_done(self, part: Plan, turn: Turn, links: RecordedLinks, *, prepare_s: float) -> None:
+    def _watch(self, part: Plan, tried: int = 0) -> None:
+        """Watch from now on, unless the run is to move by itself: to an epoch later than the one that it tried last."""
+        self._epoch, placement = part.placement.epoch, part.placement
+        if self._may_move and max(self._epoch, tried) >= self._last_epoch:
+            self.pace = PaceWatch(self._course, self._profile, recompute=placement.recompute)
+
+    def turn_done(self, part: Plan, turn: Turn, books: Books, *, prepare_s: float, living: Set[str]) -> None:
         """Look for another placement if nodes have changed their pace, or more blocks train and slices follow that.
 
         Args:
             part: of the plan that holds now.
             turn: that is done.
-            links: with the transfers of the run.
+            books: of the run.
             prepare_s: seconds in which the nodes built their slices at the start.
+            living: the nodes that are not lost.
         """
         has_decided = self._follows and turn.unfreeze_at != self._decided
-        if self.pace is None or self._is_thinking:
+        length, links = self._course.local_iterations, books.links
+        step = -(-max(turn.end_step, books.end_step) // length) * length
+        if self.pace is None or self._is_thinking or step >= self._course.num_steps:
             return
+        lost = self._profile.by_name.keys() - living
         changed = self.pace.changed() if self._watches else {}
         if changed and _differ(changed, self._told):
             self._told = changed
             said = ", ".join(f"{node} {ratio:.2f} times as long" for node, ratio in sorted(changed.items()))
             self._note(f"after step {turn.end_step} actions of nodes take, compared with the first turns: {said}")
-            self._think_beside(part, self.pace.profile(links), turn, prepare_s)
+            self._think_beside(part, without(self.pace.profile(links), lost), turn, step, prepare_s)
         elif has_decided:
             self._decided = turn.unfreeze_at
             profile = dataclasses.replace(self._profile, links=links.links(self._profile.links))
-            self._think_beside(part, profile, turn, prepare_s)
+            self._think_beside(part, without(profile, lost), turn, step, prepare_s)
 
-    def _think_beside(self, part: Plan, profile: Profile, turn: Turn, prepare_s: float) -> None:
+    def _think_beside(self, part: Plan, profile: Profile, turn: Turn, step: int, prepare_s: float) -> None:
         self._is_thinking = True
-        work = (part, profile, turn, self._move_s or max(prepare_s, FIRST_MOVE_S))
+        work = (part, profile, turn, step, self._move_s or max(prepare_s, FIRST_MOVE_S))
         threading.Thread(target=self._think, args=work, name="replan", daemon=True).start()
 
-    def take(self, answer: Considered) -> rounds.Replanned | None:
-        """Tell the user what was found, and return what the state machine is told; None if the run stays."""
+    def take(self, answer: Considered, living: Set[str]) -> rounds.Replanned | None:
+        """Tell the user what was found, and return what the state machine is told; None if the run stays.
+
+        What was looked for beside another placement than that which holds is forgotten.
+        """
         self._is_thinking, found = False, answer.found
-        if found is None:
-            self._note("there is no other placement that fits the nodes; the run stays on its own")
+        if answer.epoch != self._epoch:
             return None
-        if not found.is_worth_it:
-            self._note(f"the run stays on its placement: {found.line()}")
+        if found is None:
+            why = answer.problem or "there is no other placement that fits the nodes"
+            self._note(f"{why}; the run stays on its own")
+            return None
+        lost = [piece.node for piece in found.placement.slices if piece.node not in living]
+        if lost or not found.is_worth_it:
+            also = f", and node {lost[0]} is lost" if lost else ""
+            self._note(f"the run stays on its placement: {found.line()}{also}")
             return None
         self._note(f"the run is to move: {found.line()}")
         self._next = answer.profile
@@ -147,37 +184,41 @@ class Replanning:
 
         threading.Thread(target=think, name="recover", daemon=True).start()
 
-    def moved(self, seconds: float, *, has_moved: bool) -> PaceWatch | None:
+    def moved(self, command: rounds.LogMove) -> PaceWatch | None:
         """Begin to watch anew after a move, and return the watch; its placement was planned with the newest times."""
-        if self.pace is None:
-            return None
-        if has_moved and self._next is not None:
-            self._profile, self._told, self._move_s = self._next, {}, seconds
+        if not command.problem:
+            self._move_s = command.seconds
+            if self._next is not None:
+                self._profile, self._told = self._next, {}
         self._next = None
-        self.pace = self._watch()
+        self._watch(command.part, command.epoch)
         return self.pace
 
-    def _watch(self) -> PaceWatch:
-        return PaceWatch(self._course, self._profile, recompute=self._recompute)
+    def recovered(self, command: rounds.LogRecovery) -> PaceWatch | None:
+        """Begin to watch anew on the placement without lost nodes, and return the watch."""
+        self._next, self._told = None, {}
+        self._watch(command.part, self._last_epoch)  # no later placement of the plan is left
+        return self.pace
 
-    def _think(self, part: Plan, profile: Profile, turn: Turn, move_s: float) -> None:
-        found = None
+    def _think(self, part: Plan, profile: Profile, turn: Turn, step: int, move_s: float) -> None:
+        found, problem = None, ""
         try:
             effort = Effort(seconds=self._job.runtime.plan_s)
             found = replanned(
                 part,
                 self._job,
                 profile,
-                step=turn.end_step,
+                step=step,
                 move_s=move_s,
                 effort=effort,
                 unfreeze_at=turn.unfreeze_at,
             )
         except RingTuneError as error:
-            _LOG.warning("no other placement was found: %s", error)
+            problem = f"no other placement was found: {error}"
         except Exception:
             _LOG.exception("looking for another placement failed by a bug")
-        self._put(Considered(found, profile))
+            problem = "looking for another placement failed by a bug"
+        self._put(Considered(part.placement.epoch, found, profile, problem))
 
 
 def _differ(now: Mapping[str, float], told: Mapping[str, float]) -> bool:

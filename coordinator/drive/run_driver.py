@@ -163,7 +163,7 @@ class RunDriver(Driver):
             case LinkAnswer():
                 self._making.take_link(entry)
             case Considered():
-                if self._replanning is not None and (found := self._replanning.take(entry)) is not None:
+                if self._replanning is not None and (found := self._replanning.take(entry, self._needed)) is not None:
                     self._feed(found)
             case NodeRested() | NodeMoved():
                 if self._books is not None:
@@ -244,13 +244,13 @@ class RunDriver(Driver):
                 self._note(self._require_moving().log(command))
                 if self._books is not None and self._replanning is not None:
                     self._books.moved(command, now_unix_s())
-                    self._books.pace = self._replanning.moved(command.seconds, has_moved=not command.problem)
+                    self._books.pace = self._replanning.moved(command)
             case rounds.PlaceAgain() | rounds.LogRecovery():
                 self._note(recover(command, self._moving, self._books, self._replanning, self._reports, self._queue))
             case rounds.LogTurn(turn) if self._books is not None and self._replanning is not None:
                 self._books.log(command)
                 part, prepare_s = self._require_moving().part, self._phases_s.get("preparing", 0.0)
-                self._replanning.turn_done(part, turn, self._books.links, prepare_s=prepare_s)
+                self._replanning.turn_done(part, turn, self._books, prepare_s=prepare_s, living=self._needed)
             case rounds.Grant(turns):
                 if self._books is not None:
                     self._books.granted(turns)

@@ -56,6 +56,7 @@ class RunBooks:
         ledger: of the run.
         pace: of its nodes; None where nobody watches it.
         end_seq: one past the last granted item.
+        end_step: optimizer steps that are done at the end of the granted turns.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class RunBooks:
         self._operations = OperationsLedger(plan, profile)
         self.ledger = RunLedger(plan, job.train, epoch=(part or plan).placement.epoch if plan.moves else None)
         self.pace: PaceWatch | None = None
-        self.end_seq = 0
+        self.end_seq = self.end_step = 0
         self._left_out = Repeats()
 
     @property
@@ -164,7 +165,7 @@ class RunBooks:
     def granted(self, turns: Sequence[Turn]) -> None:
         """Expect the times of the actions of these turns from now on."""
         for turn in turns:
-            self.end_seq = max(self.end_seq, turn.end_seq)
+            self.end_seq, self.end_step = max(self.end_seq, turn.end_seq), turn.end_step
             self._recorded.granted(turn)
             if self.pace is not None:
                 self.pace.granted(turn)

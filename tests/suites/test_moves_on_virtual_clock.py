@@ -135,6 +135,21 @@ def test_move_back_that_takes_too_long_ends_the_run() -> None:
     assert result.finish == rd.Finish("DeadlineError", message)
 
 
+def test_placement_on_a_node_that_was_lost_meanwhile_is_not_taken_into_the_plan() -> None:
+    """A node that the present placement does not need may die; no placement that comes later has it."""
+    plan = moving(make_plan(TWO, ["b"], num_blocks=6, num_steps=20), (2, MOVED))
+    lost = rd.NodeFailed("a", "PeerLostError", "node a is lost")
+    for is_lost in (False, True):
+        undisturbed = VirtualRing(plan).run()
+        (move,) = moves_of(undisturbed)
+        ring = VirtualRing(plan, items_ahead=1, replans=[(0.5 * undisturbed.wall_s, plan.placement)])
+        if is_lost:
+            ring.clock.at(0.4 * undisturbed.wall_s, ring._tell_rounds, lost)
+        found = ring.run()
+        assert found.finish == rd.Finish("", "") and move.step == 4
+        assert any(isinstance(entry, rd.LogPlan) for entry in found.logged) is not is_lost
+
+
 def test_moves_begin_at_the_first_turn_of_the_next_placement_and_not_before() -> None:
     """Evaluations and checkpoints after the last turn are of the old placement still."""
     course = {"num_blocks": 6, "num_steps": 8, "eval_every": 4, "checkpoint_every": 4}

@@ -66,8 +66,14 @@ class Moving:
         return due(self._plan.course, self._plan.placements, turn) > self._tried
 
     def extended(self, placement: Placement, last: Turn | None) -> Plan | None:
-        """Go by a plan with one more placement, for the train turns after ``last``; None where none is left."""
+        """Go by a plan with one more placement, for the train turns after ``last``.
+
+        Returns:
+            The plan; None where no turn is left, or a node of the placement is lost.
+        """
         course = self._plan.course
+        if any(piece.node in self._lost for piece in placement.slices):
+            return None
         turn = -(-last.end_step // course.local_iterations) if last is not None else 0
         if not turn or turn * course.local_iterations >= course.num_steps:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import queue
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -39,6 +40,19 @@ def measured(*, assumed: bool = False) -> Profile:
     return dataclasses.replace(profile, links=links)
 
 
+class FewBooks:
+    """What replanning needs of the books of a run."""
+
+    def __init__(self, end_step: int = 0) -> None:
+        self.end_step = end_step
+        self.links = RecordedLinks()
+
+
+def moved(seconds: float, part: Plan = PLAN, *, epoch: int = 0, problem: str = "") -> rounds.LogMove:
+    """What the state machine logs of a move."""
+    return rounds.LogMove(TURN.end_step, epoch or part.placement.epoch, part, seconds, (), problem)
+
+
 class Run:
     """A run's part in replanning: what came into its queue, and what the user was told."""
 
@@ -54,19 +68,29 @@ class Run:
             note=self.notes.append,
         )
 
-    def consider(self, changed_nodes: dict[str, float], *, prepare_s: float = 1.0) -> None:
-        """Look for a placement after these nodes have changed."""
+    def consider(
+        self, changed_nodes: dict[str, float], *, part: Plan = PLAN, end_step: int = 0, living: Sequence[str] = "ab"
+    ) -> None:
+        """Look for a placement after these nodes have changed, with turns granted up to this step."""
         pace: Any = self.replanning.pace
         pace.changed = lambda: changed_nodes
-        self.replanning.turn_done(PLAN, TURN, RecordedLinks(), prepare_s=prepare_s)
+        books = FewBooks(end_step)
+        self.replanning.turn_done(part, TURN, books, prepare_s=1.0, living=frozenset(living))
+
+    def take(self, living: Sequence[str] = "ab") -> rounds.Replanned | None:
+        """Take what was found."""
+        return self.replanning.take(self.answers.get(timeout=20), frozenset(living))
 
 
-def found(patch: pytest.MonkeyPatch, stays_s: float, moves_s: float) -> list[float]:
+def found(
+    patch: pytest.MonkeyPatch, stays_s: float, moves_s: float, *, step: int = TURN.end_step, nodes: str = "ab"
+) -> list[float]:
     """Let the planner find the other placement with these seconds; the list gets the costs that it was told."""
     costs: list[float] = []
+    wanted = (step, set(nodes))
 
     def planned(part: Plan, job: Job, profile: Profile, *, step: int, move_s: float, **more: object) -> Replanned:
-        assert step == TURN.end_step
+        assert (step, set(profile.by_name)) == wanted
         costs.append(move_s)
         return Replanned(OTHER, "the other one", stays_s, moves_s, move_s)
 
@@ -80,7 +104,7 @@ def test_replanning_tells_who_changed_and_moves_where_that_gains_more_than_it_co
     """The state machine gets the placement with both numbers; they are told too."""
     costs, run = found(monkeypatch, 60.0, 40.0), Run()
     run.consider({"b": 2.0})
-    answer = run.replanning.take(run.answers.get(timeout=20))
+    answer = run.take()
     assert answer == rounds.Replanned(OTHER, 60.0, 40.0, FIRST_MOVE_S)
     assert costs == [FIRST_MOVE_S]
     assert run.notes[0] == "after step 4 actions of nodes take, compared with the first turns: b 2.00 times as long"
@@ -92,12 +116,12 @@ def test_replanning_stays_where_the_gain_is_less_than_the_cost(monkeypatch: pyte
     found(monkeypatch, 60.0, 58.0)
     run = Run()
     run.consider({"b": 2.0})
-    assert run.replanning.take(run.answers.get(timeout=20)) is None
+    assert run.take() is None
     assert run.notes[-1].startswith("the run stays on its placement: the other one: gains 2")
     run.consider({"b": 2.1})
     assert len(run.notes) == 2
     run.consider({"b": 4.0})
-    assert run.replanning.take(run.answers.get(timeout=20)) is None
+    assert run.take() is None
     assert len(run.notes) == 4
 
 
@@ -105,9 +129,9 @@ def test_replanning_after_a_move_watches_anew_and_knows_what_a_move_costs(monkey
     """The seconds of the last move count from then on."""
     costs, run = found(monkeypatch, 60.0, 40.0), Run()
     run.consider({"b": 2.0})
-    run.replanning.take(run.answers.get(timeout=20))
+    run.take()
     first = run.replanning.pace
-    assert run.replanning.moved(7.5, has_moved=True) is run.replanning.pace is not first
+    assert run.replanning.moved(moved(7.5)) is run.replanning.pace is not first
     run.consider({"a": 3.0})
     run.answers.get(timeout=20)
     assert costs == [FIRST_MOVE_S, 7.5]
@@ -121,9 +145,9 @@ def test_replanning_follows_what_the_losses_decide(monkeypatch: pytest.MonkeyPat
     for follow, looked in (("never", 0), ("auto", 1)):
         run = Run(plan=plan, job=job_of(placement__follow=follow))
         for turn in (TURN, decided, decided):
-            run.replanning.turn_done(plan, turn, RecordedLinks(), prepare_s=9.0)
+            run.replanning.turn_done(plan, turn, FewBooks(), prepare_s=9.0, living=frozenset("ab"))
             if turn is decided and looked and run.replanning._is_thinking:
-                assert run.replanning.take(run.answers.get(timeout=20)) is not None
+                assert run.take() is not None
         assert costs == [9.0] * looked
 
 
@@ -136,7 +160,11 @@ def test_replanning_that_finds_nothing_leaves_the_run_alone(monkeypatch: pytest.
     monkeypatch.setattr(replanning, "replanned", fails)
     run = Run()
     run.consider({"b": 2.0})
-    assert run.replanning.take(run.answers.get(timeout=20)) is None
+    assert run.take() is None
+    assert run.notes[-1] == "no other placement was found: a link is missing; the run stays on its own"
+    monkeypatch.setattr(replanning, "replanned", lambda *arguments, **options: None)
+    run.consider({"b": 4.0})
+    assert run.take() is None
     assert run.notes[-1] == "there is no other placement that fits the nodes; the run stays on its own"
 
 
@@ -153,8 +181,8 @@ def test_replanning_that_finds_nothing_leaves_the_run_alone(monkeypatch: pytest.
 def test_run_that_stays_anyway_is_not_watched(run: Run) -> None:
     """Nothing is watched where the job says so, links were assumed, or the course can't move."""
     assert run.replanning.pace is None
-    run.replanning.turn_done(PLAN, TURN, RecordedLinks(), prepare_s=1.0)
-    assert run.replanning.moved(1.0, has_moved=True) is None
+    run.replanning.turn_done(PLAN, TURN, FewBooks(), prepare_s=1.0, living=frozenset("ab"))
+    assert run.replanning.moved(moved(1.0)) is None
     assert run.notes == []
 
 
@@ -163,3 +191,44 @@ def test_resumed_run_is_watched_once_its_last_placement_holds() -> None:
     plan = PLAN.extended(OTHER, first_turn=1)
     assert Run(plan=plan).replanning.pace is None
     assert Run(plan=plan, epoch=1).replanning.pace is not None
+
+
+def test_run_is_watched_once_it_has_tried_all_moves_of_its_plan() -> None:
+    """Whether the last of them was made or failed: no other one is to come."""
+    plan = PLAN.extended(OTHER, first_turn=1).extended(PLAN.placement, first_turn=2)
+    for last in (moved(2.0, plan.at(2)), moved(2.0, plan.at(1), epoch=2, problem="node b has no room")):
+        run = Run(plan=plan)
+        assert run.replanning.moved(moved(2.0, plan.at(1))) is None
+        assert run.replanning.moved(last) is run.replanning.pace is not None
+
+
+def test_replanning_counts_the_steps_that_could_be_done_on_another_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns that are granted are done where the run is; where no other is left nothing is looked for."""
+    found(monkeypatch, 60.0, 40.0, step=10)
+    run = Run()
+    run.consider({"b": 2.0}, end_step=9)
+    assert run.take() is not None
+    run.consider({"b": 4.0}, end_step=19)
+    assert run.answers.empty() and len(run.notes) == 2
+
+
+def test_replanning_leaves_lost_nodes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that the placement does not need may be lost, before the search or while it goes on."""
+    found(monkeypatch, 60.0, 40.0, nodes="a")
+    run = Run()
+    run.consider({"a": 2.0}, living="a")
+    assert run.take("a") is None
+    assert run.notes[-1].endswith("as predicted from the newest turns, and node b is lost")
+
+
+def test_replanning_forgets_what_it_looked_for_before_a_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was judged beside a placement that the run has no longer, with times of a node that is lost."""
+    found(monkeypatch, 60.0, 40.0)
+    run = Run()
+    run.consider({"b": 2.0})
+    plan = PLAN.extended(OTHER, first_turn=1, epoch=3)
+    told = len(run.notes)
+    recovered = rounds.LogRecovery(2, ("c",), plan, plan.at(3), 9.0, ())
+    assert run.replanning.recovered(recovered) is run.replanning.pace is not None
+    assert run.take() is None and len(run.notes) == told
+    assert not run.replanning._is_thinking and run.replanning._move_s == 0.0
