@@ -52,11 +52,21 @@ def coordinator(
         float | None,
         typer.Option(metavar="DAYS", min=0, help="How long a run stays that nobody fetches. Default: for ever."),
     ] = None,
+    take_up_hours: Annotated[
+        float,
+        typer.Option(
+            "--take-up",
+            metavar="HOURS",
+            min=0,
+            help="Go on by itself with the run that a crash interrupted at most so long ago; 0 = never.",
+        ),
+    ] = 24.0,
     json: options.Json = False,
 ) -> None:
     """Listen for nodes and jobs until stopped with Ctrl-C, SIGTERM or SIGHUP; a run is saved before.
 
-    A run goes on when the command that submitted it is gone. Its files are kept here until they are fetched.
+    A run goes on when the command that submitted it is gone. Its files are kept here until they are fetched. After a
+    crash of the coordinator, the next one with the same --state goes on with the run from its newest checkpoint.
     """
     if context.invoked_subcommand is not None:
         return
@@ -78,7 +88,7 @@ def coordinator(
     after = contextlib.ExitStack()
 
     def keep_runs(coordinator: Coordinator, address: str) -> None:
-        """Before the first call is answered: a run that begins is kept, and a user is told of those that are."""
+        """Before the first call is answered: a run that begins is kept, and one that was interrupted taken up."""
         kept = KeptRuns(
             state or default_folder(address),
             keep_days=keep_days,
@@ -86,7 +96,10 @@ def coordinator(
             keep_unfetched_days=math.inf if keep_unfetched_days is None else keep_unfetched_days,
         )
         coordinator.kept = after.enter_context(contextlib.closing(kept))
+        coordinator.say = first_lines.append
+        coordinator.take_up(within_s=take_up_hours * 3600)
 
+    first_lines: list[str] = []
     with (
         Ending() as ending,
         after,
@@ -95,8 +108,10 @@ def coordinator(
         ) as server,
     ):
         progress = make_progress(as_json=json, live=False)
-        server.coordinator.say = progress.note
         progress.listening(server.address, reachable_address(server.address, own_host()))
+        server.coordinator.say = progress.note
+        for line in first_lines:
+            progress.note(line)
         while not ending.wait():
             server.coordinator.say_who_is_lost()
             if keeper is not None:

@@ -39,6 +39,7 @@ def logs(
 
     Ctrl-C ends this command, not the run.
     """
+    from coordinator.kept_runs.taking_up import last_of
     from coordinator.submit.connection import Connection
     from coordinator.submit.find_run import find_run, only_run
     from coordinator.submit.run_log import show_events, show_file
@@ -50,7 +51,9 @@ def logs(
     with Connection(
         found.coordinator, insecure=None if found.place is not None and found.place.is_local else insecure
     ) as client:
-        run_id = found.run_id or only_run(client.runs(), lambda _: True, "run").run_id
+        records = client.runs()
+        run_id = found.run_id or only_run(records, lambda _: True, "run").run_id
+        run_id = last_of({record.run_id: record for record in records}, run_id)
         show_events(client, run_id, follow=follow, as_json=json)
 
 
@@ -72,6 +75,7 @@ def fetch(
     import dataclasses
     import json as json_module
 
+    from coordinator.kept_runs.taking_up import last_of
     from coordinator.submit.connection import Connection
     from coordinator.submit.fetching import fetch_run
     from coordinator.submit.find_run import find_run, only_run
@@ -93,6 +97,7 @@ def fetch(
         if run_id not in records:
             raise UsageError(f"run {run_id} is not kept there; 'ringtune runs' lists those that are")
         target = out or found.folder or Path(run_id)
+        run_id = last_of(records, run_id)
         fetch_run(client, records[run_id], target, replace=replace or target == found.folder)
     record = records[run_id]
     if json:

@@ -48,6 +48,15 @@ def train(
         bool,
         typer.Option("--detach", help="Return as soon as the run trains; it goes on by itself, see 'ringtune logs'."),
     ] = False,
+    coordinator_wait_s: Annotated[
+        float,
+        typer.Option(
+            "--coordinator-wait",
+            metavar="SECONDS",
+            min=0,
+            help="How long to wait for a coordinator that crashed or can't be reached, and then to go on.",
+        ),
+    ] = 300.0,
     json: options.Json = False,
 ) -> None:
     """Train a job; its adapter or model, metrics, report and trace go to a folder.
@@ -100,7 +109,12 @@ def train(
         choices=choices,
     )
     submission = Submission(
-        request=request, local=local, coordinator=coordinator, insecure=insecure, replace=replace or resume
+        request=request,
+        local=local,
+        coordinator=coordinator,
+        insecure=insecure,
+        replace=replace or resume,
+        coordinator_wait_s=coordinator_wait_s,
     )
     if detach:
         submit_and_leave(submission, out, sys.argv[1:], as_json=json)

@@ -12,6 +12,7 @@ One thread does the work; whatever comes from another one is queued.
 from __future__ import annotations
 
 import abc
+import json
 import logging
 import queue
 import threading
@@ -210,6 +211,7 @@ class Driver(abc.ABC):
         self._emit(control_pb2.RunEvent(job_toml=job_toml))
         self._emit(control_pb2.RunEvent(state="joining"))
         members = self._await_members(wanted, join_s, named, evaluation, has_given_plan=has_given_plan)
+        self._emit(control_pb2.RunEvent(members_json=json.dumps([member.node for member in members])))
         self._instances = {member.node: member.instance for member in members}
         self._calls = {
             member.node: AgentCalls(

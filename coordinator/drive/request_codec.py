@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 
+from google.protobuf.message import DecodeError
+
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.alternatives import Choices
 from coordinator.planner.given_plan import GivenPlan
 from ringtune.costs.profile import Profile
+from ringtune.errors import IntegrityError
 from ringtune.files.strict import read_object
 from ringtune.jobs.job import parse_job
 from ringtune.rounds.checkpoint import Resume
@@ -31,7 +34,21 @@ def run_request_to_proto(request: RunRequest) -> control_pb2.RunRequest:
         wire_dtypes=request.choices.wire_dtypes,
         submitted_by=request.submitted_by,
         rehearsal=request.is_rehearsal,
+        submission=request.submission,
+        nodes=request.nodes,
     )
+
+
+def read_run_request(content: bytes) -> RunRequest:
+    """Read a request that was kept on a disk.
+
+    Raises:
+        RingTuneError: a part of it is wrong or not readable.
+    """
+    try:
+        return run_request_from_proto(control_pb2.RunRequest.FromString(content))
+    except DecodeError as error:
+        raise IntegrityError(f"with what the run began is not readable: {error}; submit it again") from error
 
 
 def run_request_from_proto(message: control_pb2.RunRequest) -> RunRequest:
@@ -52,4 +69,6 @@ def run_request_from_proto(message: control_pb2.RunRequest) -> RunRequest:
         choices=Choices(tuple(message.microbatches), tuple(message.wire_dtypes)),
         submitted_by=message.submitted_by,
         is_rehearsal=message.rehearsal,
+        submission=message.submission,
+        nodes=tuple(message.nodes),
     )

@@ -61,6 +61,8 @@ class RunRequest(NamedTuple):
         choices: what the planner may choose from.
         submitted_by: user and host.
         is_rehearsal: only to learn what actions take; what it trains is thrown away.
+        submission: random; by it who submitted the run finds it again without having heard its id.
+        nodes: exactly these; none = ``num_nodes`` says how many.
     """
 
     job: Job
@@ -74,6 +76,8 @@ class RunRequest(NamedTuple):
     choices: Choices = NO_CHOICES
     submitted_by: str = ""
     is_rehearsal: bool = False
+    submission: str = ""
+    nodes: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:

@@ -116,7 +116,7 @@ class RunDriver(Driver):
             self._job_toml,
             request.num_nodes,
             request.join_s,
-            named=self._checkpoints.needed_nodes or (request.plan.plan.nodes if request.plan else ()),
+            named=self._checkpoints.needed_nodes or (request.plan.plan.nodes if request.plan else request.nodes),
             has_given_plan=request.plan is not None,
             evaluation=request.evaluation,
         )

@@ -8,8 +8,8 @@ from coordinator.drive.requests import RunRequest
 from coordinator.kept_runs.record import RunRecord
 
 
-def record_of(run_id: str, request: RunRequest, now_unix_s: float) -> RunRecord:
-    """Make the record of a run that begins."""
+def record_of(run_id: str, request: RunRequest, now_unix_s: float, *, takes_up: str = "") -> RunRecord:
+    """Make the record of a run that begins; ``takes_up`` is the interrupted one that it goes on with, if any."""
     return RunRecord(
         run_id=run_id,
         first_run=request.resume.manifests[0].run_id if request.resume else run_id,
@@ -17,4 +17,7 @@ def record_of(run_id: str, request: RunRequest, now_unix_s: float) -> RunRecord:
         method=request.job.train.method,
         submitted_by=request.submitted_by,
         started_unix_s=now_unix_s,
+        saved_step=request.resume.manifests[0].step if request.resume else -1,
+        takes_up=takes_up,
+        submission=request.submission,
     )

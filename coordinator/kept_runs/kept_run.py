@@ -73,7 +73,8 @@ class KeptRun:
         if record.state == "running":
             record = _replayed(record, events_path)
             if record.state == "running":
-                record = record.interrupted(record_path.stat().st_mtime)
+                written = events_path if events_path.exists() else record_path
+                record = record.interrupted(written.stat().st_mtime)
             with suppress(StorageError):  # the next start finds it again
                 write_durably(record_path, record.to_text().encode())
         return KeptRun(record, record_path, events_path, log=None)

@@ -4,9 +4,10 @@
 
     STATE/lock                    held by the coordinator that writes here
     STATE/runs/<run id>/run.json  what is known of the run
+    STATE/runs/<run id>/request   with what it began: ``RunRequest`` as it came
     STATE/runs/<run id>/events    its events, of which its folder can be written again
 
-A run that was under way when the coordinator ended is found as interrupted when it starts again.
+A run that was under way when the coordinator ended is found as interrupted when it starts again, and taken up.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from platformdirs import user_state_path
 
 from coordinator.kept_runs.kept_run import KeptRun
 from coordinator.kept_runs.record import RunRecord, chain_of, in_order, to_drop
-from ringtune.errors import BusyError, UsageError
-from ringtune.files.durable import make_folder, remove_partial_files, storage_errors
+from ringtune.errors import BusyError, IntegrityError, UsageError
+from ringtune.files.durable import make_folder, remove_partial_files, storage_errors, write_durably
 from ringtune.ids import RUN_ID
 from ringtune.rpc.addresses import split_address
 from ringtune.v1 import control_pb2
@@ -36,7 +37,7 @@ from ringtune.v1 import control_pb2
 _LOG = logging.getLogger(__name__)
 KEEP_DAYS = 7.0
 KEEP_BYTES = 10 << 30
-_RUNS, _RECORD, _EVENTS = "runs", "run.json", "events"
+_RUNS, _RECORD, _REQUEST, _EVENTS = "runs", "run.json", "request", "events"
 
 
 class KeptRuns:
@@ -102,11 +103,12 @@ class KeptRuns:
 
     # ---- runs -------------------------------------------------------------------------------------
 
-    def begin(self, record: RunRecord, *, on_saved: Callable[[int], None]) -> KeptRun:
+    def begin(self, record: RunRecord, *, request: bytes = b"", on_saved: Callable[[int], None]) -> KeptRun:
         """Begin to keep a run.
 
         Args:
             record: of the run.
+            request: with what it began, as a message.
             on_saved: called with the step when the manifest of a checkpoint is on disk.
 
         Raises:
@@ -115,9 +117,24 @@ class KeptRuns:
         self.prune()
         folder = self.folder / _RUNS / record.run_id
         run = KeptRun.begun(record, folder / _RECORD, folder / _EVENTS, on_saved=on_saved)
+        write_durably(folder / _REQUEST, request)
         with self._lock:
             self._runs[record.run_id] = run
         return run
+
+    def request(self, run_id: str) -> bytes:
+        """Return with what a run began, as a message.
+
+        Raises:
+            UsageError: there is no such run.
+            IntegrityError: it was not kept.
+        """
+        self._run(run_id)
+        path = self.folder / _RUNS / run_id / _REQUEST
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise IntegrityError(f"{path} can't be read: {error.strerror}; submit the run again") from error
 
     def records(self) -> dict[str, RunRecord]:
         """What is known of every run, by its id, oldest first."""

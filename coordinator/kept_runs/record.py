@@ -21,7 +21,7 @@ from typing import Final
 
 from ringtune.errors import IntegrityError, InterruptedRunError, InvalidInputError, UsageError
 from ringtune.files.strict import read_dataclass
-from ringtune.ids import check_run_id
+from ringtune.ids import check_node_name, check_run_id
 from ringtune.v1 import control_pb2
 
 STATES: Final = ("running", "done", "stopped", "failed", "interrupted")
@@ -47,6 +47,9 @@ class RunRecord:
         message: why it did not end well.
         is_fetched: whether somebody has all of its events.
         size_bytes: of its events on the disk.
+        nodes: that take part, or that were asked about themselves for it; none until they were.
+        takes_up: the interrupted run with which the coordinator goes on by this one; empty = somebody submitted it.
+        submission: random; who submitted the run finds it by this without having heard its id.
     """
 
     run_id: str
@@ -63,11 +66,18 @@ class RunRecord:
     message: str = ""
     is_fetched: bool = False
     size_bytes: int = 0
+    nodes: tuple[str, ...] = ()
+    takes_up: str = ""
+    submission: str = ""
 
     def __post_init__(self) -> None:
         """Refuse ids that may not become part of a path, and a state that there is not."""
         check_run_id(self.run_id)
         check_run_id(self.first_run)
+        if self.takes_up:
+            check_run_id(self.takes_up)
+        for node in self.nodes:
+            check_node_name(node)
         if self.state not in STATES:
             raise IntegrityError(f"run {self.run_id} has the state {self.state!r}, which is none")
 
@@ -86,6 +96,8 @@ class RunRecord:
         match event.WhichOneof("event"):
             case "plan_json":
                 return replace(self, num_steps=json.loads(event.plan_json)["course"]["num_steps"])
+            case "members_json":
+                return replace(self, nodes=tuple(json.loads(event.members_json)))
             case "resumed_json":
                 step = int(json.loads(event.resumed_json)["step"])
                 return replace(self, steps_done=step, saved_step=step)

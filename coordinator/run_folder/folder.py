@@ -53,6 +53,7 @@ FETCHING = "fetching"
 """What has come of a run that is being fetched."""
 
 _OWN_FOLDERS = (*RESULT_FOLDERS, "recordings", "logs", FOLDER, PARTS, FETCHING)
+_OF_COMMAND = (PLACE, LOG, "logs", FETCHING)
 _REMOVE_S = 5.0
 _RETRY_S = 0.1
 _PART = ".part"
@@ -103,11 +104,15 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close the open files; a file that is not complete keeps ``.part`` in its name."""
+        self._let_go()
+        if error is not None and self._is_new:
+            self._remove_if_nothing_began()
+
+    def _let_go(self) -> None:
+        """Close the files that are not complete."""
         for growing in self._growing.values():
             growing.file.close()
         self._growing.clear()
-        if error is not None and self._is_new:
-            self._remove_if_nothing_began()
 
     def _remove_if_nothing_began(self) -> None:
         """Remove a folder that was made for a run of which nothing is left but what was asked."""
@@ -168,11 +173,22 @@ class RunFolder:
         self.checkpoints.add(manifest)
 
     def go_back_to(self, step: int) -> None:
-        """Drop what came after ``step``, from which the run goes on, and put the part before away."""
+        """Drop what came after ``step``, from which the run goes on, and put the part before away.
+
+        A file that was not complete is begun anew.
+        """
+        self._let_go()
         self.checkpoints.go_back_to(step)
         cut_metrics(self.path / _METRICS, step)
         self.tables.go_back_to(step)
         self._parts.begin(step)
+
+    def begin_anew(self) -> None:
+        """Remove what the run has left so far: it begins anew, because it had no checkpoint to go on from."""
+        self._let_go()
+        for name in files_of_run(self.path):
+            if name not in _OF_COMMAND:
+                remove(self.path / name)
 
     def add_chunk(self, chunk: control_pb2.FileChunk) -> Path | None:
         """Append a chunk to a result file; several files may grow together.

@@ -12,11 +12,13 @@ from typing import TypeVar
 
 from coordinator.drive.driver import Driver
 from coordinator.drive.measure_driver import MeasureDriver
+from coordinator.drive.request_codec import read_run_request, run_request_to_proto
 from coordinator.drive.requests import MeasureRequest, RunRequest
 from coordinator.drive.run_driver import RunDriver
 from coordinator.drive.status_board import StatusBoard
 from coordinator.kept_runs.begin import record_of
 from coordinator.kept_runs.kept_runs import KeptRuns
+from coordinator.kept_runs.taking_up import request_to_go_on, to_take_up
 from coordinator.members.link_cache import LinkCache
 from coordinator.members.registry import Member, Registry
 from coordinator.records.events import EventSink
@@ -177,8 +179,12 @@ class Coordinator:
 
     # ---- runs -------------------------------------------------------------------------------------
 
-    def run(self, request: RunRequest) -> RunDriver:
+    def run(self, request: RunRequest, *, takes_up: str = "") -> RunDriver:
         """Start a run, go on with one, or evaluate a saved adapter; nodes measure unless a profile is given.
+
+        Args:
+            request: what is wanted.
+            takes_up: the interrupted run that it goes on with by itself.
 
         Raises:
             BusyError: there is one already.
@@ -190,16 +196,42 @@ class Coordinator:
             request.job,
             request.kind,
             request.submitted_by,
-            lambda run_id, on_end: self._kept_driver(run_id, request, lease_s=lease_s, on_end=on_end),
+            lambda run_id, on_end: self._kept_driver(run_id, request, takes_up, lease_s=lease_s, on_end=on_end),
         )
 
     def _kept_driver(
-        self, run_id: str, request: RunRequest, *, lease_s: float, on_end: Callable[[], None]
+        self, run_id: str, request: RunRequest, takes_up: str, *, lease_s: float, on_end: Callable[[], None]
     ) -> RunDriver:
         driver = RunDriver(run_id, request, self, lease_s=lease_s, on_end=on_end)
         if self.kept is not None and request.is_training:
-            driver.keep(self.kept.begin(record_of(run_id, request, time.time()), on_saved=driver.noted))
+            record = record_of(run_id, request, time.time(), takes_up=takes_up)
+            asked = run_request_to_proto(request).SerializeToString()
+            driver.keep(self.kept.begin(record, request=asked, on_saved=driver.noted))
         return driver
+
+    def take_up(self, *, within_s: float) -> None:
+        """Go on with the run that was under way when the coordinator's process before this one ended, if any.
+
+        What can't be gone on with is said, and stays interrupted.
+
+        Args:
+            within_s: an older interruption is left to the user.
+
+        Raises:
+            UsageError: no runs are kept.
+        """
+        kept = self.require_kept()
+        found = to_take_up(kept.records(), now_unix_s=time.time(), within_s=within_s)
+        if found is None:
+            return
+        try:
+            asked = read_run_request(kept.request(found.run_id))
+            request = request_to_go_on(asked, found, kept.events(found.run_id, wait=False))
+            driver = self.run(request, takes_up=found.run_id)
+        except RingTuneError as error:
+            self.tell(f"run {found.run_id} was under way when the coordinator ended, and can't go on: {error}")
+        else:
+            self.tell(f"run {found.run_id} was under way when the coordinator ended; {driver.run_id} goes on with it")
 
     def keeps(self, run_id: str) -> KeptRuns | None:
         """Return where the books of a run are kept; None if they are not."""

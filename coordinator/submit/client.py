@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from coordinator.records.result_files import saved_files
 from coordinator.run_folder.event_files import EventFiles
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
+from coordinator.submit.coming_back import Following
 from coordinator.submit.connection import CALL_S, Connection, who_submits
 from coordinator.submit.interrupts import Interrupts
 from coordinator.submit.outcome import Outcome
@@ -24,7 +26,7 @@ from coordinator.submit.rehearsing import Rehearsing
 from coordinator.submit.shown_events import ShownEvents
 from ringtune.costs.profile import Profile
 from ringtune.costs.rehearsal import rehearsal_of, rehearsal_steps, rehearsed
-from ringtune.errors import IntegrityError, InterruptedRunError, RingTuneError, UsageError
+from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRunError, RingTuneError, UsageError
 from ringtune.files.chunks import cut_pieces
 from ringtune.hints import hint
 from ringtune.jobs.job import Job
@@ -65,6 +67,7 @@ class Client(Connection):
         folder: RunFolder | None,
         interrupts: Interrupts | None = None,
         sinks: Sequence[EventSink] = (),
+        coordinator_wait_s: float = 0.0,
     ) -> Outcome:
         """Start a run, or go on with one, and follow it to its end.
 
@@ -74,6 +77,7 @@ class Client(Connection):
             folder: where its files go; None = nowhere.
             interrupts: asks the run to end in order at the first Ctrl-C; None = Ctrl-C ends it at once.
             sinks: further readers of the run's events.
+            coordinator_wait_s: how long to wait for a coordinator that is away, if it keeps the run, in seconds.
 
         Raises:
             InterruptedRunError: Ctrl-C.
@@ -82,7 +86,10 @@ class Client(Connection):
         outcome = Outcome(request.job)
         files = [EventFiles(folder, on_saved=self._note_saved)] if folder is not None else []
         with (interrupts or Interrupts()).asking(lambda: self._drain(outcome, progress)):
-            self._follow_run(self._submit(request), outcome, *files, ShownEvents(progress, outcome), *sinks)
+            request = request._replace(submission=secrets.token_hex(8))
+            following = Following(self, outcome, folder, submission=request.submission, say=progress.note)
+            heard_by: tuple[EventSink, ...] = (following, *files, ShownEvents(progress, outcome), *sinks)
+            self._follow_run(self._submit(request), outcome, heard_by, following, coordinator_wait_s)
         return outcome
 
     def start(self, request: RunRequest) -> str:
@@ -108,11 +115,13 @@ class Client(Connection):
         """Begin the call of a run; it has no deadline: a run may take days, and keepalive sees a dead coordinator."""
         return self._stub.Run(run_request_to_proto(request._replace(submitted_by=who_submits())))
 
-    def _follow_run(self, call: Any, outcome: Outcome, *sinks: EventSink) -> None:
+    def _follow_run(
+        self, call: Any, outcome: Outcome, sinks: Sequence[EventSink], following: Following, wait_s: float
+    ) -> None:
         try:
-            self._follow(call, outcome, *sinks)
+            self._follow_kept(call, outcome, sinks, following, wait_s)
         except RingTuneError as error:
-            if not outcome.is_kept or outcome.error is not None or not outcome.run_id:
+            if not outcome.is_kept or outcome.error is not None or not outcome.run_id or following.is_left:
                 raise
             if isinstance(error, InterruptedRunError):  # the run does not end with the call
                 self._stop_at_once(outcome.run_id)
@@ -122,6 +131,22 @@ class Client(Connection):
         finally:
             if outcome.is_kept and (outcome.is_done or outcome.error is not None):
                 self.fetched(outcome.run_id)
+
+    def _follow_kept(
+        self, call: Any, outcome: Outcome, sinks: Sequence[EventSink], following: Following, wait_s: float
+    ) -> None:
+        """Follow a run; where the coordinator is away for a while, go on once it is back."""
+        try:
+            self._follow(call, outcome, *sinks)
+        except ConnectionFailedError as error:
+            if not (wait_s and following.may_go_on):
+                raise
+            _LOG.info("the connection with the coordinator broke: %s", error)
+            try:
+                following.go_on(wait_s, lambda events: _hear(events, outcome, sinks))
+            except KeyboardInterrupt as interrupt:
+                raise InterruptedRunError("stopped while the coordinator was away") from interrupt
+            outcome.require_end()
 
     def _stop_at_once(self, run_id: str) -> None:
         try:
@@ -272,6 +297,7 @@ class Client(Connection):
     def _follow(self, call: Any, outcome: Outcome, *sinks: EventSink) -> Outcome:
         try:
             self._checked(lambda: _hear(call, outcome, sinks))
+            outcome.require_end()
         except KeyboardInterrupt as error:
             raise InterruptedRunError("stopped; every node was told to forget the run") from error
         finally:
@@ -292,7 +318,7 @@ def _hear_until(call: Any, outcome: Outcome, is_enough: Callable[[], bool]) -> N
             break
 
 
-def _hear(call: Any, outcome: Outcome, sinks: Sequence[EventSink]) -> None:
+def _hear(call: Iterable[control_pb2.RunEvent], outcome: Outcome, sinks: Sequence[EventSink]) -> None:
     """Hand every event to the outcome first, then to the sinks."""
     for event in call:
         outcome(event)
@@ -300,4 +326,3 @@ def _hear(call: Any, outcome: Outcome, sinks: Sequence[EventSink]) -> None:
             sink(event)
         if outcome.error is not None:
             break
-    outcome.require_end()

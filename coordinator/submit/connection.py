@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 import grpc
 
 from coordinator.kept_runs.record import RunRecord
-from ringtune.errors import ConnectionFailedError, TrustError
+from ringtune.errors import ConnectionFailedError, DeadlineError, TrustError
 from ringtune.hints import hint_to_start_coordinator
 from ringtune.rpc.addresses import require_private
 from ringtune.rpc.connections import open_channel
@@ -28,6 +28,7 @@ from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 CONNECT_S = 5.0
+_ASK_AGAIN_S = 0.5
 CALL_S = 10.0
 """Deadline of a call that is answered at once."""
 
@@ -112,6 +113,38 @@ class Connection:
         """
         reply = self._checked(lambda: self._stub.Runs(control_pb2.Empty(), timeout=CALL_S))
         return [RunRecord.parse(run.record_json) for run in reply.runs]
+
+    def await_answer(self, wait_s: float, *, on_silence: Callable[[], None]) -> bool:
+        """Ask until the coordinator answers.
+
+        Args:
+            wait_s: how long, in seconds.
+            on_silence: called when it does not answer at once.
+
+        Returns:
+            Whether it answered at once.
+
+        Raises:
+            ConnectionFailedError: it did not answer within that time.
+            RingTuneError: it is of another version.
+        """
+        deadline_s, is_first = time.monotonic() + wait_s, True
+        while True:
+            try:
+                require_compatible(f"coordinator {self.address}", self.status().version)
+            except (ConnectionFailedError, DeadlineError) as error:
+                if time.monotonic() + _ASK_AGAIN_S > deadline_s:
+                    text = (
+                        f"coordinator {self.address} has not answered for {wait_s:g} s; once it is started again, it "
+                        "goes on by itself"
+                    )
+                    raise ConnectionFailedError(text) from error
+            else:
+                return is_first
+            if is_first:
+                on_silence()
+            is_first = False
+            time.sleep(_ASK_AGAIN_S)
 
     def events(self, run_id: str, *, wait: bool, whole: bool, with_files: bool) -> Iterator[control_pb2.RunEvent]:
         """Yield the events of a run that the coordinator keeps.

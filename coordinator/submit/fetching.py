@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from coordinator.kept_runs.record import RunRecord
+from coordinator.kept_runs.taking_up import last_of
 from coordinator.run_folder.checkpoints import RunCheckpoints
 from coordinator.run_folder.event_files import EventFiles
 from coordinator.run_folder.fetched_folder import fetched_folder
@@ -62,7 +63,7 @@ def bring_up_to_date(client: Connection, out: Path) -> str:
         return ""
     if place is None or place.run_id not in records:
         return ""
-    record = records[place.run_id]
+    record = records[last_of(records, place.run_id)]
     if record.state == "running":
         follow = hint("logs", record.run_id, "--follow", coordinator=client.address)
         raise BusyError(f"run {record.run_id} of {out} goes on; follow it with '{follow}'")

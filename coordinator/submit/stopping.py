@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from coordinator.kept_runs.taking_up import last_of
 from coordinator.submit.connection import Connection, who_submits
 from ringtune.errors import ConnectionFailedError, DeadlineError, UsageError
 from ringtune.v1 import control_pb2
@@ -28,6 +29,8 @@ def stop_run(client: Connection, run_id: str, *, now: bool, wait_s: float) -> st
         DeadlineError: it goes on for longer.
     """
     driven = client.status().run
+    if run_id and run_id != driven.run_id:
+        run_id = last_of({record.run_id: record for record in client.runs()}, run_id)
     if not driven.run_id or driven.is_over or (run_id and run_id != driven.run_id):
         raise UsageError(f"run {run_id} is not driven there now" if run_id else "no run is driven there now")
     client.stop_run(driven.run_id, f"stopped by {who_submits()}", now=now)

@@ -36,6 +36,7 @@ class Submission:
         coordinator: ``host:port``; empty with ``local``.
         insecure: whether it may be on another machine, without encryption.
         replace: whether the files of a run in the folder may be removed.
+        coordinator_wait_s: how long to wait for a coordinator that is away, in seconds.
     """
 
     request: RunRequest
@@ -43,6 +44,7 @@ class Submission:
     coordinator: str
     insecure: bool
     replace: bool
+    coordinator_wait_s: float = 0.0
 
 
 def follow_run(
@@ -77,6 +79,7 @@ def follow_run(
                         folder=folder,
                         interrupts=interrupts,
                         sinks=[_place_writer(out, client.address, asked)],
+                        coordinator_wait_s=0.0 if asked.local else asked.coordinator_wait_s,
                     )
                 finally:
                     goes_on = client.goes_on

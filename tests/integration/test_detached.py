@@ -87,9 +87,10 @@ def test_detached_run_that_is_refused_is_an_error_of_its_command(tmp_path: Path)
     assert "train.csv" in begun.stderr
 
 
-def start_coordinator(state: Path) -> tuple[subprocess.Popen[str], str]:
+def start_coordinator(state: Path, *more: object) -> tuple[subprocess.Popen[str], str]:
     """A coordinator that keeps its runs there, and its address."""
-    process = start_ringtune("coordinator", "--bind", "127.0.0.1:0", "--state", state, "--lease", LEASE_S, "--json")
+    where = ("--bind", "127.0.0.1:0", "--state", state)
+    process = start_ringtune("coordinator", *where, "--lease", LEASE_S, "--json", *more)
     assert process.stdout is not None
     return process, json.loads(process.stdout.readline())["address"]
 
@@ -127,7 +128,7 @@ def test_coordinator_that_is_killed_finds_its_runs_again(tmp_path: Path) -> None
         process.communicate(timeout=RUN_S)
         for agent in agents:
             agent.close()
-    process, address = start_coordinator(state)
+    process, address = start_coordinator(state, "--take-up", 0)
     try:
         listed = run_ringtune("runs", "--coordinator", address, "--json")
         found = {line["run_id"]: line for line in map(json.loads, listed.stdout.splitlines())}

@@ -54,11 +54,20 @@ class Tap:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """End every connection."""
-        for end in [self._listener, *self._sockets]:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+        """End every connection, and take no other."""
+        self._end(self._listener)
+        self.cut()
+
+    def cut(self) -> None:
+        """End every connection; others may come."""
+        while self._sockets:
+            self._end(self._sockets.pop())
+
+    @staticmethod
+    def _end(end: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+        end.close()
 
     def _accept(self) -> None:
         while True:

@@ -245,7 +245,7 @@ class NodesReply(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeEntry, _Mapping]]] = ...) -> None: ...
 
 class RunRequest(_message.Message):
-    __slots__ = ("job_toml", "plan_only", "num_nodes", "join_s", "resume_json", "profile_json", "plan_json", "microbatches", "wire_dtypes", "submitted_by", "rehearsal")
+    __slots__ = ("job_toml", "plan_only", "num_nodes", "join_s", "resume_json", "profile_json", "plan_json", "microbatches", "wire_dtypes", "submitted_by", "rehearsal", "submission", "nodes")
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     PLAN_ONLY_FIELD_NUMBER: _ClassVar[int]
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +257,8 @@ class RunRequest(_message.Message):
     WIRE_DTYPES_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_BY_FIELD_NUMBER: _ClassVar[int]
     REHEARSAL_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     job_toml: str
     plan_only: bool
     num_nodes: int
@@ -268,7 +270,9 @@ class RunRequest(_message.Message):
     wire_dtypes: _containers.RepeatedScalarFieldContainer[str]
     submitted_by: str
     rehearsal: bool
-    def __init__(self, job_toml: _Optional[str] = ..., plan_only: _Optional[bool] = ..., num_nodes: _Optional[int] = ..., join_s: _Optional[float] = ..., resume_json: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., microbatches: _Optional[_Iterable[int]] = ..., wire_dtypes: _Optional[_Iterable[str]] = ..., submitted_by: _Optional[str] = ..., rehearsal: _Optional[bool] = ...) -> None: ...
+    submission: str
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job_toml: _Optional[str] = ..., plan_only: _Optional[bool] = ..., num_nodes: _Optional[int] = ..., join_s: _Optional[float] = ..., resume_json: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., microbatches: _Optional[_Iterable[int]] = ..., wire_dtypes: _Optional[_Iterable[str]] = ..., submitted_by: _Optional[str] = ..., rehearsal: _Optional[bool] = ..., submission: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RunRef(_message.Message):
     __slots__ = ("run_id",)
@@ -335,7 +339,7 @@ class CheckpointNoted(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class RunEvent(_message.Message):
-    __slots__ = ("state", "job_toml", "profile_json", "plan_json", "metrics_json", "step_json", "report_json", "file", "failure", "done", "run_id", "checkpoint_json", "note", "kept", "operations_json", "resumed_json")
+    __slots__ = ("state", "job_toml", "profile_json", "plan_json", "metrics_json", "step_json", "report_json", "file", "failure", "done", "run_id", "checkpoint_json", "note", "kept", "operations_json", "resumed_json", "members_json")
     STATE_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -352,6 +356,7 @@ class RunEvent(_message.Message):
     KEPT_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_JSON_FIELD_NUMBER: _ClassVar[int]
     RESUMED_JSON_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_JSON_FIELD_NUMBER: _ClassVar[int]
     state: str
     job_toml: str
     profile_json: str
@@ -368,7 +373,8 @@ class RunEvent(_message.Message):
     kept: bool
     operations_json: str
     resumed_json: str
-    def __init__(self, state: _Optional[str] = ..., job_toml: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., metrics_json: _Optional[str] = ..., step_json: _Optional[str] = ..., report_json: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., failure: _Optional[_Union[RunFailure, _Mapping]] = ..., done: _Optional[bool] = ..., run_id: _Optional[str] = ..., checkpoint_json: _Optional[str] = ..., note: _Optional[str] = ..., kept: _Optional[bool] = ..., operations_json: _Optional[str] = ..., resumed_json: _Optional[str] = ...) -> None: ...
+    members_json: str
+    def __init__(self, state: _Optional[str] = ..., job_toml: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., metrics_json: _Optional[str] = ..., step_json: _Optional[str] = ..., report_json: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., failure: _Optional[_Union[RunFailure, _Mapping]] = ..., done: _Optional[bool] = ..., run_id: _Optional[str] = ..., checkpoint_json: _Optional[str] = ..., note: _Optional[str] = ..., kept: _Optional[bool] = ..., operations_json: _Optional[str] = ..., resumed_json: _Optional[str] = ..., members_json: _Optional[str] = ...) -> None: ...
 
 class FileChunk(_message.Message):
     __slots__ = ("path", "chunk", "last", "sha256")

@@ -26,6 +26,8 @@ FULL = RunRequest(
     choices=Choices(microbatches=(1, 2), wire_dtypes=("float16",)),
     submitted_by="carol@desk",
     is_rehearsal=True,
+    submission="0123456789abcdef",
+    nodes=("a", "b"),
 )
 
 

@@ -135,3 +135,26 @@ def test_folder_appends_metrics_line_by_line(tmp_path: Path) -> None:
         assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0}\n'
         folder.add_metrics('{"step": 1}\n')
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0}\n{"step": 1}\n'
+
+
+def test_file_that_was_not_complete_is_begun_anew_by_the_run_that_goes_on(tmp_path: Path) -> None:
+    """A coordinator that was killed leaves half a trace; the next part of the run has a trace of its own."""
+    with RunFolder(tmp_path) as folder:
+        folder.add_chunk(chunk("trace.json", b"half of the first"))
+        folder.go_back_to(2)
+        folder.add_chunk(chunk("trace.json", b"second", sha256=digest(b"second")))
+    assert (tmp_path / "trace.json").read_bytes() == b"second"
+
+
+def test_run_that_begins_anew_leaves_only_what_the_command_wrote(tmp_path: Path) -> None:
+    """Where it is driven and what was printed stay; steps, plan and half files go, and other people's files stay."""
+    for name in ("run.json", "run.log", "notes.txt"):
+        (tmp_path / name).write_text(name)
+    with RunFolder(tmp_path, replace=True, resume=True) as folder:
+        folder.write_text("plan.json", "{}")
+        folder.add_metrics("{}")
+        folder.add_chunk(chunk("trace.json", b"half"))
+        folder.begin_anew()
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == ["notes.txt", "run.json", "run.log"]
+        folder.add_chunk(chunk("trace.json", b"new", sha256=digest(b"new")))
+    assert (tmp_path / "trace.json").read_bytes() == b"new"

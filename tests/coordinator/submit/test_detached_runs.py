@@ -62,7 +62,7 @@ def test_books_have_neither_rows_nor_the_content_of_the_nodes(tmp_path: Path) ->
         }
     assert kinds <= {
         *("run_id", "state", "job_toml", "profile_json", "plan_json", "metrics_json", "step_json", "report_json"),
-        *("file", "checkpoint_json", "done", "note"),
+        *("file", "checkpoint_json", "done", "note", "members_json"),
     }
     assert files == {"trace.json", *(f"adapter/{name}" for name in ADAPTER)}
 
