@@ -20,7 +20,7 @@ from ringtune.costs.profile import NodeFacts
 from ringtune.errors import UsageError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import ops
-from ringtune.schedule.epochs import first_step
+from ringtune.schedule.epochs import due, first_step
 from ringtune.schedule.owner_turns import BY_ROWS
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import SlicePolicy
@@ -164,8 +164,10 @@ def _privacy(plan: Plan) -> str:
         said = f"owners run blocks [0, {private}) themselves; later hidden states travel to the other nodes"
         return said + _seen_by_helpers(plan)
     with_adapters = " with adapters," if plan.course.method.full_parameters else ""
+    first = dict.fromkeys(piece.node for one in plan.placements for piece in one.stages[0])
+    hosts = "the first host" if len(first) == 1 else f"the hosts of the lowest blocks ({', '.join(first)})"
     return (
-        f"embeddings travel to the first host, which can tell the tokens from them;{with_adapters} "
+        f"embeddings travel to {hosts}, which can tell the tokens from them;{with_adapters} "
         f"privacy.private_blocks keeps the lower blocks with the owner{_seen_by_helpers(plan)}"
     )
 
@@ -183,6 +185,8 @@ def _seen_by_helpers(plan: Plan) -> str:
 def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:
     """Write the action table of some steps of the first owner; where losses decide the depth, at its deepest.
 
+    It is that of the placement that holds at the first of them.
+
     Raises:
         UsageError: the run has no such step.
     """
@@ -199,7 +203,8 @@ def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:
         first_step=at_step,
         first_batch=0,
     )
-    return format_table(build_table(plan, [turn]), plan.course.num_blocks)
+    part = plan.at(due(plan.course, plan.placements, turn))
+    return format_table(build_table(part, [turn]), plan.course.num_blocks)
 
 
 def plan_json(
