@@ -54,6 +54,12 @@ class MemoryCaps:
         """Whether ``node`` can host ``[start, stop)`` with so many hosts above it."""
         return self.lacking(node, start, stop, above) == 0
 
+    def most_blocks(self, node: str) -> int:
+        """How many blocks below the head ``node`` has room for, if it is the only host of them; 0 for none."""
+        course, first = self.draft.course, self.draft.private_blocks
+        counts = range(course.num_blocks - first, 0, -1)
+        return next((count for count in counts if self.fits(node, course.num_blocks - count, course.num_blocks, 0)), 0)
+
     def fits_empty(self, node: str) -> bool:
         """Whether ``node`` has room without any block: an owner for its embedding and head, any other node always."""
         top = self.draft.course.num_blocks

@@ -224,6 +224,7 @@ def candidates(
     def lacking(node: int, start: int, stop: int, above: int) -> int:
         return caps.lacking(costs.names[node], start, stop, above)
 
+    rooms = [caps.most_blocks(name) for name in costs.names] if with_replicas else ()
     for masked in _masked(costs):
         if clock.is_over():
             return
@@ -241,7 +242,7 @@ def candidates(
                 at += count
             yield draft.placed(slices)
         layouts = (
-            ranked_layouts(masked, lambda nodes, blocks: 0.0)[:_LAYOUTS]
+            ranked_layouts(masked, lambda nodes, blocks: 0.0, rooms)[:_LAYOUTS]
             if with_replicas and costs.num_micro > 1
             else ()
         )

@@ -21,7 +21,7 @@ WORTH: Final = 0.98
 """Stages with several hosts are taken where they need at most this share of the ring's seconds."""
 
 _JUDGED: Final = 8
-_TRIED: Final = 60
+_TRIED: Final = 200
 _CLIMBED: Final = 16
 """Most layouts that are judged on the way from the best of the first few to a better one."""
 
@@ -132,7 +132,8 @@ def _options(
         def exchange_s(nodes: Sequence[int], blocks: int) -> float:
             return _exchange_s(profile, [costs.names[node] for node in nodes], blocks * block_bytes)  # noqa: B023
 
-        ranked = ranked_layouts(costs, exchange_s) if costs.num_micro > 1 else []
+        rooms = [tables.caps.most_blocks(name) for name in costs.names]
+        ranked = ranked_layouts(costs, exchange_s, rooms) if costs.num_micro > 1 else []
         fitting = (
             _Option(rough_s, layout, found, tables)
             for rough_s, layout in _of_interest(ranked)

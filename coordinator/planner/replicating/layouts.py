@@ -1,7 +1,8 @@
 """Ways to cut a model into stages of several hosts, ranked by a rough formula; the simulator judges the best few.
 
 Among few nodes every way to put them on up to three stages is looked at, with every cut; nodes that are equally fast
-count as alike. Among many the nodes are spread over the stages so that these are about equally fast.
+and have room for as many blocks count as alike. Among many the nodes are spread over the stages so that these are about
+equally fast.
 """
 
 from __future__ import annotations
@@ -44,12 +45,20 @@ class Stage:
 Layout = tuple[Stage, ...]
 
 
-def ranked_layouts(costs: RingCosts, exchange_s: Exchange) -> list[tuple[float, Layout]]:
-    """Every layout that is looked at and has a stage with several hosts, by the formula's seconds of some steps."""
+def ranked_layouts(costs: RingCosts, exchange_s: Exchange, rooms: Sequence[int] = ()) -> list[tuple[float, Layout]]:
+    """Every layout that is looked at and has a stage with several hosts, by the formula's seconds of some steps.
+
+    Args:
+        costs: of the job.
+        exchange_s: of gradients.
+        rooms: for how many blocks each node has room as their only host, which makes nodes alike or not; empty = all.
+            As one of several hosts it keeps less of each block, so that layouts may have more.
+    """
+    rooms = rooms or (0,) * costs.num_nodes
     depths = _some(costs.depths)
     found = [
         (sum(costs.steps_at[depth] * step_s(costs, layout, depth, exchange_s) for depth in depths), layout)
-        for layout in _layouts(costs)
+        for layout in _layouts(costs, rooms)
     ]
     return sorted(found, key=lambda pair: (pair[0], _key(pair[1])))
 
@@ -127,9 +136,9 @@ def _wires_s(costs: RingCosts, layout: Layout) -> float:
     return found
 
 
-def _layouts(costs: RingCosts) -> Iterator[Layout]:
+def _layouts(costs: RingCosts, rooms: Sequence[int]) -> Iterator[Layout]:
     blocks = costs.stop - costs.first
-    for groups in _groups(costs):
+    for groups in _groups(costs, rooms):
         for counts in _cuts(costs, groups, blocks):
             layout = tuple(_stage(costs, nodes, count) for nodes, count in zip(groups, counts, strict=True))
             if all(min(stage.shares) for stage in layout) and any(len(stage.nodes) > 1 for stage in layout):
@@ -141,7 +150,7 @@ def _stage(costs: RingCosts, nodes: tuple[int, ...], count: int) -> Stage:
     return Stage(nodes=nodes, shares=shares_of(times_s, costs.num_micro), count=count)
 
 
-def _groups(costs: RingCosts) -> Iterator[tuple[tuple[int, ...], ...]]:
+def _groups(costs: RingCosts, rooms: Sequence[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Yield the nodes of each stage, bottom to top; of groups of alike nodes the first."""
     nodes = sorted(range(costs.num_nodes), key=lambda node: (_block_s(costs, node), node))
     if len(nodes) > FEW_NODES:
@@ -154,7 +163,7 @@ def _groups(costs: RingCosts) -> Iterator[tuple[tuple[int, ...], ...]]:
         for places in itertools.product(range(num_stages + 1), repeat=len(nodes)):
             pairs = list(zip(nodes, places, strict=True))
             groups = tuple(tuple(node for node, place in pairs if place == at) for at in range(1, num_stages + 1))
-            key = tuple(tuple(sorted(kind_of[node] for node in group)) for group in groups)
+            key = tuple(tuple(sorted((kind_of[node], rooms[node]) for node in group)) for group in groups)
             if all(groups) and key not in seen:
                 seen.add(key)
                 yield groups

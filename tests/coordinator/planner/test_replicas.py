@@ -222,3 +222,15 @@ def test_explanation_has_the_number_of_micro_batches_that_is_carried_out() -> No
     stages = Plan(dataclasses.replace(free.plan.course, microbatches=16), free.plan.placements)
     told = explain(ring.choice, relative=False, plan=stages, replicas=free.replicas)
     assert free.replicas.is_taken and told.microbatches == 16
+
+
+@pytest.mark.parametrize("small", ["n1", "n2", "n3"])
+def test_small_board_among_equally_fast_ones_does_not_stand_for_them(small: str) -> None:
+    """Whichever of the boards has little memory, the others share blocks, and what is said of memory is true."""
+    facts, links = boards((1, 1, 1, 1))
+    facts[small] = dataclasses.replace(facts[small], memory_bytes=60 * MIB)
+    found = make_plan(job_of(train__microbatches=6, train__batch_size=36), facts, links=links)
+    assert found.replicas is not None and found.replicas.is_taken
+    stages = found.plan.placement.stages
+    assert max(len(stage) for stage in stages) == 3
+    assert found.memory_bytes.get(small, 0) <= 60 * MIB
