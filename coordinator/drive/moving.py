@@ -17,7 +17,6 @@ from coordinator.records.report import RunLedger
 from ringtune.errors import PeerLostError, RingTuneError
 from ringtune.files.strict import read_object
 from ringtune.jobs.job import Job
-from ringtune.jobs.recovery import NEXT
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.rounds import rounds
 from ringtune.schedule.plan import Plan
@@ -51,7 +50,7 @@ class MoveDriving:
         self.part = part
         self._job_toml, self._checkpoints, self._addresses = job.to_toml(), checkpoints, addresses
         self._calls, self._put = calls, put
-        self._wait_s, self._recovers = job.runtime.wait_s, job.recovery.copies == NEXT
+        self._wait_s, self._recovers = job.runtime.wait_s, part.placement.copies
         self._place()
 
     def tell(self, command: rounds.Rest | rounds.Move | rounds.Halt) -> None:

@@ -12,14 +12,13 @@ from coordinator.drive.requests import RunRequest
 from coordinator.records.books import RunBooks
 from coordinator.records.run_clock import now_unix_s
 from ringtune.errors import PlanError
-from ringtune.jobs.recovery import NEXT
 from ringtune.rounds import rounds
 
 
 def rounds_of(request: RunRequest) -> rounds.Rounds:
-    """Make the state machine that a request wants: one that goes on without lost nodes where the job wants copies."""
+    """Make the state machine that a request wants: where the plan has copies it goes on without lost nodes."""
     runtime, plan_only = request.job.runtime, request.plan_only
-    if request.job.recovery.copies != NEXT or request.evaluation is not None:
+    if request.evaluation is not None:
         return rounds.Rounds(None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
     return rounds.RecoveringRounds(None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
 

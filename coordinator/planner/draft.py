@@ -27,6 +27,7 @@ class Draft:
         credits: hidden states in flight per (link, boundary).
         activations: ``memory.activations`` of the job: what blocks keep for their backward.
         state_on_disk: whether the optimizer state of units that rest is in files.
+        copies: whether hosts keep the ends of turns, and copies of one another's.
         velora: VeLoRA as ``auto`` could choose it for slices; None = it has nothing to do, or the course has it.
         may_project: whether ``auto`` may choose it.
         helper_of: host -> helper: who fits the adapters of all blocks of a host that may train.
@@ -39,6 +40,7 @@ class Draft:
     activations: str = NONE
     velora: Velora | None = None
     state_on_disk: bool = False
+    copies: bool = False
     may_project: bool = False
     helper_of: Mapping[str, str] = field(default_factory=dict)
     manner: Manner = IN_STEP
@@ -95,6 +97,7 @@ class Draft:
             credits=self.credits,
             recompute=recompute,
             state_on_disk=self.state_on_disk,
+            copies=self.copies,
         )
         course = self.course
         if self.velora is not None and projected:
@@ -110,5 +113,10 @@ def drafts_of(part: Plan) -> tuple[Draft, ...]:
     again that it trains, as more may fit so; whether a placement fits has to be looked at with the blocks that do.
     """
     placement = part.placement
-    draft = Draft(course=part.course, private_blocks=placement.private_blocks, credits=placement.credits)
+    draft = Draft(
+        course=part.course,
+        private_blocks=placement.private_blocks,
+        credits=placement.credits,
+        copies=placement.copies,
+    )
     return (draft, dataclasses.replace(draft, activations=RECOMPUTE)) if placement.recompute else (draft,)

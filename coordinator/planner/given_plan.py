@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.planner.copies import with_copies
 from coordinator.planner.fitting.activations import check_given_activations
 from coordinator.planner.fitting.frozen import check_given_frozen
 from coordinator.planner.fitting.helpers import check_given_helpers
@@ -156,7 +157,7 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
             f"the plan has {plan.placement.private_blocks} private blocks, the job says privacy.private_blocks = "
             f"{private}; {_ANEW}"
         )
-    return refuse_if_full(job, plan, facts)
+    return with_copies(job, refuse_if_full(job, plan, facts), facts, lambda one: refuse_if_full(job, one, facts))
 
 
 def _check_rows(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:

@@ -13,10 +13,12 @@ from ringtune.errors import DataError, JobError, ModelError
 from ringtune.files.strict import nearest
 from ringtune.jobs.hift import check_warmup
 from ringtune.jobs.job import Job
+from ringtune.jobs.recovery import NEXT
 from ringtune.jobs.user_adapters import kinds_of
 from ringtune.models.families import family_named
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.course import Course
+from ringtune.schedule.epochs import why_it_stays
 from ringtune.schedule.extent import Owner, users_text
 from ringtune.schedule.methods.hift import DISK
 from ringtune.schedule.slice_policy import NONE
@@ -96,6 +98,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         course=course,
         private_blocks=private_blocks,
         state_on_disk=_state_on_disk(job),
+        copies=job.recovery.copies == NEXT and not why_it_stays(course, ()),
         helper_of=named_helpers(job, nodes),
         manner=job.offload.manner,
     )

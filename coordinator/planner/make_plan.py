@@ -15,6 +15,7 @@ from pathlib import Path
 
 from coordinator.planner.alternatives import free_microbatches
 from coordinator.planner.choose import Candidate, Choice, Settled, choose_plan, judged_again, plan_of
+from coordinator.planner.copies import with_copies
 from coordinator.planner.draft import Draft
 from coordinator.planner.effort import Effort, PlanningClock
 from coordinator.planner.even import as_alike
@@ -106,15 +107,15 @@ def make_plan(
     counts = microbatches or free_microbatches(job, () if evaluation_only else links) or (0,)
     pairs = [(count, dtype) for dtype in wire_dtypes or (job.wire.dtype,) for count in counts]
 
+    def check(plan: Plan) -> Planned:
+        return refuse_if_full(job, plan, facts)
+
     def place(frozen: FrozenWeights | None) -> Planned:
         choices = [with_frozen(draft, frozen).with_choices(*pair) for pair in pairs]
         is_last = frozen == ways[-1]  # only its refusal is told whole
 
         def placed(drafts: Sequence[Draft]) -> Planned:
             return _placed(job, drafts, profile, facts, effort, is_alike=alike is not None, has_remedies=is_last)
-
-        def check(plan: Plan) -> Planned:
-            return refuse_if_full(job, plan, facts)
 
         found = with_helpers(job, choices, profile, effort, placed, check)
         return with_phases(job, _with_replicas(job, found, choices, facts, effort), effort, check)
@@ -123,7 +124,7 @@ def make_plan(
     planned, too_large = first_that_fits(ways, place)
     choice = planned.choice and dataclasses.replace(planned.choice, too_large=too_large if len(ways) > 1 else None)
     planned = dataclasses.replace(planned, choice=choice)
-    return with_prefix_cache(job, planned, lambda plan: refuse_if_full(job, plan, facts))
+    return with_copies(job, with_prefix_cache(job, planned, check), facts, check)
 
 
 def _placed(
@@ -377,6 +378,7 @@ def _draft_of(plan: Plan) -> Draft:
         private_blocks=placement.private_blocks,
         credits=placement.credits,
         state_on_disk=placement.state_on_disk,
+        copies=placement.copies,
     )
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from coordinator.planner.copies import copies_line
 from coordinator.planner.explaining.cache import cache_lines
 from coordinator.planner.explaining.plan import Explanation, explanation_text
 from coordinator.planner.given_plan import GivenPlan
@@ -81,6 +82,7 @@ def plan_text(
         lines.append(_staleness(plan))
     lines.append(_privacy(plan))
     lines += cache_lines(plan)
+    lines += copies_line(plan, memory)
     if plan.placement.helpers:
         lines.append("pairs of adapters have hidden states in them, and travel to the helpers")
     if why is not None:

@@ -27,6 +27,7 @@ _OF_PLACEMENT = (
     "state_on_disk",
     "helpers",
     "cache",
+    "copies",
 )
 
 

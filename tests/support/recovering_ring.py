@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -59,6 +60,7 @@ class RecoveringRing(VirtualRing):
         rounds: dict[str, Any] | None = None,
         **values: Any,
     ) -> None:
+        plan = Plan(plan.course, tuple(dataclasses.replace(one, copies=True) for one in plan.placements))
         super().__init__(plan, wait_s=wait_s, **values)
         self._rounds = rd.RecoveringRounds(
             lambda facts: plan, wait_s=wait_s, start=values.get("start"), **(rounds or {})

@@ -21,9 +21,10 @@ from ringtune.jobs.job import Job, parse_job
 from ringtune.models.families import family_named
 from ringtune.models.family import CLASS_TASKS
 from ringtune.models.folder import read_config
-from ringtune.rounds.kept_copies import copy_holder, trained_blocks
+from ringtune.rounds.kept_copies import trained_blocks
 from ringtune.rounds.round_events import Move
 from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.copy_holders import copy_holder
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.frozen_weights import FrozenWeights

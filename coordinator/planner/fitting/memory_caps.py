@@ -188,9 +188,15 @@ class MemoryCaps:
             recompute=(Range(saving.start, saving.stop),) if saving.recomputed else (),
             state_on_disk=self.draft.state_on_disk,
             helped=self._helped(node, start, stop),
+            copies=self._copies(start, stop),
         )
         course = self._projected if saving.is_projected else self._course
         return memory_estimate(course, share, self._sizes[node])
+
+    def _copies(self, start: int, stop: int) -> tuple[Range, ...] | None:
+        """Blocks of which a host may keep copies: all that it does not host, as the host before it could have them."""
+        first, top = self.draft.private_blocks, self.draft.course.num_blocks
+        return (Range(first, start), Range(stop, top)) if self.draft.copies else None
 
     def estimate(self, plan: Plan, node: str) -> MemoryEstimate:
         """Estimate by terms what ``node`` holds at most under ``plan``."""

@@ -34,7 +34,6 @@ from ringtune.errors import ConnectionFailedError, DeadlineError, InterruptedRun
 from ringtune.files.pieces import Pieces
 from ringtune.files.strict import read_object
 from ringtune.jobs.job import Job
-from ringtune.jobs.recovery import NEXT
 from ringtune.schedule.epochs import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
@@ -136,8 +135,8 @@ class AgentMoves:
         return json.dumps(active.figures())
 
     def keeper(self, active: ActiveRun, job: Job, addresses: Mapping[str, str]) -> TurnKeeper | None:
-        """Make what keeps the ends of the turns of a run; None where the job wants no copies."""
-        if job.recovery.copies != NEXT:
+        """Make what keeps the ends of the turns of a run; None where its placement has no copies."""
+        if not active.plan.placement.copies:
             return None
         return TurnKeeper(
             active.run_id,

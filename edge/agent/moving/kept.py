@@ -13,7 +13,7 @@ from typing import Final
 from ringtune.errors import FrameError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
-from ringtune.rounds.recovering import TURNS_KEPT
+from ringtune.schedule.copy_holders import TURNS_KEPT
 
 METADATA: Final = "ringtune"
 FILE: Final = "kept.safetensors"

@@ -7,6 +7,7 @@ from typing import Final
 
 from ringtune.jobs.sections import check_choice
 
+AUTO: Final = "auto"
 NEXT: Final = "next"
 NONE: Final = "none"
 WAIT: Final = "wait"
@@ -18,7 +19,8 @@ class RecoverySettings:
 
     Attributes:
         copies: who keeps a copy of what a host has trained at each turn's end, so that the run goes on without the
-            host: the next host in the ring, or none; then the run ends when a host is lost, and can be resumed.
+            host: the next host in the ring, or none; then the run ends when a host is lost, and can be resumed. auto =
+            the next host, where the method may move and the nodes have memory for it.
         owners: what happens when an owner of rows is lost: the run ends and waits to be resumed.
     """
 
@@ -27,5 +29,5 @@ class RecoverySettings:
 
     def __post_init__(self) -> None:
         """Refuse unknown words."""
-        check_choice("recovery.copies", self.copies, (NEXT, NONE))
+        check_choice("recovery.copies", self.copies, (AUTO, NEXT, NONE))
         check_choice("recovery.owners", self.owners, (WAIT,))

@@ -13,24 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ringtune.schedule.copy_holders import copy_holder
 from ringtune.schedule.course import Course
 from ringtune.schedule.epochs import Source, joined
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.turns import Turn
 from ringtune.schedule.versions import weight_version
-
-
-def copy_holder(placement: Placement, node: str) -> str:
-    """The node that keeps a copy of what a host has trained; empty if none does, or a replica has it anyway.
-
-    Example: on a [0,3), b [3,6) b keeps a copy for a, and a for b. A host of all blocks has nobody.
-    """
-    hosts = placement.hosts
-    own = placement.slice_of(node)
-    if not own.num_blocks or sum((piece.start, piece.stop) == (own.start, own.stop) for piece in hosts) > 1:
-        return ""
-    at = hosts.index(own)
-    return next((piece.node for piece in (*hosts[at + 1 :], *hosts[:at]) if piece.node != node), "")
 
 
 def trained_blocks(course: Course, placement: Placement, node: str, turn: Turn) -> tuple[int, ...]:

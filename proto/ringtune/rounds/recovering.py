@@ -36,12 +36,10 @@ from ringtune.schedule.turns import StartPoint, StepKind
 
 _RESUME = "start it again and --resume the run"
 _UNREACHED = (PeerLostError.__name__, ConnectionFailedError.__name__, DeadlineError.__name__, "FrameError")
-TURNS_KEPT = 3
-"""Train turns of which a node keeps what it has trained: the committed one, and two that may be granted since."""
 
 
 class RecoveringRounds(Rounds):
-    """``Rounds`` for a run whose nodes keep copies of what they have trained.
+    """``Rounds`` for a run whose nodes may keep copies of what they have trained; ``Rounds`` alone where they do not.
 
     Args:
         planner: as for ``Rounds``, as are the others.
@@ -50,7 +48,7 @@ class RecoveringRounds(Rounds):
     """
 
     def __init__(self, planner: Planner | None, *, begins_anew: bool = True, **rounds: Any) -> None:
-        super().__init__(planner, **{**rounds, "items_ahead": 0})
+        super().__init__(planner, **rounds)
         self._begins_anew = begins_anew
         self._kept = KeptCopies()
         self._held: list[rd.Command] = []
@@ -60,10 +58,17 @@ class RecoveringRounds(Rounds):
 
     def handle(self, event: rd.Event, now_s: float) -> list[rd.Command]:
         """Take one event; what is logged of turns comes when they are committed."""
+        commands = super().handle(event, now_s)
+        if not self._keeps_copies:
+            return commands
         passed: list[rd.Command] = []
-        for command in super().handle(event, now_s):
+        for command in commands:
             self._pass_on(command, passed)
         return passed
+
+    @property
+    def _keeps_copies(self) -> bool:
+        return self.plan is not None and self.plan.placement.copies
 
     # ---- what is logged when ----------------------------------------------------------------------
 
@@ -110,9 +115,13 @@ class RecoveringRounds(Rounds):
                 super()._dispatch(event, now_s, commands)
 
     def _on_plan(self, plan: Plan, start: StartPoint | None, now_s: float, commands: list[rd.Command]) -> None:
-        """Refuse a plan that stays on its placement, whatever happens."""
+        """Refuse a plan whose nodes keep copies and that stays on its placement, whatever happens."""
+        if not plan.placement.copies:
+            super()._on_plan(plan, start, now_s, commands)
+            return
         if why := why_it_stays(plan.course, plan.placements):
             raise PlanError(f"the run can't go on without a lost node: {why}; set recovery.copies = 'none'")
+        self._items_ahead = 0
         super()._on_plan(plan, start, now_s, commands)
 
     def _answered(self, node: str, phase: str, now_s: float, commands: list[rd.Command]) -> None:
@@ -128,7 +137,7 @@ class RecoveringRounds(Rounds):
         if lost in self._gone or (event.lost and self._recovery is not None):
             return  # nodes that stop are missed by others; who is really lost does not answer
         moving, is_lost = self._moving, event.error == PeerLostError.__name__
-        if moving is None or not is_lost or self.phase not in ("training", "moving"):
+        if moving is None or not is_lost or not self._keeps_copies or self.phase not in ("training", "moving"):
             super()._on_node_failed(event, now_s, commands)
             return
         if self._recovery is None and lost not in moving.part.nodes:

@@ -20,7 +20,7 @@ from ringtune.schedule.saving import check_ranges, in_ranges, ranges_from_json, 
 from ringtune.schedule.units import Range
 
 CREDITS = 8
-_LEFT_OUT = ("recompute", "state_on_disk", "helpers", "cache")
+_LEFT_OUT = ("recompute", "state_on_disk", "helpers", "cache", "copies")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +70,8 @@ class Placement:
         state_on_disk: whether the optimizer state of units that rest is in files; only some methods let units rest.
         helpers: nodes that fit adapters of blocks that others host, in ascending order of their blocks.
         cache: how hosts keep hidden states of rows that come again; None = they do not.
+        copies: whether hosts keep what they have trained at the ends of the last turns, and a copy for the host before
+            them, so that the run goes on without a host that is lost.
     """
 
     slices: tuple[Slice, ...]
@@ -81,6 +83,7 @@ class Placement:
     state_on_disk: bool = False
     helpers: tuple[Helper, ...] = ()
     cache: PrefixCache | None = None
+    copies: bool = False
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -170,8 +173,8 @@ class Placement:
     def to_json(self) -> dict[str, Any]:
         """Write the placement as a JSON-able table.
 
-        ``recompute``, ``state_on_disk``, ``helpers`` and ``cache`` are left out where they have their defaults, so that
-        the digests of placements without them last.
+        ``recompute``, ``state_on_disk``, ``helpers``, ``cache`` and ``copies`` are left out where they have their
+        defaults, so that the digests of placements without them last.
         """
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
         value["slices"] = [piece.to_json() for piece in self.slices]

@@ -80,6 +80,7 @@ OTHER: dict[str, Any] = {
     "velora": Velora(blocks=(Range(1, 3),), layers=("down",)),
     "recompute": (Range(1, 3),),
     "state_on_disk": True,
+    "copies": True,
     "helpers": (Helper(node="z", start=0, stop=2),),
     "offload": Offload(blocks=(Range(0, 2),), interval=2),
     "head_tokens": 1,

@@ -22,6 +22,7 @@ import itertools
 from collections.abc import Iterable
 
 from ringtune.costs.memory.full_parameters import step_terms, unit_terms
+from ringtune.costs.memory.kept_turns import kept_turn_terms
 from ringtune.costs.memory.offload import offload_terms
 from ringtune.costs.memory.operations import (
     SCORE_WORK_BYTES,
@@ -88,6 +89,7 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
         yield Term("activations", "work space of a block", min(1, num_hosted), kept)
         if share.is_owner:
             yield Term("head", "work space of the head", 1, round(sizes.head_work_bytes(tokens)))
+    yield from kept_turn_terms(course, share, sizes)
     if gathers_scores(course):
         yield from _score_terms(course, share, sizes)
     num_masks = flying * dealt if num_kept else 0

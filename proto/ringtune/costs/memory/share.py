@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ringtune.schedule.copy_holders import copied_from
 from ringtune.schedule.placement import CREDITS, Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages.dealing import num_dealt, replicas, width
@@ -70,6 +71,7 @@ class Share:
         helped: own blocks whose adapters helpers fit.
         helps: blocks of each other host whose adapters it fits, a tuple a host.
         around: the hosts around it where stages have several; None where each has one.
+        copies: ranges of blocks of other hosts of which it keeps copies; None = nothing is kept of the ends of turns.
     """
 
     is_owner: bool
@@ -84,6 +86,7 @@ class Share:
     helped: tuple[Range, ...] = ()
     helps: tuple[tuple[Range, ...], ...] = ()
     around: Around | None = None
+    copies: tuple[Range, ...] | None = None
 
     @staticmethod
     def of(plan: Plan, node: str) -> Share:
@@ -104,7 +107,12 @@ class Share:
             helped=tuple(Range(one.start, one.stop) for one in placement.helpers_of(node)),
             helps=_helps(placement, node),
             around=Around.of(placement, node, microbatches),
+            copies=_copies(placement, node) if placement.copies else None,
         )
+
+
+def _copies(placement: Placement, node: str) -> tuple[Range, ...]:
+    return tuple(Range(piece.start, piece.stop) for piece in map(placement.slice_of, copied_from(placement, node)))
 
 
 def _helps(placement: Placement, node: str) -> tuple[tuple[Range, ...], ...]:

@@ -53,6 +53,7 @@ def test_memory_of_a_host_counts_its_slice() -> None:
         "head": 0,
         "data": 0,
         "buffers": (3 + 3 + 2 + 2 + 1) * TENSOR,  # h in, h out, g in, g out, one being encoded
+        "kept": 0,
         "passing": 2 * 2 * 3 * 10,  # adapters with their moments, twice
     }
 
@@ -68,6 +69,7 @@ def test_memory_of_an_owner_without_blocks_counts_embedding_and_head() -> None:
         "head": 4 * (300 + 2 * 50) + 2 * TENSOR,  # weights, gradient, two moments; hidden and its gradient
         "data": 0,
         "buffers": (3 + 3 + 2 + 1) * TENSOR,
+        "kept": 0,
         "passing": 2 * 3 * 400,  # the head with its moments, twice
     }
 
@@ -279,6 +281,7 @@ def _slow_parts(plan: Plan, node: str, model: ModelFacts, *, optimizer: str, tok
         is_owner * (head * (1 + state) + 2 * tensor + logits),
         0,
         _slowly_waiting(plan, node, lowest) * tensor,
+        0,
         max(update_work_bytes(max(updated, default=0), optimizer), passing_bytes(state * sum(updated))),
     ]
 
