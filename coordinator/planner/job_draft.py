@@ -17,6 +17,7 @@ from ringtune.jobs.recovery import NEXT
 from ringtune.jobs.user_adapters import kinds_of
 from ringtune.models.families import family_named
 from ringtune.models.family import CLASS_TASKS
+from ringtune.models.trim_support import may_trim
 from ringtune.schedule.course import Course
 from ringtune.schedule.epochs import why_it_stays
 from ringtune.schedule.extent import Owner, users_text
@@ -70,7 +71,8 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
     owners = tuple(_owner(job, node) for node in nodes if node.train_rows)
     if not owners:
         raise DataError("no node has training rows; give at least one its file with --data")
-    train, private_blocks = job.train, job.privacy.private_blocks
+    train, private_blocks, family = job.train, job.privacy.private_blocks, family_named(model.model_type)
+    configs = (job.adapter.config, *job.offload.chosen_adapters.values())
     course = Course(
         method=job.method,
         num_blocks=model.num_blocks,
@@ -89,7 +91,8 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         turns=train.turns,
         frozen_blocks=private_blocks,
         frozen=frozen_of(job, nodes)[0],
-        head_tokens=family_named(model.model_type).head_tokens(job.model.task),
+        head_tokens=family.head_tokens(job.model.task),
+        trims=bool(family.head_tokens(job.model.task)) and may_trim(family, configs, dropout=train.dropout),
     )
     if course.num_steps:
         check_warmup(train, course.num_steps, course.method.rate_at(course, course.num_steps - 1)[1])

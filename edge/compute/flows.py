@@ -58,8 +58,10 @@ class Flows:
             yield from flow.tensors()
 
     def whole_grad(self, action: Action) -> torch.Tensor | None:
-        """Return the gradient of a micro-batch for a backward; what the head did not read has one of zero."""
+        """Return the gradient of a micro-batch for a backward; what the head did not read has one of zero, if it is."""
         grad = self.of(action).grad
+        if self._course.top_tokens and action.stop == self._course.head:
+            return grad
         missing = 0 if grad is None else self._tokens.get((action.seq, action.micro), 0) - grad.shape[1]
         return nn.functional.pad(grad, (0, 0, 0, missing)) if grad is not None and missing > 0 else grad
 

@@ -160,7 +160,7 @@ def host(
         elif users:
             every = [(skeleton, first.users), *((kin, kind.users) for kind, kin in others)]
             sets = UserSets(every, helped_blocks)
-    blocks = BlockRunner(skeleton, dropout=job.train.dropout, seed=job.train.seed)
+    blocks = BlockRunner(skeleton, dropout=job.train.dropout, seed=job.train.seed, top_tokens=plan.course.top_tokens)
     kinds = [HostedKind(kind=first, skeleton=skeleton, blocks=blocks)]
     for kind, kin in others:
         runner = BlockRunner(kin, dropout=job.train.dropout, seed=job.train.seed)

@@ -178,13 +178,14 @@ class BlockRunner:
         skeleton: after ``materialise``.
         dropout: probability; with 0 nothing is seeded.
         seed: of the run.
+        top_tokens: of each row, that the model's last block computes; 0 = all of them.
 
     Attributes:
         dropout: as given.
     """
 
-    def __init__(self, skeleton: Skeleton, *, dropout: float, seed: int) -> None:
-        self._skeleton = skeleton
+    def __init__(self, skeleton: Skeleton, *, dropout: float, seed: int, top_tokens: int = 0) -> None:
+        self._skeleton, self._top_tokens = skeleton, top_tokens
         self.dropout = dropout
         self._seed = seed
         # by name: an update may put other tensors in their places, and a block that rests needs no gradient for a while
@@ -262,6 +263,8 @@ class BlockRunner:
         set_mode(block, train=train_at is not None)
         if train_at is not None and self.dropout > 0:
             seed_unit(self._seed, *train_at, block_unit(index))
+        if self._top_tokens and index == len(self._skeleton.blocks) - 1:
+            return self._skeleton.family.first_tokens(block, hidden_BTD, context, self._top_tokens)
         return self._skeleton.family.block(block, hidden_BTD, context)
 
 

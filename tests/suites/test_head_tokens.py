@@ -55,6 +55,7 @@ def test_head_gets_the_tokens_that_it_reads(
     case = Case(folder=folder, task=task, **values)
     plan = case.plan(SLICES)
     assert plan.course.head_tokens == 1
+    plan = Plan(dataclasses.replace(plan.course, trims=False), plan.placements)
     whole = Plan(dataclasses.replace(plan.course, head_tokens=0), plan.placements)
     ours, theirs = trained(case, plan), trained(case, whole)
     holder = list(turn_sequence(plan.course))[-1].owner

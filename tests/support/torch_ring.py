@@ -21,6 +21,7 @@ from ringtune.jobs.job import Job, parse_job
 from ringtune.models.families import family_named
 from ringtune.models.family import CLASS_TASKS
 from ringtune.models.folder import read_config
+from ringtune.models.trim_support import may_trim
 from ringtune.rounds.kept_copies import trained_blocks
 from ringtune.rounds.round_events import Move
 from ringtune.schedule.actions import Action, Op, TensorKey
@@ -113,6 +114,8 @@ class Case:
 
     def plan(self, slices: tuple[tuple[str, int, int], ...]) -> Plan:
         """A plan of this case with these slices."""
+        family = family_named(read_config(self.folder / "model")["model_type"])
+        head_tokens = family.head_tokens(self.task)
         course = Course(
             method=self.job.method,
             num_blocks=self.num_blocks,
@@ -134,7 +137,8 @@ class Case:
             operations=self.operations,
             frozen=self.frozen,
             turns=self.turns,
-            head_tokens=family_named(read_config(self.folder / "model")["model_type"]).head_tokens(self.task),
+            head_tokens=head_tokens,
+            trims=bool(head_tokens) and may_trim(family, [self.job.adapter.config], dropout=self.job.train.dropout),
         )
         pieces = tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in slices)
         return Plan.of(course, Placement(slices=pieces, private_blocks=self.private_blocks, credits=4))

@@ -19,6 +19,7 @@ from coordinator.planner.predict.loads import Loads, Visits, loads_of, pattern_s
 from ringtune.costs.profile import Profile
 from ringtune.costs.saving_seconds import VELORA_EXTRA, projected_gain
 from ringtune.costs.seconds import CourseCosts, NodeCosts
+from ringtune.costs.top_share import TopShare
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.owner_turns import shares
 from ringtune.schedule.turns import StepKind
@@ -236,7 +237,7 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
             for owner, at, weight in zip(course.owners, sizes, weights, strict=True)
         ),
         owner_of={names.index(owner.node): index for index, owner in enumerate(course.owners)},
-        weights=_weights(costs.nodes[names[0]], loads, size) if loads else (),
+        weights=_weights(costs.nodes[names[0]], loads, size) if loads else _top_weights(draft, profile, size),
         visits=loads.visits if loads else (),
     )
 
@@ -302,6 +303,16 @@ def _weights(node: NodeCosts, loads: Loads, size: float) -> Row:
     return loads.weights(
         lambda pattern: sum(pattern_s(node, op, pattern, size=size, lowest=False) for op in (Op.FORWARD, Op.BACKWARD))
     )
+
+
+def _top_weights(draft: Draft, profile: Profile, size: float) -> Row:
+    """The weights of the blocks where the last one computes the head's tokens only; empty where it computes all."""
+    course, first = draft.course, draft.private_blocks
+    if not course.top_tokens:
+        return ()
+    whole = course.num_blocks - first - 1
+    left = TopShare(course, profile.nodes[0].model).of(size)
+    return (*map(float, range(whole + 1)), whole + left)
 
 
 def _size(costs: CourseCosts, owner: str, rows: float) -> float:

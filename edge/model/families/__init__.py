@@ -55,6 +55,12 @@ class FamilyForward(Protocol):
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one block."""
 
+    def first_tokens(self, block: Any, hidden_BTD: torch.Tensor, context: Any, count: int) -> torch.Tensor:
+        """Run one block for the first ``count`` tokens of each row, which attend to all; (B, count, D).
+
+        Only families have it that ``ringtune.models.family.Family.trims``.
+        """
+
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return what the prediction head is called with: the last hidden state and keyword arguments."""
 

@@ -10,7 +10,13 @@ from edge.data.tokens import Batch
 
 
 class BertFamily:
-    """The ``FamilyForward`` of BERT; no pooler is read, as the classification head takes the first token itself."""
+    """The ``FamilyForward`` of BERT; no pooler is read, as the classification head takes the first token itself.
+
+    Attributes:
+        mask_name: what attention calls the mask of a state that others ask.
+    """
+
+    mask_name = "attention_mask"
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Sum word, position and token-type embeddings, and normalise the sum."""
@@ -27,6 +33,15 @@ class BertFamily:
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one layer; of its tuple only the hidden state is kept."""
         hidden: torch.Tensor = block(hidden_BTD, context, None, None)[0]
+        return hidden
+
+    def first_tokens(self, block: Any, hidden_BTD: torch.Tensor, context: Any, count: int) -> torch.Tensor:
+        """Run one layer for the first tokens: they ask, as in cross attention, and all of the same state answer."""
+        first_BtD = hidden_BTD[:, :count]
+        mask = context if context is None or context.shape[2] == 1 else context[:, :, :count]
+        attention = block.attention
+        found = attention.self(first_BtD, encoder_hidden_states=hidden_BTD, **{self.mask_name: mask})[0]
+        hidden: torch.Tensor = block.feed_forward_chunk(attention.output(found, first_BtD))
         return hidden
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:

@@ -27,5 +27,14 @@ class DistilBertFamily(BertFamily):
         hidden: torch.Tensor = block(hidden_BTD, context, None, False)[-1]
         return hidden
 
+    def first_tokens(self, block: Any, hidden_BTD: torch.Tensor, context: Any, count: int) -> torch.Tensor:
+        """Run one layer for the first tokens, which ask; all answer."""
+        first_BtD = hidden_BTD[:, :count]
+        mask = context if context is None or context.dim() == 2 else context[:, :, :count]
+        found = block.attention(query=first_BtD, key=hidden_BTD, value=hidden_BTD, mask=mask)[0]
+        found = block.attention_adapters(found, first_BtD, block.sa_layer_norm)
+        hidden: torch.Tensor = block.output_adapters(block.ffn(found), found, block.output_layer_norm)
+        return hidden
+
 
 FAMILY = DistilBertFamily()

@@ -13,6 +13,8 @@ from edge.model.families.bert import BertFamily, additive_mask
 class ElectraFamily(BertFamily):
     """The ``FamilyForward`` of ELECTRA."""
 
+    mask_name = "encoder_attention_mask"
+
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Embed as BERT, then project up to the model's width where it is another."""
         hidden = super().embed(base, batch)

@@ -30,6 +30,7 @@ from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.saving_seconds import VELORA_EXTRA, again_works, count_within, projected_gain, trained_parts
 from ringtune.costs.seconds import NodeCosts, padded_size, work_points
+from ringtune.costs.top_share import TopShare
 from ringtune.costs.work_times import BLOCK_WORKS, PART_OF, Work, WorkTable, WorkTime
 from ringtune.schedule.actions import Action, Graph, Op, Scope
 from ringtune.schedule.course import Course
@@ -88,6 +89,7 @@ class RecordedProfile:
         self._projected: Sequence[Range] = course.velora.blocks if course.velora is not None else ()
         self._gain = projected_gain(course.velora, profile.nodes[0].model)
         self._skipped_items = skipped_items
+        self._top = TopShare(course, profile.nodes[0].model) if course.top_tokens else None
         self._facts = profile.by_name
         points = {node: work_points(facts) for node, facts in self._facts.items()}
         self._tables = {node: WorkTable(found, where=f"node {node}") for node, found in points.items()}
@@ -210,13 +212,15 @@ class RecordedProfile:
         self, node: str, action: Action, entry: _OpenItem, seconds: float, size: float
     ) -> Sequence[tuple[Work, float]]:
         """Take an action's time apart into times of works; ``NodeCosts.seconds`` goes the way back."""
-        timing, count = action.op.timing, action.stop - action.start
+        timing, blocks = action.op.timing, action.stop - action.start
         if not timing.work:
             return []
+        has_part = self._top is not None and action.op.scope is Scope.RANGE and action.stop == self._course.head
+        count = blocks - 1 + self._top.of(size) if self._top is not None and has_part else float(blocks)
         if again := again_works(action, self._recompute, entry.lowest[action.micro] if timing.lowest else 0):
-            return self._in_parts(node, again, seconds, size)
+            return self._in_parts(node, again, seconds * blocks / count, size)
         if timing.lowest and action.start <= entry.lowest[action.micro]:
-            return self._with_lowest(node, (Work(timing.work), Work(timing.lowest)), count, seconds, size)
+            return self._with_lowest(node, (Work(timing.work), Work(timing.lowest)), blocks, count, seconds, size)
         if timing.head and action.start == self._course.head:
             return [(Work(timing.head), seconds)]
         if timing.evaluating and not entry.item.kind.has_backward:
@@ -224,16 +228,16 @@ class RecordedProfile:
         return [(Work(timing.work), seconds / count if action.op.scope in (Scope.RANGE, Scope.UNITS) else seconds)]
 
     def _with_lowest(
-        self, node: str, works: tuple[Work, Work], count: int, seconds: float, size: float
+        self, node: str, works: tuple[Work, Work], blocks: int, count: float, seconds: float, size: float
     ) -> Sequence[tuple[Work, float]]:
-        """Share a time out among ``count`` blocks, the lowest of which is the lowest with a graph.
+        """Share a time out among blocks, as long as ``count`` whole ones; the lowest is the lowest with a graph.
 
         Example: 2.5 s for 3 blocks, the lowest known to take half as long, are 1 s for a block above and 0.5 s for the
         lowest.
         """
         above, lowest = works
-        if count == 1:
-            return [(lowest, seconds)]
+        if blocks == 1:
+            return [(lowest, seconds / count)]
         usual, least = self._known(node, above, size), self._known(node, lowest, size)
         ratio = least / usual if usual > 0 and least > 0 else 1.0
         each = seconds / (count - 1 + ratio)

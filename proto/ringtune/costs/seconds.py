@@ -21,6 +21,7 @@ from ringtune.costs.offload.seconds import OffloadCosts
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.costs.rest import Rest
 from ringtune.costs.saving_seconds import projected_gain, saving_s, trained_parts
+from ringtune.costs.top_share import TopShare
 from ringtune.costs.work_times import WHOLE_WORKS, Work, WorkTable, WorkTime
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope
@@ -93,11 +94,12 @@ class NodeCosts:
     Args:
         node: what was measured there.
         head: the unit of the head.
+        top: what of the last block is computed; None = all.
     """
 
-    def __init__(self, node: NodeFacts, head: int) -> None:
+    def __init__(self, node: NodeFacts, head: int, top: TopShare | None = None) -> None:
         self._table = work_table(node)
-        self._head = head
+        self._head, self._top = head, top
         self._trains_all = node.shape.adapter == _FULL_TRAINING
         self._embedding_share = node.model.embedding_train_bytes / max(1, node.model.adapter_block_bytes)
         self._partial: dict[tuple[Op, str, float, float, float], float] = {}
@@ -144,13 +146,18 @@ class NodeCosts:
         each_s = self._table.seconds(work, size if timing.is_sized else 0.0)
         if op.scope is not Scope.RANGE:
             return each_s * (stop - start) if op.scope is Scope.UNITS else each_s
+        count = float(stop - start)
+        if self._top is not None and start < stop == self._head:
+            count -= 1 - self._top.of(size)
         if any(patterns):
             return self._of_patterns(op, work, timing.lowest if start <= lowest else "", size, patterns)
         if kind is StepKind.SCORE and timing.scoring and not self._trains_all:
             return (stop - start) * (each_s + self._table.seconds(timing.scoring, size))
         if not timing.lowest or start > lowest:
-            return (stop - start) * each_s
-        return (stop - start - 1) * each_s + self._table.seconds(timing.lowest, size)
+            return count * each_s
+        if stop - start == 1:
+            return count * self._table.seconds(timing.lowest, size)
+        return (count - 1) * each_s + self._table.seconds(timing.lowest, size)
 
     def _of_embedding(self, op: Op, size: float) -> float:
         """Seconds of the embedding's backward, taken as its forward, or of its update, as a block's for equal bytes."""
@@ -218,7 +225,8 @@ class CourseCosts:
         self._recompute, self._stops = tuple(recompute), tuple(stops)
         self._projected = course.velora.blocks if course.velora is not None else ()
         self._saves = bool(self._recompute or self._projected)
-        self.nodes: Mapping[str, NodeCosts] = {node: NodeCosts(facts[node], course.head) for node in names}
+        top = TopShare(course, facts[names[0]].model) if course.top_tokens else None
+        self.nodes: Mapping[str, NodeCosts] = {node: NodeCosts(facts[node], course.head, top) for node in names}
         self._facts = {node: facts[node] for node in names}
         self._links = profile.link_by_pair
         model = facts[names[0]].model

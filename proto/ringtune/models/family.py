@@ -133,6 +133,7 @@ class Family:
         unused_paths: parts of the base model that a file may have and nobody hosts.
         problem: config -> why these values don't fit together; empty if they do.
         first_token: tasks whose head reads the first token of each row and no other.
+        trims: whether a block can compute its first tokens only, and attend to all.
     """
 
     model_type: str
@@ -151,6 +152,7 @@ class Family:
     unused_paths: tuple[str, ...] = ()
     problem: Callable[[Config], str] = lambda config: ""
     first_token: tuple[str, ...] = ()
+    trims: bool = False
 
     def head_tokens(self, task: str) -> int:
         """Tokens of each row, from the first on, that the head of a task reads; 0 = all of them, or not known."""

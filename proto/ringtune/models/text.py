@@ -100,6 +100,7 @@ BERT = Family(
     model_type="bert",
     tasks=_TASKS,
     first_token=(CLASSIFICATION,),
+    trims=True,
     config_keys=_BERT_KEYS,
     refused=_REFUSED,
     prefix="bert.",
@@ -194,6 +195,7 @@ DISTILBERT = Family(
     model_type="distilbert",
     tasks=_TASKS,
     first_token=(CLASSIFICATION,),
+    trims=True,
     config_keys={
         "vocab_size": ConfigKey(default=30522, at_least=1),
         "dim": ConfigKey(default=768, at_least=1),

@@ -15,7 +15,7 @@ from typing import Any, Final
 from ringtune.errors import PlanError
 from ringtune.files.digests import json_digest
 from ringtune.files.strict import read_dataclass
-from ringtune.schedule.extent import Extent, Owner
+from ringtune.schedule.extent import Extent, Owner, check_owners
 from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.methods import Method, method_from_json
 from ringtune.schedule.offload import Offload
@@ -60,6 +60,7 @@ class Course(Extent):
         frozen: how the weights that do not train are held; None = in the type of the computation.
         offload: what of helpers changes the result; None = nothing does.
         head_tokens: of each row, from the first on, that the head reads, so that others need not travel; 0 = all.
+        trims: whether the last block may leave out what it would compute for other tokens; see ``top_tokens``.
     """
 
     method: Method
@@ -79,6 +80,7 @@ class Course(Extent):
     frozen: FrozenWeights | None = None
     offload: Offload | None = None
     head_tokens: int = 0
+    trims: bool = False
     _hash: int = field(default=0, init=False, repr=False, compare=False)
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -114,6 +116,15 @@ class Course(Extent):
     def sent_tokens(self, boundary: int, tokens: int) -> int:
         """How many of the tokens of a row travel over a boundary: to the head and back those that it reads."""
         return min(tokens, self.head_tokens or tokens) if boundary == self.head else tokens
+
+    @property
+    def top_tokens(self) -> int:
+        """How many tokens of each row the last block computes, which attends to all of them; 0 = every one.
+
+        Operations, VeLoRA and helpers run blocks in ways of their own, which compute all.
+        """
+        has_own_ways = self.operations or self.choice or self.velora or self.offload
+        return self.head_tokens if self.trims and not has_own_ways else 0
 
     def microbatch_sizes(self, rows: int | None = None) -> tuple[int, ...]:
         """Rows of each micro-batch of a batch of ``rows``; the first micro-batches take the remainder.
@@ -243,16 +254,16 @@ class Course(Extent):
     def to_json(self) -> dict[str, Any]:
         """Write the course as a JSON-able table.
 
-        ``operations``, ``choice``, ``velora``, ``frozen`` and ``offload`` are left out where they are None, and
-        ``turns`` and ``head_tokens`` where they say nothing, so that the digests of courses without them last.
+        What was added later is left out where it says nothing, so that the digests of courses without it last.
         """
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
         value["method"] = self.method.to_json()
         value["owners"] = [owner.to_json() for owner in self.owners]
         if self.turns == EQUAL:
             del value["turns"]
-        if not self.head_tokens:
-            del value["head_tokens"]
+        for name in ("head_tokens", "trims"):
+            if not value[name]:
+                del value[name]
         for name in ("operations", "choice", "velora", "frozen", "offload"):
             if value[name] is None:
                 del value[name]
@@ -328,7 +339,7 @@ def _check(course: Course) -> None:
         raise PlanError(f"{course.microbatches} micro-batches do not fit a batch of {course.batch_size} rows")
     if course.frozen_blocks >= course.num_blocks:
         raise PlanError(f"frozen_blocks is {course.frozen_blocks}, it has to be in [0, {course.num_blocks})")
-    _check_owners(course.owners)
+    check_owners(course.owners)
     course.method.check(course)
     if not course.method.full_parameters and EMBEDDING in course.method.reach(course):
         raise PlanError(f"the method {course.method.name} trains the embedding, but has adapters; no node can do that")
@@ -387,14 +398,3 @@ def _check_at_least(course: Course, name: str, least: int) -> None:
         raise PlanError(f"{name} is {value}, it has to be at least {least}")
     if value > most:  # a course may come from another machine, and each block is looked at
         raise PlanError(f"{name} is {value}, it has to be at most {most}")
-
-
-def _check_owners(owners: tuple[Owner, ...]) -> None:
-    names = [owner.node for owner in owners]
-    if not names or len(set(names)) != len(names) or not all(names):
-        raise PlanError(f"owners have to be at least one, named and distinct, not {names}")
-    for owner in owners:
-        if owner.train_rows < 1:
-            raise PlanError(f"owner {owner.node} has no rows; give it data or leave it out")
-        if owner.eval_rows < 0:
-            raise PlanError(f"owner {owner.node} has {owner.eval_rows} evaluation rows, it has to be at least 0")

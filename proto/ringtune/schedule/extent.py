@@ -130,3 +130,19 @@ class Extent:
         Where all parameters train (``Method.full_parameters``) a course has the embedding among them.
         """
         return Units(self.num_blocks, (Range(self.frozen_blocks, self.head + 1),))
+
+
+def check_owners(owners: tuple[Owner, ...]) -> None:
+    """Refuse owners that are no owners of a run.
+
+    Raises:
+        PlanError: there are none, two have one name, or one has no rows.
+    """
+    names = [owner.node for owner in owners]
+    if not names or len(set(names)) != len(names) or not all(names):
+        raise PlanError(f"owners have to be at least one, named and distinct, not {names}")
+    for owner in owners:
+        if owner.train_rows < 1:
+            raise PlanError(f"owner {owner.node} has no rows; give it data or leave it out")
+        if owner.eval_rows < 0:
+            raise PlanError(f"owner {owner.node} has {owner.eval_rows} evaluation rows, it has to be at least 0")

@@ -43,6 +43,9 @@ PLAN = make_plan(
     checkpoint_every=10,
 )
 
+FIRST_TOKENS = changed(PLAN, head_tokens=1, trims=True)
+"""The last block computes one token of each row."""
+
 
 def sized(name: str, factors: dict[Work, float], *, train: float = 0.0, evaluation: float = 0.0) -> NodeFacts:
     """A node whose works cost a second and a hundredth for each padded token, times a factor."""
@@ -101,12 +104,13 @@ def predictions(plan: Plan, profile: Profile, recorded: Recorded) -> list[float]
     return [times(name, action) for name, action, _ in recorded]
 
 
+@pytest.mark.parametrize("plan", [PLAN, FIRST_TOKENS], ids=["all tokens", "first tokens"])
 @pytest.mark.parametrize("seed", range(5))
-def test_recorded_profile_predicts_every_action_of_the_run(seed: int) -> None:
+def test_recorded_profile_predicts_every_action_of_the_run(seed: int, plan: Plan) -> None:
     """The prior knows the form of the costs but no speed; afterwards each action's time is right."""
-    recorded = virtual_run(PLAN, made_up(seed))
-    found = corrected(PLAN, made_up(seed + 100), recorded)
-    assert predictions(PLAN, found, recorded) == pytest.approx([seconds for *_, seconds in recorded], rel=1e-6)
+    recorded = virtual_run(plan, made_up(seed))
+    found = corrected(plan, made_up(seed + 100), recorded)
+    assert predictions(plan, found, recorded) == pytest.approx([seconds for *_, seconds in recorded], rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -107,3 +107,27 @@ def test_costs_of_messages_to_the_head_are_of_the_tokens_that_it_reads() -> None
     assert some.message_bytes(Payload.HIDDEN, course.head, size) == rows * token
     whole = CourseCosts(PLAN.course, profile_of(PLAN, times=CODEC))
     assert whole.message_bytes(Payload.HIDDEN, course.head, size) == size * token
+
+
+def test_costs_of_the_last_block_are_of_the_tokens_that_the_head_reads() -> None:
+    """Of width d and inner width f: 2 d^2 for keys and values of all tokens, the rest of one of eight."""
+    course = dataclasses.replace(PLAN.course, head_tokens=1, trims=True)
+    profile = profile_of(PLAN, times=CODEC)
+    some, whole = CourseCosts(course, profile), CourseCosts(PLAN.course, profile)
+    model, head = profile.nodes[0].model, course.head
+    size = 8.0 * course.microbatch_sizes()[0]
+    width, inner = model.hidden_size, model.intermediate_size
+    rest = 2 * width * width + 2 * width * inner + 2 * 8 * width
+    left = (2 * width * width + rest / 8) / (2 * width * width + rest)
+    for op, lowest in ((Op.FORWARD_FREE, head), (Op.FORWARD, 0), (Op.BACKWARD, 0), (Op.BACKWARD, head - 1)):
+
+        def seconds(costs: CourseCosts, start: int, stop: int, op: Op = op, lowest: int = lowest) -> float:
+            kind = StepKind.TRAIN
+            return costs.nodes["a"].seconds(op, start, stop, size=size, lowest=lowest, kind=kind)
+
+        one_s = seconds(whole, head - 1, head)
+        assert seconds(some, head - 1, head) == pytest.approx(left * one_s)
+        usual_s = seconds(whole, head - 2, head) if op is Op.FORWARD_FREE else None
+        if usual_s is not None:
+            assert seconds(some, head - 2, head) == pytest.approx(usual_s - (1 - left) * one_s)
+        assert seconds(some, head - 2, head - 1) == seconds(whole, head - 2, head - 1)

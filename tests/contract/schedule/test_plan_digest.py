@@ -84,6 +84,7 @@ OTHER: dict[str, Any] = {
     "helpers": (Helper(node="z", start=0, stop=2),),
     "offload": Offload(blocks=(Range(0, 2),), interval=2),
     "head_tokens": 1,
+    "trims": True,
     "cache": PrefixCache(),
 }
 FITTING: dict[str, Any] = {
