@@ -41,6 +41,8 @@ class Results:
     def folder_of(self, node: str, *, with_head: bool = False) -> Path:
         """Make an empty folder for what a node sends; one sends what is in no block.
 
+        A node sends again where the run goes on without another one.
+
         Raises:
             StorageError: the temporary folder has no room.
         """
@@ -50,9 +52,7 @@ class Results:
             if self._folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="ringtune-", dir=place, ignore_cleanup_errors=True)
             self._holder = node if with_head else self._holder
-            folder = Path(self._folder.name) / node
-            folder.mkdir()
-            return folder
+            return Path(tempfile.mkdtemp(prefix=f"{node}-", dir=self._folder.name))
 
     def most_bytes(self, node: str, job: Job, part: Plan) -> int:
         """More than what a node sends takes."""
@@ -83,14 +83,17 @@ class Results:
         Raises:
             IntegrityError: a file is missing, broken, not as the plan has it, or not the same everywhere.
         """
+        sent = self._files
+        if part is not None:  # a node that was lost may have sent something before
+            sent = {node: files for node, files in self._files.items() if node in part.nodes}
         if part is not None and self._model is not None:
             users = user_sets(part.course)
-            check_parts(self._files, Wanted(job, part, self._model, self._holder))
+            check_parts(sent, Wanted(job, part, self._model, self._holder))
         result = result_of(job)
         if users:
-            found = users_folders(self._files, {user: result_of_user(job, user) for user in users})
+            found = users_folders(sent, {user: result_of_user(job, user) for user in users})
         else:
-            found = {f"{result.folder}/{name}": made for name, made in result_folder(self._files, result).items()}
+            found = {f"{result.folder}/{name}": made for name, made in result_folder(sent, result).items()}
         for path, content in sorted(found.items()):
             send_file(path, content, emit)
 

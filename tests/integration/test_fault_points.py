@@ -41,6 +41,19 @@ def test_run_goes_on_without_a_second_host_that_ends_while_the_first_is_missed(r
     assert trial.is_good and not trial.ended, trial
 
 
+def test_run_goes_on_without_a_host_that_ends_while_results_are_collected(ring: FaultyRing) -> None:
+    """What the others sent before is forgotten, and they send what they have in the new placement."""
+    trial = ring.trial(Fault("d", "answer Collect 1 kill"))
+    assert trial.is_good and not trial.ended and trial.recoveries == 1, trial
+
+
+def test_run_that_loses_two_neighbours_at_once_is_resumed_and_says_what_is_missing(ring: FaultyRing) -> None:
+    """Nobody else has what they trained."""
+    trial = ring.trial(Fault("c", "backward 14 kill"), Fault("d", "backward 14 kill"))
+    assert trial.is_good and trial.ended.startswith(PeerLostError.__name__), trial
+    assert "no living node keeps what was trained of block" in trial.ended and "--resume" in trial.ended
+
+
 def test_run_of_a_lost_owner_is_resumed(ring: FaultyRing) -> None:
     """It holds the head, which it was about to hand over."""
     trial = ring.trial(Fault("a", "send t 2 kill"))

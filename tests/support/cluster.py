@@ -93,6 +93,11 @@ class Follower:
         assert not self._thread.is_alive(), "the run does not end"
         return self.outcome
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the run goes on."""
+        return self._thread.is_alive()
+
     def _is_over(self) -> bool:
         return self.outcome.is_done or bool(self.outcome.error)
 
@@ -182,6 +187,7 @@ class Cluster:
         more: further arguments of the command line, by node.
         keeper: of the coordinator's trust; None = all is plain text.
         failpoints: folder of the orders to the agents, each under its name; None = they have no failpoints.
+        lease_s: of the coordinator.
     """
 
     def __init__(
@@ -193,6 +199,7 @@ class Cluster:
         more: Mapping[str, Sequence[str]] | None = None,
         keeper: Keeper | None = None,
         failpoints: Path | None = None,
+        lease_s: float = LEASE_S,
     ) -> None:
         self.folder = folder
         self._environment = {VARIABLE: str(failpoints)} if failpoints else {}
@@ -205,7 +212,7 @@ class Cluster:
         self.agents: dict[str, ForkedAgent] = {}
         self.ports = {name: free_port() for name in self.names}
         self.advertised = {name: self.ports[name] for name in self.names}
-        self._server = CoordinatorServer("127.0.0.1:0", lease_s=LEASE_S, keeper=keeper)
+        self._server = CoordinatorServer("127.0.0.1:0", lease_s=lease_s, keeper=keeper)
 
     @property
     def address(self) -> str:

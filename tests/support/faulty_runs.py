@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 import time
@@ -103,7 +104,9 @@ class FaultyRing:
         plan = Follower(cluster.coordinator.run(asked)).wait().plan
         assert plan is not None
         still = Plan.of(plan.course, type(plan.placement)(slices=slices_of(RING)))
-        self._plans = {False: still, True: moving(still, (3, ELSEWHERE))}
+        self._plans = {
+            moves: _with_copies(one) for moves, one in ((False, still), (True, moving(still, (3, ELSEWHERE))))
+        }
         whole = self._follow(moves=False).wait()
         assert whole.is_done, whole.message
         self._wanted, self._books = trained(whole), _books(whole)
@@ -195,6 +198,10 @@ class FaultyRing:
         outcome = self.cluster.follow(self.job, Resume(plan=self._plans[moves], manifests=manifests)).wait()
         kept = [line for line in _books(stopped) if line[1] <= outcome.resumed_at - (line[0] == "evaluation")]
         return outcome, sorted(kept + _books(outcome))
+
+
+def _with_copies(plan: Plan) -> Plan:
+    return Plan(plan.course, tuple(dataclasses.replace(one, copies=True) for one in plan.placements))
 
 
 def _books(outcome: Outcome) -> list[tuple[str, int]]:

@@ -69,6 +69,7 @@ class RecoveringRing(VirtualRing):
         self._turns: dict[int, Turn] = {}
         self._derived = turn_sequence(plan.course, start=values.get("start"))
         self.lost: list[str] = []
+        self.holder = ""
         self.surprises: list[Turn] = []
         self.moments: list[tuple[str, str]] = []
         self.when: Callable[[str, str], str | None] = lambda what, node: None
@@ -126,6 +127,11 @@ class RecoveringRing(VirtualRing):
                     super()._obey_rounds(command)
             case rd.Rest(node) if node in self.lost:
                 return
+            case rd.Collect(node, with_head):
+                self._note("collect", node)
+                if with_head:
+                    self.holder = node
+                self._answer_rounds(node, rd.Collected(node))
             case rd.Grant(turns):
                 self._turns |= {turn.index: turn for turn in turns}
                 self.surprises += [turn for turn in turns if not self._is_derived(turn)]

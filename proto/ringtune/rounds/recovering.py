@@ -32,9 +32,10 @@ from ringtune.rounds.recovery_events import Halted, NotPlaced, Placed
 from ringtune.rounds.state_machine import Planner, Rounds
 from ringtune.schedule.epochs import why_it_stays
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind
+from ringtune.schedule.turns import StartPoint, StepKind, Turn
 
 _RESUME = "start it again and --resume the run"
+_RECOVERS_IN = ("training", "moving", "collecting")
 _UNREACHED = (PeerLostError.__name__, ConnectionFailedError.__name__, DeadlineError.__name__, "FrameError")
 
 
@@ -55,6 +56,7 @@ class RecoveringRounds(Rounds):
         self._recovery: Recovery | None = None
         self._gone: set[str] = set()
         self._newest_epoch = 0
+        self._before: Turn | None = None  # the last turn that was granted before the last recovery
 
     def handle(self, event: rd.Event, now_s: float) -> list[rd.Command]:
         """Take one event; what is logged of turns comes when they are committed."""
@@ -137,7 +139,7 @@ class RecoveringRounds(Rounds):
         if lost in self._gone or (event.lost and self._recovery is not None):
             return  # nodes that stop are missed by others; who is really lost does not answer
         moving, is_lost = self._moving, event.error == PeerLostError.__name__
-        if moving is None or not is_lost or not self._keeps_copies or self.phase not in ("training", "moving"):
+        if moving is None or not is_lost or not self._keeps_copies or self.phase not in _RECOVERS_IN:
             super()._on_node_failed(event, now_s, commands)
             return
         if self._recovery is None and lost not in moving.part.nodes:
@@ -220,6 +222,7 @@ class RecoveringRounds(Rounds):
             self._kept.fetched(node, sources)
         moving.recover(plan, recovery.step, self._kept.decided)
         commands.append(recovery.log(plan, now_s))
+        self._before = self._made_granting.last
         commands += self._made_granting.go_back(moving.part)
         self._enter("training", now_s, commands)
         if self._drain_reason:
@@ -227,6 +230,13 @@ class RecoveringRounds(Rounds):
             self._drain(reason, now_s, commands)
         else:
             self._grant_ahead(now_s, commands)
+            self._end_training(now_s, commands)
+
+    @property
+    def _holder(self) -> str:
+        """The owner that has the head: the one that had it at the turn to which the run went back, if none follows."""
+        last = self._made_granting.last
+        return self._kept.holder if last is not None and last is self._before else super()._holder
 
 
 def _turn_of(command: rd.Command) -> int:

@@ -337,10 +337,7 @@ class Rounds:
         self._end_training(now_s, commands)
 
     def _end_training(self, now_s: float, commands: list[rd.Command]) -> None:
-        """Collect, or end a run that was stopped, once every turn is closed.
-
-        A resumed run may have no turns left.
-        """
+        """Collect, or end a run that was stopped, once every turn is closed; a resumed run may have none left."""
         granting = self._made_granting
         if granting.open or not granting.is_exhausted:
             return
@@ -371,13 +368,17 @@ class Rounds:
     def _collect(self, now_s: float, commands: list[rd.Command]) -> None:
         plan = self._made_moving.part
         self._enter("collecting", now_s, commands, plan.nodes)
-        last = self._made_granting.last
-        holder = last.owner if last else (self._start_point or StartPoint.of(plan.course)).holder
         has_private = plan.placement.private_blocks > 0
         commands += [
-            rd.Collect(node, with_head=node == holder, with_private=node == holder and has_private)
+            rd.Collect(node, with_head=node == self._holder, with_private=node == self._holder and has_private)
             for node in plan.nodes
         ]
+
+    @property
+    def _holder(self) -> str:
+        """The owner that has the head once every turn is done."""
+        last = self._made_granting.last
+        return last.owner if last else (self._start_point or StartPoint.of(self._made_plan.course)).holder
 
     # ---- the end ----------------------------------------------------------------------------------
 
