@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ringtune.failpoints import DONE_SUFFIX, VARIABLE, Order
+from tests.support import leaks
 from tests.support.cluster import free_port
 from tests.support.processes import RUN_S, start_ringtune
 
@@ -29,6 +30,8 @@ class DyingCoordinator:
     Attributes:
         address: where it listens.
         num_deaths: how often it was killed.
+        on_death: called before it is started again, on another thread.
+        orders: folder of the orders to fail, also for its nodes.
     """
 
     def __init__(
@@ -36,8 +39,9 @@ class DyingCoordinator:
     ) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.num_deaths = 0
-        self._orders = folder / "failpoints"
-        self._orders.mkdir()
+        self.on_death: Callable[[], object] = lambda: None
+        self.orders = folder / "failpoints"
+        self.orders.mkdir()
         self._arguments = ("--bind", self.address, "--state", folder / "state", "--lease", lease_s, "--json", *more)
         self._on_back = on_back
         self._lines: list[str] = []
@@ -47,7 +51,8 @@ class DyingCoordinator:
         self._watch.start()
 
     def _start(self) -> subprocess.Popen[str]:
-        process = start_ringtune("coordinator", *self._arguments, **{VARIABLE: str(self._orders)})
+        process = start_ringtune("coordinator", *self._arguments, **{VARIABLE: str(self.orders)})
+        leaks.KEPT.add(process.pid)
         assert process.stdout is not None
         listening = process.stdout.readline()
         assert json.loads(listening)["address"] == self.address
@@ -63,8 +68,10 @@ class DyingCoordinator:
 
     def _start_again(self) -> None:
         while self._process.wait() == -signal.SIGKILL and not self._closing.is_set():
+            leaks.KEPT.discard(self._process.pid)
             self.num_deaths += 1
             self._reader.join(RUN_S)
+            self.on_death()
             self._process = self._start()
             self._on_back()
 
@@ -75,14 +82,14 @@ class DyingCoordinator:
 
     def order(self, text: str) -> None:
         """Let it fail once."""
-        partial = self._orders / f".{NAME}"
+        partial = self.orders / f".{NAME}"
         partial.write_text(str(Order.parse(text)))
-        partial.replace(self._orders / NAME)
+        partial.replace(self.orders / NAME)
 
     @property
     def has_failed(self) -> bool:
         """Whether it has reached the place of the order."""
-        return (self._orders / f"{NAME}{DONE_SUFFIX}").exists()
+        return (self.orders / f"{NAME}{DONE_SUFFIX}").exists()
 
     def kill(self) -> None:
         """Kill it now; it comes back."""
@@ -96,6 +103,7 @@ class DyingCoordinator:
             self._process.wait(RUN_S)
         finally:
             self._process.kill()
+            leaks.KEPT.discard(self._process.pid)
             self._watch.join(RUN_S)
             self._reader.join(RUN_S)
 

@@ -1,0 +1,68 @@
+"""Real nodes whose coordinator or submitter is killed: the run ends with what the undisturbed one trains.
+
+``python -m tests.bench.coordinator_death`` does the same at more places, and at random ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.cluster import AGENTS
+from tests.support.dying_ring import DyingRing, dying_ring
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DyingRing]:
+    """A run of six turns on one placement, with checkpoints after 8, 16 and 24 steps."""
+    with dying_ring(tmp_path_factory.mktemp("death")) as made:
+        yield made
+    assert not AGENTS
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize(
+    ("node", "order", "from_step"),
+    [("", "call Prepare 2", -1), ("c", "backward 24", 8), ("c", "write step-16.safetensors 1", 8)],
+)
+def test_run_goes_on_after_the_death_of_its_coordinator(ring: DyingRing, node: str, order: str, from_step: int) -> None:
+    """While nodes load, in a backward, while a checkpoint is written: equal tensors, and each step once."""
+    trial = ring.trial(order, node=node)
+    assert (trial.deaths, trial.from_step) == (1, from_step), trial
+    assert trial.is_good, trial
+
+
+def test_nodes_that_have_given_their_run_up_come_back_for_it(ring: DyingRing) -> None:
+    """The coordinator is away for longer than a lease."""
+    ring.coordinator.on_death = ring.wait_given_up
+    try:
+        trial = ring.trial("backward 24", node="c")
+    finally:
+        ring.coordinator.on_death = lambda: None
+    assert (trial.deaths, trial.from_step, trial.is_good) == (1, 8, True), trial
+
+
+@pytest.mark.parametrize(("event", "with_coordinator"), [('"preparing"', False), ('"step": 10', True)])
+def test_run_is_fetched_whose_submitter_was_killed(ring: DyingRing, event: str, with_coordinator: bool) -> None:
+    """Alone while nodes load; with the coordinator while they train: the first id gets the whole run."""
+    trial = ring.submitter_trial(event, with_coordinator=with_coordinator)
+    assert (trial.deaths, trial.is_good) == (with_coordinator, True), trial
+
+
+def test_run_that_moves_goes_on_after_the_death_of_its_coordinator(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """In the middle of the move, which is done again."""
+    with dying_ring(tmp_path_factory.mktemp("death"), moves=True) as ring:
+        trial = ring.trial("call Move 3")
+    assert (trial.deaths, trial.from_step, trial.is_good) == (1, 8, True), trial
+
+
+def test_run_that_has_lost_a_host_goes_on_after_the_death_of_its_coordinator(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """In the middle of the recovery: the coordinator that comes back waits for the host."""
+    with dying_ring(tmp_path_factory.mktemp("death"), recovery__copies="next") as ring:
+        trial = ring.trial("call Move 1", loses="c")
+    assert (trial.deaths, trial.from_step, trial.is_good) == (1, 8, True), trial

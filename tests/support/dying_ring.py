@@ -1,0 +1,326 @@
+"""A ring of real nodes whose coordinator is killed at chosen moments, and comes back; what was trained is compared.
+
+For tests and ``tests.bench.coordinator_death``.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coordinator.drive.requests import RunRequest
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.run_folder.folder import RunFolder
+from coordinator.run_folder.saved_run import read_json
+from coordinator.screen.progress import Progress
+from coordinator.submit.client import Client
+from coordinator.submit.connection import Connection
+from coordinator.submit.local.agent_template import ForkedAgent
+from ringtune.errors import RingTuneError
+from ringtune.failpoints import DONE_SUFFIX, VARIABLE, Order
+from ringtune.jobs.job import Job, Model
+from ringtune.schedule.plan import Plan
+from tests.support import leaks, measured, tiny
+from tests.support.cluster import AGENTS, START_S, TEMPLATE, free_port
+from tests.support.dying_coordinator import NAME, DyingCoordinator, dying_coordinator
+from tests.support.killing import difference, steps_of_metrics, trained
+from tests.support.moves import moving, slices_of
+from tests.support.processes import RUN_S, run_ringtune, start_ringtune
+
+OWNERS, HOSTS = ("a", "b"), ("c", "d")
+NAMES = (*OWNERS, *HOSTS)
+FIRST = (("a", 0, 1), ("c", 1, 3), ("d", 3, 4))
+SECOND = (("a", 0, 2), ("d", 2, 3), ("c", 3, 4))
+STEPS, TURN = 24, 4
+LEASE_S = 6.0
+_POLL_S = 0.02
+
+
+class Notes(Progress):
+    """Remembers what a user was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Remember it."""
+        self.texts.append(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What came of a run whose coordinator was killed.
+
+    Attributes:
+        moment: the order, ``node: order`` where a node's place told the moment.
+        deaths: of the coordinator.
+        difference: of the largest trained value, to the undisturbed run.
+        has_right_steps: whether each step is in the metrics once.
+        from_step: of the checkpoint from which the run went on; -1 = it began anew, -2 = it did not have to.
+        wall_s: of the whole run.
+        error: with which it ended; empty = it ended well.
+    """
+
+    moment: str
+    deaths: int
+    difference: float
+    has_right_steps: bool
+    from_step: int
+    wall_s: float
+    error: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether weights and books are those of the undisturbed run."""
+        return self.difference <= 1e-9 and self.has_right_steps
+
+
+class DyingRing:
+    """Owners a and b and hosts c and d, as processes, of a coordinator that comes back.
+
+    Args:
+        folder: for the model, the data and what all write.
+        coordinator: theirs.
+        moves: whether the run moves to another placement after half of its turns.
+        changes: of the job.
+    """
+
+    def __init__(self, folder: Path, coordinator: DyingCoordinator, *, moves: bool = False, **changes: Any) -> None:
+        self._folder, self.coordinator = folder, coordinator
+        self._model = tiny.write_model(folder / "model", num_blocks=4)
+        self._train = tiny.write_rows(folder / "train.csv", 60, seed=1)
+        self._eval = tiny.write_rows(folder / "eval.csv", 22, seed=2)
+        self._ports = {name: free_port() for name in NAMES}
+        self._agents: dict[str, ForkedAgent] = {}
+        self._num_runs = 0
+        self.job = self._job(**changes)
+        measured.recall(map(self._state, NAMES))
+        for name in NAMES:
+            self._start(name)
+        self.wait_idle()
+        self._plan = self._make_plan(moves=moves)
+        self.wanted = self._whole()
+
+    def _job(self, **changes: Any) -> Job:
+        values = {
+            "model.dtype": "float64",
+            "wire.dtype": "float64",
+            "train.learning_rate": 0.01,
+            "train.batch_size": 8,
+            "train.microbatches": 2,
+            "train.max_length": 16,
+            "train.local_iterations": TURN,
+            "train.max_steps": STEPS,
+            "train.checkpoint_every": 8,
+            "train.eval_every": 8,
+            "train.dropout": 0.0,
+            "unfreeze.every_steps": 3,
+            "runtime.lease_s": LEASE_S,
+            "runtime.wait_s": 60.0,
+            **{key.replace("__", "."): value for key, value in changes.items()},
+        }
+        return Job(model=Model(path=str(self._model))).with_overrides(values)
+
+    def _make_plan(self, *, moves: bool) -> Plan:
+        with Client(self.coordinator.address) as client:
+            plan, _, _ = client.plan(self.job, num_nodes=len(NAMES), join_s=START_S)
+        first = Plan.of(plan.course, type(plan.placement)(slices=slices_of(FIRST)))
+        return moving(first, (STEPS // TURN // 2, SECOND)) if moves else first
+
+    def _whole(self) -> dict[str, torch.Tensor]:
+        out, _ = self._train_once()
+        return trained(out)
+
+    # ---- nodes ------------------------------------------------------------------------------------
+
+    def _state(self, name: str) -> Path:
+        return self._folder / "nodes" / name
+
+    def _start(self, name: str) -> None:
+        arguments = ["--coordinator", self.coordinator.address, "--name", name, "--threads", "1", "--memory", "1GiB"]
+        arguments += ["--bind", f"127.0.0.1:{self._ports[name]}", "--state", str(self._state(name))]
+        if name in OWNERS:
+            share = f"{OWNERS.index(name)}/{len(OWNERS)}"
+            arguments += ["--data", str(self._train), "--eval-data", str(self._eval), "--share", share]
+        orders = {VARIABLE: str(self.coordinator.orders)}
+        agent = TEMPLATE.get().start(arguments, log=self._folder / f"{name}.log", environment=orders)
+        AGENTS.add(agent)
+        leaks.KEPT.add(agent.pid)
+        self._agents[name] = agent
+
+    def wait_idle(self) -> None:
+        """Wait until all nodes are members, and none works on a run."""
+        deadline_s = time.monotonic() + START_S
+        with Connection(self.coordinator.address) as client:
+            while sorted(entry.joined.node for entry in client.nodes() if entry.state == "idle") != sorted(NAMES):
+                assert time.monotonic() < deadline_s, [(entry.joined.node, entry.state) for entry in client.nodes()]
+                time.sleep(_POLL_S)
+
+    def _end(self, name: str, number: signal.Signals) -> None:
+        agent = self._agents.pop(name)
+        agent.send_signal(number)
+        try:
+            assert agent.wait(START_S) is not None, f"{name} does not end"
+        finally:
+            agent.send_signal(signal.SIGKILL)
+            agent.wait(START_S)
+            agent.close_input()
+            AGENTS.discard(agent)
+            leaks.KEPT.discard(agent.pid)
+
+    def close(self) -> None:
+        """End all nodes."""
+        for name in list(self._agents):
+            self._end(name, signal.SIGTERM)
+        measured.keep(map(self._state, NAMES))
+
+    # ---- runs -------------------------------------------------------------------------------------
+
+    def _train_once(self) -> tuple[Path, list[str]]:
+        self._num_runs += 1
+        out, progress = self._folder / f"out-{self._num_runs}", Notes()
+        request = RunRequest(job=self.job, join_s=START_S, plan=GivenPlan(plan=self._plan))
+        with Client(self.coordinator.address) as client, RunFolder(out) as folder:
+            client.run(request, progress=progress, folder=folder, coordinator_wait_s=RUN_S)
+        return out, progress.texts
+
+    def trial(self, order: str, *, node: str = "", loses: str = "") -> Trial:
+        """Train while the coordinator is killed.
+
+        Args:
+            order: a failpoint of the coordinator; of ``node`` a place, at which the coordinator is killed.
+            node: whose place tells the moment; empty = the coordinator's own.
+            loses: a node that is killed after the first checkpoint, and comes back after the coordinator's death.
+        """
+        began_s, deaths = time.monotonic(), self.coordinator.num_deaths
+        lost = threading.Event()
+        if loses:
+            self._order(loses, "backward 24 kill")
+            threading.Thread(target=self._replace, args=(loses, deaths, lost), daemon=True).start()
+        if node:
+            self._order(node, f"{order} delay 0.2")
+            threading.Thread(target=self._kill_when_done, args=(node,), daemon=True).start()
+        else:
+            self.coordinator.order(f"{order} kill")
+        out, notes, error = Path(), list[str](), ""
+        try:
+            out, notes = self._train_once()
+        except RingTuneError as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        if loses:
+            assert lost.wait(START_S)
+        for name in (*NAMES, NAME):  # a place that was not reached
+            (self.coordinator.orders / name).unlink(missing_ok=True)
+        going_on = [int(text.split()[-1]) for text in notes if text.startswith("going on after step ")]
+        begins_anew = any("begins anew" in text for text in notes)
+        return Trial(
+            moment=f"{node}: {order}" if node else order,
+            deaths=self.coordinator.num_deaths - deaths,
+            difference=float("inf") if error else difference(out, self.wanted),
+            has_right_steps=not error and steps_of_metrics(out) == list(range(1, STEPS + 1)),
+            from_step=going_on[-1] if going_on else -1 if begins_anew else -2,
+            wall_s=time.monotonic() - began_s,
+            error=error,
+        )
+
+    def wait_given_up(self) -> None:
+        """Wait until every node has given its run up, because its coordinator was silent for a lease."""
+        deadline_s = time.monotonic() + START_S
+        while not all("has not answered for" in (self._folder / f"{name}.log").read_text() for name in NAMES):
+            assert time.monotonic() < deadline_s, "a node still waits for its coordinator"
+            time.sleep(_POLL_S)
+
+    def submitter_trial(self, event: str, *, with_coordinator: bool = False) -> Trial:
+        """Train while the submitter is killed, and fetch the run.
+
+        Args:
+            event: part of the line that the submitter prints when it is killed.
+            with_coordinator: whether the coordinator is killed with it.
+        """
+        began_s, deaths = time.monotonic(), self.coordinator.num_deaths
+        self._num_runs += 1
+        out, job, plan = (self._folder / f"{name}-{self._num_runs}" for name in ("out", "job", "plan"))
+        job.write_text(self.job.to_toml())
+        plan.write_text(json.dumps(self._plan.to_json()))
+        where = ("--coordinator", self.coordinator.address)
+        with start_ringtune("train", job, *where, "--plan", plan, "--out", out, "--json") as submitter:
+            assert submitter.stdout is not None
+            assert any(event in line for line in submitter.stdout), f"no line with {event}"
+            submitter.kill()
+            if with_coordinator:
+                self.coordinator.kill()
+        fetched, error = self._folder / f"fetched-{self._num_runs}", ""
+        try:
+            self._wait_over(deaths + with_coordinator)
+            run_id = read_json(out / "run.json")["run_id"]
+            done = run_ringtune("fetch", run_id, "--out", fetched, *where)
+            error = done.stderr
+        except RingTuneError as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        return Trial(
+            moment=f"submitter: {event}",
+            deaths=self.coordinator.num_deaths - deaths,
+            difference=float("inf") if error else difference(fetched, self.wanted),
+            has_right_steps=not error and steps_of_metrics(fetched) == list(range(1, STEPS + 1)),
+            from_step=-2,
+            wall_s=time.monotonic() - began_s,
+            error=error,
+        )
+
+    def _wait_over(self, deaths: int) -> None:
+        """Wait until the run is over that a coordinator drives which was killed so often before."""
+        deadline_s = time.monotonic() + RUN_S
+        while self.coordinator.num_deaths < deaths:
+            assert time.monotonic() < deadline_s, "the coordinator was not killed"
+            time.sleep(_POLL_S)
+        with Connection(self.coordinator.address) as client:
+            client.await_answer(RUN_S, on_silence=lambda: None)
+            *_, last = client.runs()
+            for _ in client.events(last.run_id, wait=True, whole=False, with_files=False):
+                pass
+
+    def _order(self, node: str, text: str) -> None:
+        path = self.coordinator.orders / node
+        path.with_name(f"{node}{DONE_SUFFIX}").unlink(missing_ok=True)
+        partial = path.with_name(f".{node}")
+        partial.write_text(str(Order.parse(text)))
+        partial.replace(path)
+
+    def _kill_when_done(self, node: str) -> None:
+        order = self.coordinator.orders / node
+        done = order.with_name(f"{node}{DONE_SUFFIX}")
+        while order.exists() or done.exists():  # the one until the place is reached, the other until the next order
+            if done.exists():
+                self.coordinator.kill()
+                return
+            time.sleep(_POLL_S / 10)
+
+    def _replace(self, node: str, deaths: int, done: threading.Event) -> None:
+        """Start a node again that is killed, once the coordinator was killed too."""
+        self._agents[node].wait(RUN_S)
+        deadline_s = time.monotonic() + RUN_S
+        while self.coordinator.num_deaths == deaths and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        self._end(node, signal.SIGKILL)
+        self._start(node)
+        done.set()
+
+
+@contextmanager
+def dying_ring(folder: Path, *, moves: bool = False, **changes: Any) -> Iterator[DyingRing]:
+    """A ring with an undisturbed run behind it."""
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(dying_coordinator(folder, lease_s=LEASE_S))
+        ring = DyingRing(folder, coordinator, moves=moves, **changes)
+        stack.callback(ring.close)
+        yield ring
