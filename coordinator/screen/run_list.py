@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from coordinator.kept_runs.record import RunRecord
+from coordinator.kept_runs.taking_up import taken_up_by
 from coordinator.screen.text_table import table_lines
 from ringtune.texts import printable
 
@@ -24,8 +25,14 @@ def run_table(records: Sequence[RunRecord]) -> list[str]:
     """Write a table of runs, oldest first, and below it why those ended that did not end well."""
     if not records:
         return ["no run is kept here yet"]
-    failed = [f"{record.run_id}: {printable(record.message)}" for record in records if record.message]
+    by_id = {record.run_id: record for record in records}
+    failed = [f"{record.run_id}: {_why(record, by_id)}" for record in records if record.message]
     return [*table_lines(_TITLES, [_row(record) for record in records], left=_LEFT), *failed]
+
+
+def _why(record: RunRecord, records: Mapping[str, RunRecord]) -> str:
+    after = taken_up_by(records, record.run_id)
+    return printable(record.message) + (f"; {after.run_id} goes on with it" if after is not None else "")
 
 
 def _row(record: RunRecord) -> tuple[str, ...]:

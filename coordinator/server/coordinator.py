@@ -228,6 +228,8 @@ class Coordinator:
             asked = read_run_request(kept.request(found.run_id))
             request = request_to_go_on(asked, found, kept.events(found.run_id, wait=False))
             driver = self.run(request, takes_up=found.run_id)
+            if request.resume is None:  # all of it is done again, so nobody will fetch it
+                kept.fetched(found.run_id)
         except RingTuneError as error:
             self.tell(f"run {found.run_id} was under way when the coordinator ended, and can't go on: {error}")
         else:

@@ -79,9 +79,10 @@ class Following:
             self._await(wait_s)
             try:
                 self._run_id = self._run_id or self._find()
-                events = self._client.events(self._run_id, wait=True, whole=False, with_files=True)
-                hear(itertools.islice(events, self._num_heard, None))
-                records = {record.run_id: record for record in self._client.runs()}
+                if self._run_id in self._records():  # one that began anew as another may be dropped
+                    events = self._client.events(self._run_id, wait=True, whole=False, with_files=True)
+                    hear(itertools.islice(events, self._num_heard, None))
+                records = self._records()
             except ConnectionFailedError:
                 if self.is_left:
                     raise
@@ -100,6 +101,9 @@ class Following:
 
         if not self._client.await_answer(wait_s, on_silence=say):
             self._say(f"coordinator {address} answers again")
+
+    def _records(self) -> dict[str, RunRecord]:
+        return {record.run_id: record for record in self._client.runs()}
 
     def _find(self) -> str:
         """Find the run whose id has not come.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coordinator.kept_runs.record import RunRecord
+from coordinator.kept_runs.taking_up import taken_up_by
 from coordinator.run_folder.place import RunPlace, read_place
 from ringtune.errors import UsageError
 from ringtune.ids import RUN_ID
@@ -50,7 +51,7 @@ def find_run(text: str, coordinator: str) -> FoundRun:
 
 
 def only_run(records: Sequence[RunRecord], may: Callable[[RunRecord], bool], what: str) -> RunRecord:
-    """Choose the only run of which something may be true.
+    """Choose the only run of which something may be true; one that another run goes on with is not meant.
 
     Args:
         records: of all runs.
@@ -60,7 +61,8 @@ def only_run(records: Sequence[RunRecord], may: Callable[[RunRecord], bool], wha
     Raises:
         UsageError: there is none, or more than one; names them.
     """
-    found = [record for record in records if may(record)]
+    by_id = {record.run_id: record for record in records}
+    found = [record for record in records if may(record) and taken_up_by(by_id, record.run_id) is None]
     if not found:
         raise UsageError(f"there is no {what} at this coordinator; 'ringtune runs' lists what it keeps")
     if len(found) > 1:

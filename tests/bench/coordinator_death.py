@@ -44,18 +44,10 @@ OF_NODES = (
 OF_RECOVERIES = (("", "call Rest 1"), ("", "call Move 1"), ("", "call Move 3"), ("d", "answered Move 1"))
 OF_MOVES = (*OF_RECOVERIES, ("c", "answer Move 1"))
 OF_SUBMITTERS = ('"preparing"', '"step": 1,', '"step": 10', '"step": 24', '"collecting"')
-RANDOM = (
-    "forward*",
-    "backward",
-    "update",
-    "send h",
-    "receive g",
-    "head",
-    "embedding",
-    "send t",
-    "receive t",
-    "write *",
-)
+RANDOM = {  # how often a node comes to a place at least
+    "ab": {"embedding": 30, "head": 20, "send h": 30, "send t": 1, "answer Grant": 3, "write *": 3},
+    "cd": {"forward*": 40, "backward": 30, "update": 20, "send h": 30, "send g": 20, "answer Grant": 3, "write *": 3},
+}
 
 
 _RINGS: dict[str, dict[str, Any]] = {"still": {}, "moves": {"moves": True}, "copies": {"recovery__copies": "next"}}
@@ -92,8 +84,9 @@ def at_random(count: int, seed: int) -> Iterator[Case]:
     """So many deaths of the coordinator at a random place of a random node."""
     rng = random.Random(seed)
     for _ in range(count):
-        ring, node = rng.choice(["still", "moves"]), rng.choice("abcd")
-        yield _death(ring, node, f"{rng.choice(RANDOM)} {rng.randint(1, 30)}")
+        ring, nodes = rng.choice(["still", "moves"]), rng.choice(sorted(RANDOM))
+        place, times = rng.choice(sorted(RANDOM[nodes].items()))
+        yield _death(ring, rng.choice(nodes), f"{place} {rng.randint(1, times)}")
 
 
 def summary(trials: list[Trial]) -> dict[str, object]:

@@ -91,8 +91,8 @@ def test_run_of_a_coordinator_that_is_killed_ends_as_if_nothing_had_been(tmp_pat
             "call Inspect 1 kill": "begins anew",
             "call Prepare 2 kill": "begins anew",
             "answer Report 1 kill": "begins anew",
-            "answered Report 7 kill": "goes on from its checkpoint",
-            "call Grant 9 kill": "goes on from its checkpoint",
+            "answered Report 5 kill": "",  # how many turns go with one grant is a matter of time
+            "call Grant 5 kill": "",
             "call Release 1 kill": "goes on from its checkpoint",
             "write run.json 2 kill": "",
         }
@@ -108,7 +108,8 @@ def test_run_of_a_coordinator_that_is_killed_ends_as_if_nothing_had_been(tmp_pat
             assert content(out) == content(whole), moment
             assert [line["step"] for line in steps_of(out / "metrics.jsonl")] == list(range(1, 9)), moment
             with Client(ring.coordinator.address) as client:
-                *_, record = client.runs()
+                *_, before, record = client.runs()
+                assert before.takes_up != record.run_id and before.is_fetched, "nothing is left to be fetched"
                 assert (record.state, record.is_fetched) == ("done", True)
                 fetch_run(client, record, tmp_path / f"fetched-{number}", replace=False)
             fetched = tmp_path / f"fetched-{number}"

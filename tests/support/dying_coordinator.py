@@ -30,6 +30,7 @@ class DyingCoordinator:
     Attributes:
         address: where it listens.
         num_deaths: how often it was killed.
+        num_returns: how often it listened again.
         on_death: called before it is started again, on another thread.
         orders: folder of the orders to fail, also for its nodes.
     """
@@ -39,6 +40,7 @@ class DyingCoordinator:
     ) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.num_deaths = 0
+        self.num_returns = 0
         self.on_death: Callable[[], object] = lambda: None
         self.orders = folder / "failpoints"
         self.orders.mkdir()
@@ -73,6 +75,7 @@ class DyingCoordinator:
             self._reader.join(RUN_S)
             self.on_death()
             self._process = self._start()
+            self.num_returns += 1
             self._on_back()
 
     @property

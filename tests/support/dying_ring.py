@@ -278,13 +278,12 @@ class DyingRing:
         )
 
     def _wait_over(self, deaths: int) -> None:
-        """Wait until the run is over that a coordinator drives which was killed so often before."""
+        """Wait until the run is over that the coordinator drives after so many deaths."""
         deadline_s = time.monotonic() + RUN_S
-        while self.coordinator.num_deaths < deaths:
-            assert time.monotonic() < deadline_s, "the coordinator was not killed"
+        while self.coordinator.num_returns < deaths:
+            assert time.monotonic() < deadline_s, "the coordinator is not back"
             time.sleep(_POLL_S)
         with Connection(self.coordinator.address) as client:
-            client.await_answer(RUN_S, on_silence=lambda: None)
             *_, last = client.runs()
             for _ in client.events(last.run_id, wait=True, whole=False, with_files=False):
                 pass
