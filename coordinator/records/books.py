@@ -31,6 +31,7 @@ from ringtune.v1 import control_pb2
 _LOG = logging.getLogger(__name__)
 Logged = (
     rounds.LogStep
+    | rounds.ShowStep
     | rounds.LogTurn
     | rounds.LogUnfreeze
     | rounds.LogOperations
@@ -196,7 +197,12 @@ class RunBooks:
             case rounds.LogStep(turn, seq, step, depth, values):
                 ended_unix_s = self._ends_unix_s.pop(seq)
                 progress = self.ledger.step_done(turn, seq, step, depth, dict(values), ended_unix_s)
-                self._emit(control_pb2.RunEvent(step_json=json.dumps(progress)))
+                if not self._plan.placement.copies:  # else it was shown when it was done
+                    self._emit(control_pb2.RunEvent(step_json=json.dumps(progress)))
+            case rounds.ShowStep(turn, seq, step, depth, values):
+                done = {"seq": seq, "num_steps": self._plan.course.num_steps}
+                line = self.ledger.line_of(turn, seq, step, depth, dict(values))
+                self._emit(control_pb2.RunEvent(step_json=json.dumps(done | line)))
             case rounds.LogTurn(turn):
                 self._recorded.turn_done(turn)
                 if self.pace is not None:

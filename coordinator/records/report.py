@@ -202,13 +202,17 @@ class RunLedger:
     def step_done(
         self, turn: Turn, seq: int, step: int, depth: int, values: Mapping[str, float], ended_unix_s: float
     ) -> dict[str, Any]:
-        """Note an item that is done.
+        """Note an item that is done; return what to show as progress at once."""
+        line = self.line_of(turn, seq, step, depth, values)
+        if turn.kind is StepKind.TRAIN:
+            self._steps[seq] = _Step(line, ended_unix_s)
+            self._steps_done += 1
+            self._last.take(line)
+        return {"seq": seq, "num_steps": self._plan.course.num_steps, **line}
 
-        Returns:
-            What to show as progress at once.
-        """
-        count = values.get("count", 0.0)
-        is_step = turn.kind is StepKind.TRAIN
+    def line_of(self, turn: Turn, seq: int, step: int, depth: int, values: Mapping[str, float]) -> dict[str, Any]:
+        """Write what an item was; nothing is noted."""
+        is_step, course = turn.kind is StepKind.TRAIN, self._plan.course
         line: dict[str, Any] = {
             "kind": turn.kind.value,
             "step": shown(step) if is_step else step,
@@ -216,21 +220,16 @@ class RunLedger:
             "initiator": turn.owner,
             "depth": depth,
             "loss": mean(values, "loss_sum"),
-            "count": int(count),
+            "count": int(values.get("count", 0.0)),
             **({"epoch": self.epoch} if self.epoch is not None else {}),
         }
         if "correct" in values:
             line["accuracy"] = mean(values, "correct")
-        if is_step:
-            if self._plan.course.method.full_parameters:
-                line["trains"] = units_text(self._plan.course.method.trained(self._plan.course, step))
-            line["lr"] = learning_rate(self._train, *self._plan.course.method.rate_at(self._plan.course, step))
-            self._steps[seq] = _Step(line, ended_unix_s)
-            self._steps_done += 1
-            self._last.take(line)
-        else:
-            line |= {"batch": shown(seq - turn.first_seq), "batches": turn.num_items}
-        return {"seq": seq, "num_steps": self._plan.course.num_steps, **line}
+        if not is_step:
+            return line | {"batch": shown(seq - turn.first_seq), "batches": turn.num_items}
+        if course.method.full_parameters:
+            line["trains"] = units_text(course.method.trained(course, step))
+        return line | {"lr": learning_rate(self._train, *course.method.rate_at(course, step))}
 
     def unfrozen(self, step: int, depth: int) -> dict[str, Any]:
         """Note that the run has decided to train ``depth`` blocks from ``step`` on.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,22 @@ def test_ring_encrypted_gives_the_same_result(tmp_path: Path) -> None:
     assert used, "other nodes send to node-0 through the tap"
     for word in (b"ringtune.v1", b"node-1", b"node-2"):
         assert not any(word in passed for passed in used)
+
+
+def test_ring_encrypted_goes_on_without_a_host_that_is_killed(tmp_path: Path) -> None:
+    """Copies travel under the same certificates, and adapters and head are those of one process."""
+    with encrypted(tmp_path) as (cluster, _, _):
+        job = cluster.job(train__max_steps=24, train__local_iterations=4, recovery__copies="next")
+        follower = cluster.follow(job)
+        follower.wait_for_steps(5)
+        assert follower.outcome.plan is not None and follower.outcome.plan.slice_of("node-2").num_blocks
+        cluster.signal("node-2", signal.SIGKILL)
+        outcome = follower.wait()
+        cluster.wait_exit("node-2")
+        assert outcome.is_done, outcome.message
+        assert [line["lost"] for line in outcome.metrics if line.get("kind") == "recovery"] == [["node-2"]]
+        wanted = reference_of(cluster, job, outcome)
+        assert largest_difference(trained(outcome), {**wanted.adapter(), **wanted.head()}) < 1e-9
 
 
 def test_ring_encrypted_refuses_a_removed_node(tmp_path: Path) -> None:

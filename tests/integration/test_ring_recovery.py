@@ -71,6 +71,7 @@ def test_run_goes_on_without_a_host_that_is_killed(ring: Cluster, after: int) ->
     wanted = reference_of(ring, job, outcome)
     assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
     assert [line["step"] for line in outcome.metrics if is_step(line)] == list(range(1, 25))
+    assert sorted(line["step"] for line in outcome.steps if is_step(line)) == list(range(1, 25))
     assert [line["step"] for line in of_kind(outcome, "evaluation")] == [8, 16, 24]
     (recovery,) = of_kind(outcome, "recovery")
     assert recovery["lost"] == ["c"] and recovery["step"] % 4 == 0 and recovery["seconds"] > 0

@@ -192,3 +192,22 @@ def test_host_that_is_lost_at_every_kind_of_moment(moment: str, seed: int) -> No
     assert ring.surprises == []
     placed = recoveries(result)[-1].part
     assert not set(ring.lost) & {piece.node for piece in placed.placement.slices}
+
+
+def test_items_are_shown_when_they_are_done_and_once() -> None:
+    """Each item of the run once, before its turn is logged, whatever is repeated."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4), ("c", 4, 6)], ["a"], num_blocks=6, num_steps=12, eval_every=4)
+    rng = random.Random(0)
+    ring = ring_of(plan, rng)
+    lose_at(ring, rng, [150])
+    logged = ring.run().logged
+    (recovery,) = [entry for entry in logged if isinstance(entry, rd.LogRecovery)]
+
+    def items(of: type[rd.ShowStep] | type[rd.LogStep]) -> list[tuple[Any, ...]]:
+        found = [entry for entry in logged if isinstance(entry, of)]
+        return sorted((one.turn.kind, one.step, one.seq - one.turn.first_seq) for one in found)
+
+    shown = items(rd.ShowStep)
+    assert shown == items(rd.LogStep) and len(set(shown)) == len(shown)
+    before = [entry for entry in logged[: logged.index(recovery)] if isinstance(entry, rd.ShowStep)]
+    assert any(entry.step >= recovery.step for entry in before), "some step was done that had to be repeated"

@@ -9,7 +9,8 @@
 
 A turn is *committed* when every node has done it and keeps what it has trained, at two places. Two turns are granted at
 most, so that a node needs to keep three: the committed one, and those that it may have done since. What the run
-logs of a turn is logged when the turn is committed, so that nothing of a repeated turn is logged twice.
+logs of a turn is logged when the turn is committed, so that nothing of a repeated turn is logged twice; what is done is
+shown at once, and once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ringtune.errors import (
 from ringtune.rounds import round_events as rd
 from ringtune.rounds.kept_copies import KeptCopies
 from ringtune.rounds.recovery import Recovery
-from ringtune.rounds.recovery_events import Halted, NotPlaced, Placed
+from ringtune.rounds.recovery_events import Halted, NotPlaced, Placed, ShowStep
 from ringtune.rounds.state_machine import Planner, Rounds
 from ringtune.schedule.epochs import why_it_stays
 from ringtune.schedule.plan import Plan
@@ -53,6 +54,7 @@ class RecoveringRounds(Rounds):
         self._begins_anew = begins_anew
         self._kept = KeptCopies()
         self._held: list[rd.Command] = []
+        self._shown: set[tuple[StepKind, str, int, int]] = set()
         self._recovery: Recovery | None = None
         self._gone: set[str] = set()
         self._newest_epoch = 0
@@ -76,9 +78,15 @@ class RecoveringRounds(Rounds):
 
     def _pass_on(self, command: rd.Command, passed: list[rd.Command]) -> None:
         match command:
-            case rd.LogStep() | rd.LogTurn():
+            case rd.LogStep(turn, seq):
                 self._held.append(command)
-                if isinstance(command, rd.LogTurn) and command.turn.kind is not StepKind.EVALUATE:
+                item = (turn.kind, turn.owner, turn.first_step, seq - turn.first_seq)
+                if item not in self._shown:
+                    self._shown.add(item)
+                    passed.append(ShowStep(*command))
+            case rd.LogTurn():
+                self._held.append(command)
+                if command.turn.kind is not StepKind.EVALUATE:
                     self._commit(command, passed)
             case rd.LogEvaluation():
                 ended = [each for each in self._held if isinstance(each, rd.LogTurn)]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Turn
 
 # ---- events ----
 
@@ -49,6 +50,19 @@ class PlaceAgain(NamedTuple):
     part: Plan
     lost: tuple[str, ...]
     step: int
+
+
+class ShowStep(NamedTuple):
+    """Show people an item that is done for the first time; its line is logged once its turn is committed.
+
+    Fields are those of ``LogStep``.
+    """
+
+    turn: Turn
+    seq: int
+    step: int
+    depth: int
+    values: tuple[tuple[str, float], ...]
 
 
 class LogRecovery(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.rounds.copy_digests import CopyDigest
-from ringtune.rounds.recovery_events import Halt, Halted, LogRecovery, NotPlaced, PlaceAgain, Placed
+from ringtune.rounds.recovery_events import Halt, Halted, LogRecovery, NotPlaced, PlaceAgain, Placed, ShowStep
 from ringtune.schedule.epochs import Source
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.operations.table import Operations
@@ -380,6 +380,7 @@ Command = (
     | Halt
     | PlaceAgain
     | LogRecovery
+    | ShowStep
     | LogMove
     | LogPlan
     | Grant

@@ -6,7 +6,7 @@ Example: ``from ringtune.rounds import rounds as rd`` gives ``rd.Rounds``, ``rd.
 from __future__ import annotations
 
 from ringtune.rounds.recovering import RecoveringRounds
-from ringtune.rounds.recovery_events import Halt, Halted, LogRecovery, NotPlaced, PlaceAgain, Placed
+from ringtune.rounds.recovery_events import Halt, Halted, LogRecovery, NotPlaced, PlaceAgain, Placed, ShowStep
 from ringtune.rounds.round_events import (
     CacheLost,
     ChooseOperations,
@@ -99,6 +99,7 @@ __all__ = [
     "Rest",
     "Rested",
     "Rounds",
+    "ShowStep",
     "Started",
     "StepReported",
     "StopAsked",
