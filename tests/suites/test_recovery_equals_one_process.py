@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from ringtune.costs.memory.sizes import Sizes
+from ringtune.costs.model_facts import model_facts
+from ringtune.files.safetensors_stream import TensorFile
 from ringtune.rounds import rounds as rd
 from tests.suites.test_recovery_on_virtual_clock import lose_at, recoveries, ring_of
 from tests.support.moves import slices_of
 from tests.support.plans import changed
 from tests.support.resumed import holder_of
-from tests.support.torch_ring import Case, distance, make_carrier, reference_of, write_inputs
+from tests.support.torch_ring import RUN, Case, distance, make_carrier, reference_of, write_inputs
 
 CASES: dict[str, dict[str, Any]] = {
     "adamw": {},
@@ -74,3 +77,28 @@ def test_run_that_loses_a_host_while_it_collects_equals_one_process(folder: Path
     assert recovery.step == 8
     trained = reference_of(case)
     assert distance(carrier.collected(recovery.part, ring.holder), trained.adapter() | trained.head()) < 1e-9
+
+
+@pytest.mark.promise("7 bounded memory")
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_files_of_the_ends_of_turns_have_the_bytes_that_were_planned(folder: Path, optimizer: str) -> None:
+    """Tensors of a node's own file of the last turn: weights and moments of what trained, and a count each."""
+    case = Case(folder=folder, local_iterations=2, num_steps=16, every_steps=3, optimizer=optimizer)
+    plan = changed(case.plan((("a", 0, 4),)), slices=slices_of(RINGS[0]))
+    carrier = make_carrier(case, plan)
+    ring = ring_of(plan, random.Random(0), carrier=carrier, keeper=carrier)
+    assert ring.run().finish == rd.Finish("", "")
+    sizes = Sizes(
+        plan.course,
+        model_facts(case.job.model.path, case.job),
+        optimizer=optimizer,
+        dtype="float64",
+        activation_token_bytes=0,
+    )
+    for node in plan.nodes:
+        piece = plan.slice_of(node)
+        file = TensorFile(carrier.kept[node].part(RUN, 16, piece.start, piece.stop), where="it")
+        values = [file.tensor(name) for name in file.infos]
+        planned = piece.num_blocks * (sizes.adapter_bytes + sizes.adapter_state_bytes)
+        found = sum(value.data.size_bytes for value in values if value.data.size_bytes > 8)
+        assert found == planned, node
