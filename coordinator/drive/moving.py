@@ -109,9 +109,14 @@ class MoveDriving:
         )
 
     def recovered(self, command: rounds.LogRecovery) -> str:
-        """Grant in the placement without lost nodes from now on; return a sentence for the user."""
+        """Grant in the placement of a recovery from now on; return a sentence for the user."""
         self.part = command.part
         self._place()
+        if not command.lost:
+            return (
+                f"a bad step: {command.bad_step}; all nodes went back to the end of step {command.step} in"
+                f" {format_seconds(command.seconds)} and do what came after it once more"
+            )
         came = format_bytes(sum(count for _, count in command.fetched_bytes))
         return (
             f"node {', '.join(command.lost)} is lost; the run goes on from step {command.step}, in placement"

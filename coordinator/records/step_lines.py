@@ -73,7 +73,7 @@ def replan_line(plan: Plan, why: Replanned) -> dict[str, Any]:
 
 
 def recovery_line(command: LogRecovery) -> dict[str, Any]:
-    """Write what a recovery was: who was lost, to which step all went back, how long it took, what was fetched."""
+    """Write what a recovery was: who was lost or what was not finite, to which step all went back, what it took."""
     return {
         "kind": "recovery",
         "step": command.step,
@@ -81,4 +81,5 @@ def recovery_line(command: LogRecovery) -> dict[str, Any]:
         "epoch": command.part.placement.epoch,
         "seconds": round(command.seconds, 6),
         "fetched_bytes": dict(command.fetched_bytes),
+        **({"bad_step": command.bad_step} if command.bad_step else {}),
     }

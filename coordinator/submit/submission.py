@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import typer
 
@@ -84,11 +85,15 @@ def follow_run(
                 finally:
                     goes_on = client.goes_on
         except (RingTuneError, KeyboardInterrupt) as error:
-            may_go_on = not goes_on and not isinstance(error, DivergedError)  # it would diverge again
-            if RunCheckpoints(out).steps() and may_go_on:
+            if RunCheckpoints(out).steps() and not goes_on:
+                if isinstance(error, DivergedError):
+                    progress.note(_ONLY_A_FAULT)
                 progress.note(how_to_resume(RunCheckpoints(out).steps()[0]))
             raise
         progress.note(f"the run's files are in {out}")
+
+
+_ONLY_A_FAULT: Final = "resuming helps only if that was a fault of a machine: the same numbers would diverge again"
 
 
 def _ring(asked: Submission, folder: RunFolder) -> AbstractContextManager[Client]:

@@ -11,6 +11,7 @@ from edge.compute.helping.sums import Sums
 from edge.compute.hosting import Hosted
 from edge.compute.offloading import Offloading
 from edge.compute.saving.vectors import Vectors
+from edge.model.finite import require_finite_values
 from edge.model.training_state import TrainingState
 from edge.shards.shard_file import PREFIXES, Besides, load_shard, to_shard
 from ringtune.files.pieces import Pieces
@@ -41,7 +42,12 @@ class CheckpointPart:
         return own | self._hosted.fitted()
 
     def write(self, head: Pieces | None, metadata: Mapping[str, str]) -> Pieces:
-        """Return the part, read when it is gone through; see ``shard_file.to_shard``."""
+        """Return the part, read when it is gone through; see ``shard_file.to_shard``.
+
+        Raises:
+            DivergedError: a trained weight is not finite.
+        """
+        require_finite_values(self.trained, "the part of this node")
         return to_shard(
             self.trained,
             self._hosted.optimizers,

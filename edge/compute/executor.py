@@ -29,6 +29,7 @@ from edge.compute.prefixes import Prefixes
 from edge.compute.replica import Replica
 from edge.compute.saving.keep import Kept
 from edge.compute.scoring import Scoring
+from edge.compute.whole_grads import make_whole
 from edge.data.rows import OwnerDataset
 from edge.machine.settling import settle_of
 from edge.model.activations import storage_bytes
@@ -233,7 +234,7 @@ class NodeExecutor:
             if item.kind is StepKind.EVALUATE and result.predictions is not None:
                 result = result._replace(values=result.values + dataset.score(item, rows, result.predictions))
         if may_diverge(item) and not math.isfinite(loss := dict(result.values)["loss_sum"]):
-            raise diverged(item, f"the loss is {loss}")
+            raise diverged(item, f"the loss is {loss}", course=self._course, micro=action.micro)
         entry.heads_left -= 1
         if entry.heads_left == 0:
             entry.batch = None
@@ -270,10 +271,10 @@ class NodeExecutor:
         if self.offloading.install(action, entry.item):
             return ()
         rate = learning_rate(self._job.train, *rate_at(self._course, action.start, entry.item.step))
+        make_whole(action, entry, self._course, self._hosted, self._replica)
         if action.start in self._ends:
             self._owner(action)[0].update(action.start, rate)
         else:
-            self._replica.add_up(action)
             if action.start < self._slice.stop and action.stop > self._slice.start:  # not of blocks that others host
                 self._versions.release(action.seq)
             changing = self.offloading.changing(action)

@@ -11,8 +11,10 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 
 from edge.compute.executor import NodeExecutor
+from edge.model.tensor_bytes import is_finite
 from edge.shards.shard_file import PREFIXES
-from ringtune.errors import FrameError, IntegrityError
+from ringtune.engine.diverged import LOWER_THE_RATE
+from ringtune.errors import DivergedError, FrameError, IntegrityError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
 from ringtune.schedule.placement import Slice
@@ -55,8 +57,14 @@ def kept_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[str, 
         executor: of the node, between two turns.
         blocks: that were trained.
         of: what the file is of: run and step.
+
+    Raises:
+        DivergedError: a tensor is not finite; nobody shall ever go back to it.
     """
     found = {name: value for name, value in executor.part.tensors().items() if _block_of(name) in blocks}
+    for name, value in found.items():
+        if not is_finite(value):
+            raise DivergedError(f"the training diverged: {name} is not finite at the turn's end; {LOWER_THE_RATE}")
     return bytes(write_tensors(found, metadata={_METADATA: json.dumps(dict(of), sort_keys=True)}))
 
 

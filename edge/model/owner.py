@@ -17,6 +17,7 @@ import torch
 
 from edge.data.tokens import Batch
 from edge.model.dropout import EMBEDDING_UNIT, HEAD_UNIT, seed_unit
+from edge.model.finite import require_finite_values
 from edge.model.heads import Task
 from edge.model.optimizers.unit_optimizers import UnitOptimizers
 from edge.model.owner_units import embedding_modules, owner_units, tied_table
@@ -176,9 +177,12 @@ class OwnerParts:
             return HeadResult(values=values, grad=leaf.grad)
         return HeadResult(values=values, grad=None, predictions=counts.predictions)
 
-    def update(self, unit: int, learning_rate: float) -> None:
-        """Do one optimizer step of the embedding or of the head."""
+    def complete(self, unit: int) -> None:
+        """Make the gradient of the embedding or of the head whole and dense, right before its update."""
         complete(self.units[unit], self._tied_in(unit))
+
+    def update(self, unit: int, learning_rate: float) -> None:
+        """Do one optimizer step of the embedding or of the head, whose gradient is complete."""
         self.optimizers.update([unit], learning_rate)
 
     def digest(self, unit: int) -> str:
@@ -218,7 +222,11 @@ class OwnerParts:
 
         Every node has the frozen ones already. The content is read when it is gone through: the head must not change
         before.
+
+        Raises:
+            DivergedError: a parameter is not finite.
         """
+        require_finite_values(self._travelling(), "the head")
         return write_tensors(self._state().tensors())
 
     def load_blob(self, data: Pieces, *, where: str = _HANDED_OVER) -> None:

@@ -140,12 +140,14 @@ class FrameCheck:
             self.credit_returned(credit_boundary(self._course, key.payload), 1)
 
     def explained(self, header: ring_pb2.FrameHeader, error: RingTuneError) -> RingTuneError:
-        """Return the error of an admitted frame's payload; one of numbers that are not finite names step and owner."""
+        """Return the error of an admitted frame's payload; one of numbers that are not finite names step and rows."""
         known = self._turns.by_seq(header.seq)
         if not isinstance(error, DivergedError) or known is None:
             return error
         item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
-        return diverged(item, str(error))
+        key = key_of(header)
+        what = f"{error}: {in_words(header)}"
+        return diverged(item, what, course=self._course, micro=key.micro if key.payload not in PARCELS else None)
 
     def credit_returned(self, boundary: int, count: int) -> None:
         """Note that the inbox has room again for so many hidden states at ``boundary``."""

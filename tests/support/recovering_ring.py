@@ -1,4 +1,7 @@
-"""A run on the virtual clock whose nodes keep copies of what they have trained, and some of whose nodes are lost."""
+"""A run on the virtual clock whose nodes keep copies of what they have trained, and some of whose nodes are lost.
+
+Steps may be bad too: a node tells of it, and does nothing more until all go back.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ringtune.engine import events as ev
+from ringtune.errors import DivergedError
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.placement import Placement
@@ -73,6 +77,7 @@ class RecoveringRing(VirtualRing):
         self.surprises: list[Turn] = []
         self.moments: list[tuple[str, str]] = []
         self.when: Callable[[str, str], str | None] = lambda what, node: None
+        self.is_bad: Callable[[str, Action], bool] = lambda node, action: False
 
     def lose(self, node: str) -> None:
         """Lose a node now; the coordinator hears of it later."""
@@ -84,6 +89,13 @@ class RecoveringRing(VirtualRing):
             self._keeper.lose(node)
         failed = rd.NodeFailed(node, "PeerLostError", f"node {node} is lost")
         self.clock.at(self.clock.now_s + self._notice_s(), self._tell_rounds, failed)
+
+    def _spoil(self, node: VirtualNode, what: str) -> None:
+        """Something is not finite at a node, which tells it; whatever it says comes before it has stopped."""
+        if not self._is_old(node):
+            self._stop(node.name)
+            failed = rd.NodeFailed(node.name, DivergedError.__name__, f"node {node.name}: {what}")
+            self.clock.at(self.clock.now_s, self._tell_rounds, failed)
 
     def _note(self, what: str, node: str) -> None:
         """Something begins at a node: one may be lost just now."""
@@ -151,8 +163,21 @@ class RecoveringRing(VirtualRing):
             super()._grant(node, turns)
 
     def _done(self, node: VirtualNode, action: Action, start_s: float) -> None:
-        if not self._is_old(node):
+        if self._is_old(node):
+            return
+        if self.is_bad(node.name, action):
+            self._spoil(node, f"{action} is not finite")
+            return
+        try:
             super()._done(node, action, start_s)
+        except DivergedError as error:
+            self._spoil(node, str(error))
+
+    def _tell(self, node: VirtualNode, event: ev.Event) -> None:
+        try:
+            super()._tell(node, event)
+        except DivergedError as error:
+            self._spoil(node, str(error))
 
     def _run(self, node: VirtualNode, command: ev.RunAction) -> None:
         self._note(command.action.op.name.lower(), node.name)

@@ -7,6 +7,8 @@
                                   a placement without  was kept then
                                   it is found
 
+After a bad step (``bad_steps``) all stop and go back in the same way, in the placement that they have.
+
 A turn is *committed* when every node has done it and keeps what it has trained, at two places. Two turns are granted at
 most, so that a node needs to keep three: the committed one, and those that it may have done since. What the run
 logs of a turn is logged when the turn is committed, so that nothing of a repeated turn is logged twice; what is done is
@@ -27,6 +29,7 @@ from ringtune.errors import (
     error_from_name,
 )
 from ringtune.rounds import round_events as rd
+from ringtune.rounds.bad_steps import NOTHING_KEPT, BadSteps, is_bad_step
 from ringtune.rounds.kept_copies import KeptCopies
 from ringtune.rounds.recovery import Recovery
 from ringtune.rounds.recovery_events import Halted, NotPlaced, Placed, ShowStep
@@ -56,6 +59,7 @@ class RecoveringRounds(Rounds):
         self._held: list[rd.Command] = []
         self._shown: set[tuple[StepKind, str, int, int]] = set()
         self._recovery: Recovery | None = None
+        self._bad = BadSteps()
         self._gone: set[str] = set()
         self._newest_epoch = 0
         self._before: Turn | None = None  # the last turn that was granted before the last recovery
@@ -105,6 +109,7 @@ class RecoveringRounds(Rounds):
         passed += [each for each in self._held if _turn_of(each) <= index]
         self._held = [each for each in self._held if _turn_of(each) > index]
         self._made_granting.commit(index)
+        self._bad.commit(index)
         if ended.turn.kind is StepKind.TRAIN:
             self._kept.commit(self._made_plan.course, self._made_moving.part.placement, ended.turn)
 
@@ -142,7 +147,10 @@ class RecoveringRounds(Rounds):
         super()._answered(node, phase, now_s, commands)
 
     def _on_node_failed(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
-        """Go on without a host that is lost, if another node keeps what it has trained."""
+        """Go on without a host that is lost, if another node keeps what it has trained; go back after a bad step."""
+        if is_bad_step(event):
+            self._on_bad_step(event, now_s, commands)
+            return
         lost = event.lost or event.node
         if lost in self._gone or (event.lost and self._recovery is not None):
             return  # nodes that stop are missed by others; who is really lost does not answer
@@ -173,13 +181,36 @@ class RecoveringRounds(Rounds):
             return f"no living node keeps what was trained of {_blocks(missing)}; {_RESUME}"
         return ""
 
+    def _on_bad_step(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
+        """Do the turns that are not committed once more, unless they are done for the second time already."""
+        if self._recovery is not None:
+            return  # all go back anyway
+        if self.phase != "training":
+            super()._on_node_failed(event, now_s, commands)
+            return
+        problem = self._bad.why_it_ends(self._kept.step) if self._keeps_copies else NOTHING_KEPT
+        if problem:
+            self._held = []  # what came since the committed turn may be of the bad step
+            self._fail(event.error, f"{event.message}; {problem}", commands)
+            return
+        self._bad.go_back()
+        recovery, placement = self._go_back((), event.message, now_s, commands), self._made_moving.part.placement
+        recovery.plan = self._made_plan.extended(placement, self._turns_kept(recovery.step), epoch=recovery.epoch)
+        commands += recovery.halt()
+
     # ---- recovery ---------------------------------------------------------------------------------
 
     def _recover(self, lost: str, message: str, now_s: float, commands: list[rd.Command]) -> None:
         """Let all other nodes stop, and look for a placement without the one that is lost."""
-        before = self._recovery
         self._gone.add(lost)
         self._nodes = tuple(node for node in self._nodes if node != lost)
+        commands.append(rd.Release(lost, message))
+        recovery = self._go_back((lost,), "", now_s, commands)
+        commands += [*recovery.halt(), recovery.look(self._made_moving.part, tuple(sorted(self._gone)))]
+
+    def _go_back(self, lost: tuple[str, ...], bad_step: str, now_s: float, commands: list[rd.Command]) -> Recovery:
+        """Begin to bring all living nodes back to the end of the committed turn, in an epoch of its own."""
+        before = self._recovery
         self._newest_epoch = max(self._newest_epoch, *(one.epoch for one in self._made_plan.placements)) + 1
         self._held = []
         self._evaluation.forget()
@@ -187,14 +218,18 @@ class RecoveringRounds(Rounds):
         self._made_granting.halt()
         self._recovery = Recovery(
             epoch=self._newest_epoch,
-            lost=(*(before.lost if before else ()), lost),
+            lost=(*(before.lost if before else ()), *lost),
             nodes=self._nodes,
             began_s=before.began_s if before else now_s,
             step=self._kept.step or 0,
+            bad_step=bad_step or (before.bad_step if before else ""),
         )
-        commands.append(rd.Release(lost, message))
         self._enter("moving", now_s, commands, self._nodes)
-        commands += self._recovery.halt(self._made_moving.part, tuple(sorted(self._gone)))
+        return self._recovery
+
+    def _turns_kept(self, step: int) -> int:
+        """How many train turns the first so many steps are."""
+        return -(-step // self._made_plan.course.local_iterations)
 
     def _on_answer(self, recovery: Recovery, event: rd.Event, now_s: float, commands: list[rd.Command]) -> None:
         """Take a node's answer, or the placement; move once all have stopped, and train once all have moved."""
@@ -206,9 +241,7 @@ class RecoveringRounds(Rounds):
             case NotPlaced(epoch, error, message) if epoch == recovery.epoch:
                 raise error_from_name(error, f"node {', '.join(recovery.lost)} is lost, and {message}; {_RESUME}")
             case Placed(epoch, placement) if epoch == recovery.epoch:
-                course = self._made_plan.course
-                first_turn = -(-recovery.step // course.local_iterations)
-                plan = self._made_plan.extended(placement, first_turn, epoch=epoch)
+                plan = self._made_plan.extended(placement, self._turns_kept(recovery.step), epoch=epoch)
                 if any(node in self._gone for node in plan.parts[-1].nodes):
                     raise CapacityError(f"the placement that was found has a lost node; {_RESUME}")
                 recovery.plan = plan
@@ -232,6 +265,8 @@ class RecoveringRounds(Rounds):
         commands.append(recovery.log(plan, now_s))
         self._before = self._made_granting.last
         commands += self._made_granting.go_back(moving.part)
+        if self._made_granting.last is not None:
+            self._bad.went_back(self._made_granting.last.index)
         self._enter("training", now_s, commands)
         if self._drain_reason:
             reason, self._drain_reason = self._drain_reason, ""

@@ -20,6 +20,7 @@ class Recovery:
         nodes: all that live.
         began_s: when the first of them was lost.
         step: to whose end the run goes back.
+        bad_step: what was not finite, if the run goes back because of that.
 
     Attributes:
         plan: with the placement that was found; None while it is looked for.
@@ -27,8 +28,17 @@ class Recovery:
         problem: why a node can't move, while it may be that another one is lost.
     """
 
-    def __init__(self, *, epoch: int, lost: tuple[str, ...], nodes: tuple[str, ...], began_s: float, step: int) -> None:
-        self.epoch, self.lost, self.began_s, self.step = epoch, lost, began_s, step
+    def __init__(
+        self,
+        *,
+        epoch: int,
+        lost: tuple[str, ...],
+        nodes: tuple[str, ...],
+        began_s: float,
+        step: int,
+        bad_step: str = "",
+    ) -> None:
+        self.epoch, self.lost, self.began_s, self.step, self.bad_step = epoch, lost, began_s, step, bad_step
         self.plan: Plan | None = None
         self.sources: dict[str, tuple[Source, ...]] = {}
         self.problem = ""
@@ -36,10 +46,13 @@ class Recovery:
         self._moves = False
         self._bytes: dict[str, int] = {}
 
-    def halt(self, part: Plan, gone: tuple[str, ...]) -> list[Command]:
-        """Let every living node stop, and look for a placement without all that are gone."""
-        look = PlaceAgain(self.epoch, part, gone, self.step)
-        return [*(Halt(node, self.epoch) for node in self._nodes), look]
+    def halt(self) -> list[Command]:
+        """Let every living node stop."""
+        return [Halt(node, self.epoch) for node in self._nodes]
+
+    def look(self, part: Plan, gone: tuple[str, ...]) -> Command:
+        """Look for a placement without all that are gone."""
+        return PlaceAgain(self.epoch, part, gone, self.step)
 
     def answered(self, node: str, answer: Halted | Moved) -> None:
         """Note that a node has stopped, or moved; an answer to another question changes nothing."""
@@ -90,13 +103,14 @@ class Recovery:
     def log(self, plan: Plan, now_s: float) -> LogRecovery:
         """What is logged once all have moved."""
         fetched = tuple(sorted(self._bytes.items()))
-        return LogRecovery(self.step, self.lost, plan, plan.parts[-1], now_s - self.began_s, fetched)
+        return LogRecovery(self.step, self.lost, plan, plan.parts[-1], now_s - self.began_s, fetched, self.bad_step)
 
     def overdue(self, wait_s: float) -> str:
         """Say for what the coordinator has waited too long."""
         if self._waiting:
             what = "to move" if self._moves else "to stop"
-            text = f"waited {wait_s:g} s for node {', '.join(sorted(self._waiting))} {what} after a node was lost"
+            why = "a node was lost" if self.lost else "a bad step"
+            text = f"waited {wait_s:g} s for node {', '.join(sorted(self._waiting))} {what} after {why}"
         else:
             text = f"waited {wait_s:g} s for a placement without node {', '.join(self.lost)}"
         return f"{text}: {self.problem}" if self.problem else text

@@ -66,7 +66,7 @@ class ShowStep(NamedTuple):
 
 
 class LogRecovery(NamedTuple):
-    """Log that the run goes on without a node that was lost, from the end of ``step`` on.
+    """Log that the run goes on without a node that was lost, or after a bad step, from the end of ``step`` on.
 
     Attributes:
         step: the last one of the turn to which all went back.
@@ -75,6 +75,7 @@ class LogRecovery(NamedTuple):
         part: of the plan that holds from here on.
         seconds: from the loss to the first turn that is granted again.
         fetched_bytes: by node, of what others had kept.
+        bad_step: what was not finite, where it and what came with it since ``step`` is done once more; else empty.
     """
 
     step: int
@@ -83,3 +84,4 @@ class LogRecovery(NamedTuple):
     part: Plan
     seconds: float
     fetched_bytes: tuple[tuple[str, int], ...]
+    bad_step: str = ""

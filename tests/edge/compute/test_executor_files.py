@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from edge.compute.snapshot import kept_file
 from ringtune.errors import DivergedError, IntegrityError
 from ringtune.files.pieces import Pieces
 from tests.support import hand_ring as ring
@@ -88,10 +89,39 @@ def test_executor_tells_a_head_on_the_disk_from_one_that_was_handed_over(model_f
     job = ring.make_job(model_folder)
     datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
     owner = ring.HandRing(ring.make_plan(job, datasets, TWO), job, model_folder, datasets).nodes["a"]
-    list(owner._owner(None)[0].head.parameters())[-1].data[0] = torch.inf
-    shard = Pieces.of(bytes(owner.shard({"node": "a"}, with_head=True)))
+    bias = list(owner._owner(None)[0].head.parameters())[-1].data
+    bias.fill_(0.123456789)
+    shard = bytes(owner.shard({"node": "a"}, with_head=True))
+    damaged = shard.replace(bias.numpy().tobytes(), torch.full_like(bias, torch.inf).numpy().tobytes())
+    assert damaged != shard
     with pytest.raises(DivergedError, match=r"the head in the shard has param/.* not finite"):
-        owner.load_shard(shard, {"node": "a"}, with_head=True)
+        owner.load_shard(Pieces.of(damaged), {"node": "a"}, with_head=True)
+
+
+@pytest.mark.parametrize("part", ["the part of this node", "the head"])
+def test_executor_saves_no_weights_that_are_not_finite(model_folder: Path, tmp_path: Path, part: str) -> None:
+    """The last update before a checkpoint may be the one that overflows; the checkpoint before it stays the newest."""
+    job = ring.make_job(model_folder)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("b",))
+    hand = ring.HandRing(ring.make_plan(job, datasets, TWO), job, model_folder, datasets).train()
+    owner = hand.nodes["b"]
+    owner.shard({"node": "b"}, with_head=True)
+    head = list(owner._owner(None)[0].head.parameters())
+    (head if part == "the head" else list(owner.part.trained.values()))[-1].data[0] = torch.nan
+    with pytest.raises(DivergedError, match=rf"diverged: {part} has .*, which is not finite; lower train"):
+        owner.shard({"node": "b"}, with_head=True)
+
+
+def test_executor_keeps_no_turn_that_is_not_finite(model_folder: Path, tmp_path: Path) -> None:
+    """Moments may overflow where weights are finite; nobody ever goes back to such a turn."""
+    job = ring.make_job(model_folder, train__optimizer="adamw")
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    host = ring.HandRing(ring.make_plan(job, datasets, TWO), job, model_folder, datasets).train().nodes["c"]
+    kept_file(host, (2, 3), {})
+    moments = next(iter(host._hosted.optimizers._optimizers[3].state.values()))
+    moments["exp_avg_sq"].view(-1)[0] = torch.inf
+    with pytest.raises(DivergedError, match="exp_avg_sq is not finite at the turn's end"):
+        kept_file(host, (2, 3), {})
 
 
 def test_executor_head_blob_is_a_fixed_point(model_folder: Path, tmp_path: Path) -> None:

@@ -163,6 +163,8 @@ def test_link_refuses_nan_and_takes_the_same_frame_again() -> None:
         refused = node.sink.next().error
         assert isinstance(refused, DivergedError)
         assert "diverged at step 1, a batch of owner c: " in str(refused)
+        assert "the hidden state of item 0, micro-batch 0, block 2, from node " in str(refused)
+        assert "(micro-batch 0, training rows " in str(refused)
         _, ack = out.acks.get(timeout=WAIT_S)
         assert (ack.error, ack.refusal) == ("DivergedError", str(refused))
         out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), tensor, mask)

@@ -1,0 +1,168 @@
+"""What must hold for a run with bad steps, which are not finite somewhere at some node, whatever the moment."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+
+import pytest
+
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.actions import Action, Op
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind
+from tests.suites.test_recovery_on_virtual_clock import lose_at, plan_of, recoveries, ring_of, story
+from tests.support.plans import make_plan
+
+WORK = (Op.FORWARD, Op.FORWARD_FREE, Op.HEAD, Op.BACKWARD, Op.UPDATE)
+
+
+def bad_at(rng: random.Random, due: list[int]) -> Callable[[str, Action], bool]:
+    """Some actions are bad, counted over all nodes, each once."""
+    done = 0
+
+    def is_bad(node: str, action: Action) -> bool:
+        nonlocal done
+        done += action.op in WORK
+        if due and action.op in WORK and done >= due[0]:
+            due.pop(0)
+            return True
+        return False
+
+    return is_bad
+
+
+def small_plan(**course: int) -> Plan:
+    """Three hosts; turns of two steps, and a checkpoint and an evaluation after every second turn."""
+    values = {"num_blocks": 6, "num_steps": 12, "local_iterations": 2, "eval_every": 4, "checkpoint_every": 4, **course}
+    return make_plan([("a", 0, 2), ("b", 2, 4), ("c", 4, 6)], ["a", "d"], **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("block", range(5))
+def test_runs_with_one_bad_step_log_what_undisturbed_ones_do(block: int) -> None:
+    """No step is lost and none is logged twice, wherever a number is once not finite, in plans that move too."""
+    went_back = 0
+    for seed in range(block * 30, block * 30 + 30):
+        rng = random.Random(seed)
+        plan = plan_of(rng)
+        wanted = ring_of(plan, random.Random(seed)).run()
+        ring = ring_of(plan, rng)
+        ring.is_bad = bad_at(rng, [rng.randint(1, 300)])
+        result = ring.run()
+        assert result.finish == rd.Finish("", ""), (seed, result.finish)
+        assert story(result) == story(wanted), seed
+        assert ring.surprises == [], seed
+        went_back += any(one.bad_step and not one.lost for one in recoveries(result))
+    assert went_back >= 15
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_runs_with_a_bad_step_that_lose_a_host_too_go_on(block: int) -> None:
+    """The host may be lost before the bad step, after it, or while all go back."""
+    both = 0
+    for seed in range(block * 30, block * 30 + 30):
+        rng = random.Random(seed)
+        plan = plan_of(rng)
+        wanted = ring_of(plan, random.Random(seed)).run()
+        ring = ring_of(plan, rng)
+        ring.is_bad = bad_at(rng, [rng.randint(1, 200)])
+        lose_at(ring, rng, [rng.randint(1, 300)])
+        result = ring.run()
+        assert result.finish is not None, seed
+        if result.finish.error:
+            assert any(text in result.finish.message for text in ("no living node", "nothing fits")), (seed, result)
+            continue
+        assert story(result) == story(wanted), seed
+        both += bool(ring.lost) and any(one.bad_step for one in recoveries(result))
+    assert both >= 5
+
+
+@pytest.mark.parametrize("op", WORK)
+def test_step_that_is_bad_again_ends_the_run(op: Op) -> None:
+    """Its turn is done twice, not three times; nothing from it on is logged, and no checkpoint is."""
+    plan = small_plan(every_steps=4)
+    ring = ring_of(plan, random.Random(3))
+    times: list[str] = []
+
+    def is_bad(node: str, action: Action) -> bool:
+        turn = next(turn for turn in ring._turns.values() if turn.first_seq <= action.seq < turn.end_seq)
+        is_due = turn.kind is StepKind.TRAIN and turn.first_step == 6 and action.op is op
+        times.extend([node] if is_due else [])
+        return is_due
+
+    ring.is_bad = is_bad
+    result = ring.run()
+    assert result.finish is not None
+    assert result.finish.error == "DivergedError"
+    end = re.search(r"the steps after step (\d) were done a second time because of it", result.finish.message)
+    assert end is not None, result.finish  # the turn before may have been open too
+    assert f"node {times[-1]}: " in result.finish.message
+    assert sum(bool(one.bad_step) for one in recoveries(result)) == 1
+    steps = [one.step for one in result.logged if isinstance(one, rd.LogStep) and one.turn.kind is StepKind.TRAIN]
+    assert int(end[1]) in (4, 6)
+    assert steps == list(range(int(end[1])))
+    assert [one.step for one in result.logged if isinstance(one, rd.LogCheckpoint)] == [4]
+
+
+def test_evaluation_that_is_bad_again_ends_the_run() -> None:
+    """It is of a committed turn, so only the evaluation comes again, once."""
+    ring = ring_of(small_plan(), random.Random(5))
+
+    def is_bad(node: str, action: Action) -> bool:
+        turn = next(turn for turn in ring._turns.values() if turn.first_seq <= action.seq < turn.end_seq)
+        return turn.kind is StepKind.EVALUATE and turn.first_step == 4 and action.op is Op.HEAD
+
+    ring.is_bad = is_bad
+    result = ring.run()
+    assert result.finish is not None
+    assert result.finish.error == "DivergedError"
+    assert "came again" in result.finish.message
+    assert len(recoveries(result)) == 1
+
+
+def test_each_turn_has_a_second_try_of_its_own() -> None:
+    """Bad steps that come once each, in turns that are far apart, end nothing."""
+    plan = small_plan(num_steps=24)
+    wanted = ring_of(plan, random.Random(7)).run()
+    ring = ring_of(plan, random.Random(7))
+    seen: set[int] = set()
+
+    def is_bad(node: str, action: Action) -> bool:
+        turn = next(turn for turn in ring._turns.values() if turn.first_seq <= action.seq < turn.end_seq)
+        is_due = turn.kind is StepKind.TRAIN and turn.first_step in (2, 10, 18) and turn.first_step not in seen
+        seen.update([turn.first_step] if is_due else [])
+        return is_due
+
+    ring.is_bad = is_bad
+    result = ring.run()
+    assert result.finish == rd.Finish("", "")
+    assert len(recoveries(result)) == 3
+    assert story(result) == story(wanted)
+
+
+def test_resumed_run_ends_at_a_bad_step_before_a_turn_was_committed() -> None:
+    """What it began with is on disks, and nowhere in memory."""
+    ring = ring_of(small_plan(), random.Random(9), rounds={"begins_anew": False})
+    ring.is_bad = bad_at(random.Random(9), [1])
+    result = ring.run()
+    assert result.finish is not None
+    assert "no turn has ended since the run was resumed or loaded" in result.finish.message
+
+
+def test_run_without_copies_ends_at_its_first_bad_step() -> None:
+    """There is nothing to go back to; the error says which setting would have kept it."""
+    plan = small_plan()
+    ring = ring_of(plan, random.Random(9))
+    ring._rounds = rd.RecoveringRounds(lambda facts: plan)
+    assert not plan.placement.copies
+    ring.is_bad = bad_at(random.Random(9), [30])
+    result = ring.run()
+    assert result.finish is not None
+    assert result.finish.error == "DivergedError"
+    assert (
+        "it was not done once more, because the plan keeps no turns to go back to (recovery.copies)"
+        in result.finish.message
+    )
+    assert not recoveries(result)
