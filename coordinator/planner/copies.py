@@ -64,7 +64,7 @@ def _as_said(planned: Planned, fitting: Callable[[Plan], Planned], *, copies: bo
     plan = planned.plan
     if all(one.copies == copies for one in plan.placements):
         return planned
-    changed = Plan(plan.course, tuple(dataclasses.replace(one, copies=copies) for one in plan.placements))
+    changed = plan.with_copies(copies)
     return dataclasses.replace(planned, plan=changed, memory=fitting(changed).memory)
 
 

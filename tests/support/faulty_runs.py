@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import threading
 import time
@@ -105,7 +104,7 @@ class FaultyRing:
         assert plan is not None
         still = Plan.of(plan.course, type(plan.placement)(slices=slices_of(RING)))
         self._plans = {
-            moves: _with_copies(one) for moves, one in ((False, still), (True, moving(still, (3, ELSEWHERE))))
+            moves: one.with_copies(True) for moves, one in ((False, still), (True, moving(still, (3, ELSEWHERE))))
         }
         whole = self._follow(moves=False).wait()
         assert whole.is_done, whole.message
@@ -198,10 +197,6 @@ class FaultyRing:
         outcome = self.cluster.follow(self.job, Resume(plan=self._plans[moves], manifests=manifests)).wait()
         kept = [line for line in _books(stopped) if line[1] <= outcome.resumed_at - (line[0] == "evaluation")]
         return outcome, sorted(kept + _books(outcome))
-
-
-def _with_copies(plan: Plan) -> Plan:
-    return Plan(plan.course, tuple(dataclasses.replace(one, copies=True) for one in plan.placements))
 
 
 def _books(outcome: Outcome) -> list[tuple[str, int]]:

@@ -5,7 +5,6 @@ Steps may be bad too: a node tells of it, and does nothing more until all go bac
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -64,7 +63,7 @@ class RecoveringRing(VirtualRing):
         rounds: dict[str, Any] | None = None,
         **values: Any,
     ) -> None:
-        plan = Plan(plan.course, tuple(dataclasses.replace(one, copies=True) for one in plan.placements))
+        plan = plan.with_copies(True)
         super().__init__(plan, wait_s=wait_s, **values)
         self._rounds = rd.RecoveringRounds(
             lambda facts: plan, wait_s=wait_s, start=values.get("start"), **(rounds or {})

@@ -152,6 +152,10 @@ class Plan:
         course = self.course.soonest()
         return self if course is self.course else Plan(course, self.placements)
 
+    def with_copies(self, copies: bool) -> Plan:
+        """Copy the plan so that hosts keep copies of the ends of turns, or do not, in every placement."""
+        return Plan(self.course, tuple(dataclasses.replace(one, copies=copies) for one in self.placements))
+
     # ---- files ------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.planner.copies import copies_line
+from coordinator.planner.explaining.plan import explain
 from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
@@ -44,6 +45,8 @@ def test_plan_has_copies_and_says_their_bytes(copies: str) -> None:
     assert all(found.memory_bytes[node] > without.memory_bytes[node] for node in "ab")
     (line,) = copies_line(found.plan, found.memory)
     assert "to go on without a lost one: a " in line and ", b " in line
+    why = explain(found.choice, relative=True, plan=found.plan, profile=found.profile) if found.choice else None
+    assert why is not None and {node.node: node.needed_bytes for node in why.nodes} == found.memory_bytes
     assert (copies_line(without.plan, without.memory), without.note) == ([], "")
 
 
