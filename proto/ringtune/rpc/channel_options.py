@@ -44,7 +44,7 @@ CLIENT_OPTIONS: Final[Options] = (
     *_KEEPALIVE,
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.min_reconnect_backoff_ms", 10_000),  # how long an attempt may take, with the handshakes of a slow link
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 """For ``grpc.insecure_channel(address, options=CLIENT_OPTIONS)``."""

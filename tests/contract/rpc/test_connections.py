@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import subprocess
 import sys
 import threading
@@ -214,6 +216,42 @@ def test_connections_that_open_many_calls_keep_no_other_connection_waiting() -> 
         call.cancel()
     for each in (greedy, channel):
         each.close()
+    server.stop(grace_s=0.1)
+
+
+def test_connections_to_a_slow_board_are_waited_for() -> None:
+    """Behind a router that queues for two seconds, or on a busy board, the first bytes of an answer take that long."""
+    agent, over = FailingAgent(), threading.Event()
+    agent.release.set()
+    server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_AgentServicer_to_server(agent, made))
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as pipes:
+        listener.settimeout(WAIT_S)
+        accepted: list[socket.socket] = []
+
+        def pass_on(source: socket.socket, target: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(1 << 16):
+                    target.sendall(data)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    near, _ = listener.accept()
+                    accepted.append(near)
+                    over.wait(2.5)
+                    far = socket.create_connection(("127.0.0.1", server.port))
+                    for each in (near, far):
+                        pipes.callback(each.close)
+                    for pair in ((near, far), (far, near)):
+                        threading.Thread(target=pass_on, args=pair, daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        with open_channel(f"127.0.0.1:{listener.getsockname()[1]}") as channel:
+            control_pb2_grpc.AgentStub(channel).Release(control_pb2.ReleaseRequest(), timeout=WAIT_S)
+        over.set()
+        assert len(accepted) == 1
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
     server.stop(grace_s=0.1)
 
 
