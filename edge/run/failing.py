@@ -6,11 +6,13 @@ The places are ``forward``, ``backward`` and the other names of operations, each
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from edge.run.partners import Executor, Link
 from ringtune import failpoints
+from ringtune.failpoints import Failure
 from ringtune.schedule.actions import Action, Payload, TensorKey
 
 
@@ -31,8 +33,16 @@ class FailingExecutor(_Around):
         """Do an action."""
         failpoints.reached(action.op.name)
         values: tuple[tuple[str, float], ...] = self._inner.run(action)
-        failpoints.reached(f"after {action.op.name}")
+        order = failpoints.reached(f"after {action.op.name}")
+        if order is not None and order.failure is Failure.SPOIL:
+            self._spoil()
         return values
+
+    def _spoil(self) -> None:
+        """Make a gradient infinite, as a fault of the memory does."""
+        grads = [value.grad for value in self._inner.part.trained.values() if value.grad is not None]
+        for grad in grads[:1]:
+            grad.view(-1)[0] = math.inf
 
     def put_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> None:
         """Take a tensor."""

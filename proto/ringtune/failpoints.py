@@ -6,6 +6,7 @@ There the file with the name of the process, as ``node-1``, orders one failure::
     backward 3 kill               the process ends at once, as after SIGKILL, before its third backward
     send h* 1 delay 0.5           it waits half a second before it sends its first hidden state
     call Report 2 drop-reply      the second report reaches the coordinator, but its answer does not come back
+    after backward 3 spoil        a gradient is infinite after the third backward
 
 A failure happens once: its file gets the suffix ``.done`` in the moment before. The file may come, go and change while
 the process runs. Places are counted from when the file is there. Precedent: the failpoints of etcd (gofail).
@@ -39,6 +40,7 @@ class Failure(StrEnum):
     ERROR = "error"
     DROP_REQUEST = "drop-request"
     DROP_REPLY = "drop-reply"
+    SPOIL = "spoil"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def are_on() -> bool:
 
 
 def reached(place: str) -> Order | None:
-    """Fail here if that is ordered; return the order if it is to drop a message, which is the caller's to do.
+    """Fail here if that is ordered; return the order if the caller has to carry it out: to drop a message, or to spoil.
 
     Raises:
         OSError: the order is an error, as of a disk.

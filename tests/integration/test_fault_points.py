@@ -60,6 +60,14 @@ def test_run_of_a_lost_owner_is_resumed(ring: FaultyRing) -> None:
     assert trial.is_good and trial.ended.startswith(PeerLostError.__name__), trial
 
 
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("victim", ["d", "e"])
+def test_run_does_a_step_once_more_in_which_a_gradient_is_infinite(ring: FaultyRing, victim: str) -> None:
+    """Nodes above have done their updates by then; all go back, nobody is lost, and nothing of it is left."""
+    trial = ring.trial(Fault(victim, "after backward 4 spoil"))
+    assert trial.is_good and not trial.ended and trial.recoveries == 1, trial
+
+
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize(
     "fault",
