@@ -15,11 +15,11 @@ from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
 from coordinator.submit.coming_back import Following
 from coordinator.submit.outcome import Outcome
-from ringtune.errors import ConnectionFailedError
+from ringtune.errors import ConnectionFailedError, InterruptedRunError
 from ringtune.v1 import control_pb2
 from tests.coordinator.kept_runs.test_record import ONE, TWO, record
 from tests.support.fake_agents import CALL_S, FakeCluster, steps_of
-from tests.support.kept_runs import JOB, Gate, content, keeping
+from tests.support.kept_runs import JOB, Gate, content, ended, keeping
 from tests.support.tap import Tap
 
 
@@ -126,3 +126,38 @@ def test_interrupted_run_that_is_not_taken_up_is_an_error(tmp_path: Path) -> Non
         with pytest.raises(ConnectionFailedError, match=f"ended before run {ONE} did, and does not go on with it"):
             left.go_on(CALL_S, list)
         assert left.is_left
+
+
+def test_ctrl_c_ends_the_waiting_and_not_the_run(tmp_path: Path) -> None:
+    """The run can't be told, and the error says so."""
+
+    class Impatient(Progress):
+        def note(self, text: str) -> None:
+            if "does not answer" in text:
+                raise KeyboardInterrupt
+
+    gate = Gate()
+    with keeping(tmp_path / "kept", gate) as cluster:
+        tap = Tap(int(cluster.server.address.rpartition(":")[2]))
+
+        def cut(event: control_pb2.RunEvent) -> None:
+            if event.state == "training":
+                tap.close()
+
+        with (
+            Client(f"127.0.0.1:{tap.port}") as client,
+            RunFolder(tmp_path / "out") as folder,
+            pytest.raises(InterruptedRunError, match="stopped here, but not there"),
+        ):
+            client.run(
+                RunRequest(job=JOB, num_nodes=2),
+                progress=Impatient(),
+                folder=folder,
+                sinks=(cut,),
+                coordinator_wait_s=CALL_S,
+            )
+        assert client.goes_on
+        gate.open.set()
+        with Client(cluster.server.address) as again:
+            (kept,) = again.runs()
+            assert ended(again, kept.run_id).state == "done"
