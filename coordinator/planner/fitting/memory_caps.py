@@ -196,7 +196,8 @@ class MemoryCaps:
     def _copies(self, start: int, stop: int) -> tuple[Range, ...] | None:
         """Blocks of which a host may keep copies: all that it does not host, as the host before it could have them."""
         first, top = self.draft.private_blocks, self.draft.course.num_blocks
-        return (Range(first, start), Range(stop, top)) if self.draft.copies else None
+        others = (Range(first, start), Range(stop, top)) if start < stop else ()
+        return others if self.draft.copies else None
 
     def estimate(self, plan: Plan, node: str) -> MemoryEstimate:
         """Estimate by terms what ``node`` holds at most under ``plan``."""

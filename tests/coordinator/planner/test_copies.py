@@ -9,7 +9,9 @@ import pytest
 
 from coordinator.planner.copies import copies_line
 from coordinator.planner.explaining.plan import explain
+from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.given_plan import GivenPlan, accept_plan
+from coordinator.planner.job_draft import job_draft
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
 from ringtune.costs.profile import NodeFacts
@@ -75,6 +77,18 @@ def test_one_host_has_nobody_to_keep_copies() -> None:
     """There is nothing to say."""
     found = planned("auto", {"a": facts()["a"]})
     assert not found.plan.placement.copies and found.note == ""
+
+
+def test_owner_without_blocks_is_searched_for_without_copies_of_others() -> None:
+    """A host may have to copy all blocks but its own; whoever hosts nothing keeps its head alone."""
+    job, nodes = wanted(recovery__copies="next"), facts()
+    draft = job_draft(job, list(nodes.values()), nodes["a"].model)
+
+    def kept(start: int, stop: int) -> int:
+        caps = MemoryCaps(draft, nodes, optimizer="adamw", dtype="float32")
+        return caps.estimate_of("a", start, stop, 0).parts()["kept"]
+
+    assert 0 < kept(12, 12) < kept(11, 12) == kept(6, 12)
 
 
 @pytest.mark.parametrize(("says", "has", "gets"), [("next", "none", True), ("none", "next", False)])
