@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from edge.agent.active_run import ActiveRun
 from edge.agent.torch_side import Workshop
@@ -46,7 +45,7 @@ def open_links(
         if not address:
             raise ConnectionFailedError(f"node {name} got no address of node {target}; let it join again")
         check_private(options, target, address)
-        active.links[target] = _open_link(workshop, active, target, address, deadline_s)
+        _open_link(workshop, active, target, address, deadline_s)
 
 
 def check_private(options: AgentOptions, target: str, address: str) -> None:
@@ -62,14 +61,15 @@ def check_private(options: AgentOptions, target: str, address: str) -> None:
         )
 
 
-def _open_link(workshop: Workshop, active: ActiveRun, target: str, address: str, deadline_s: float) -> Any:
+def _open_link(workshop: Workshop, active: ActiveRun, target: str, address: str, deadline_s: float) -> None:
     """Open one link; try again until the deadline, because a peer refuses until it has the plan."""
     while True:
+        # before it is open, so that who ends the run ends the waiting too
+        link = active.links[target] = workshop.connect(active, target, address)
         active.check_wanted()
-        link = workshop.connect(active, target, address)
         try:
             link.open(max(0.1, deadline_s - time.monotonic()))
-            return link
+            return
         except (FrameError, ConnectionFailedError) as error:
             link.close()
             if time.monotonic() + _LINK_RETRY_S > deadline_s:

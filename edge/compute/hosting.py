@@ -163,7 +163,7 @@ def host(
     blocks = BlockRunner(skeleton, dropout=job.train.dropout, seed=job.train.seed, top_tokens=plan.course.top_tokens)
     kinds = [HostedKind(kind=first, skeleton=skeleton, blocks=blocks)]
     for kind, kin in others:
-        runner = BlockRunner(kin, dropout=job.train.dropout, seed=job.train.seed)
+        runner = BlockRunner(kin, dropout=job.train.dropout, seed=job.train.seed, top_tokens=plan.course.top_tokens)
         kinds.append(HostedKind(kind=kind, skeleton=kin, blocks=runner))
     owner = None
     if head is not None:

@@ -5,6 +5,7 @@ Run ``python -m tests.bench.top_tokens``; JSON beside the share of multiplicatio
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
@@ -56,6 +57,7 @@ def measure(hidden: int, inner: int, tokens: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure all shapes, print JSON."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     torch.set_num_threads(1)
     figures = {f"{hidden} wide, {tokens} tokens": measure(hidden, inner, tokens) for hidden, inner, tokens in SHAPES}
     sys.stdout.write(json.dumps(figures, indent=1) + "\n")

@@ -49,7 +49,7 @@ def test_run_goes_on_without_a_host_that_ends_while_results_are_collected(ring: 
 
 def test_run_that_loses_two_neighbours_at_once_is_resumed_and_says_what_is_missing(ring: FaultyRing) -> None:
     """Nobody else has what they trained."""
-    trial = ring.trial(Fault("c", "backward 14 kill"), Fault("d", "backward 14 kill"))
+    trial = ring.trial(Fault("c", "backward 14 kill"), Fault("d", "answer Rest 1 kill"))
     assert trial.is_good and trial.ended.startswith(PeerLostError.__name__), trial
     assert "no living node keeps what was trained of block" in trial.ended and "--resume" in trial.ended
 

@@ -14,7 +14,6 @@ from ringtune.models.families import FAMILIES
 from ringtune.models.family import CLASSIFICATION
 from ringtune.models.trim_support import may_trim
 from ringtune.rounds import rounds as rd
-from ringtune.schedule.offload import Offload
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import Velora
 from ringtune.schedule.turns import turn_sequence
@@ -91,11 +90,10 @@ def test_last_block_computes_all_where_it_would_be_another_result() -> None:
 
 
 def test_last_block_computes_all_where_blocks_run_in_other_ways(tmp_path: Path) -> None:
-    """With VeLoRA, helpers, or a head that reads everything."""
+    """With VeLoRA, or a head that reads everything."""
     case = Case(folder=write_family_inputs(tmp_path, "bert", CLASSIFICATION), task=CLASSIFICATION, owners=("a",))
     course = case.plan((("a", 0, 4),)).course
     assert course.top_tokens == 1
     velora = Velora(blocks=(Range(1, 3),), layers=("down",))
-    offload = Offload(blocks=(Range(0, 2),), interval=2)
-    for changes in ({"velora": velora}, {"offload": offload}, {"head_tokens": 0}, {"trims": False}):
+    for changes in ({"velora": velora}, {"head_tokens": 0}, {"trims": False}):
         assert dataclasses.replace(course, **changes).top_tokens == 0, changes

@@ -69,6 +69,7 @@ class Case:
     frozen: FrozenWeights | None = None
     split: str = "iid"
     turns: str = "equal"
+    trims: bool = True  # where nothing speaks against it
     hift: str = ""  # the lines of [hift]
     offload: str = ""  # the lines of [offload]
 
@@ -138,7 +139,9 @@ class Case:
             frozen=self.frozen,
             turns=self.turns,
             head_tokens=head_tokens,
-            trims=bool(head_tokens) and may_trim(family, [self.job.adapter.config], dropout=self.job.train.dropout),
+            trims=self.trims
+            and bool(head_tokens)
+            and may_trim(family, [self.job.adapter.config], dropout=self.job.train.dropout),
         )
         pieces = tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in slices)
         return Plan.of(course, Placement(slices=pieces, private_blocks=self.private_blocks, credits=4))

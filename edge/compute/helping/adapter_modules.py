@@ -103,10 +103,14 @@ class AdapterModules:
                 raise IntegrityError(
                     f"the signs of {site.name} are {list(signs.shape)}, not bits of {site.units} units"
                 )
-            if x.dim() != 3 or grad.shape != (*x.shape[:2], site.outputs) or x.shape[2] != site.inputs:
+            if (x.dim(), grad.dim()) != (3, 3) or (x.shape[2], grad.shape[2]) != (site.inputs, site.outputs):
                 raise IntegrityError(
                     f"the pair of {site.name} is {list(x.shape)} and {list(grad.shape)}, expected rows and tokens of "
                     f"{site.inputs} and {site.outputs} values"
+                )
+            if len(x) != len(grad) or not 0 < grad.shape[1] <= x.shape[1]:
+                raise IntegrityError(
+                    f"the pair of {site.name} is of {list(x.shape[:2])} and {list(grad.shape[:2])} rows and tokens"
                 )
             if num_rows is not None and len(x) != num_rows:
                 raise IntegrityError(
@@ -124,6 +128,7 @@ class AdapterModules:
         for site in self._sites_in(_blocks_of(tensors)):
             pair = (tensors[f"{site.source}.x"][at], tensors[f"{site.name}.grad"][at])
             x, grad = (tensor.to(self._device, self._dtype) for tensor in pair)
+            x = x[:, : grad.shape[1]]  # the last block may compute its first tokens only, and attends to all
             signs = tensors.get(f"{site.name}.signs")
             is_on = None if signs is None else unpack(signs[at].to(self._device), site.units)
             site.add_gradients(x, grad, is_on)

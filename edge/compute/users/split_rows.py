@@ -39,7 +39,7 @@ class SplitRows:
             rows, saved = self._parts.pop(0)
             below = saved.backward(grad[rows])
             if below is not None:
-                found = torch.empty_like(grad) if found is None else found
+                found = below.new_empty((len(grad), *below.shape[1:])) if found is None else found
                 found[rows] = below
         return found
 

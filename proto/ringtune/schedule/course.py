@@ -121,9 +121,9 @@ class Course(Extent):
     def top_tokens(self) -> int:
         """How many tokens of each row the last block computes, which attends to all of them; 0 = every one.
 
-        Operations, VeLoRA and helpers run blocks in ways of their own, which compute all.
+        Operations and VeLoRA run blocks in ways of their own, which compute all.
         """
-        has_own_ways = self.operations or self.choice or self.velora or self.offload
+        has_own_ways = self.operations or self.choice or self.velora
         return self.head_tokens if self.trims and not has_own_ways else 0
 
     def microbatch_sizes(self, rows: int | None = None) -> tuple[int, ...]:
