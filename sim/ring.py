@@ -56,6 +56,7 @@ class VirtualRing:
         choose_s: seconds that a choice takes.
         move_s: seconds that a node takes to move to the next placement.
         fails_to_move: why a node can't move; empty = it can (fault injection).
+        fetches: what a node answers that is to fetch ahead, after its seconds; by default all is there at once.
     """
 
     def __init__(
@@ -80,6 +81,9 @@ class VirtualRing:
         choose_s: Callable[[], float] = lambda: 0.0,
         move_s: Callable[[rd.Move], float] = lambda move: 0.0,
         fails_to_move: Callable[[rd.Move], str] = lambda move: "",
+        fetches: Callable[[rd.FetchAhead], rd.FetchedAhead] = lambda asked: rd.FetchedAhead(
+            asked.node, asked.part.placement.epoch
+        ),
     ) -> None:
         self.plan = plan
         self.clock = VirtualClock()
@@ -90,7 +94,7 @@ class VirtualRing:
         self._observer, self._record = observer, record
         self._rounds = rd.Rounds(lambda facts: plan, wait_s=wait_s, items_ahead=items_ahead, start=start)
         self._wait_s, self._part = wait_s, plan.at(start.epoch if start else plan.placement.epoch)
-        self._move_s, self._fails_to_move = move_s, fails_to_move
+        self._move_s, self._fails_to_move, self._fetches = move_s, fails_to_move, fetches
         self._nodes = {node: VirtualNode(node, self._engine(self._part, node, start)) for node in plan.nodes}
         for name, each in self._nodes.items():
             each.rest = rest(name)
@@ -150,6 +154,9 @@ class VirtualRing:
                 if self._carrier is not None:
                     self._carrier.rest(node)
                 self._answer_rounds(node, rd.Rested(node, self._part.placement.epoch))
+            case rd.FetchAhead(node):
+                answer = self._fetches(command)
+                self._answer_rounds(node, answer, after_s=answer.seconds)
             case rd.Move():
                 self._move(command)
             case rd.Collect(node):
@@ -191,15 +198,14 @@ class VirtualRing:
             if self._carrier is not None:
                 self._carrier.move(command)
             self._nodes[node] = self._nodes[node].moved(self._engine(command.part, node, command.start))
-        there_s = self._control_s("", node) - self.clock.now_s
-        self.clock.at(self._control_s(node, "") + there_s + self._move_s(command), self._tell_rounds, answer)
+        self._answer_rounds(node, answer, after_s=self._move_s(command))
 
     def _control_s(self, source: str, target: str) -> float:
         return self._transport.control_s(source, target, self.clock.now_s)
 
-    def _answer_rounds(self, node: str, event: rd.Event) -> None:
+    def _answer_rounds(self, node: str, event: rd.Event, *, after_s: float = 0.0) -> None:
         there_s = self._control_s("", node) - self.clock.now_s
-        self.clock.at(self._control_s(node, "") + there_s, self._tell_rounds, event)
+        self.clock.at(self._control_s(node, "") + there_s + after_s, self._tell_rounds, event)
 
     def _grant(self, node: VirtualNode, turns: tuple[Turn, ...]) -> None:
         for turn in turns:

@@ -73,6 +73,7 @@ class AgentCalls:
         self._on_failure = on_failure
         self._epoch, self._grants = 0, GrantWriter(run_id)
         self._moving: Any = None
+        self._fetching: Any = None
         self._num_moves = 0
         self._channel = open_channel(address, peer=node_party(node))
         self._stub = control_pb2_grpc.AgentStub(self._channel)
@@ -161,6 +162,28 @@ class AgentCalls:
         """Prepare and grant in the placement of this epoch from now on."""
         if epoch != self._epoch:
             self._epoch, self._grants = epoch, GrantWriter(self._run_id, epoch)
+
+    def fetch_ahead(
+        self,
+        request: control_pb2.PrepareRequest,
+        *,
+        timeout_s: float,
+        on_result: Callable[[int], None],
+        on_failed: Callable[[RingTuneError], None],
+    ) -> None:
+        """Let the node fetch base weights, beside all other calls, in place of others that it fetches."""
+        request.run_id = self._run_id
+        with self._lock:
+            if self._fetching is not None:
+                self._fetching.cancel()
+            self._fetching = fetching = self._stub.FetchAhead.future(request, timeout=timeout_s)
+
+        def done(call: Any) -> None:
+            if not call.cancelled() and not self._cancelled.is_set():
+                error = call.exception()
+                on_failed(self._as_error(error)) if error is not None else on_result(call.result().fetched_bytes)
+
+        fetching.add_done_callback(done)
 
     def rest(
         self,
@@ -323,8 +346,9 @@ class AgentCalls:
     def _cancel(self) -> None:
         with self._lock:
             self._cancelled.set()
-            if self._call is not None:
-                self._call.cancel()
+            for call in (self._call, self._fetching):
+                if call is not None:
+                    call.cancel()
 
     def _bug(self, error: Exception) -> RingTuneError:
         _LOG.error("a call to node %s failed by a bug", self.node, exc_info=error)

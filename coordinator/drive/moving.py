@@ -2,12 +2,13 @@
 
 ::
 
-    Rest, Move of the state machine --> calls to nodes --> Rested, Moved, MoveFailed back through the run's queue
+    FetchAhead, Rest, Move of the state machine --> calls to nodes --> their answers back through the run's queue
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 
 from coordinator.drive.agent_calls import AgentCalls
@@ -45,7 +46,9 @@ class MoveDriving:
         checkpoints: Checkpointing,
         addresses: Mapping[str, str],
         calls: Mapping[str, AgentCalls],
-        put: Callable[[NodeRested | NodeMoved | rounds.MoveFailed | rounds.Halted | rounds.NodeFailed], None],
+        put: Callable[
+            [NodeRested | NodeMoved | rounds.MoveFailed | rounds.Halted | rounds.FetchedAhead | rounds.NodeFailed], None
+        ],
     ) -> None:
         self.part = part
         self._job_toml, self._checkpoints, self._addresses = job.to_toml(), checkpoints, addresses
@@ -53,14 +56,39 @@ class MoveDriving:
         self._wait_s, self._recovers = job.runtime.wait_s, part.placement.copies
         self._place()
 
-    def tell(self, command: rounds.Rest | rounds.Move | rounds.Halt) -> None:
-        """Let a node rest, move, or stop because another one is lost; a move of it that is under way is given up."""
-        if isinstance(command, rounds.Rest):
+    def tell(self, command: rounds.FetchAhead | rounds.Rest | rounds.Move | rounds.Halt) -> None:
+        """Let a node fetch what it will need, rest, move, or stop as another one is lost, which gives its move up."""
+        if isinstance(command, rounds.FetchAhead):
+            self._fetch_ahead(command)
+        elif isinstance(command, rounds.Rest):
             self._rest(command)
         elif isinstance(command, rounds.Halt):
             self._halt(*command)
         else:
             self._move(command)
+
+    def _fetch_ahead(self, command: rounds.FetchAhead) -> None:
+        node, part = command
+        epoch, began_s = part.placement.epoch, time.monotonic()
+
+        def answer(num_bytes: int, problem: str = "") -> None:
+            self._put(rounds.FetchedAhead(node, epoch, num_bytes, time.monotonic() - began_s, problem))
+
+        self._calls[node].fetch_ahead(
+            self._prepare_request(part),
+            timeout_s=self._wait_s,
+            on_result=answer,
+            on_failed=lambda error: answer(0, str(error)),
+        )
+
+    def _prepare_request(self, part: Plan) -> control_pb2.PrepareRequest:
+        return control_pb2.PrepareRequest(
+            plan_epoch=part.placement.epoch,
+            plan_json=json.dumps(part.to_json()),
+            job_toml=self._job_toml,
+            addresses=dict(self._addresses),
+            checkpoint_run=self._checkpoints.shards_run,
+        )
 
     def _rest(self, command: rounds.Rest) -> None:
         node, epoch = command.node, self.part.placement.epoch
@@ -75,13 +103,7 @@ class MoveDriving:
         node, part, start, from_epoch, sources, from_step = command
         epoch = part.placement.epoch
         request = control_pb2.MoveRequest(
-            prepare=control_pb2.PrepareRequest(
-                plan_epoch=epoch,
-                plan_json=json.dumps(part.to_json()),
-                job_toml=self._job_toml,
-                addresses=dict(self._addresses),
-                checkpoint_run=self._checkpoints.shards_run,
-            ),
+            prepare=self._prepare_request(part),
             step=start.step,
             holder=start.holder,
             first_turn=start.first_turn,

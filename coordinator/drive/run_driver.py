@@ -198,12 +198,12 @@ class RunDriver(Driver):
             self._feed(event)
 
     def _check_leases(self) -> None:
-        verdict = self._reports.verdict(time.monotonic())
-        if verdict is not None:
+        if (verdict := self._reports.verdict(time.monotonic())) is not None:
             self._feed(verdict)
         for node, message in self._silent_nodes():
             told = with_role(message, node, self._planned.plan) if self._planned else message
-            self._feed(rounds.NodeFailed(node, PeerLostError.__name__, told))
+            self._needed -= {node}
+            self._queue.put(rounds.NodeFailed(node, PeerLostError.__name__, told))  # behind what it said before
 
     def _fire_timers(self) -> None:
         now_s = time.monotonic()
@@ -238,7 +238,7 @@ class RunDriver(Driver):
                     saved=self._request.saved_for(node, plan),
                     extend=lambda request: self._checkpoints.go_on(node, request),
                 )
-            case rounds.Rest() | rounds.Move() | rounds.Halt():
+            case rounds.FetchAhead() | rounds.Rest() | rounds.Move() | rounds.Halt():
                 self._require_moving().tell(command)
             case rounds.LogMove():
                 self._note(self._require_moving().log(command))

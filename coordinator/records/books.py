@@ -11,7 +11,7 @@ from coordinator.records.events import EventSink
 from coordinator.records.file_events import GrowingFile
 from coordinator.records.operations_ledger import OperationsLedger
 from coordinator.records.report import RunLedger
-from coordinator.records.step_lines import recovery_line, replan_line
+from coordinator.records.step_lines import fetched_line, fetched_text, recovery_line, replan_line
 from coordinator.records.trace_file import TraceText
 from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.pace import PaceWatch
@@ -38,6 +38,7 @@ Logged = (
     | rounds.LogCacheLost
     | rounds.LogEvaluation
     | rounds.LogPlan
+    | rounds.LogFetched
 )
 """What the state machine logs, and a run's books take."""
 
@@ -215,6 +216,10 @@ class RunBooks:
                 self.ledger.replanned(plan)
                 self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
                 self._emit(control_pb2.RunEvent(metrics_json=json.dumps(replan_line(plan, why))))
+            case rounds.LogFetched():
+                if told := fetched_text(command):
+                    self._emit(control_pb2.RunEvent(note=told))
+                    self._emit(control_pb2.RunEvent(metrics_json=json.dumps(fetched_line(command))))
             case rounds.LogUnfreeze(step, depth):
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.unfrozen(step, depth))))
             case rounds.LogOperations(step, operations):

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ringtune.quantities import format_bytes, format_seconds
 from ringtune.rounds.recovery_events import LogRecovery
-from ringtune.rounds.round_events import Replanned
+from ringtune.rounds.replanning_events import LogFetched, Replanned
 from ringtune.schedule.plan import Plan
 
 STEP_KIND = "train"
@@ -70,6 +71,26 @@ def replan_line(plan: Plan, why: Replanned) -> dict[str, Any]:
     step = newest.first_turn * plan.course.local_iterations
     told = {key: round(value, 6) for key, value in predicted.items()}
     return {"kind": "replan", "step": step, "to": newest.epoch, "predicted": told}
+
+
+def fetched_line(command: LogFetched) -> dict[str, Any]:
+    """Write what nodes have fetched of base weights for a placement to come, while the run trained."""
+    problems = {"problems": dict(command.problems)} if command.problems else {}
+    came = dict(command.fetched_bytes)
+    return {"kind": "fetched", "to": command.epoch, "seconds": round(command.seconds, 6), "bytes": came, **problems}
+
+
+def fetched_text(command: LogFetched) -> str:
+    """Say what nodes have fetched for a placement to come; empty if nothing had to come."""
+    if command.problems:
+        return f"placement {command.epoch} is not there yet: {'; '.join(problem for _, problem in command.problems)}"
+    count = sum(count for _, count in command.fetched_bytes)
+    if not count:
+        return ""
+    return (
+        f"{format_bytes(count)} of base weights came for placement {command.epoch} in"
+        f" {format_seconds(command.seconds)}, while the run trained"
+    )
 
 
 def recovery_line(command: LogRecovery) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class Agent:
         """
         deadline_s = time.monotonic() + timeout_s
         self._release_other(run_id)
-        job = self._job(run_id, job_toml)
+        job = self.job_of(run_id, job_toml)
         if self.models is not None:
             job = self.models.for_planning(run_id, job, timeout_s=timeout_s)
         budget = self.options.memory_bytes or memory_budget.memory_budget()
@@ -183,7 +183,7 @@ class Agent:
         run_id, plan = active.run_id, active.plan
         _LOG.info("run %s begins, blocks %s", run_id, plan.slice_of(active.node).text)
         try:
-            job = self._job(run_id, job_toml)
+            job = self.job_of(run_id, job_toml)
             active.result = result_of(job)
             if self.models is not None:
                 job = self.models.for_run(run_id, job, plan, timeout_s=deadline_s - time.monotonic())
@@ -218,8 +218,7 @@ class Agent:
         Raises:
             BusyError: another process uses this node's folder.
         """
-        name, state = self.options.name, self.options.state
-        what = f"node {name} to check its shards"
+        name, state, what = self.options.name, self.options.state, f"node {self.options.name} to check its shards"
         return self._compute.call(
             lambda: check_shards(state, name, run_id, asked, timeout_s=timeout_s), timeout_s=timeout_s, what=what
         )
@@ -394,7 +393,8 @@ class Agent:
             _LOG.debug("torch and the model libraries were loaded in %.1f s", time.monotonic() - start_s)
         return self._loaded
 
-    def _job(self, run_id: str, job_toml: str) -> Job:
+    def job_of(self, run_id: str, job_toml: str) -> Job:
+        """Read a job, with the model's folder of this node."""
         job = parse_job(job_toml, source=f"the job of run {run_id}")
         path = self.options.model
         return job.with_overrides({"model.path": str(path)}) if path is not None else job

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from edge.agent.moving.agent_moves import NextPlacement
+from edge.agent.moving.ahead import fetch_ahead
 from edge.agent.moving.servicer import SnapshotServicer
 from edge.measuring.timing_request import DEFAULT_BUDGET_S, TimingRequest
 from edge.shards.saver import GoesOn, ShardAsked
@@ -113,6 +114,14 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         first = next(chunks, control_pb2.LoadChunk())
         files = (chunk.file for chunk in itertools.chain([first], chunks))
         self._agent.load(first.run_id, files, timeout_s=timeout_s)
+
+    def FetchAhead(
+        self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext
+    ) -> control_pb2.FetchAheadReply:
+        """Fetch the base weights of a slice of another placement."""
+        asked = (self._agent.options.name, request.run_id, request.plan_json, request.job_toml)
+        fetched = answer(context, lambda: fetch_ahead(self._agent, *asked, timeout_s=_left_s(context)))
+        return control_pb2.FetchAheadReply(fetched_bytes=fetched)
 
     def Rest(self, request: control_pb2.RestRequest, context: grpc.ServicerContext) -> control_pb2.RestReply:
         """Keep what the slice has trained, and offer it to other nodes."""

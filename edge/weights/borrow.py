@@ -42,10 +42,11 @@ class Borrower:
 
     Attributes:
         offers: what this node has, for others to fetch.
+        fetched_bytes: of tensors, since this node began.
     """
 
     def __init__(self, options: AgentOptions, find_sources: Callable[[], Sequence[str]]) -> None:
-        self.offers = Offers()
+        self.offers, self.fetched_bytes = Offers(), 0
         self._options = options
         self._find_sources = find_sources
         self._run_id = ""
@@ -109,7 +110,7 @@ class Borrower:
                     with_decoder=job.model.task == CAUSAL_LM,
                     with_unused=is_owner and job.method.full_parameters,  # it is a part of the model that is left
                 )
-                _fetch_tensors(cache, tensors, peers, wanted)
+                self.fetched_bytes += _fetch_tensors(cache, tensors, peers, wanted)
                 return _at(job, cache.publish(files))
 
     def release(self, run_id: str) -> None:
@@ -173,8 +174,8 @@ class Borrower:
         return folder
 
 
-def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sources, wanted: Wanted) -> None:
-    """Fetch the tensors that the cache lacks; equal contents travel once."""
+def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sources, wanted: Wanted) -> int:
+    """Fetch the tensors that the cache lacks, and return how many bytes came; equal contents travel once."""
     start_s = time.monotonic()
     missing = [file for file in map(cache.tensor, tensors) if not file.is_complete()]
     first: dict[str, CheckedFile] = {}
@@ -194,6 +195,7 @@ def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sou
         format_bytes(came),
         time.monotonic() - start_s,
     )
+    return came
 
 
 def _complete(cache: ModelCache, missing: Sequence[CheckedFile], peers: Sources, wanted: Wanted) -> int:

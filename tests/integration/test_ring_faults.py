@@ -76,7 +76,7 @@ def test_fault_agent_that_is_told_to_end_leaves_in_order(cluster: Cluster, numbe
     cluster.signal("node-2", number)
     assert cluster.wait_exit("node-2") == code
     outcome = follower.wait()
-    assert (outcome.error, "node-2 was stopped" in outcome.message) == ("PeerLostError", True)
+    assert (outcome.error, "node-2 was stopped" in outcome.message) == ("PeerLostError", True), outcome.message
     assert "node-2" not in cluster.states()
     cluster.start("node-2")
     assert cluster.run(cluster.job()).is_done

@@ -114,6 +114,49 @@ def test_moves_that_fail_leave_the_run_where_it_was(seed: int) -> None:
     assert told == {epoch: problem for epoch, problem in wanted.items() if epoch}
 
 
+def test_run_moves_to_a_found_placement_once_its_nodes_have_fetched_what_it_wants() -> None:
+    """Until then it trains where it is, to the end if need be; a planned one is moved to at its turn."""
+    plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=40), (4, MOVED))
+    undisturbed = VirtualRing(plan, items_ahead=1).run()
+    (planned,) = moves_of(undisturbed)
+    assert planned.step == 8
+    steps = {}
+    for fetch_s in (0.0, 0.2 * undisturbed.wall_s, 10 * undisturbed.wall_s):
+
+        def fetches(asked: rd.FetchAhead, fetch_s: float = fetch_s) -> rd.FetchedAhead:
+            return rd.FetchedAhead(asked.node, asked.part.placement.epoch, 7, fetch_s if asked.node == "b" else 0.0)
+
+        found = VirtualRing(
+            plan, items_ahead=1, fetches=fetches, replans=[(0.4 * undisturbed.wall_s, plan.placement)]
+        ).run()
+        assert found.finish == rd.Finish("", "")
+        steps[fetch_s] = [(move.epoch, move.step, move.problem) for move in moves_of(found)]
+        fetched = [(entry.epoch, entry.seconds) for entry in found.logged if isinstance(entry, rd.LogFetched)]
+        assert ((2, fetch_s) in fetched) is (len(steps[fetch_s]) == 2)
+        plans = [plan, *(entry.plan for entry in found.logged if isinstance(entry, rd.LogPlan))]
+        validate(plans[-1], found)
+    (at_once, later, never) = steps.values()
+    assert [move[:2] for move in (at_once[0], later[0], never[0])] == [(1, 8)] * 3
+    assert len(at_once) == len(later) == 2 and len(never) == 1
+    assert later[1][1] > at_once[1][1] > 8
+
+
+def test_run_stays_where_it_is_if_a_node_can_not_fetch_what_a_found_placement_wants() -> None:
+    """It says why; a planned placement is tried all the same, because the move fetches too."""
+    plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=40), (4, MOVED))
+
+    def fetches(asked: rd.FetchAhead) -> rd.FetchedAhead:
+        epoch = asked.part.placement.epoch
+        return rd.FetchedAhead(asked.node, epoch, problem="node b has no room on its disk" if asked.node == "b" else "")
+
+    undisturbed = VirtualRing(plan).run()
+    found = VirtualRing(plan, fetches=fetches, replans=[(0.4 * undisturbed.wall_s, plan.placement)]).run()
+    assert found.finish == rd.Finish("", "")
+    assert [(move.epoch, move.problem) for move in moves_of(found)] == [(1, ""), (2, "node b has no room on its disk")]
+    fetched = [entry for entry in found.logged if isinstance(entry, rd.LogFetched)]
+    assert [entry.problems for entry in fetched] == [(("b", "node b has no room on its disk"),)] * 2
+
+
 def test_move_that_takes_too_long_is_given_up() -> None:
     """A node that prepares for ever is waited for as long as for anything, then all go back."""
     plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=8), (2, MOVED))

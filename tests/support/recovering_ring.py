@@ -153,9 +153,9 @@ class RecoveringRing(VirtualRing):
             case _:
                 super()._obey_rounds(command)
 
-    def _answer_rounds(self, node: str, event: rd.Event) -> None:
+    def _answer_rounds(self, node: str, event: rd.Event, *, after_s: float = 0.0) -> None:
         if node not in self.lost:
-            super()._answer_rounds(node, event)
+            super()._answer_rounds(node, event, after_s=after_s)
 
     def _grant(self, node: VirtualNode, turns: tuple[Turn, ...]) -> None:
         if not self._is_old(node):

@@ -2,6 +2,7 @@
 
 ::
 
+    fetch   the base weights of the next slice come, while the run trains (``ahead``)
     rest    the loop stands still, and what the slice has trained is kept and offered to others
     move    blocks of others come in, the old slice is let go, the new one is built, links are opened
     grant   the first turn after it: what was kept is let go

@@ -16,9 +16,10 @@ from __future__ import annotations
 import dataclasses
 
 from ringtune.errors import DeadlineError, error_from_name
-from ringtune.rounds.round_events import Command, LogMove, Move, Moved, MoveFailed, Rest, Rested
+from ringtune.rounds.fetching_ahead import FetchingAhead
+from ringtune.rounds.replanning_events import FetchedAhead, Replanned
+from ringtune.rounds.round_events import Command, LogMove, LogPlan, Move, Moved, MoveFailed, Rest, Rested
 from ringtune.schedule.epochs import due, sources
-from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.schedule.unfreezing import NOTHING_KNOWN
@@ -36,11 +37,13 @@ class Moving:
 
     Attributes:
         part: of the plan that is carried out now.
+        plan: of the run, with the placements that were found.
     """
 
     def __init__(self, plan: Plan, start: StartPoint | None, *, wait_s: float) -> None:
         self.part = plan.at(start.epoch if start else plan.placement.epoch)
-        self._plan, self._wait_s = plan, wait_s
+        self._ahead = FetchingAhead()
+        self.plan, self._wait_s = plan, wait_s
         self._tried = self.part.placement.epoch
         self._lost: set[str] = set()
         self._stage = ""
@@ -63,22 +66,44 @@ class Moving:
 
     def is_due(self, turn: Turn) -> bool:
         """Whether a turn is of a later placement, to which the run has not tried to move yet."""
-        return due(self._plan.course, self._plan.placements, turn) > self._tried
+        return due(self.plan.course, self.plan.placements, turn) > self._tried
 
-    def extended(self, placement: Placement, last: Turn | None) -> Plan | None:
-        """Go by a plan with one more placement, for the train turns after ``last``.
+    # ---- what comes -------------------------------------------------------------------------------
 
-        Returns:
-            The plan; None where no turn is left, or a node of the placement is lost.
+    def look_ahead(self) -> list[Command]:
+        """Let the nodes of the plan's next placement fetch its base weights, while the present one trains."""
+        return [*self._ahead.look_ahead(self.plan, self._tried, self._lost)]
+
+    def replanned(self, event: Replanned | FetchedAhead, last: Turn | None) -> list[Command]:
+        """Let nodes fetch what a placement that was found wants from them; go by it, after ``last``, once they have.
+
+        It comes to nothing where no turn is left, or a node of the placement is lost.
         """
-        course = self._plan.course
-        if any(piece.node in self._lost for piece in placement.slices):
+        if isinstance(event, Replanned):
+            plan = self._extended(event, last)
+            return [*self._ahead.find(event, plan)] if plan is not None else []
+        fetched = self._ahead.take(event)
+        commands: list[Command] = [fetched] if fetched is not None else []
+        found = self._ahead.found() if fetched is not None else None
+        if fetched is None or found is None:
+            return commands
+        if fetched.problems:
+            said = "; ".join(problem for _, problem in fetched.problems)
+            return [*commands, LogMove(last.end_step if last else 0, event.epoch, self.part, 0.0, (), said)]
+        plan = self._extended(found, last)
+        if plan is None:
+            return commands
+        self.plan = plan
+        return [*commands, LogPlan(plan, found)]
+
+    def _extended(self, found: Replanned, last: Turn | None) -> Plan | None:
+        course = self.plan.course
+        if any(piece.node in self._lost for piece in found.placement.slices):
             return None
         turn = -(-last.end_step // course.local_iterations) if last is not None else 0
         if not turn or turn * course.local_iterations >= course.num_steps:
             return None
-        self._plan = self._plan.extended(placement, turn)
-        return self._plan
+        return self.plan.extended(found.placement, turn)
 
     # ---- one move ---------------------------------------------------------------------------------
 
@@ -91,8 +116,9 @@ class Moving:
             decided: the run's decisions so far (``Turn.unfreeze_at``).
             now_s: the time.
         """
-        self._tried = due(self._plan.course, self._plan.placements, turn)
-        self._target, self._decided = self._plan.at(self._tried), decided
+        self._ahead.forget()
+        self._tried = due(self.plan.course, self.plan.placements, turn)
+        self._target, self._decided = self.plan.at(self._tried), decided
         if last is not None:
             self._start = dataclasses.replace(
                 self._start,
@@ -136,6 +162,7 @@ class Moving:
     def lose(self, node: str, message: str, now_s: float) -> list[Command]:
         """Go on without a node that the present placement does not need."""
         self._lost.add(node)
+        self._ahead.lose(node)
         self._waiting.discard(node)
         if self.is_under_way and self._stage != _BACK and node in self._target.nodes:
             return self.give_up(message, now_s)
@@ -166,9 +193,10 @@ class Moving:
 
         With ``plan`` None the placement that holds is not known yet.
         """
+        self._ahead.forget()
         self._stage, self._waiting = "", set()
         if plan is not None:
-            self._plan, self._decided = plan, decided
+            self.plan, self._decided = plan, decided
             self.part = self._target = plan.parts[-1]
             self._tried = self.part.placement.epoch
             self._start = dataclasses.replace(self._start, step=step, epoch=self._tried)
@@ -184,7 +212,7 @@ class Moving:
         """Tell every node of both placements to move to one of them; who has no place there only stops, some time."""
         nodes = [node for node in dict.fromkeys((*self.part.nodes, *self._target.nodes)) if node not in self._lost]
         self._stage, self._waiting = stage, set(part.nodes)
-        course = self._plan.course.decided(self._decided)
+        course = self.plan.course.decided(self._decided)
         before, after = self.part.placement, part.placement
         start = dataclasses.replace(self._start, epoch=after.epoch)
         return [

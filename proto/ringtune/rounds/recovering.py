@@ -33,6 +33,7 @@ from ringtune.rounds.bad_steps import NOTHING_KEPT, BadSteps, is_bad_step
 from ringtune.rounds.kept_copies import KeptCopies
 from ringtune.rounds.recovery import Recovery
 from ringtune.rounds.recovery_events import Halted, NotPlaced, Placed, ShowStep
+from ringtune.rounds.replanning_events import Replanned
 from ringtune.rounds.state_machine import Planner, Rounds
 from ringtune.schedule.epochs import why_it_stays
 from ringtune.schedule.plan import Plan
@@ -122,7 +123,7 @@ class RecoveringRounds(Rounds):
                 self._on_answer(recovery, event, now_s, commands)
             case Halted() | Placed() | NotPlaced():
                 return
-            case rd.Replanned(placement) if any(piece.node in self._gone for piece in placement.slices):
+            case Replanned(placement) if any(piece.node in self._gone for piece in placement.slices):
                 return
             case TimerFired() if recovery is not None:
                 raise DeadlineError(f"{recovery.overdue(self._wait_s)}; {_RESUME}")

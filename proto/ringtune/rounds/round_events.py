@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.rounds.copy_digests import CopyDigest
 from ringtune.rounds.recovery_events import Halt, Halted, LogRecovery, NotPlaced, PlaceAgain, Placed, ShowStep
+from ringtune.rounds.replanning_events import FetchAhead, FetchedAhead, LogFetched, Replanned
 from ringtune.schedule.epochs import Source
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.operations.table import Operations
-from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
@@ -123,22 +123,6 @@ class OperationsFailed(NamedTuple):
     message: str
 
 
-class Replanned(NamedTuple):
-    """The driver found another placement that the run shall move to, as soon as it may.
-
-    Attributes:
-        placement: the other one.
-        stays_s: predicted seconds of the steps that are left, on the present placement.
-        moves_s: on the other one.
-        cost_s: of the move.
-    """
-
-    placement: Placement
-    stays_s: float = 0.0
-    moves_s: float = 0.0
-    cost_s: float = 0.0
-
-
 class Progressed(NamedTuple):
     """Bytes of a result came from a node, or went to it: neither it nor the link has stopped."""
 
@@ -185,6 +169,7 @@ Event = (
     | Placed
     | NotPlaced
     | Replanned
+    | FetchedAhead
     | StepReported
     | TurnReported
     | CacheLost
@@ -377,12 +362,14 @@ Command = (
     | Prepare
     | Rest
     | Move
+    | FetchAhead
     | Halt
     | PlaceAgain
     | LogRecovery
     | ShowStep
     | LogMove
     | LogPlan
+    | LogFetched
     | Grant
     | LogStep
     | LogTurn

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ringtune.rounds.recovering import RecoveringRounds
 from ringtune.rounds.recovery_events import Halt, Halted, LogRecovery, NotPlaced, PlaceAgain, Placed, ShowStep
+from ringtune.rounds.replanning_events import FetchAhead, FetchedAhead, LogFetched, Replanned
 from ringtune.rounds.round_events import (
     CacheLost,
     ChooseOperations,
@@ -42,7 +43,6 @@ from ringtune.rounds.round_events import (
     Prepared,
     Progressed,
     Release,
-    Replanned,
     Rest,
     Rested,
     Started,
@@ -61,6 +61,8 @@ __all__ = [
     "DrainAsked",
     "EnterPhase",
     "Event",
+    "FetchAhead",
+    "FetchedAhead",
     "Finish",
     "Grant",
     "Halt",
@@ -70,6 +72,7 @@ __all__ = [
     "LogCacheLost",
     "LogCheckpoint",
     "LogEvaluation",
+    "LogFetched",
     "LogMove",
     "LogOperations",
     "LogPlan",

@@ -25,6 +25,7 @@ from ringtune.rounds.evaluation_sums import EvaluationSums
 from ringtune.rounds.granting import Granting
 from ringtune.rounds.moving import Moving
 from ringtune.rounds.overdue import TRAINING_PATIENCE, overdue
+from ringtune.rounds.replanning_events import FetchedAhead, Replanned
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, StepKind
 from ringtune.schedule.versions import unfreezing_steps
@@ -119,7 +120,7 @@ class Rounds:
             case rd.Rested() | rd.Moved() | rd.MoveFailed():
                 if self.phase == "moving":
                     self._on_moving(self._made_moving.take(event, now_s), now_s, commands)
-            case rd.Replanned():
+            case Replanned() | FetchedAhead():
                 self._on_replanned(event, now_s, commands)
             case rd.NodeFailed():
                 self._on_node_failed(event, now_s, commands)
@@ -140,6 +141,8 @@ class Rounds:
         self._waiting = set(nodes or self._nodes)
         commands.append(rd.EnterPhase(phase))
         self._set_deadline(now_s, commands)
+        if phase == "training":
+            commands += self._made_moving.look_ahead()
 
     def _set_deadline(self, now_s: float, commands: list[rd.Command]) -> None:
         factor = TRAINING_PATIENCE if self.phase == "training" else 1.0
@@ -253,17 +256,11 @@ class Rounds:
         else:
             self._grant_ahead(now_s, commands)
 
-    def _on_replanned(self, event: rd.Replanned, now_s: float, commands: list[rd.Command]) -> None:
-        """Take one more placement into the plan, for the turns that are not granted yet; nothing where none is left."""
-        last = self._granting.last if self._granting else None
-        found = (
-            None
-            if self.phase != "training" or self._drain_reason
-            else self._made_moving.extended(event.placement, last)
-        )
-        if found is not None:
-            self.plan = found
-            commands.append(rd.LogPlan(found, event))
+    def _on_replanned(self, event: Replanned | FetchedAhead, now_s: float, commands: list[rd.Command]) -> None:
+        """Take one more placement into the plan, for the turns that are not granted yet, once its nodes can have it."""
+        if self.phase == "training" and not self._drain_reason:
+            commands += self._made_moving.replanned(event, self._made_granting.last)
+            self.plan = self._made_moving.plan
             self._move_if_due(now_s, commands)
 
     def _on_node_failed(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:

@@ -55,6 +55,7 @@ PERMISSIONS: Final[Mapping[str, Mapping[str, Permission]]] = {
         "Inspect": _COORDINATOR,
         "Prepare": _COORDINATOR,
         "Load": _COORDINATOR,
+        "FetchAhead": _COORDINATOR,
         "Rest": _COORDINATOR,
         "Move": _COORDINATOR,
         "Grant": _COORDINATOR,

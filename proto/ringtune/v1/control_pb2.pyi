@@ -551,6 +551,12 @@ class PrepareReply(_message.Message):
     hosted_bytes: int
     def __init__(self, hosted_bytes: _Optional[int] = ...) -> None: ...
 
+class FetchAheadReply(_message.Message):
+    __slots__ = ("fetched_bytes",)
+    FETCHED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    fetched_bytes: int
+    def __init__(self, fetched_bytes: _Optional[int] = ...) -> None: ...
+
 class RestRequest(_message.Message):
     __slots__ = ("run_id", "plan_epoch", "halts")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

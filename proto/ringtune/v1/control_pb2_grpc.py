@@ -699,6 +699,11 @@ class AgentStub:
                 request_serializer=ringtune_dot_v1_dot_control__pb2.LoadChunk.SerializeToString,
                 response_deserializer=ringtune_dot_v1_dot_control__pb2.Empty.FromString,
                 _registered_method=True)
+        self.FetchAhead = channel.unary_unary(
+                '/ringtune.v1.Agent/FetchAhead',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.FetchAheadReply.FromString,
+                _registered_method=True)
         self.Rest = channel.unary_unary(
                 '/ringtune.v1.Agent/Rest',
                 request_serializer=ringtune_dot_v1_dot_control__pb2.RestRequest.SerializeToString,
@@ -751,6 +756,13 @@ class AgentServicer:
 
     def Load(self, request_iterator, context):
         """Take a saved adapter and head over instead of the initial ones; between Prepare and the first Grant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FetchAhead(self, request, context):
+        """Fetch the base weights of a slice of another placement, while the run trains in this one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -816,6 +828,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Load,
                     request_deserializer=ringtune_dot_v1_dot_control__pb2.LoadChunk.FromString,
                     response_serializer=ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
+            ),
+            'FetchAhead': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchAhead,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.PrepareRequest.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.FetchAheadReply.SerializeToString,
             ),
             'Rest': grpc.unary_unary_rpc_method_handler(
                     servicer.Rest,
@@ -930,6 +947,33 @@ class Agent:
             '/ringtune.v1.Agent/Load',
             ringtune_dot_v1_dot_control__pb2.LoadChunk.SerializeToString,
             ringtune_dot_v1_dot_control__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchAhead(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringtune.v1.Agent/FetchAhead',
+            ringtune_dot_v1_dot_control__pb2.PrepareRequest.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.FetchAheadReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -54,6 +54,19 @@ class Node(control_pb2_grpc.AgentServicer):
             called_off.wait(WAIT_S)
         return control_pb2.MoveReply()
 
+    def FetchAhead(
+        self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext
+    ) -> control_pb2.FetchAheadReply:
+        """Fetch 9 bytes for placement 2, nothing for placement 3, and for placement 1 until it is called off."""
+        if request.plan_epoch == 1:
+            called_off = threading.Event()
+            context.add_callback(called_off.set)
+            called_off.wait(WAIT_S)
+            self.moves.put(1)
+        if request.plan_epoch == 3:
+            abort(context, DataError("no room on its disk"))
+        return control_pb2.FetchAheadReply(fetched_bytes=9)
+
     def Collect(
         self, request: control_pb2.CollectRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.FileChunk]:
@@ -129,6 +142,26 @@ def test_saved_result_may_take_as_long_as_it_goes(monkeypatch: pytest.MonkeyPatc
         found = [heard.get(timeout=WAIT_S) for _ in range(4)]
     assert found == ["progress"] * 3 + ["7"]
     assert node.loaded == 3 * CHUNK_BYTES
+
+
+def test_node_fetches_ahead_beside_all_other_calls() -> None:
+    """Grants do not wait for it, and whoever asks for something else, or closes, calls it off."""
+    node, heard = Node([None]), queue.SimpleQueue[int | str]()
+
+    def ask(epoch: int) -> None:
+        request = control_pb2.PrepareRequest(plan_epoch=epoch)
+        calls.fetch_ahead(request, timeout_s=WAIT_S, on_result=heard.put, on_failed=lambda error: heard.put(str(error)))
+
+    with calls_to(node, lease_s=60.0) as (calls, _):
+        ask(1)
+        calls.grant(TURNS[:1])
+        assert node.grants.get(timeout=WAIT_S) == [0]
+        ask(2)
+        assert (node.moves.get(timeout=WAIT_S), heard.get(timeout=WAIT_S)) == (1, 9)
+        ask(3)
+        assert heard.get(timeout=WAIT_S) == "node pi: no room on its disk"
+        ask(1)
+    assert heard.empty()  # who closes does not want to hear of it
 
 
 @pytest.mark.parametrize("has_begun", [False, True])

@@ -6,12 +6,14 @@ import dataclasses
 import errno
 import os
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coordinator.drive import agent_calls
+from coordinator.drive.answers import Reported
 from coordinator.drive.requests import RunRequest
 from coordinator.drive.run_driver import RunDriver
 from coordinator.planner.given_plan import GivenPlan
@@ -251,5 +253,31 @@ def test_run_refuses_facts_of_another_model() -> None:
     with (
         FakeCluster("a", "b", agents={"b": other}) as cluster,
         pytest.raises(ModelError, match="a and b have different"),
+    ):
+        run(cluster)
+
+
+def test_run_ends_with_the_last_words_of_a_node_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that is busy hears that it left before it reads them; they were said first all the same."""
+    has_left = threading.Event()
+    take = RunDriver._take
+
+    def busy(driver: RunDriver, entry: Any) -> None:
+        if isinstance(entry, Reported) and entry.request.node == "b":
+            assert has_left.wait(CALL_S)
+        take(driver, entry)
+
+    def leaves(agent: FakeAgent, turns: list[Turn]) -> None:
+        agent.stub.Report(agent.report([]), timeout=CALL_S)
+        last = agent.report([])
+        last.error, last.message = "PeerLostError", "node b was stopped (it rains); start it again"
+        agent.stub.Report(last, timeout=CALL_S)
+        agent.stub.Leave(control_pb2.LeaveRequest(node="b", instance=agent.address), timeout=CALL_S)
+        has_left.set()
+
+    monkeypatch.setattr(RunDriver, "_take", busy)
+    with (
+        FakeCluster("a", "b", agents={"b": {"on_grant": leaves}}) as cluster,
+        pytest.raises(PeerLostError, match="it rains"),
     ):
         run(cluster)
