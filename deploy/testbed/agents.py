@@ -24,6 +24,7 @@ class AgentSetup:
         data: rows that the boards without rows of their own share; None = those own nothing.
         eval_data: evaluation rows beside ``data``.
         model: model folder that replaces the job's.
+        models: the same, of single boards.
         threads: compute threads of each.
         options: further options of ``ringtune node``.
         budgets: bytes that a run may use, by board; those that are not in it find their limit themselves.
@@ -32,6 +33,7 @@ class AgentSetup:
     data: Path | None = None
     eval_data: Path | None = None
     model: Path | None = None
+    models: Mapping[str, Path] = field(default_factory=dict)
     threads: int = 1
     options: tuple[str, ...] = ()
     budgets: Mapping[str, int] = field(default_factory=dict)
@@ -57,8 +59,8 @@ def agent_command(
     command += ["--cache", str(folder / "cache" / board.name)]
     if board.name in setup.budgets:
         command += ["--memory", f"{setup.budgets[board.name]}"]
-    if setup.model is not None:
-        command += ["--model", str(setup.model)]
+    if (model := setup.models.get(board.name, setup.model)) is not None:
+        command += ["--model", str(model)]
     if board.data is not None:
         command += ["--data", str(board.data)]
     elif setup.data is not None:

@@ -97,7 +97,8 @@ class Bed:
     def __init__(self, bed: Testbed, folder: Path) -> None:
         self._bed, self._folder = bed, folder
 
-    def _ringtune(self, *arguments: str) -> None:
+    def ringtune(self, *arguments: str) -> None:
+        """Run a command of ringtune on the hub."""
         command = [sys.executable, "-P", "-m", "ringtune.cli", *arguments, "--coordinator", "{coordinator}"]
         code = self._bed.run([*command, "--insecure"], timeout_s=RUN_S)
         if code:
@@ -106,13 +107,13 @@ class Bed:
     def measure(self, job: Path) -> Path:
         """Measure all boards and links for a job; returns the profile's file."""
         out = self._folder / f"profile-{job.stem}.json"
-        self._ringtune("measure", str(job), "--save", str(out), "--fresh")
+        self.ringtune("measure", str(job), "--save", str(out), "--fresh")
         return out
 
     def train(self, job: Path, profile_file: Path, name: str) -> Path:
         """Train with the plan that the profile gives; returns the run's folder."""
         out = self._folder / name
-        self._ringtune("train", str(job), "--out", str(out), "--replace", "--profile", str(profile_file))
+        self.ringtune("train", str(job), "--out", str(out), "--replace", "--profile", str(profile_file))
         return out
 
     def set_cores(self, board: str, cores: float) -> None:
