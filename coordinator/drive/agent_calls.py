@@ -134,17 +134,15 @@ class AgentCalls:
 
         The files may take as long as they do: ``on_progress`` is called while they go.
         """
+        named, number = dict(addresses), self._num_moves
         request = control_pb2.PrepareRequest(
-            run_id=self._run_id,
-            plan_epoch=self._epoch,
-            plan_json=plan_json,
-            job_toml=job_toml,
-            addresses=dict(addresses),
+            run_id=self._run_id, plan_epoch=self._epoch, plan_json=plan_json, job_toml=job_toml, addresses=named
         )
         extend(request)
 
         def work() -> None:
-            reply = self._unary(self._stub.Prepare, request, timeout_s)
+            if (reply := self._unless_off(number, self._stub.Prepare, request, timeout_s)) is None:
+                return
             if saved is not None:
                 self._track(self._stub.Load.future(_watched(self._load_chunks(saved), on_progress))).result()
             on_result(reply.hosted_bytes)
@@ -206,23 +204,18 @@ class AgentCalls:
         on_failed: Callable[[RingTuneError], None],
     ) -> None:
         """Let the node move to another placement, in place of a move that is under way."""
-        request.prepare.run_id = self._run_id
-        number = self._call_move_off()
+        request.prepare.run_id, number = self._run_id, self._call_move_off()
 
         def work() -> None:
-            with self._lock:
-                if number != self._num_moves:  # it moves elsewhere instead, and need not hear of this
-                    return
-                self._moving = moving = self._stub.Move.future(request, timeout=timeout_s)
-            with contextlib.suppress(grpc.FutureCancelledError):
-                on_result(self._track(moving).result())
+            if (reply := self._unless_off(number, self._stub.Move, request, timeout_s)) is not None:
+                on_result(reply)
 
         self._submit(work, on_failed)
 
     def halt(
         self, *, timeout_s: float, on_result: Callable[[], None], on_failed: Callable[[RingTuneError], None]
     ) -> None:
-        """Let the node stop at once, whatever it does; a move that is under way is given up."""
+        """Let the node stop at once, whatever it does; what it prepares is given up, and a move too."""
         request = control_pb2.RestRequest(run_id=self._run_id, halts=True)
         self._call_move_off()
 
@@ -231,6 +224,16 @@ class AgentCalls:
             on_result()
 
         self._submit(work, on_failed)
+
+    def _unless_off(self, number: int, method: Any, request: Any, timeout_s: float) -> Any:
+        """Let the node prepare or move; None where it stops or moves elsewhere instead, and need not hear of this."""
+        with self._lock:
+            if number != self._num_moves:
+                return None
+            self._moving = moving = method.future(request, timeout=timeout_s)
+        with contextlib.suppress(grpc.FutureCancelledError):
+            return self._track(moving).result()
+        return None
 
     def _call_move_off(self) -> int:
         """Give up the move that is under way, or waits to be asked for; return the number of the next one."""

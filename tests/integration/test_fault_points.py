@@ -22,9 +22,11 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyRing]:
 
 
 @pytest.mark.promise("1 partition invariance")
-@pytest.mark.parametrize("order", ["after backward 4 kill", "rename step-8* 1 kill", "answer Keep 3 kill"])
+@pytest.mark.parametrize(
+    "order", ["answer Prepare 1 kill", "after backward 4 kill", "rename step-8* 1 kill", "answer Keep 3 kill"]
+)
 def test_run_goes_on_without_a_host_that_ends_at_once(ring: FaultyRing, order: str) -> None:
-    """While it trains, saves, or takes a copy from its neighbour."""
+    """While it prepares, trains, saves, or takes a copy from its neighbour."""
     trial = ring.trial(Fault("d", order))
     assert trial.is_good and not trial.ended and trial.recoveries == 1, trial
 

@@ -20,6 +20,7 @@ from tests.support.plans import make_plan
 from tests.support.recovering_ring import RecoveringRing
 
 MOMENTS = (
+    "prepare",
     "embedding",
     "forward without graph",
     "forward with graph",
@@ -168,7 +169,7 @@ def test_host_that_is_lost_at_every_kind_of_moment(moment: str, seed: int) -> No
     rng = random.Random(f"{moment} {seed}")
     wanted = ring_of(plan, rng).run()
     ring = ring_of(plan, rng)
-    after = 0 if moment == "collect" else rng.randint(0, 60)
+    after = {"prepare": -1, "collect": 0}.get(moment, rng.randint(0, 60))
 
     def when(what: str, node: str) -> str | None:
         living = [each for each in ("b", "c") if each not in ring.lost]

@@ -138,6 +138,11 @@ class RecoveringRing(VirtualRing):
                     super()._obey_rounds(command)
             case rd.Rest(node) if node in self.lost:
                 return
+            case rd.Prepare(node, _):
+                who = self.when("prepare", node)  # no moment to count from: nothing happens yet
+                if who is not None:
+                    self.lose(who)
+                super()._obey_rounds(command)
             case rd.Collect(node, with_head):
                 self._note("collect", node)
                 if with_head:

@@ -40,7 +40,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 
 _RESUME = "start it again and --resume the run"
-_RECOVERS_IN = ("training", "moving", "collecting")
+_RECOVERS_IN = ("preparing", "training", "moving", "collecting")
 _UNREACHED = (PeerLostError.__name__, ConnectionFailedError.__name__, DeadlineError.__name__, "FrameError")
 
 
@@ -139,13 +139,8 @@ class RecoveringRounds(Rounds):
             raise PlanError(f"the run can't go on without a lost node: {why}; set recovery.copies = 'none'")
         self._items_ahead = 0
         super()._on_plan(plan, start, now_s, commands)
-
-    def _answered(self, node: str, phase: str, now_s: float, commands: list[rd.Command]) -> None:
-        """Remember where the run begins, which is the first turn to which it can go back."""
-        is_ready = phase == "preparing" == self.phase and not self._waiting - {node}
-        if is_ready and self._start_point is None and self._begins_anew:
-            self._kept.begin(StartPoint.of(self._made_plan.course).holder)
-        super()._answered(node, phase, now_s, commands)
+        if self.phase == "preparing" and self._start_point is None and self._begins_anew:
+            self._kept.begin(StartPoint.of(plan.course).holder)  # the first turn to which the run can go back
 
     def _on_node_failed(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
         """Go on without a host that is lost, if another node keeps what it has trained; go back after a bad step."""
@@ -212,6 +207,7 @@ class RecoveringRounds(Rounds):
     def _go_back(self, lost: tuple[str, ...], bad_step: str, now_s: float, commands: list[rd.Command]) -> Recovery:
         """Begin to bring all living nodes back to the end of the committed turn, in an epoch of its own."""
         before = self._recovery
+        self._granting = self._granting or self._new_granting()
         self._newest_epoch = max(self._newest_epoch, *(one.epoch for one in self._made_plan.placements)) + 1
         self._held = []
         self._evaluation.forget()

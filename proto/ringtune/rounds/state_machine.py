@@ -159,19 +159,17 @@ class Rounds:
             self._make_plan(now_s, commands)
         elif phase == "preparing":
             self._enter("training", now_s, commands)
-            self._granting = Granting(
-                self._made_plan,
-                self._made_moving.part.nodes,
-                items_ahead=self._items_ahead,
-                start=self._start_point,
-                moving=self._moving,
-            )
+            self._granting = self._new_granting()
             self._grant_ahead(now_s, commands)
             self._end_training(now_s, commands)
         else:
             commands += [rd.Release(name, "the run is done", is_finished=True) for name in self._nodes]
             self.phase = "done"
             commands += [CancelTimer(_PHASE_TIMER), rd.EnterPhase("done"), rd.Finish("", "")]
+
+    def _new_granting(self) -> Granting:
+        moving, start = self._made_moving, self._start_point
+        return Granting(self._made_plan, moving.part.nodes, items_ahead=self._items_ahead, start=start, moving=moving)
 
     def _make_plan(self, now_s: float, commands: list[rd.Command]) -> None:
         self.phase = "planning"
