@@ -24,7 +24,7 @@ def write_job(
     tokens: int = 64,
     more: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write a job with one compute thread a node and no checkpoints.
+    """Write a job with one compute thread a node, no checkpoints and no copies.
 
     Args:
         path: of the file.
@@ -53,6 +53,7 @@ def write_job(
         "train.max_steps": steps,
         "train.checkpoint_every": 0,
         "runtime.threads": 1,
+        "recovery.copies": "none",
     }
     foreign = METHOD_SECTIONS.keys() - {method_class(method).section}
     values |= {key: value for key, value in (more or {}).items() if key.partition(".")[0] not in foreign}

@@ -66,6 +66,18 @@ def test_run_that_is_killed_again_and_again_ends_with_the_same_result(whole: Who
     assert steps_of_metrics(out) == list(range(1, 61))
 
 
+def test_run_whose_host_is_killed_ends_by_itself_with_the_same_result(whole: Whole, tmp_path: Path) -> None:
+    """As a job has it that says nothing of recovery: nobody types anything, and each step has one line."""
+    job, wanted = whole
+    out = tmp_path / "out"
+    run = LocalRun(job, out, "--set", "recovery.copies=auto")
+    run.until_steps(10)
+    assert run.kill("node-2") == "node-2"
+    assert run.wait() == 0, run.errors()
+    assert difference(out, wanted) <= 1e-9
+    assert steps_of_metrics(out) == list(range(1, 61))
+
+
 def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Path) -> None:
     """Ctrl-C once: exit code 130, a checkpoint, the command, no process; a damaged shard then costs only some steps."""
     job, wanted = whole

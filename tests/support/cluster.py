@@ -319,6 +319,7 @@ class Cluster:
             "unfreeze.every_steps": 3,
             "runtime.lease_s": LEASE_S,
             "runtime.wait_s": 60.0,
+            "recovery.copies": "none",
             **{key.replace("__", "."): value for key, value in overrides.items()},
         }
         if values.get("train.method", "ringada") != "ringada":

@@ -59,6 +59,8 @@ local_iterations = 2
 rounds = 2
 [placement]
 replicas = "never"
+[recovery]
+copies = "none"
 [runtime]
 wait_s = 20.0
 lease_s = 60.0

@@ -51,6 +51,8 @@ dtype = "float64"
 [runtime]
 threads = 1
 lease_s = 5.0
+[recovery]
+copies = "none"
 """
 
 

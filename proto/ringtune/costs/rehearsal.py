@@ -54,6 +54,7 @@ def rehearsal_of(job: Job, num_blocks: int) -> Job:
         "train.local_iterations": min(job.train.local_iterations, _TURN_STEPS),
         "train.eval_every": 0,
         "train.checkpoint_every": 0,
+        "recovery.copies": "none",
         "operations.policy": Policy.STANDARD.value,  # whole blocks: parts of them take as much longer
     }
     if job.unfreeze is not None:

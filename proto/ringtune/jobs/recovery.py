@@ -24,7 +24,7 @@ class RecoverySettings:
         owners: what happens when an owner of rows is lost: the run ends and waits to be resumed.
     """
 
-    copies: str = NONE
+    copies: str = AUTO
     owners: str = WAIT
 
     def __post_init__(self) -> None:

@@ -107,7 +107,7 @@ max_bytes = 1073741824
 dtype = "float32"
 
 [recovery]
-copies = "none"
+copies = "auto"
 owners = "wait"
 
 [runtime]
