@@ -19,6 +19,7 @@ from typing import Any
 
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError
 from ringtune.files.given_files import read_given
+from ringtune.files.strict import parse_json
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.tables.words import parse_action
 
@@ -57,7 +58,7 @@ def read_trace(path: Path, num_blocks: int) -> Recording:
     """
     events = _events(path)
     names = {
-        event.get("pid"): str(event["args"]["name"])
+        _process(event): str(event["args"]["name"])
         for event in events
         if event.get("name") == "process_name" and isinstance(event.get("args"), dict) and "name" in event["args"]
     }
@@ -88,22 +89,38 @@ def _events(path: Path) -> list[dict[str, Any]]:
     except UnicodeDecodeError as error:
         raise IntegrityError(f"{path} is damaged at byte {error.start}: no text; {_REMEDY}") from error
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except json.JSONDecodeError as error:
         at = f"line {error.lineno}, byte {len(text[: error.pos].encode())}"
         is_cut = not text[error.pos :].strip() or text[error.pos :].count("\n") == 0
         what = "is cut off" if is_cut else "is no JSON"
         raise IntegrityError(f"{path} {what} at {at} of {len(text.encode())}: {error.msg}; {_REMEDY}") from error
+    except ValueError as error:
+        raise IntegrityError(f"{path} is no JSON: {error}; {_REMEDY}") from error
     events = value.get("traceEvents") if isinstance(value, dict) else None
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise IntegrityError(f"{path} is no trace: it has no list 'traceEvents' of events; {_REMEDY}")
     return events
 
 
+def _process(event: Mapping[str, Any]) -> object:
+    """Number of the process of an event; None if it has none that is a number."""
+    found = event.get("pid")
+    return found if isinstance(found, int) else None
+
+
+def _finite(time: object) -> float:
+    """A time as a number; NaN if it is none, or more than a number can hold."""
+    try:
+        return float(time) if isinstance(time, int | float) else math.nan
+    except OverflowError:
+        return math.nan
+
+
 def _span(
     event: Mapping[str, Any], names: Mapping[Any, str], num_blocks: int, where: str
 ) -> tuple[str, Action, float, float]:
-    node = names.get(event.get("pid"))
+    node = names.get(_process(event))
     if node is None:
         raise IntegrityError(f"{where}: process {event.get('pid')!r} has no name; {_REMEDY}")
     try:
@@ -111,7 +128,7 @@ def _span(
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from error
     times = (event.get("ts"), event.get("dur"))
-    start, length = (float(time) if isinstance(time, int | float) else math.nan for time in times)
+    start, length = (_finite(time) for time in times)
     if not (math.isfinite(start) and math.isfinite(length) and length >= 0):
         raise IntegrityError(f"{where}: 'ts' and 'dur' are {times[0]!r} and {times[1]!r}, no times; {_REMEDY}")
     return node, action, start / _MICROS, (start + length) / _MICROS

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ringtune.errors import IntegrityError, InterruptedRunError, InvalidInputError, UsageError
-from ringtune.files.strict import read_dataclass
+from ringtune.files.strict import parse_json, read_dataclass
 from ringtune.ids import check_node_name, check_run_id
 from ringtune.v1 import control_pb2
 
@@ -136,7 +136,7 @@ class RunRecord:
             IntegrityError: it is damaged.
         """
         try:
-            return read_dataclass(RunRecord, json.loads(text), where="", error=InvalidInputError)
+            return read_dataclass(RunRecord, parse_json(text), where="", error=InvalidInputError)
         except (ValueError, InvalidInputError, UsageError) as error:
             raise IntegrityError(f"the record of a run is damaged: {error}") from error
 

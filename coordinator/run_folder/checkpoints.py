@@ -27,6 +27,7 @@ from ringtune.files.durable import (
     write_durably,
 )
 from ringtune.files.given_files import read_given, read_json
+from ringtune.files.strict import parse_json
 from ringtune.jobs.job import Job, parse_job
 from ringtune.rounds.checkpoint import KEPT, CheckpointManifest, Resume
 from ringtune.rounds.job_changes import changed_keys, describe_changes
@@ -266,7 +267,7 @@ def cut_metrics(path: Path, step: int) -> None:
 
 def _stays(line: bytes, step: int) -> bool:
     try:
-        return line.endswith(b"\n") and is_settled(json.loads(line), step)
+        return line.endswith(b"\n") and is_settled(parse_json(line), step)
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
 

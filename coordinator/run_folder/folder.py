@@ -38,6 +38,7 @@ from coordinator.run_folder.tables_file import TablesFile
 from ringtune.errors import IntegrityError, StorageError, UsageError
 from ringtune.files.chunks import FileJoiner
 from ringtune.files.durable import make_folder, rename_durably, storage_errors, write_durably
+from ringtune.files.strict import parse_json
 from ringtune.jobs.job import parse_job
 from ringtune.models.result_files import RESULT_FOLDERS
 from ringtune.rounds.checkpoint import CheckpointManifest
@@ -150,7 +151,7 @@ class RunFolder:
             IntegrityError: ``text`` is no JSON.
         """
         try:
-            value = json.loads(text)
+            value = parse_json(text)
         except ValueError as error:
             raise IntegrityError(f"{name} that came is not JSON: {error}; use one version on all machines") from error
         if name == _REPORT:

@@ -17,6 +17,7 @@ from ringtune.engine.diverged import LOWER_THE_RATE
 from ringtune.errors import DivergedError, FrameError, IntegrityError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
+from ringtune.files.strict import parse_json
 from ringtune.schedule.placement import Slice
 
 _METADATA = "ringtune"
@@ -89,7 +90,7 @@ def take_over(executor: NodeExecutor, files: Sequence[Pieces], metadata: Mapping
 
 def _check(file: TensorFile, metadata: Mapping[str, str]) -> None:
     try:
-        found = dict(json.loads(file.metadata[_METADATA]))
+        found = dict(parse_json(file.metadata[_METADATA]))
     except (KeyError, ValueError, TypeError) as error:
         raise IntegrityError("a snapshot does not say what it is of; use one version on all machines") from error
     if found != dict(metadata):

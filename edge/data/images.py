@@ -8,7 +8,6 @@ to whoever made the data. Whole numbers of 8 bits are scaled and normalised as `
 from __future__ import annotations
 
 import importlib
-import json
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ import torch
 from edge.data.examples import Rows, Unscored
 from edge.data.tokens import IGNORED, Batch
 from ringtune.errors import DataError, ModelError
+from ringtune.files.strict import parse_json
 from ringtune.jobs.job import Job
 from ringtune.models.folder import read_config
 from ringtune.models.image import image_tokens
@@ -198,7 +198,7 @@ def _normalisation(folder: Path, channels: int) -> tuple[torch.Tensor, torch.Ten
     values: dict[str, Any] = {}
     if path.is_file():
         try:
-            values = dict(json.loads(path.read_text(encoding="utf-8")))
+            values = dict(parse_json(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise ModelError(f"{path} is not readable ({error}); remove it or fetch the model again") from error
     found = []

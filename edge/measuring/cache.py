@@ -26,7 +26,7 @@ from edge.measuring.measured_work import MeasuredWork
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import InvalidInputError, StorageError
 from ringtune.files.durable import write_durably
-from ringtune.files.strict import read_value
+from ringtune.files.strict import parse_json, read_value
 
 _LOG = logging.getLogger(__name__)
 CACHE_FILE = "profile.json"
@@ -98,7 +98,7 @@ class ProfileCache:
 
     def _entries(self) -> dict[str, dict[str, Any]]:
         try:
-            value = json.loads(self.path.read_bytes())
+            value = parse_json(self.path.read_bytes())
             if value["schema"] != SCHEMA:
                 return {}
             return {str(key): dict(entry) for key, entry in value["entries"].items()}

@@ -25,6 +25,7 @@ from edge.model.training_state import Prefixes, TrainingState
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
+from ringtune.files.strict import parse_json
 
 FORMAT = "ringtune-shard-1"
 PREFIXES = Prefixes(value="adapter/", state="moments/")
@@ -148,7 +149,7 @@ def _small(file: TensorFile, prefix: str) -> dict[str, torch.Tensor]:
 
 def _check_metadata(file: TensorFile, metadata: Mapping[str, str]) -> None:
     try:
-        found = dict(json.loads(file.metadata[_METADATA]))
+        found = dict(parse_json(file.metadata[_METADATA]))
     except (KeyError, ValueError, TypeError) as error:
         raise IntegrityError("the shard does not say what it is of") from error
     for key, wanted in {"format": FORMAT, **metadata}.items():

@@ -26,7 +26,7 @@ BENCHES = sorted(
 Figures = dict[str, Any]
 
 
-@pytest.mark.parametrize("name", [*BENCHES, "tests.bench.bad_input.__main__"])
+@pytest.mark.parametrize("name", [*BENCHES, "tests.bench.bad_input.__main__", "tests.bench.fuzz.__main__"])
 def test_bench_explains_itself(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Its module loads, and ``--help`` prints its options."""
     module = importlib.import_module(name)

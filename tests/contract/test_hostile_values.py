@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 
 from coordinator.kept_runs.record import RunRecord
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.errors import RingTuneError
+from ringtune.errors import IntegrityError, RingTuneError
 from ringtune.files.strict import read_object
-from ringtune.rounds.checkpoint import CheckpointManifest
+from ringtune.rounds.checkpoint import CheckpointManifest, Resume
+from ringtune.rpc.grants import table_from_proto
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
+from ringtune.v1 import control_pb2
 from tests.contract.rounds.test_checkpoint import manifest
 from tests.support.fake_agents import facts
 from tests.support.plans import make_plan
@@ -130,6 +132,22 @@ def test_records_of_any_text_are_an_error_of_ours(text: str) -> None:
     for parse in (RunRecord.parse, CheckpointManifest.parse):
         with pytest.raises(RingTuneError):
             parse(text)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"plan":' * 100_000, "1" * 5000, '{"a": ' + "[" * 100_000])
+@pytest.mark.parametrize(
+    "read",
+    [
+        RunRecord.parse,
+        CheckpointManifest.parse,
+        Resume.parse,
+        lambda text: table_from_proto(control_pb2.TableMessage(table_json=text.encode()), PLAN.course),
+    ],
+)
+def test_texts_that_are_deep_or_long_are_an_error_of_ours(read: Callable[[str], object], text: str) -> None:
+    """Of files, and of calls; found by fuzzing."""
+    with pytest.raises(IntegrityError):
+        read(text)
 
 
 @pytest.mark.parametrize(

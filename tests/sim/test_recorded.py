@@ -153,6 +153,23 @@ def test_read_trace_refuses_what_is_no_trace(
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"traceEvents": ' + "[" * 100_000,
+        '{"traceEvents": ' + "1" * 5000 + "}",
+        '{"traceEvents": [{"name": "process_name", "pid": [], "args": {"name": "a"}}]}',
+        '{"traceEvents": [{"ph": "X", "pid": {}, "args": {"action": "f12.0[0,1)"}}]}',
+        json.dumps({"traceEvents": [NAME, event(ts=10**400)]}),
+    ],
+)
+def test_read_trace_of_hostile_values_is_refused(text: str, tmp_path: Path) -> None:
+    """Found by fuzzing: each of them was an error of Python's."""
+    (tmp_path / "trace.json").write_text(text)
+    with pytest.raises(RingTuneError):
+        read_trace(tmp_path / "trace.json", 4)
+
+
 def test_read_trace_leaves_other_events_out(tmp_path: Path) -> None:
     """Counters and events of other tools are none of ours."""
     events = [NAME, event(), event(args={}), {"ph": "C", "pid": 1}, {"ph": "X"}]

@@ -26,6 +26,7 @@ from edge.model.auxiliary.build import places_by_module
 from edge.model.auxiliary.modules import FUSED_PARTS, Delta, FusedDelta, LinearDelta, MlpDelta, put_beside
 from edge.model.layouts import LAYOUTS
 from ringtune.errors import IntegrityError, UsageError
+from ringtune.files.strict import parse_json
 from ringtune.models.auxiliary_config import LINEAR, PLACES, AuxiliaryConfig, in_block
 from ringtune.models.auxiliary_file import Described, described, is_of_library
 from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AUXILIARY_CONFIG_FILE
@@ -130,7 +131,7 @@ def merge_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
 def _facts(folder: Path) -> Described:
     path = folder / AUXILIARY_CONFIG_FILE
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise IntegrityError(f"{path} can't be read ({error}); copy the run's folder again") from error
     if not isinstance(content, dict):

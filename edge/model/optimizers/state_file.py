@@ -26,6 +26,7 @@ from ringtune.files.durable import storage_errors
 from ringtune.files.pieces import FilePieces
 from ringtune.files.safetensors_header import DTYPE_BYTES, TensorInfo, header_bytes, header_of
 from ringtune.files.safetensors_stream import TensorPieces
+from ringtune.files.strict import parse_json
 
 FORMAT = "ringtune-state-1"
 _METADATA = "ringtune"
@@ -187,8 +188,8 @@ def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 def _whose(header: bytes) -> str:
     """What a file is of by its header; empty if it does not say so."""
     try:
-        entry = json.loads(header[8:])["__metadata__"][_METADATA]
-        found = dict(json.loads(entry))
+        entry = parse_json(header[8:])["__metadata__"][_METADATA]
+        found = dict(parse_json(entry))
         found.pop("format")
         return _in_words(found)
     except (ValueError, KeyError, TypeError):

@@ -17,6 +17,7 @@ from edge.model.tensor_bytes import fill, pieces_of, torch_dtype
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import FilePieces, Piece, Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
+from ringtune.files.strict import parse_json
 from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AUXILIARY_CONFIG_FILE, block_of
 from ringtune.models.summed_adapters import GROWING
 
@@ -125,7 +126,7 @@ def _added(tensors: Sequence[torch.Tensor], name: str, rank: int) -> torch.Tenso
 def _grown(path: Path, count: int) -> bytes:
     """Return the description of an adapter with the rank of the sum, where it has one."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
         if path.name == ADAPTER_CONFIG_FILE:
             found["config"] = _with_rank(found["config"], count)
         elif found.get("library"):

@@ -21,6 +21,7 @@ from edge.model.tensor_bytes import pieces_of, torch_dtype
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import FilePieces, Piece, Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
+from ringtune.files.strict import parse_json
 from ringtune.models.adapter_config import auxiliary_of, parse_adapter_config
 from ringtune.models.auxiliary_config import AUXILIARY_KINDS, in_block
 from ringtune.models.auxiliary_file import describe
@@ -97,7 +98,7 @@ def _facts(folder: Path) -> Mapping[str, Any]:
     """Read what describes an adapter, of any kind."""
     path = next((folder / name for name in DESCRIPTIONS if (folder / name).is_file()), folder / DESCRIPTIONS[0])
     try:
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8"))
         _ = FAMILIES[found["model_type"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise IntegrityError(f"{path} does not describe an adapter ({error}); copy the run's folder again") from error

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
-import json
 from pathlib import Path
 from typing import Any, Final
+
+from ringtune.files.strict import parse_json
 
 _MOST_BYTES: Final = 1 << 30
 
@@ -32,8 +33,4 @@ def read_json(path: Path) -> Any:
         OSError: as ``read_given``.
         ValueError: no JSON, or nested too deeply.
     """
-    text = read_given(path)
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    return parse_json(read_given(path))

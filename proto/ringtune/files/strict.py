@@ -33,6 +33,18 @@ _TYPE_NAMES = {
 }
 
 
+def parse_json(content: str | bytes) -> Any:
+    """Read a JSON text of somebody else.
+
+    Raises:
+        ValueError: no JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def read_object(content: str | bytes, what: str) -> dict[str, Any]:
     """Read a JSON object.
 

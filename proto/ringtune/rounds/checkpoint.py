@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
 from ringtune.files.digests import json_digest
-from ringtune.files.strict import read_dataclass
+from ringtune.files.strict import parse_json, read_dataclass
 from ringtune.ids import check_node_name, check_run_id
 from ringtune.jobs.job import Job
 from ringtune.rounds.length import Length, digests
@@ -147,7 +147,7 @@ class CheckpointManifest:
             IntegrityError: it is damaged.
         """
         try:
-            value = json.loads(text)
+            value = parse_json(text)
         except ValueError as error:
             raise IntegrityError(f"the manifest is damaged: {error}") from error
         if not isinstance(value, Mapping):
@@ -184,7 +184,7 @@ class Resume:
             PlanError: the plan breaks a rule.
         """
         try:
-            value = json.loads(text)
+            value = parse_json(text)
             plan, manifests = value["plan"], value["manifests"]
             found = tuple(CheckpointManifest.from_json(entry) for entry in manifests)
             lengths = tuple(Length.from_json(length) for length in value.get("lengths", ()))

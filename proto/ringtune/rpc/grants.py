@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ringtune.errors import IntegrityError, PlanError
+from ringtune.files.strict import parse_json
 from ringtune.rpc.codec import turn_from_proto, turn_to_proto
 from ringtune.schedule.course import TABLES_AT_ONCE, Course
 from ringtune.schedule.operations.table import Operations
@@ -111,7 +112,7 @@ def table_from_proto(message: control_pb2.TableMessage, course: Course) -> Opera
     """
     name = f"the table {message.digest[:12]!r} of the grant"
     try:
-        operations = Operations.from_json(json.loads(message.table_json), where="table")
+        operations = Operations.from_json(parse_json(message.table_json), where="table")
         course.decided((), operations)
     except (PlanError, ValueError) as error:
         raise IntegrityError(f"{name} can't be used: {error}; use one version on all machines") from error

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -98,7 +98,7 @@ def is_issued_by(pem: bytes, authority_pem: bytes) -> bool:
     """Whether the authority has signed the certificate."""
     try:
         read_certificate(pem).verify_directly_issued_by(read_certificate(authority_pem))
-    except (ValueError, TypeError, InvalidSignature):
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         return False
     return True
 
@@ -132,7 +132,7 @@ def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     """
     try:
         key = serialization.load_pem_private_key(pem, None)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise TrustError("a private key can't be read; join anew with a new token") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise TrustError("a private key is not of an elliptic curve; join anew with a new token")
@@ -140,8 +140,16 @@ def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
 
 
 def has_key(pem: bytes, private_key_pem: bytes) -> bool:
-    """Whether a certificate is for this private key."""
-    return read_certificate(pem).public_key() == read_key(private_key_pem).public_key()
+    """Whether a certificate is for this private key.
+
+    Raises:
+        TrustError: one of them can't be read.
+    """
+    try:
+        certified = read_certificate(pem).public_key()
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise TrustError("the key of a certificate can't be read; join anew with a new token") from error
+    return certified == read_key(private_key_pem).public_key()
 
 
 def make_request(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -162,7 +170,7 @@ def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
         request = x509.load_pem_x509_csr(request_pem)
         key = request.public_key()
         is_signed = request.is_signature_valid
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise TrustError("a certificate request can't be read; use one version on all machines") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1) or not is_signed:
         raise TrustError("a certificate request is not signed with a P-256 key; use one version on all machines")

@@ -171,3 +171,10 @@ def test_shard_without_metadata_is_refused() -> None:
 
     with pytest.raises(IntegrityError, match="does not say what it is of"):
         load_shard(save({"adapter/0.up": torch.ones(1)}), {}, None, METADATA, with_head=False)
+
+
+def test_shard_whose_metadata_are_deep_is_refused() -> None:
+    """As one that does not say what it is of."""
+    deep = bytes(write_tensors({}, metadata={"ringtune": "[" * 100_000}))
+    with pytest.raises(IntegrityError, match="does not say what it is of"):
+        load_shard(deep, {}, None, METADATA, with_head=False)
