@@ -31,8 +31,9 @@ def coordinator_trust() -> Path:
 
 
 def user_trust() -> Path:
-    """Return the folder of this user's identity as one who has joined with a token."""
-    return user_state_path("ringtune-user") / "trust"
+    """Return the folder of this user's identity as one who joins with a token: the variable's, else the user's own."""
+    named = os.environ.get(VARIABLE, "")
+    return Path(named) if named else user_state_path("ringtune-user") / "trust"
 
 
 def node_trust(state: Path) -> Path:
@@ -47,9 +48,9 @@ def found_user_trust() -> Path | None:
         TrustError: the variable names a folder without an identity.
     """
     named = os.environ.get(VARIABLE, "")
+    if named and not (Path(named) / IDENTITY).is_file():
+        raise TrustError(f"{VARIABLE}={named} has no {IDENTITY}; correct it, or get one with 'ringtune join'")
     if named:
-        if not (Path(named) / IDENTITY).is_file():
-            raise TrustError(f"{VARIABLE}={named} has no {IDENTITY}; correct it, or get one with 'ringtune join'")
         return Path(named)
     places = (user_trust(), coordinator_trust() / ADMIN)
     return next((place for place in places if (place / IDENTITY).is_file()), None)
