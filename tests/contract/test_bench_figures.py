@@ -23,10 +23,13 @@ BENCHES = sorted(
     for path in Path(sim.__file__).parent.glob("*.py")
     if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
 )
+PACKAGES = ("attacks", "bad_input", "fuzz")
 Figures = dict[str, Any]
 
 
-@pytest.mark.parametrize("name", [*BENCHES, "tests.bench.bad_input.__main__", "tests.bench.fuzz.__main__"])
+@pytest.mark.parametrize(
+    "name", [*BENCHES, "tests.bench.bad_input.__main__", "tests.bench.fuzz.__main__", "tests.bench.attacks.__main__"]
+)
 def test_bench_explains_itself(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Its module loads, and ``--help`` prints its options."""
     module = importlib.import_module(name)
