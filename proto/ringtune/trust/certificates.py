@@ -21,6 +21,16 @@ from ringtune.trust.parties import ANY_MEMBER, Party, party_of
 BACKDATED_S: Final = 48 * 3600.0
 """A certificate begins so long before it is issued: boards without a battery wake up in the past."""
 _RENEWED_AT: Final = 2 / 3
+_UNREADABLE: Final = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+"""Errors of the library for what somebody has made up: they have no base of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +81,7 @@ def read_certificate(pem: bytes) -> x509.Certificate:
     """
     try:
         return x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise TrustError("a certificate can't be read; join anew with a new token") from error
 
 
@@ -84,7 +94,7 @@ def facts_of(pem: bytes) -> CertificateFacts:
     certificate = read_certificate(pem)
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError) as error:
+    except _UNREADABLE as error:
         raise TrustError("a certificate names nobody; join anew with a new token") from error
     return CertificateFacts(
         party=party_of(name for name in names.get_values_for_type(x509.DNSName) if name != ANY_MEMBER),
@@ -98,7 +108,7 @@ def is_issued_by(pem: bytes, authority_pem: bytes) -> bool:
     """Whether the authority has signed the certificate."""
     try:
         read_certificate(pem).verify_directly_issued_by(read_certificate(authority_pem))
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+    except (InvalidSignature, *_UNREADABLE):
         return False
     return True
 
@@ -132,7 +142,7 @@ def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     """
     try:
         key = serialization.load_pem_private_key(pem, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except _UNREADABLE as error:
         raise TrustError("a private key can't be read; join anew with a new token") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise TrustError("a private key is not of an elliptic curve; join anew with a new token")
@@ -147,7 +157,7 @@ def has_key(pem: bytes, private_key_pem: bytes) -> bool:
     """
     try:
         certified = read_certificate(pem).public_key()
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except _UNREADABLE as error:
         raise TrustError("the key of a certificate can't be read; join anew with a new token") from error
     return certified == read_key(private_key_pem).public_key()
 
@@ -170,7 +180,7 @@ def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
         request = x509.load_pem_x509_csr(request_pem)
         key = request.public_key()
         is_signed = request.is_signature_valid
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except _UNREADABLE as error:
         raise TrustError("a certificate request can't be read; use one version on all machines") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1) or not is_signed:
         raise TrustError("a certificate request is not signed with a P-256 key; use one version on all machines")

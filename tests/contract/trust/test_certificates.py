@@ -10,6 +10,7 @@ import pytest
 
 from ringtune.errors import TrustError
 from ringtune.trust.certificates import (
+    facts_of,
     fingerprint,
     has_key,
     is_issued_by,
@@ -51,6 +52,28 @@ def test_certificates_that_are_made_up_are_an_error_of_ours(change: Callable[[by
         requested_key(changed(make_request(make_key()), change))
     with pytest.raises(TrustError):
         has_key(changed(WHO.certificate_pem, change), WHO.key_pem)
+
+
+def of_no_version(content: bytes) -> bytes:
+    """A certificate, or a request, of version 6."""
+    begin = content.index(b"\x02\x01", 4, 20)
+    return content[: begin + 2] + b"\x05" + content[begin + 3 :]
+
+
+def named_twice(content: bytes) -> bytes:
+    """A certificate that has the extension with its bearer's names twice."""
+    uses, names = b"\x55\x1d\x25", b"\x55\x1d\x11"
+    assert uses in content
+    return content.replace(uses, names)
+
+
+def test_certificates_that_are_odd_are_an_error_of_ours() -> None:
+    """The library has errors for these that are no others of its own; found by fuzzing."""
+    for change in (of_no_version, named_twice):
+        with pytest.raises(TrustError):
+            facts_of(changed(WHO.certificate_pem, change))
+    with pytest.raises(TrustError):
+        requested_key(changed(make_request(make_key()), of_no_version))
 
 
 def test_keys_of_curves_that_nobody_knows_are_an_error_of_ours() -> None:
