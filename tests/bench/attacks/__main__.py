@@ -75,7 +75,7 @@ STATED: Final[dict[str, tuple[str, str]]] = {
     "190 silent streams": (_OFTEN + "|refused|answered", _OFTEN + "|" + _FULL),
     "190 silent probes": (_OFTEN + "|answered", ""),
     "50 slow bodies": (_OFTEN + "|answered|refused", _OFTEN + "|INTERNAL: Exception deserializing|" + _FULL),
-    "300 connections": ("connections are held", "connections are held"),
+    "1,200 connections": ("connections are held", "connections are held"),
     "no handshakes": (".*", ".*"),
 }
 """Attack -> the answers of a host and of the coordinator, as patterns; empty = it is not tried there."""

@@ -362,7 +362,7 @@ ATTACKS: Final[dict[str, Attack]] = {
     "190 silent streams": silent_streams,
     "190 silent probes": silent_probes,
     "50 slow bodies": slow_body,
-    "300 connections": many_connections,
+    "1,200 connections": many_connections,
     "no handshakes": no_handshakes,
 }
 """By what a report calls them."""
