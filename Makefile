@@ -54,8 +54,9 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(BIN)/ringtune demo $(ARGS)
 
+# A process of the tests that dies ends them: what it had is given to no other, and all would wait for it for ever.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 faults: $(STAMP)
 	RINGTUNE_FAULT_EXAMPLES=5000 $(BIN)/python -m pytest -q tests/suites/test_faults_on_virtual_clock.py

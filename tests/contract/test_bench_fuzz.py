@@ -62,6 +62,18 @@ def test_campaign_keeps_one_input_for_each_problem(tmp_path: Path) -> None:
     assert summary["inputs_of_readers"] == {"bad": 2}
 
 
+def test_campaign_ends_no_process_that_has_not_asked_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch that is left behind would end the process of the tests a minute later, without a word."""
+    begun: list[object] = []
+    monkeypatch.setattr("faulthandler.dump_traceback_later", lambda *_, **__: begun.append(1))
+    Campaign([Reader(name="r", seeds=(b"x",), read=len)], tmp_path, "none", 1.0).give_numbered(b"xx")
+    assert not begun
+    watched: list[int] = []
+    reader = Reader(name="r", seeds=(b"x",), read=len)
+    Campaign([reader], tmp_path, "none", 1.0, lambda: watched.append(1)).give(reader, b"x")
+    assert watched
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_right_and_changed_inputs_get_a_right_answer(target: str) -> None:
     """Some hundred changed ones of each target: the start of a campaign."""

@@ -16,7 +16,7 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,11 +48,19 @@ class Campaign:
         folder: for the summary, and the inputs that got a wrong answer.
         engine: that chooses the inputs.
         seconds: how long.
+        watch: is called now and then; without, nobody ends a reader that hangs.
     """
 
-    def __init__(self, readers: Sequence[Reader], folder: Path, engine: str, seconds: float) -> None:
+    def __init__(
+        self,
+        readers: Sequence[Reader],
+        folder: Path,
+        engine: str,
+        seconds: float,
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
         self.readers = readers
-        self._folder, self._engine = folder, engine
+        self._folder, self._engine, self._watch = folder, engine, watch
         self._began_s = time.monotonic()
         self._until_s = self._began_s + seconds
         self._inputs = dict.fromkeys((reader.name for reader in readers), 0)
@@ -69,7 +77,7 @@ class Campaign:
         self._inputs[reader.name] += 1
         self._number += 1
         if self._number % _LOOKS == 0:
-            faulthandler.dump_traceback_later(_HANGS_S, exit=True)
+            self._watch()
         problem = problem_of(reader, data)
         if problem and problem not in self._findings:
             name = f"{hashlib.sha256(data).hexdigest()[:16]}.bin"
@@ -107,6 +115,11 @@ def changed_numbered(readers: Sequence[Reader], data: bytes, rng: random.Random)
     return data[:1] + mutated(reader, data[1:], rng)
 
 
+def _end_if_it_hangs() -> None:
+    """End this process, with its stacks, unless this is called again in time."""
+    faulthandler.dump_traceback_later(_HANGS_S, exit=True)
+
+
 def readers_of(target: str) -> tuple[Reader, ...]:
     """Make the readers of a target; what they read with is imported only now."""
     found: tuple[Reader, ...] = importlib.import_module(f"tests.bench.fuzz.{target}_readers").readers()
@@ -117,7 +130,7 @@ def _with_atheris(target: str, folder: Path, seconds: float, seed: int) -> None:
     atheris: Any = importlib.import_module("atheris")
     with atheris.instrument_imports(include=_OURS):
         readers = readers_of(target)
-    campaign = Campaign(readers, folder, "atheris", seconds)
+    campaign = Campaign(readers, folder, "atheris", seconds, _end_if_it_hangs)
     corpus = folder / "corpus"
     corpus.mkdir()
     for at, reader in enumerate(readers):
@@ -142,7 +155,7 @@ def _with_hypothesis(target: str, folder: Path, seconds: float, seed: int) -> No
     from hypothesis import strategies as st
 
     readers = readers_of(target)
-    campaign = Campaign(readers, folder, "hypothesis", seconds)
+    campaign = Campaign(readers, folder, "hypothesis", seconds, _end_if_it_hangs)
     bound_memory()
     while not campaign.is_over:
 
