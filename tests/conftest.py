@@ -43,8 +43,19 @@ gc.disable()
 gc.set_threshold(10_000, 10, 10)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let one ask for all tests."""
+    parser.addoption("--all", action="store_true", help="every case of every test, and those that take long")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In one of several processes, take the files in the order in which they are given out."""
+    """Draw the sample; in one of several processes, take the files in the order in which they are given out."""
+    if not config.getoption("--all"):
+        from tests.support.sample import in_sample
+
+        kept = in_sample(items)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+        items[:] = [item for item in items if item.nodeid in kept]
     if hasattr(config, "workerinput"):
         from tests.support.scheduling import order
 

@@ -109,6 +109,7 @@ def test_train_local_writes_a_complete_folder(folder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.sampled(1)
 def test_train_local_stops_in_order(folder: Path, tmp_path: Path, number: signal.Signals) -> None:
     """An end from outside or a closed terminal: exit code 130 and a checkpoint, as at Ctrl-C; no agent is left."""
     process = start(folder, tmp_path / "out", rounds=500)

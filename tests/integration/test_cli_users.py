@@ -71,6 +71,7 @@ def test_each_user_has_a_folder_that_loads_with_nothing_of_ours(
     assert len(heads) == 1
 
 
+@pytest.mark.thorough
 def test_collaboration_is_evaluated_and_exported_as_the_sum_of_all(
     cluster: Cluster, trained: Callable[[str], Path], tmp_path: Path
 ) -> None:

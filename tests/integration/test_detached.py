@@ -78,6 +78,7 @@ def _kill(pid: int) -> None:
             process.kill()
 
 
+@pytest.mark.thorough
 def test_detached_run_that_is_refused_is_an_error_of_its_command(tmp_path: Path) -> None:
     """The error and its exit code are those of the run."""
     job = write_inputs(tmp_path)
@@ -96,6 +97,7 @@ def start_coordinator(state: Path, *more: object) -> tuple[subprocess.Popen[str]
 
 
 @pytest.mark.promise("6 every wait ends")
+@pytest.mark.thorough
 def test_coordinator_that_is_killed_finds_its_runs_again(tmp_path: Path) -> None:
     """A finished run can be fetched, one that was under way is interrupted, with its checkpoint in its books."""
     job = tmp_path / "job.toml"

@@ -25,30 +25,35 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyRing]:
 @pytest.mark.parametrize(
     "order", ["answer Prepare 1 kill", "after backward 4 kill", "rename step-8* 1 kill", "answer Keep 3 kill"]
 )
+@pytest.mark.sampled(2)
 def test_run_goes_on_without_a_host_that_ends_at_once(ring: FaultyRing, order: str) -> None:
     """While it prepares, trains, saves, or takes a copy from its neighbour."""
     trial = ring.trial(Fault("d", order))
     assert trial.is_good and not trial.ended and trial.recoveries == 1, trial
 
 
+@pytest.mark.thorough
 def test_run_goes_on_without_a_host_that_ends_while_it_moves(ring: FaultyRing) -> None:
     """It goes back to the last turn, and has a new placement."""
     trial = ring.trial(Fault("c", "answer Move 1 kill"), moves=True)
     assert trial.is_good and not trial.ended and trial.recoveries == 1, trial
 
 
+@pytest.mark.thorough
 def test_run_goes_on_without_a_second_host_that_ends_while_the_first_is_missed(ring: FaultyRing) -> None:
     """Two hosts of which each keeps what the other one does not."""
     trial = ring.trial(Fault("c", "backward 4 kill"), Fault("e", "answer Move 1 kill"))
     assert trial.is_good and not trial.ended, trial
 
 
+@pytest.mark.thorough
 def test_run_goes_on_without_a_host_that_ends_while_results_are_collected(ring: FaultyRing) -> None:
     """What the others sent before is forgotten, and they send what they have in the new placement."""
     trial = ring.trial(Fault("d", "answer Collect 1 kill"))
     assert trial.is_good and not trial.ended and trial.recoveries == 1, trial
 
 
+@pytest.mark.thorough
 def test_run_that_loses_two_neighbours_at_once_is_resumed_and_says_what_is_missing(ring: FaultyRing) -> None:
     """Nobody else has what they trained."""
     trial = ring.trial(Fault("c", "backward 14 kill"), Fault("d", "answer Rest 1 kill"))
@@ -82,6 +87,7 @@ def test_run_does_a_step_once_more_in_which_a_gradient_is_infinite(ring: FaultyR
     ],
     ids=lambda fault: fault.order,
 )
+@pytest.mark.sampled(2)
 def test_short_trouble_loses_nobody(ring: FaultyRing, fault: Fault) -> None:
     """A process that stands still for less than its lease, a message that is late, a call that is lost."""
     trial = ring.trial(fault)

@@ -44,6 +44,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return job, trained(folder / "whole")
 
 
+@pytest.mark.thorough
 def test_run_that_is_killed_again_and_again_ends_with_the_same_result(whole: Whole, tmp_path: Path) -> None:
     """Kill -9 of a host, of the launcher with the coordinator, of an owner: equal tensors, one line for every step."""
     job, wanted = whole
@@ -66,6 +67,7 @@ def test_run_that_is_killed_again_and_again_ends_with_the_same_result(whole: Who
     assert steps_of_metrics(out) == list(range(1, 61))
 
 
+@pytest.mark.thorough
 def test_run_whose_host_is_killed_ends_by_itself_with_the_same_result(whole: Whole, tmp_path: Path) -> None:
     """As a job has it that says nothing of recovery: nobody types anything, and each step has one line."""
     job, wanted = whole

@@ -122,6 +122,7 @@ def test_measure_on_local_nodes_is_remembered_and_used_by_a_run(template: AgentT
     assert recorded[Work.HEAD] >= 16 > measured[Work.HEAD]
 
 
+@pytest.mark.thorough
 def test_measure_on_joined_nodes_is_much_faster_the_second_time(tmp_path: Path) -> None:
     """Agents that stay read their files again and nothing else; ``fresh`` measures anew.
 

@@ -28,6 +28,7 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DyingRing]:
     ("node", "order", "from_step"),
     [("", "call Prepare 2", -1), ("c", "backward 24", 8), ("c", "write step-16.safetensors 1", 8)],
 )
+@pytest.mark.sampled(1)
 def test_run_goes_on_after_the_death_of_its_coordinator(ring: DyingRing, node: str, order: str, from_step: int) -> None:
     """While nodes load, in a backward, while a checkpoint is written: equal tensors, and each step once."""
     trial = ring.trial(order, node=node)
@@ -35,6 +36,7 @@ def test_run_goes_on_after_the_death_of_its_coordinator(ring: DyingRing, node: s
     assert trial.is_good, trial
 
 
+@pytest.mark.thorough
 def test_nodes_that_have_given_their_run_up_come_back_for_it(ring: DyingRing) -> None:
     """The coordinator is away for longer than a lease."""
     ring.coordinator.on_death = ring.wait_given_up
@@ -46,12 +48,14 @@ def test_nodes_that_have_given_their_run_up_come_back_for_it(ring: DyingRing) ->
 
 
 @pytest.mark.parametrize(("event", "with_coordinator"), [('"preparing"', False), ('"step": 10', True)])
+@pytest.mark.sampled(1)
 def test_run_is_fetched_whose_submitter_was_killed(ring: DyingRing, event: str, with_coordinator: bool) -> None:
     """Alone while nodes load; with the coordinator while they train: the first id gets the whole run."""
     trial = ring.submitter_trial(event, with_coordinator=with_coordinator)
     assert (trial.deaths, trial.is_good) == (with_coordinator, True), trial
 
 
+@pytest.mark.thorough
 def test_run_that_moves_goes_on_after_the_death_of_its_coordinator(tmp_path_factory: pytest.TempPathFactory) -> None:
     """In the middle of the move, which is done again."""
     with dying_ring(tmp_path_factory.mktemp("death"), moves=True) as ring:
@@ -59,6 +63,7 @@ def test_run_that_moves_goes_on_after_the_death_of_its_coordinator(tmp_path_fact
     assert (trial.deaths, trial.from_step, trial.is_good) == (1, 8, True), trial
 
 
+@pytest.mark.thorough
 def test_run_that_has_lost_a_host_goes_on_after_the_death_of_its_coordinator(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

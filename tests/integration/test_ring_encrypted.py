@@ -72,6 +72,7 @@ def test_ring_encrypted_gives_the_same_result(tmp_path: Path) -> None:
         assert not any(word in passed for passed in used)
 
 
+@pytest.mark.thorough
 def test_ring_encrypted_goes_on_without_a_host_that_is_killed(tmp_path: Path) -> None:
     """Copies travel under the same certificates, and adapters and head are those of one process."""
     with encrypted(tmp_path) as (cluster, _, _):

@@ -40,6 +40,7 @@ def begun(cluster: Cluster) -> Follower:
 
 
 @pytest.mark.parametrize("name", ["node-1", "node-2"])
+@pytest.mark.sampled(1)
 def test_fault_killed_agent_is_named_and_the_others_are_free(cluster: Cluster, name: str) -> None:
     """SIGKILL of an owner or a host: the run fails with its links and names it; it can come back at once."""
     follower = begun(cluster)
@@ -70,6 +71,7 @@ def test_fault_frozen_agent_is_named_and_comes_back(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.sampled(1)
 def test_fault_agent_that_is_told_to_end_leaves_in_order(cluster: Cluster, number: signal.Signals, code: int) -> None:
     """Mid-run: it says so, is named at once, ends with the right code, and is no member any more."""
     follower = begun(cluster)

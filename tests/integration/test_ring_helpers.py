@@ -109,6 +109,7 @@ def assert_figures(report: dict[str, Any], job: Job) -> None:
     assert report["offload"]["staleness"] == "none" and job.offload.is_on
 
 
+@pytest.mark.thorough
 def test_helper_killed_is_named_and_the_checkpoint_before_is_gone_on_from(ring: Cluster) -> None:
     """SIGKILL of the helper ends the run with its name; with it back, the run goes on to the same bits.
 

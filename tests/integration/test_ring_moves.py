@@ -86,6 +86,7 @@ def test_processes_move_twice_and_train_what_one_process_trains(ring: Cluster) -
     assert outcome.report["moves"][1]["epoch"] == 2 and outcome.report["nodes"]["b"]["blocks"] == [0, 4]
 
 
+@pytest.mark.thorough
 def test_run_goes_on_from_checkpoints_before_and_after_a_move(ring: Cluster) -> None:
     """A checkpoint of the first placement moves at once where its step is the boundary; one of the second stays."""
     job = job_of(ring, train__local_iterations=4, train__lr_schedule="linear")
@@ -120,6 +121,7 @@ def stopped_after(ring: Cluster, job: Job, plan: Plan, step: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.sampled(1)
 def test_node_that_cannot_move_leaves_the_run_where_it_is(ring: Cluster, number: signal.Signals) -> None:
     """A host that comes new is dead, or stands still: the run stays on the placement that it has, and says why."""
     job = job_of(ring, train__local_iterations=4, runtime__wait_s=10.0, runtime__lease_s=30.0)

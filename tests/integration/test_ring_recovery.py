@@ -59,6 +59,7 @@ def of_kind(outcome: Outcome, kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("after", [1, 13])
+@pytest.mark.sampled(1)
 def test_run_goes_on_without_a_host_that_is_killed(ring: Cluster, after: int) -> None:
     """After a first turn, and later; each step and evaluation is in the books once."""
     job = job_of(ring)

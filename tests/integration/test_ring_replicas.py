@@ -57,6 +57,7 @@ def test_replicas_as_processes_equal_one_process(ring: Cluster) -> None:
     assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
 
 
+@pytest.mark.thorough
 def test_run_with_replicas_goes_on_when_one_was_killed(ring: Cluster) -> None:
     """Every replica has its shard; the run goes on from them and ends as one undisturbed process does."""
     job = ring.job(train__max_steps=24, train__microbatches=4, train__checkpoint_every=4, runtime__lease_s=8.0)

@@ -90,6 +90,7 @@ def test_weights_of_one_copy_train_a_ring(tmp_path: Path) -> None:
         assert manifests < 3 * 70_000, "manifests only"
 
 
+@pytest.mark.thorough
 def test_weights_fetch_killed_goes_on_in_the_next_run(tmp_path: Path) -> None:
     """SIGKILL in the middle of a tensor; the restarted node fetches the rest only."""
     with one_copy(tmp_path, hidden_size=256, delay_s=0.03) as (cluster, tap):

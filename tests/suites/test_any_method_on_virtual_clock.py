@@ -65,6 +65,7 @@ def run(plan: Plan, seed: int) -> RingResult:
 
 @pytest.mark.promise("2 right version")
 @pytest.mark.parametrize("first", range(0, 200, 25))
+@pytest.mark.sampled(2)
 def test_any_method_finishes_in_a_valid_order(first: int) -> None:
     """No deadlock, every forward sees its version, no update overtakes a backward, whatever trains."""
     for seed in range(first, first + 25):
@@ -111,6 +112,7 @@ def peak_graphs(result: RingResult, node: str) -> int:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sampled(1)
 def test_any_method_trains_as_one_process_does(tmp_path: Path, seed: int) -> None:
     """With tensors in float64: 1e-9 from a reference that sets ``requires_grad`` by the same drawn units."""
     case = Case(folder=write_inputs(tmp_path), num_steps=12, microbatches=2, owners=("a", "b"), dropout=0.1)

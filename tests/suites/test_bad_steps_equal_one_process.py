@@ -117,6 +117,7 @@ def spoiled(case: Case, fault: Fault, attempts: int, slices: Any = RING) -> tupl
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.sampled(2)
 def test_run_with_one_bad_step_equals_the_undisturbed_run(folder: Path, name: str) -> None:
     """In every bit, and one process within 1e-9: nothing of the bad step is left at any node."""
     case = case_of(folder)
@@ -148,6 +149,7 @@ def test_run_with_a_bad_gradient_of_one_replica_equals_one_process(folder: Path)
 
 
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.sampled(2)
 def test_run_with_a_step_that_is_always_bad_ends_and_saves_nothing_of_it(folder: Path, name: str) -> None:
     """The error names node, unit, step and rows; what was saved is finite, and a resumed run ends as it should."""
     case = case_of(folder)

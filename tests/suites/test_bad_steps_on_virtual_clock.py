@@ -41,6 +41,7 @@ def small_plan(**course: int) -> Plan:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("block", range(5))
+@pytest.mark.sampled(2)
 def test_runs_with_one_bad_step_log_what_undisturbed_ones_do(block: int) -> None:
     """No step is lost and none is logged twice, wherever a number is once not finite, in plans that move too."""
     went_back = 0
@@ -59,6 +60,7 @@ def test_runs_with_one_bad_step_log_what_undisturbed_ones_do(block: int) -> None
 
 
 @pytest.mark.parametrize("block", range(3))
+@pytest.mark.sampled(1)
 def test_runs_with_a_bad_step_that_lose_a_host_too_go_on(block: int) -> None:
     """The host may be lost before the bad step, after it, or while all go back."""
     both = 0

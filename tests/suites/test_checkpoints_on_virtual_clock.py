@@ -101,6 +101,7 @@ def test_checkpoint_saves_one_version_on_every_node(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(24))
+@pytest.mark.sampled(6)
 def test_drain_ends_with_a_checkpoint_from_which_the_run_goes_on(seed: int) -> None:
     """A run that is stopped anywhere saves at the next boundary; together both parts do every step once."""
     plan = make_plan(THREE, ["b", "a"], num_steps=24, every_steps=3, eval_every=6, checkpoint_every=0)
@@ -117,6 +118,7 @@ def test_drain_ends_with_a_checkpoint_from_which_the_run_goes_on(seed: int) -> N
 
 
 @pytest.mark.parametrize("step", [0, 4])
+@pytest.mark.sampled(1)
 def test_drain_does_not_save_a_step_twice(step: int) -> None:
     """While owners evaluate a step that has a checkpoint, saving again would break it: another node has the head."""
     plan = make_plan(

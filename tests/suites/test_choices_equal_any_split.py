@@ -118,6 +118,7 @@ def are_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
         ("random", "seq_bn"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_choice_of_real_scores_is_that_of_any_split(folder: Path, policy: str, adapter: str) -> None:
     """One node and four choose the same tables and train the same weights; another timing gives the same bits."""
     case = case_of(folder, adapter)
@@ -139,6 +140,7 @@ def test_choice_of_real_scores_is_that_of_any_split(folder: Path, policy: str, a
 
 
 @pytest.mark.parametrize("policy", ["two-stage", "random"])
+@pytest.mark.sampled(1)
 def test_choice_of_real_scores_goes_on_from_any_checkpoint(folder: Path, policy: str) -> None:
     """New executors from the shards score again what is due, and end with the bits of the whole run."""
     case = case_of(folder)

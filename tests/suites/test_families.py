@@ -111,6 +111,7 @@ def test_families_that_are_described_can_be_run_and_are_tested() -> None:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(("model_type", "task", "side"), CASES)
+@pytest.mark.sampled(18)
 def test_family_in_a_ring_equals_one_process(inputs: Any, model_type: str, task: str, side: str) -> None:
     """Invariant 1: two owners, unfreezing, evaluation; adapters, head, losses and counts are those of the library."""
     case, split = main_case(inputs(model_type, task, side), task), SPLITS["three" if side == "right" else "two"]
@@ -148,6 +149,7 @@ def write_result(carrier: TorchCarrier, holder: str, folder: Path) -> Path:
 
 @pytest.mark.promise("8 adapterhub folder")
 @pytest.mark.parametrize(("model_type", "task", "side"), CASES)
+@pytest.mark.sampled(9)
 def test_family_result_loads_with_nothing_of_ours(
     inputs: Any, tmp_path: Path, model_type: str, task: str, side: str
 ) -> None:
@@ -233,6 +235,7 @@ def check_result_loads(
     ("model_type", "task", "split"),
     [(*pair, "one" if pair in ONCE else "owner-hosts-nothing") for pair in PAIRS],
 )
+@pytest.mark.sampled(5)
 def test_family_with_dropout_in_a_ring_equals_one_process(inputs: Any, model_type: str, task: str, split: str) -> None:
     """Dropout of blocks, adapters and head is seeded per unit in every family."""
     case = Case(folder=inputs(model_type, task), task=task, dropout=0.2, microbatches=2, num_steps=4, every_steps=1)
@@ -242,6 +245,7 @@ def test_family_with_dropout_in_a_ring_equals_one_process(inputs: Any, model_typ
 
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize(("model_type", "task"), ONCE)
+@pytest.mark.sampled(3)
 def test_family_delays_never_change_a_bit(inputs: Any, model_type: str, task: str) -> None:
     """Invariant 5 in fp32."""
     case = Case(folder=inputs(model_type, task), task=task, dtype="float32", microbatches=3, num_steps=4, every_steps=1)
@@ -261,6 +265,7 @@ def test_family_with_private_blocks_equals_one_process(inputs: Any, model_type: 
 
 
 @pytest.mark.parametrize(("model_type", "task", "side"), MASKED)
+@pytest.mark.sampled(6)
 def test_family_comparison_sees_a_lost_mask(
     inputs: Any, monkeypatch: pytest.MonkeyPatch, model_type: str, task: str, side: str
 ) -> None:

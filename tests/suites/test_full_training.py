@@ -48,6 +48,7 @@ def wanted(case: Case) -> dict[str, torch.Tensor]:
     [(name, split) for name in MODEL_TYPES for split in ("two", "three")]
     + [("bert", split) for split in SPLITS if split not in ("two", "three")],
 )
+@pytest.mark.sampled(5)
 def test_own_weights_in_a_ring_equal_one_process(inputs: Any, model_type: str, split: str) -> None:
     """Every family, any split: weights, head and losses, with blocks unfreezing on the way."""
     case = full_case(inputs, model_type)
@@ -79,6 +80,7 @@ def test_own_weights_with_other_settings_equal_one_process(inputs: Any, changes:
 
 @pytest.mark.promise("2 right version")
 @pytest.mark.parametrize("model_type", ["bert", "gpt2"])
+@pytest.mark.sampled(1)
 def test_own_weights_with_pipeadapter_equal_the_stale_reference(inputs: Any, model_type: str) -> None:
     """Versions of own weights are stored as versions of adapters are."""
     case = full_case(inputs, model_type, method="pipeadapter", num_steps=13, local_iterations=5, eval_every=0)
@@ -158,6 +160,7 @@ def loaded_plainly(case: Case, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(("model_type", "private"), [*((name, 0) for name in MODEL_TYPES), ("bert", 1), ("gpt2", 1)])
+@pytest.mark.sampled(3)
 def test_own_weights_load_with_nothing_of_ours(inputs: Any, tmp_path: Path, model_type: str, private: int) -> None:
     """load_state_dict into the plain base model, and load_head, give the predictions of the run's evaluation."""
     case = full_case(inputs, model_type, private_blocks=private)

@@ -103,6 +103,7 @@ def case_of(folder: Path, **changes: Any) -> Case:
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("way", list(WAYS))
 @pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.sampled(3)
 def test_helpers_of_any_kind_give_the_adapters_of_one_process(folder: Path, way: str, microbatches: int) -> None:
     """RingAda's serial bottleneck, AdamW in float64, unfreezing during the run: 1e-9."""
     assert distance_to_reference(case_of(folder, microbatches=microbatches), way) < 1e-9
@@ -120,6 +121,7 @@ def test_helpers_of_any_kind_give_the_adapters_of_one_process(folder: Path, way:
         "lora[r=4,alpha=2,selfattn_lora=False,intermediate_lora=True,output_lora=True]",
     ],
 )
+@pytest.mark.sampled(3)
 def test_helpers_fit_any_adapter_exactly(folder: Path, adapter: str, dropout: float) -> None:
     """Scaled or not, with dropout in the model or without, two micro-batches in flight."""
     steps = 50 if dropout else 12
@@ -128,6 +130,7 @@ def test_helpers_fit_any_adapter_exactly(folder: Path, adapter: str, dropout: fl
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.sampled(1)
 def test_helpers_of_recomputed_blocks_give_the_adapters_of_one_process(folder: Path, dropout: float) -> None:
     """Pairs are recorded in the second run, whose dropout is that of the first."""
     case = case_of(folder, method="all", adapter="lora[r=4]", dropout=dropout, microbatches=2)
@@ -141,6 +144,7 @@ def test_helpers_of_recomputed_blocks_give_the_adapters_of_one_process(folder: P
     "adapter",
     ["lora[r=4,alpha=16]", "linear[alpha=2.0]", "lora[r=4,attn_matrices=['q']]|linear[alpha=2.0,attn_matrices=['v']]"],
 )
+@pytest.mark.sampled(1)
 def test_helpers_of_merged_adapters_give_those_of_one_process(folder: Path, tmp_path: Path, adapter: str) -> None:
     """The host multiplies by one matrix, made anew at each update; its adapters are in a file, for the result."""
     case = case_of(folder, method="all", adapter=adapter, microbatches=2, local_iterations=2, checkpoint_every=8)
@@ -237,6 +241,7 @@ def update(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 @pytest.mark.parametrize(("steps", "interval"), [(16, 4), (10, 4), (3, 5)])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.sampled(2)
 def test_helpers_with_an_interval_equal_accumulated_gradients(
     folder: Path, steps: int, interval: int, optimizer: str
 ) -> None:
@@ -311,6 +316,7 @@ def put(parameters: list[torch.nn.Parameter], values: list[torch.Tensor]) -> Non
 
 @pytest.mark.parametrize("way", ["some-of-several-hosts", "one-idle-helper"])
 @pytest.mark.parametrize("weights_s", [0.0, 50.0])
+@pytest.mark.sampled(2)
 def test_helpers_with_overlap_equal_a_loop_one_step_behind(folder: Path, way: str, weights_s: float) -> None:
     """What is stale is stated exactly: one step, within a turn, for the blocks with helpers and no others.
 
@@ -351,6 +357,7 @@ def test_helpers_with_overlap_send_the_weights_of_the_update_and_no_later_ones(f
 
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("adapter", ["seq_bn", "lora[r=4]"])
+@pytest.mark.sampled(1)
 def test_helpers_with_overlap_give_equal_bits_in_any_timing_and_after_a_resume(folder: Path, adapter: str) -> None:
     """A turn ends with everything installed, so a checkpoint has no two versions."""
     case = case_of(

@@ -92,6 +92,7 @@ def distance_to_reference(case: Case, slices: Slices, against: Case | None = Non
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.sampled(3)
 def test_hift_of_every_family_equals_one_process(inputs: Any, model_type: str) -> None:
     """Weights, losses of every step and the evaluations between."""
     case = hift_case(inputs(model_type), model_type)
@@ -125,6 +126,7 @@ def test_hift_of_any_split_equals_one_process(inputs: Any, split: str) -> None:
         'group_size = 2\nalways_active = ["head"]\nstate = "drop"',
     ],
 )
+@pytest.mark.sampled(2)
 def test_hift_of_any_groups_equals_one_process(inputs: Any, hift: str) -> None:
     """Six units in groups that divide them and that do not, in every order, with units always active."""
     assert distance_to_reference(hift_case(inputs("gpt2"), "gpt2", hift), TWO) < 1e-9
@@ -149,6 +151,7 @@ def test_hift_of_several_owners_equals_one_process(inputs: Any, split: str) -> N
         ("electra", False, 'order = "random"'),
     ],
 )
+@pytest.mark.sampled(2)
 def test_hift_of_two_owners_of_other_families_equals_one_process(
     inputs: Any, model_type: str, tied: bool, hift: str
 ) -> None:
@@ -161,6 +164,7 @@ def test_hift_of_two_owners_of_other_families_equals_one_process(
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("model_type", ["gpt2", "llama"])
+@pytest.mark.sampled(2)
 def test_hift_of_a_decoder_tied_or_not_equals_one_process(inputs: Any, model_type: str, tied: bool) -> None:
     """A tied table is of the embedding and collects both gradients; one of its own is of the head."""
     folder = inputs(model_type, tie_word_embeddings=tied)
@@ -186,6 +190,7 @@ def test_hift_with_dropout_equals_one_process(inputs: Any, model_type: str, spli
         ("llama", ("a", "b"), EMPTY_OWNER, 'always_active = ["head"]'),
     ],
 )
+@pytest.mark.sampled(1)
 def test_hift_resumed_in_mid_sweep_gives_the_bits_of_the_whole_run(
     inputs: Any, model_type: str, owners: tuple[str, ...], slices: Slices, hift: str
 ) -> None:

@@ -57,6 +57,7 @@ def case_of(folder: Path, codes: str = "11123", **changes: Any) -> Case:
     ("adapter", "method"),
     [(adapter, method) for adapter in ("seq_bn", "lora") for method in ("ringada", "all")] + [("linear", "all")],
 )
+@pytest.mark.sampled(4)
 def test_table_of_operations_on_a_ring_equals_masks(folder: Path, split: str, adapter: str, method: str) -> None:
     """Every micro-batch of every batch has other operations; 12 AdamW steps in float64: 1e-9."""
     case = case_of(folder, adapter=adapter, method=method)
@@ -83,6 +84,7 @@ def test_table_of_operations_changes_the_result(folder: Path) -> None:
 
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sampled(1)
 def test_timing_changes_no_bit_of_a_run_with_operations(folder: Path, seed: int) -> None:
     """Other delays, same bits in float32 with dropout."""
     case = case_of(folder, dtype="float32", dropout=0.1, num_steps=8)

@@ -82,6 +82,7 @@ def num_reads(plan: Plan, result: RingResult) -> int:
 
 
 @pytest.mark.parametrize("first", range(0, 160, 20))
+@pytest.mark.sampled(2)
 def test_ring_with_a_cache_finishes_in_a_valid_order(first: int) -> None:
     """No deadlock and every forward sees its version; what is read was kept there before."""
     reads = 0
@@ -95,6 +96,7 @@ def test_ring_with_a_cache_finishes_in_a_valid_order(first: int) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.sampled(1)
 def test_host_that_loses_what_it_kept_is_counted_on_no_longer(first: int) -> None:
     """The run goes on without it, and the log says so once."""
     told = 0
@@ -115,6 +117,7 @@ def test_host_that_loses_what_it_kept_is_counted_on_no_longer(first: int) -> Non
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.sampled(1)
 def test_ring_that_moves_begins_with_empty_caches(first: int) -> None:
     """Whatever the placements, nothing is read in an epoch that was kept in another one."""
     reads = 0

@@ -111,6 +111,7 @@ def lose_at(ring: RecoveringRing, rng: random.Random, due: list[int]) -> None:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("block", range(10))
+@pytest.mark.sampled(3)
 def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: int) -> None:
     """No step is lost and none is logged twice, wherever in the run a host is lost, and where a second one is."""
     recovered = ended = 0
@@ -138,6 +139,7 @@ def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: 
 
 
 @pytest.mark.parametrize("block", range(3))
+@pytest.mark.sampled(1)
 def test_runs_that_replan_and_lose_hosts_log_what_undisturbed_ones_do(block: int) -> None:
     """A recovery has an epoch of its own, also after a move that was found in mid-run; and the other way round."""
     both = 0

@@ -79,6 +79,7 @@ def distance_to_reference(case: Case, plan: Plan, against: Case | None = None) -
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("ring", list(RINGS))
 @pytest.mark.parametrize("method", ["ringada", "all"])
+@pytest.mark.sampled(2)
 def test_replicas_equal_one_process(folder: Path, ring: str, method: str) -> None:
     """AdamW in float64, unfreezing during the run, two owners: 1e-9."""
     case = case_of(folder, method=method)
@@ -87,6 +88,7 @@ def test_replicas_equal_one_process(folder: Path, ring: str, method: str) -> Non
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adafactor"])
+@pytest.mark.sampled(1)
 def test_replicas_with_other_optimizers_equal_one_process(folder: Path, optimizer: str) -> None:
     """Their state is replicated too."""
     case = case_of(folder, optimizer=optimizer)
@@ -117,6 +119,7 @@ def test_replicas_with_private_blocks_equal_one_process(folder: Path) -> None:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(("optimizer", "bound"), [("sgd", 1e-6), ("adamw", 1e-3)])
+@pytest.mark.sampled(1)
 def test_replicas_in_float32_stay_within_rounding(folder: Path, optimizer: str, bound: float) -> None:
     """50 steps; sums of sums round otherwise than one sum, which AdamW's first steps amplify."""
     case = case_of(folder, dtype="float32", optimizer=optimizer, num_steps=50)
@@ -125,6 +128,7 @@ def test_replicas_in_float32_stay_within_rounding(folder: Path, optimizer: str, 
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sampled(1)
 def test_replicas_with_operations_equal_one_process(folder: Path, seed: int) -> None:
     """Tables in which a host's micro-batches may have no gradient at all."""
     rng = random.Random(seed)

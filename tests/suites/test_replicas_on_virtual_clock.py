@@ -33,6 +33,7 @@ def plan_of(seed: int) -> Plan:
 
 @pytest.mark.promise("2 right version")
 @pytest.mark.parametrize("first", range(0, 240, 20))
+@pytest.mark.sampled(3)
 def test_replicas_carry_out_a_valid_table(first: int) -> None:
     """No deadlock, every forward sees its version, and each host has all gradients before its update."""
     for seed in range(first, first + 20):
@@ -56,6 +57,7 @@ def test_replicas_have_a_table_that_can_be_read_back(first: int) -> None:
 
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.sampled(5)
 def test_replicas_order_of_weight_changes_is_equal_for_any_delays(seed: int) -> None:
     """Ten timings of one plan change weights in one order."""
     plan = plan_of(seed)

@@ -48,6 +48,7 @@ def case_of(folder: Path, changes: dict[str, object], **values: object) -> Case:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_resumed_run_gives_the_bits_of_the_whole_run_from_any_checkpoint(folder: Path, name: str) -> None:
     """Whichever checkpoint: adapters, head and evaluations are those of the run that was never stopped."""
     slices, changes = CASES[name]
@@ -84,6 +85,7 @@ def drained(folder: Path) -> tuple[Case, Plan, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sampled(1)
 def test_drained_run_goes_on_with_the_same_bits(drained: tuple[Case, Plan, dict[str, torch.Tensor]], seed: int) -> None:
     """Ctrl-C at any moment: the rest gives what the whole run would have given."""
     case, plan, wanted = drained
@@ -105,6 +107,7 @@ LONGER: dict[str, tuple[Slices, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("name", LONGER)
+@pytest.mark.sampled(2)
 def test_run_that_is_made_longer_gives_the_bits_of_the_longer_run(folder: Path, name: str) -> None:
     """From the last checkpoint of 8 steps to step 12: as if it had had 12 steps from the start."""
     slices, changes = LONGER[name]

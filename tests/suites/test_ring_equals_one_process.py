@@ -77,6 +77,7 @@ def distance_to_reference(case: Case, slices: Slices, against: Case | None = Non
 @pytest.mark.parametrize("split", list(SPLITS))
 @pytest.mark.parametrize("microbatches", [1, 4])
 @pytest.mark.parametrize("method", ["ringada", "all"])
+@pytest.mark.sampled(5)
 def test_ring_of_any_split_equals_one_process(folder: Path, split: str, microbatches: int, method: str) -> None:
     """AdamW in float64, unfreezing during the run: 1e-9."""
     case = case_of(folder, microbatches=microbatches, method=method)
@@ -86,6 +87,7 @@ def test_ring_of_any_split_equals_one_process(folder: Path, split: str, microbat
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", ["one", "two", "three", "four"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.sampled(2)
 def test_ring_of_several_owners_equals_one_process(folder: Path, split: str, optimizer: str) -> None:
     """The head travels with its moments: three owners in turn give the result of one process."""
     case = case_of(folder, owners=("a", "c", "b"), optimizer=optimizer, microbatches=2, eval_every=7)
@@ -114,6 +116,7 @@ def test_ring_of_owners_with_unequal_rows_equals_one_process(folder: Path, turns
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", ["one", "two", "four", "owner-hosts-nothing"])
 @pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.sampled(2)
 def test_ring_with_dropout_equals_one_process(folder: Path, split: str, microbatches: int) -> None:
     """Dropout is seeded per (step, micro-batch, unit), so the split never changes it."""
     case = case_of(folder, dropout=0.2, microbatches=microbatches, owners=("a", "b"))
@@ -133,6 +136,7 @@ def test_ring_with_private_blocks_equals_one_process(folder: Path, slices: Slice
     ("optimizer", "same", "bound"),
     [("sgd", True, 1e-6), ("adamw", True, 1e-6), ("sgd", False, 1e-5), ("adamw", False, 1e-3)],
 )
+@pytest.mark.sampled(2)
 def test_ring_in_float32_stays_within_rounding(folder: Path, optimizer: str, same: bool, bound: float) -> None:
     """50 steps. Same micro-batches 1e-6; others 1e-5 with SGD, 1e-3 with AdamW, whose first steps amplify rounding."""
     case = Case(folder=folder, dtype="float32", optimizer=optimizer, microbatches=4, owners=("a", "b"))
@@ -168,6 +172,7 @@ def test_ring_losses_and_evaluations_equal_one_process(folder: Path) -> None:
 
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.sampled(2)
 def test_ring_delays_never_change_a_bit(folder: Path, seed: int) -> None:
     """Invariant 5 with tensors: other delays give bit-equal adapters and head in fp32."""
     case = Case(folder=folder, dtype="float32", owners=("a", "b"), microbatches=4, num_steps=12, dropout=0.1)

@@ -54,6 +54,7 @@ def weight_changes(plan: Plan, result: RingResult) -> dict[tuple[str, str], list
 
 @pytest.mark.promise("2 right version")
 @pytest.mark.parametrize("block", range(15))
+@pytest.mark.sampled(4)
 def test_ring_any_plan_and_any_delays_carry_out_a_valid_table(block: int) -> None:
     """Whatever the plan and the timing, the run ends and every forward saw the right version."""
     for seed in range(block * 20, block * 20 + 20):
@@ -67,6 +68,7 @@ def test_ring_any_plan_and_any_delays_carry_out_a_valid_table(block: int) -> Non
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("method", ["ringada", "all", "pipeadapter"])
 @pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.sampled(2)
 def test_ring_order_of_weight_changes_is_equal_for_any_delays(method: str, microbatches: int) -> None:
     """The same plan gives every node the same order of heads, backwards and updates in 30 timings."""
     plan = make_plan(

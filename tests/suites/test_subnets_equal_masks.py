@@ -62,6 +62,7 @@ def family_case(inputs: Any, model_type: str, adapter: str) -> Case:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(("model_type", "adapter", "split"), MIXED)
+@pytest.mark.sampled(11)
 def test_subnets_of_every_family_and_adapter_equal_masks(
     inputs: Any, model_type: str, adapter: str, split: str
 ) -> None:
@@ -87,6 +88,7 @@ def result_of(case: Case, split: str = "two", seed: int = 0) -> dict[str, torch.
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.sampled(2)
 def test_every_code_of_a_subnet_counts(inputs: Any, adapter: str) -> None:
     """Negative control: with forward-only taken for full or for skipped, or nothing skipped, the result is another."""
     case = family_case(inputs, "bert", adapter)
@@ -97,6 +99,7 @@ def test_every_code_of_a_subnet_counts(inputs: Any, adapter: str) -> None:
 
 @pytest.mark.parametrize("heads", [1, 2, 3])
 @pytest.mark.parametrize("adapter", ["seq_bn", "lora"])
+@pytest.mark.sampled(2)
 def test_groups_of_one_two_and_three_heads_equal_masks(inputs: Any, heads: int, adapter: str) -> None:
     """Six heads, and 50 feed-forward rows that no number of subnets divides evenly."""
     folder = inputs("llama", num_attention_heads=6, num_key_value_heads=6, head_dim=8, intermediate_size=50)
@@ -127,6 +130,7 @@ def test_lora_on_some_matrices_equals_masks(inputs: Any, model_type: str) -> Non
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("adapter", ["seq_bn", "full"])
+@pytest.mark.sampled(2)
 def test_subnets_under_unfreezing_equal_masks(inputs: Any, split: str, adapter: str) -> None:
     """Where a block does not train yet and nothing below it does, full acts as forward-only."""
     case = case_of(inputs("bert"), subnets=4, adapter=adapter, method="ringada", every_steps=2, num_steps=7)
@@ -160,6 +164,7 @@ def test_subnets_with_several_items_in_flight_equal_masks(inputs: Any, adapter: 
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("method", ["all", "pipeadapter"])
 @pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.sampled(2)
 def test_timing_changes_no_bit_of_a_run_with_subnets(inputs: Any, adapter: str, method: str) -> None:
     """Other delays, so other micro-batches in flight, same bits in float32."""
     case = dataclasses.replace(family_case(inputs, "bert", adapter), dtype="float32", method=method)
@@ -170,6 +175,7 @@ def test_timing_changes_no_bit_of_a_run_with_subnets(inputs: Any, adapter: str, 
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.sampled(3)
 def test_all_full_tables_change_no_bit(inputs: Any, model_type: str) -> None:
     """In float32 the result is that of a run without tables, bit for bit."""
     case = dataclasses.replace(family_case(inputs, model_type, "lora"), dtype="float32", trims=False)

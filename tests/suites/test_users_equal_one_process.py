@@ -85,6 +85,7 @@ def sets_at_helpers(carrier: TorchCarrier) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("adapter", ["seq_bn", LORA_AND_LINEAR, "mlp[hidden=8,alpha=2.0]"])
+@pytest.mark.sampled(2)
 def test_users_alone_train_what_copies_of_the_layers_train(folder: Path, adapter: str, dropout: float) -> None:
     """Each row goes through its user's adapters, forward and back; moments and counts are the user's own."""
     case = case_of(folder, adapter=adapter, dropout=dropout)
@@ -109,6 +110,7 @@ def head_of(plan: Plan, carrier: TorchCarrier) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("interval", [3, 4])
+@pytest.mark.sampled(1)
 def test_users_alone_with_an_interval_are_updated_by_their_sums(folder: Path, interval: int) -> None:
     """Who has no row in an interval is not updated by it."""
     case = case_of(folder, adapter="lora[r=4]", dropout=0.1)
@@ -127,6 +129,7 @@ def test_users_alone_with_recomputed_blocks_train_the_same_bits(folder: Path) ->
 
 
 @pytest.mark.parametrize("adapter", ["linear", "lora[r=4,alpha=16]", "lora[r=8,alpha=16]", LORA_AND_LINEAR])
+@pytest.mark.sampled(2)
 def test_users_in_collaboration_train_what_a_matrix_of_the_sum_trains(
     folder: Path, tmp_path: Path, adapter: str
 ) -> None:
@@ -160,6 +163,7 @@ def test_users_results_are_their_sets(folder: Path, manner: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("manner", [{"users": ALONE, "interval": 4}, {"users": COLLABORATION, "merged": True}])
+@pytest.mark.sampled(1)
 def test_users_resume_with_equal_bits(folder: Path, manner: dict[str, Any]) -> None:
     """Sets, moments and counts of every user, and sums in the middle of an interval, are in the checkpoint."""
     case = case_of(folder, adapter="lora[r=4]", num_steps=10, checkpoint_every=6, dtype="float32")
@@ -204,6 +208,7 @@ def test_one_user_trains_what_all_train_together(folder: Path, users: str) -> No
         ),
     ],
 )
+@pytest.mark.sampled(2)
 def test_users_train_equal_bits_in_any_timing(folder: Path, manner: dict[str, Any], changes: dict[str, Any]) -> None:
     """Also where hosts do not wait, blocks begin to train later, and evaluations come between."""
     case = case_of(folder, **{"adapter": "lora[r=4]", "dtype": "float32", "num_steps": 12, **changes})
@@ -232,6 +237,7 @@ def test_users_train_equal_bits_in_any_timing(folder: Path, manner: dict[str, An
         ("vit", "image-classification"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_users_alone_in_other_families(tmp_path: Path, model_type: str, task: str) -> None:
     """Where query, key and value are one matrix, where the head is a frozen decoder, and where there are images."""
     folder = write_family_inputs(tmp_path, model_type, task)

@@ -59,6 +59,7 @@ def case_with(folder: Path, adapters: dict[str, str], *, users: str = ALONE, **c
         {"anna": LINEAR, "ben": LINEAR, "c": "lora[r=8]"},
     ],
 )
+@pytest.mark.sampled(2)
 def test_users_alone_train_layers_with_their_own_adapters(
     folder: Path, adapters: dict[str, str], dropout: float
 ) -> None:
@@ -81,6 +82,7 @@ def test_users_of_other_kinds_are_updated_by_the_sums_of_an_interval(folder: Pat
 
 
 @pytest.mark.parametrize("adapters", [{"ben": LORA_AND_LINEAR}, {"anna": LINEAR, "ben": "lora[r=2]", "c": LINEAR}])
+@pytest.mark.sampled(1)
 def test_users_of_other_kinds_in_collaboration_train_by_a_matrix_of_the_sum(
     folder: Path, tmp_path: Path, adapters: dict[str, str]
 ) -> None:
@@ -140,6 +142,7 @@ def test_adapters_of_private_blocks_have_the_kind_of_their_user(folder: Path, us
 
 
 @pytest.mark.parametrize("manner", [{"users": ALONE, "interval": 4}, TOGETHER])
+@pytest.mark.sampled(1)
 def test_users_of_other_kinds_resume_with_equal_bits(folder: Path, manner: dict[str, Any]) -> None:
     """Sets, moments, counts and unfinished sums of every kind are in the checkpoint."""
     changes = {"num_steps": 10, "checkpoint_every": 6, "dtype": "float32"}
@@ -166,6 +169,7 @@ def test_users_of_other_kinds_resume_with_equal_bits(folder: Path, manner: dict[
         ),
     ],
 )
+@pytest.mark.sampled(1)
 def test_users_of_other_kinds_train_equal_bits_in_any_timing(
     folder: Path, manner: dict[str, Any], changes: dict[str, Any]
 ) -> None:
@@ -180,6 +184,7 @@ def test_users_of_other_kinds_train_equal_bits_in_any_timing(
 
 
 @pytest.mark.parametrize(("model_type", "task"), [("gpt2", "causal-lm"), ("llama", "causal-lm")])
+@pytest.mark.sampled(1)
 def test_users_of_other_kinds_in_other_families(tmp_path: Path, model_type: str, task: str) -> None:
     """Where query, key and value are one matrix, and where positions are rotated."""
     folder = write_family_inputs(tmp_path, model_type, task)

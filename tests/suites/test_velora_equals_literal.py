@@ -73,6 +73,7 @@ def literal(case: Case, velora: Velora) -> dict[str, torch.Tensor]:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.sampled(3)
 def test_velora_of_own_weights_equals_the_formula(inputs: Any, model_type: str) -> None:
     """Every base layer of every family; 5 parts do not divide a width of 32."""
     case, velora = case_of(inputs, model_type, adapter="full"), every_layer(model_type, parts=5)
@@ -91,6 +92,7 @@ def test_velora_of_own_weights_equals_the_formula(inputs: Any, model_type: str) 
         ("gpt2", "mlp[hidden=8,intermediate_lora=True]"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_velora_of_adapters_equals_the_formula(inputs: Any, model_type: str, adapter: str) -> None:
     """Down projections of bottlenecks, first matrices of LoRA and of auxiliary models."""
     case = case_of(inputs, model_type, adapter=adapter)
@@ -102,6 +104,7 @@ def test_velora_of_adapters_equals_the_formula(inputs: Any, model_type: str, ada
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("init", INITS)
+@pytest.mark.sampled(3)
 def test_velora_in_any_split_equals_the_formula(inputs: Any, init: str, split: str) -> None:
     """All four ways to begin, on 1, 2 and 4 nodes, with dropout."""
     case, velora = case_of(inputs, adapter="full", dropout=0.1), every_layer("bert", parts=5, init=init)
@@ -117,6 +120,7 @@ def test_velora_of_some_blocks_leaves_the_others_alone(inputs: Any) -> None:
 
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("init", INITS)
+@pytest.mark.sampled(2)
 def test_velora_with_micro_batches_in_flight_equals_one_after_the_other(inputs: Any, init: str) -> None:
     """A graph keeps the vector that it was made with, whatever comes before its backward."""
     case, velora = case_of(inputs, adapter="full", microbatches=4, dtype="float32"), every_layer("bert", init=init)
@@ -134,6 +138,7 @@ def test_velora_with_micro_batches_in_flight_equals_one_after_the_other(inputs: 
     [("full", "ringada", init) for init in INITS]
     + [(*way, init) for way in (("lora[r=4]", "all"), ("full", "pipeadapter")) for init in INITS[::2]],
 )
+@pytest.mark.sampled(2)
 def test_velora_of_recomputed_blocks_gives_the_same_bits(inputs: Any, adapter: str, method: str, init: str) -> None:
     """A block that is run again is projected on the vectors of its first run."""
     base = every_layer("bert", init=init) if adapter == "full" else dataclasses.replace(ADAPTER_DOWN, init=init)
@@ -143,6 +148,7 @@ def test_velora_of_recomputed_blocks_gives_the_same_bits(inputs: Any, adapter: s
 
 
 @pytest.mark.parametrize("init", INITS)
+@pytest.mark.sampled(2)
 def test_velora_resumed_gives_the_bits_of_the_whole_run(inputs: Any, init: str) -> None:
     """Vectors are in the shards, those of layers that do not train yet too; an evaluation changes none."""
     velora = every_layer("bert", init=init)
@@ -176,6 +182,7 @@ def test_velora_with_tables_of_whole_blocks_begins_with_the_first_full_micro_bat
 
 
 @pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.sampled(1)
 def test_velora_and_recomputation_with_hift(inputs: Any, k: int) -> None:
     """A layer's vector begins when its group first trains; any split, and blocks that are run again, give the same."""
     case = case_of(inputs, method="hift", adapter="full", hift=f"group_size = {k}\n", num_steps=12, owners=("a",))
@@ -198,6 +205,7 @@ def test_velora_in_a_shard_is_checked(inputs: Any) -> None:
 
 
 @pytest.mark.parametrize("frozen", WAYS, ids=str)
+@pytest.mark.sampled(2)
 def test_velora_and_recomputation_with_frozen_weights_held_small(inputs: Any, frozen: FrozenWeights) -> None:
     """LoRA's first matrices are projected beside frozen matrices in 16 and 8 bits; blocks run again give the same."""
     case = case_of(inputs, adapter=LORA, dtype="float32", dropout=0.1, frozen=frozen)

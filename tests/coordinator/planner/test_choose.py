@@ -68,6 +68,7 @@ def test_choice_leaves_a_slow_node_out_that_still_owns_data() -> None:
     assert plan.owner("n01-pi") is not None
 
 
+@pytest.mark.thorough
 def test_choice_is_the_same_for_the_same_profile() -> None:
     """Twice the same plan, digest and all, whatever the order of nodes and links in the profile."""
     profile = ring()
@@ -77,6 +78,7 @@ def test_choice_is_the_same_for_the_same_profile() -> None:
 
 @pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sampled(2)
 def test_choice_never_exceeds_a_budget(seed: int) -> None:
     """With room for little more than two blocks each, the plan fits every node after rounding."""
     rng = random.Random(seed)
@@ -123,6 +125,7 @@ def test_choice_among_alike_nodes_tries_every_number_of_microbatches_in_even_sli
     assert both.plan == three.plan
 
 
+@pytest.mark.thorough
 def test_choice_takes_the_smaller_wire_type_where_links_are_slow() -> None:
     """If it may, it halves the bytes."""
     profile = ring()
@@ -272,6 +275,7 @@ def test_alike_nodes_share_what_only_some_of_them_measured() -> None:
     assert [(piece.node, piece.num_blocks) for piece in made.plan.placement.slices] == [("a", 3), ("b", 3), ("c", 2)]
 
 
+@pytest.mark.thorough
 def test_explanation_of_even_slices_calls_no_faster_plan_the_second_best() -> None:
     """Alike nodes get even slices unless another ring is much faster; one that is a little faster says so."""
     made = planned(wanted(), ring())

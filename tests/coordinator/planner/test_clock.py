@@ -28,6 +28,7 @@ def planned(effort: Effort, **options: tuple[int, ...]) -> Planned:
     return make_plan(wanted(), profile.by_name, links=profile.links, effort=effort, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 def test_plan_within_its_time_is_not_cut() -> None:
     """A clock that never ends anything leaves no note, and the plan is the same each time."""
     one, two = planned(QUICK), planned(ticking(1e-9))

@@ -57,6 +57,7 @@ def ring(draw: random.Random) -> tuple[Job, dict[str, NodeFacts]]:
     return job(runtime__frozen="auto", train__method=method, **changes), nodes
 
 
+@pytest.mark.thorough
 def test_bound_never_changes_the_choice_and_searches_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many random rings plans, reasons and refusals are those of searching every type."""
     counted, bound = Counted(monkeypatch), MemoryCaps.may_fit

@@ -47,6 +47,7 @@ def case(**changes: object) -> tuple[Job, Plan, Profile]:
 
 
 @pytest.mark.parametrize("replicas", ["auto", "never"])
+@pytest.mark.sampled(1)
 def test_slow_board_gets_less_to_do(replicas: str) -> None:
     """At half its speed it takes fewer micro-batches, or fewer blocks; the gain and the cost of the move are told."""
     job, plan, profile = case(placement__replicas=replicas)
@@ -85,6 +86,7 @@ def test_placement_is_the_best_for_the_steps_that_are_left_and_not_for_all() -> 
     assert found.moves_s < 0.95 * simulated_steps_s(for_all, slow, costs, optimizer="adamw")
 
 
+@pytest.mark.thorough
 def test_hosts_keep_hidden_states_in_another_placement_too() -> None:
     """The cache is of the job; a move only empties it."""
     job, plan, profile = case(cache__prefix="auto")
@@ -94,6 +96,7 @@ def test_hosts_keep_hidden_states_in_another_placement_too() -> None:
     assert found is not None and found.placement.cache == plan.placement.cache
 
 
+@pytest.mark.thorough
 def test_run_whose_blocks_run_again_finds_another_placement_too() -> None:
     """The same blocks run again there; also where a board is lost whose blocks no others could keep everything of."""
     job, plan, profile = case(memory__activations="recompute")
@@ -111,6 +114,7 @@ def test_run_whose_blocks_run_again_finds_another_placement_too() -> None:
         placed_without(Plan.of(plan.course, kept), job, tight, {slow}, Effort())
 
 
+@pytest.mark.thorough
 def test_boards_as_planned_gain_nothing_by_a_move() -> None:
     """The best other placement is not worth its cost."""
     job, plan, profile = case()
@@ -137,6 +141,7 @@ def test_placement_that_does_not_fit_is_not_offered() -> None:
     assert replanned(plan, job, full, step=30, move_s=1.0, effort=Effort()) is None
 
 
+@pytest.mark.thorough
 def test_placement_for_what_the_losses_have_decided_leaves_room_for_what_they_may_decide() -> None:
     """Where losses decide, times are those of the blocks that train now, memory is that of all that could train."""
     job, _, profile = case()

@@ -75,6 +75,7 @@ def test_replicas_are_taken_where_boards_hold_the_model() -> None:
     assert again_s == pytest.approx(best_s)
 
 
+@pytest.mark.thorough
 def test_free_number_of_microbatches_is_chosen_as_the_option_would() -> None:
     """``train.microbatches = "auto"`` looks at every power of two; without links there is nothing to choose by."""
     job = job_of(train__microbatches="auto", train__batch_size=8)
@@ -98,6 +99,7 @@ def test_replicas_are_not_taken_over_slow_links() -> None:
     assert not found.plan.placement.has_replicas
 
 
+@pytest.mark.thorough
 def test_replicas_do_not_pass_a_memory_budget() -> None:
     """Boards with room for half of the blocks get stages of two, and every one of them holds what it is given."""
     roomy = planned(job_of(), (1, 1, 1, 1))
@@ -190,6 +192,7 @@ def test_explanation_tells_of_a_few_layouts() -> None:
     assert lines[-1] == f"  {len(found.replicas.judged) - 5} more were simulated"
 
 
+@pytest.mark.thorough
 def test_many_nodes_are_planned_in_time() -> None:
     """Ten boards of three speeds: layouts are spread by speed, not enumerated."""
     found = planned(job_of(train__batch_size=64, train__microbatches=16), (1, 1, 1, 1, 2, 2, 2, 4, 4, 4))
@@ -204,6 +207,7 @@ def test_memory_budget_of_one_board_leaves_it_fewer_blocks() -> None:
     assert found.memory_bytes.get("n3", 0) <= 120 * MIB
 
 
+@pytest.mark.thorough
 def test_gradients_that_no_link_takes_are_not_sent_between_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts share no more blocks than a message has room for, four here; nothing is refused for it."""
     facts, links = boards((1, 1, 1, 1))

@@ -72,6 +72,7 @@ def run(both: Trio, model_type: str, order: str, *, dropped: bool) -> tuple[floa
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize("adapter", offload.KINDS)
+@pytest.mark.sampled(14)
 def test_pairs_give_the_gradients_of_autograd(root: Path, model_type: str, adapter: str) -> None:
     """With dropout, alpha other than 1, and two micro-batches under way that come back in the other order."""
     both = trio(offload.family_folder(root, model_type), adapter, dropout=0.2, task=task_of(model_type))

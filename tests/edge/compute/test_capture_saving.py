@@ -68,6 +68,7 @@ def taken(both: offload.Trio, recompute: tuple[Range, ...], order: tuple[int, ..
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize("recompute", POLICIES, ids=str)
+@pytest.mark.sampled(7)
 def test_blocks_that_run_again_give_the_same_pairs(root: Path, model_type: str, recompute: tuple[Range, ...]) -> None:
     """With dropout, and two micro-batches that come back in the other order; a pair that came twice is an error."""
     both = trio(

@@ -83,6 +83,7 @@ def _difference(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> 
     + [(slices, 1) for slices in (TWO, EMPTY, OWNER_MIDDLE)],
     ids=str,
 )
+@pytest.mark.sampled(3)
 def test_executor_of_any_split_equals_one_process(
     model_folder: Path, tmp_path: Path, slices: dict[str, tuple[int, int]], microbatches: int
 ) -> None:
@@ -120,6 +121,7 @@ def test_executor_of_any_split_equals_one_process(
     ],
     ids=str,
 )
+@pytest.mark.sampled(2)
 def test_executor_equals_one_process_with_options(
     model_folder: Path, tmp_path: Path, overrides: dict[str, Any]
 ) -> None:
@@ -154,6 +156,7 @@ def test_executor_ends_an_action_when_the_device_has_done_it(
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.sampled(1)
 def test_executor_hands_the_head_over(model_folder: Path, tmp_path: Path, dropout: float) -> None:
     """Three owners in turn, one of them without a slice, train like one process on the same batches."""
     difference, hand, expected = _compare(

@@ -203,6 +203,7 @@ def test_measure_of_one_block_bounds_what_it_does_not_have(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("model_type", "task"), [(name, task) for name, kind in FAMILIES.items() for task in kind.tasks]
 )
+@pytest.mark.sampled(5)
 def test_measure_works_for_every_family_and_task(tmp_path: Path, model_type: str, task: str) -> None:
     """With rows of its own; images have one length, so half of the rows is the other size."""
     case = Case(folder=write_family_inputs(tmp_path, model_type, task), task=task, owners=("a",), microbatches=2)

@@ -119,6 +119,7 @@ def test_sizes_of_own_weights_equal_the_hosted_ones(tmp_path: Path, model_type: 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("adapter", ["seq_bn", "full", LORA_EVERYWHERE])
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
+@pytest.mark.sampled(14)
 def test_sizes_of_activations_are_near_the_measured_ones(
     tmp_path: Path, model_type: str, adapter: str, dropout: float
 ) -> None:
@@ -143,6 +144,7 @@ def test_sizes_of_activations_of_mixtures_are_near_the_measured_ones(
 
 @pytest.mark.parametrize("adapter", OWN_KINDS)
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
+@pytest.mark.sampled(12)
 def test_sizes_of_activations_of_auxiliary_models_are_those_measured(
     tmp_path: Path, model_type: str, adapter: str
 ) -> None:

@@ -48,6 +48,7 @@ def built(plan: Plan, node: str, job: Job, folder: Path) -> Hosted:
 
 
 @pytest.mark.parametrize(("model_type", "config"), CASES)
+@pytest.mark.sampled(3)
 def test_weights_of_a_family_are_those_that_are_read(
     model_type: str, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def sink() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("message_bytes", [2_000, 300_000, 9_000_000])
+@pytest.mark.sampled(1)
 def test_probe_measures_a_link(sink: Server, message_bytes: int) -> None:
     """A rate with its quartiles, and a latency, for messages of any size; long ones travel in pieces."""
     found = measure_link("a", "b", sink.address, message_bytes=message_bytes, timeout_s=WAIT_S)

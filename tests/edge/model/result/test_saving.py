@@ -51,6 +51,7 @@ def _merge(hand: ring.HandRing, folder: Path) -> Path:
     ("config", "dtype"), [("seq_bn", "float32"), ("seq_bn", "float64"), ("lora", "float64"), ("loreft", "float32")]
 )
 @pytest.mark.parametrize("private", [0, 1])
+@pytest.mark.sampled(2)
 def test_saving_loads_with_nothing_of_ours(
     model_folder: Path, tmp_path: Path, config: str, dtype: str, private: int
 ) -> None:
