@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ringtune.jobs.described import KeyFacts, SectionFacts, describe_job
-from ringtune.models.adapter_config import known_configurations, other_names, refused_configurations
-from ringtune.models.adapter_options import option_rules
+from ringtune.models.adapters.adapter_config import known_configurations, other_names, refused_configurations
+from ringtune.models.adapters.adapter_options import option_rules
 
 PAGE = Path(__file__).parent / "job.md"
 EXAMPLES = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.schedule.actions import Action, Op, Scope
 from ringtune.schedule.course import Course
 from sim.items import ItemKind, Items

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ringtune.rounds.round_events import Move
+from ringtune.rounds.events.round_events import Move
 from ringtune.schedule.actions import Action, TensorKey
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 
 
 class Carrier(Protocol):

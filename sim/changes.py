@@ -23,13 +23,13 @@ from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import PlanError, UsageError
 from ringtune.files.strict import nearest
-from ringtune.models.offload_support import merged_refusal
+from ringtune.models.adapters.offload_support import merged_refusal
 from ringtune.plan_keys import PLAN_KEYS
 from ringtune.quantities import parse_bytes
 from ringtune.schedule.course import Course
 from ringtune.schedule.helped import helped, helpers_by_host, parse_helpers
+from ringtune.schedule.helping.offload import COLLABORATION, IN_STEP, JOINT
 from ringtune.schedule.methods import Method, method_class
-from ringtune.schedule.offload import COLLABORATION, IN_STEP, JOINT
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import NONE, RECOMPUTE
 

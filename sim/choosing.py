@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ringtune.rounds.turn_scores import score_keys
+from ringtune.rounds.turns.turn_scores import score_keys
 from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.spreading.expected import expected_table
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 
 
 class Chooser(Protocol):

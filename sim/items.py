@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.schedule.lowering import lowest_units, subnet_rows
 from ringtune.schedule.operations.codes import patterns_of
-from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.schedule.turns.turns import StepKind, Turn, items
+from ringtune.schedule.turns.versions import trained
 from ringtune.schedule.units import Units
-from ringtune.schedule.versions import trained
 
 
 class ItemKind(NamedTuple):

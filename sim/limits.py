@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from ringtune.costs.measured.profile_match import check_profile
 from ringtune.costs.memory.estimate import memory_estimate
 from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import Profile, TimedShape
-from ringtune.costs.profile_match import check_profile
 from ringtune.errors import CapacityError, PlanError
 from ringtune.files.strict import nearest
 from ringtune.quantities import format_bytes

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ringtune.costs.profile import LinkFacts, Profile
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.schedule.actions import Payload, TensorKey
 from sim.items import Items
 from sim.transport import Strain

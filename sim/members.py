@@ -9,7 +9,7 @@ from ringtune.errors import PlanError
 from ringtune.files.strict import nearest
 from ringtune.ids import check_node_name
 from ringtune.schedule.helped import helped, helpers_by_host
-from ringtune.schedule.offload import IN_STEP
+from ringtune.schedule.helping.offload import IN_STEP
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 

@@ -18,11 +18,11 @@ from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.profile import NodeFacts
 from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope, TensorKey
+from ringtune.schedule.exchanges.parcels import PARCELS
 from ringtune.schedule.operations.codes import FULL, share
-from ringtune.schedule.parcels import PARCELS
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import in_ranges, within
-from ringtune.schedule.turns import StepKind
+from ringtune.schedule.turns.turns import StepKind
 from ringtune.schedule.units import EMBEDDING
 from sim.items import ItemKind, Items
 from sim.pairs_ledger import Helping

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
-from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.turns.turns import StepKind, Turn
 from sim.action_times import ProfileTimes
 from sim.items import Items
 from sim.memory_ledger import MemoryLedger

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
-from ringtune.schedule.helpers import Helper
+from ringtune.schedule.helping.helpers import Helper
 from ringtune.schedule.placement import Placement
 from sim.items import ItemKind
 

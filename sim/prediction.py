@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ringtune.costs.profile import Profile
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.errors import DeadlineError
 from ringtune.schedule.actions import Action
 from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint
+from ringtune.schedule.turns.turns import StartPoint
 from ringtune.schedule.units import Units, units_text
 from sim.action_times import ProfileTimes, RecordedTimes
 from sim.choosing import ExpectedTables

@@ -11,17 +11,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ringtune.costs.rest import Rest
+from ringtune.costs.times.rest import Rest
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.engine.spans import Span
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey, message
-from ringtune.schedule.parcels import PARCELS, credit_boundary
+from ringtune.schedule.exchanges.parcels import PARCELS, credit_boundary
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind, Turn
+from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn
 from sim.carrier import Carrier
 from sim.choosing import Chooser, ExpectedTables
 from sim.clock import VirtualClock

@@ -9,7 +9,7 @@ from ringtune.engine.handled import Handled
 from ringtune.engine.spans import Span
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, TensorKey
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 
 
 class Message(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from ringtune.costs.rest import Rest
+from ringtune.costs.times.rest import Rest
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.engine.node_engine import NodeEngine

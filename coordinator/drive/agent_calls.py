@@ -27,7 +27,7 @@ from ringtune.rpc.connections import open_channel
 from ringtune.rpc.grants import GrantWriter
 from ringtune.rpc.statuses import error_of_status
 from ringtune.schedule.frozen_weights import FrozenWeights
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 from ringtune.trust.parties import node_party
 from ringtune.v1 import control_pb2, control_pb2_grpc
 

@@ -18,7 +18,7 @@ from ringtune.rounds import rounds
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume, Shard
 from ringtune.rounds.job_changes import job_digest
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint
+from ringtune.schedule.turns.turns import StartPoint
 from ringtune.v1 import control_pb2
 
 

@@ -23,7 +23,7 @@ from coordinator.members.registry import Member
 from coordinator.planner.fitting.frozen import frozen_of
 from coordinator.planner.job_draft import agreed_model
 from coordinator.planner.make_plan import make_plan
-from ringtune.costs.measuring import Pair, hidden_bytes, link_rounds
+from ringtune.costs.measured.measuring import Pair, hidden_bytes, link_rounds
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import CapacityError, DeadlineError, PeerLostError
 from ringtune.schedule.frozen_weights import AS_COMPUTED, FrozenWeights

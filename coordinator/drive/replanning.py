@@ -19,15 +19,15 @@ from coordinator.planner.effort import Effort
 from coordinator.planner.recover import placed_without, without
 from coordinator.planner.replanning import Replanned, replanned
 from ringtune.costs.links.recorded import RecordedLinks
-from ringtune.costs.pace import CHANGED, PaceWatch
+from ringtune.costs.measured.pace import CHANGED, PaceWatch
 from ringtune.costs.profile import Profile
 from ringtune.errors import RingTuneError
 from ringtune.jobs.job import Job
-from ringtune.jobs.placement import NEVER
+from ringtune.jobs.parts.placement import NEVER
 from ringtune.rounds import rounds
 from ringtune.schedule.epochs import why_it_stays
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 
 _LOG = logging.getLogger(__name__)
 

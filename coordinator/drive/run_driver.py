@@ -37,7 +37,7 @@ from coordinator.planner.job_time import JobTime
 from coordinator.planner.planned import Planned
 from coordinator.records.books import RunBooks
 from coordinator.records.run_clock import now_unix_s
-from ringtune.costs.rehearsal import SKIPPED_ITEMS
+from ringtune.costs.measured.rehearsal import SKIPPED_ITEMS
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import IntegrityError, PeerLostError, PlanError, RingTuneError, error_from_name
 from ringtune.rounds import rounds

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from coordinator.estimates.row_counts import RowCounts, count_rows
 from coordinator.submit.local.local_nodes import LocalSetup, node_name
+from ringtune.costs.facts.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.memory.rows import data_bytes
-from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import NodeFacts
 from ringtune.jobs.job import Job
+from ringtune.jobs.parts.users import count_users
 from ringtune.jobs.split import even_share, split_rows
-from ringtune.jobs.users import count_users
 
 _DEFAULT_NODES = 2
 

@@ -16,7 +16,7 @@ from coordinator.estimates.npy_headers import Archive
 from ringtune.errors import DataError
 from ringtune.files.tables import table_rows
 from ringtune.jobs.job import Job
-from ringtune.jobs.users import refuse_plain_text, user_column, users_of_table
+from ringtune.jobs.parts.users import refuse_plain_text, user_column, users_of_table
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 
 CHARACTERS_PER_TOKEN: Final = 3.8

@@ -10,7 +10,7 @@ from typing import Any
 from coordinator.run_folder.saved_run import SavedRun
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.files.safetensors_header import TensorInfo, read_safetensors_header
-from ringtune.models.auxiliary_file import Described, described, is_of_library, own_tensors
+from ringtune.models.adapters.auxiliary_file import Described, described, is_of_library, own_tensors
 from ringtune.models.family import CLASS_TASKS
 from ringtune.models.result_files import AUXILIARY_CONFIG_FILE
 

@@ -20,7 +20,7 @@ from coordinator.run_folder.saved_run import SavedRun, read_json, read_run
 from ringtune.errors import IntegrityError, StorageError, UsageError
 from ringtune.files.durable import rename_durably, write_pieces_durably
 from ringtune.files.pieces import FilePieces, Pieces
-from ringtune.models.adapter_config import FULL, trains_own_weights
+from ringtune.models.adapters.adapter_config import FULL, trains_own_weights
 from ringtune.models.result_files import BLOCKS_FILE
 
 _CARD = "README.md"

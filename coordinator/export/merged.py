@@ -11,7 +11,7 @@ from typing import Final
 from coordinator.run_folder.saved_run import SavedRun
 from coordinator.submit.local.exit_errors import exit_error
 from ringtune.errors import DeadlineError, UsageError
-from ringtune.models.merge_support import merge_refusal
+from ringtune.models.adapters.merge_support import merge_refusal
 
 MERGE_S: Final = 3600.0
 """Most seconds that reading, merging and writing a model may take."""

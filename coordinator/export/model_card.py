@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from coordinator.run_folder.saved_run import SavedRun
-from ringtune.models.adapter_config import auxiliary_of, library_config
+from ringtune.models.adapters.adapter_config import auxiliary_of, library_config
 from ringtune.models.result_files import has_trained_head
 from ringtune.quantities import format_seconds
 

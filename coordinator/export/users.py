@@ -18,7 +18,7 @@ from coordinator.run_folder.saved_run import SavedRun
 from ringtune.errors import UsageError
 from ringtune.jobs.user_adapters import job_of_sum, job_of_user
 from ringtune.models.result_files import of_user
-from ringtune.schedule.offload import COLLABORATION
+from ringtune.schedule.helping.offload import COLLABORATION
 
 _MOST_NAMED: Final = 20
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ringtune.costs.profile import LinkFacts
 from ringtune.errors import UsageError
 from ringtune.jobs.job import Job
-from ringtune.jobs.placement import AUTO
+from ringtune.jobs.parts.placement import AUTO
 from ringtune.schedule.course import WIRE_DTYPES
 
 _MOST = 16

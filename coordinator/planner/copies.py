@@ -13,7 +13,7 @@ from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, PlanError
 from ringtune.jobs.job import Job
-from ringtune.jobs.recovery import NEXT, NONE
+from ringtune.jobs.parts.recovery import NEXT, NONE
 from ringtune.quantities import format_bytes
 from ringtune.schedule.epochs import why_it_stays
 from ringtune.schedule.plan import Plan

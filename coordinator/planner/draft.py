@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from ringtune.schedule.course import Course
 from ringtune.schedule.helped import helped
-from ringtune.schedule.offload import IN_STEP, Manner, Offload
+from ringtune.schedule.helping.offload import IN_STEP, Manner, Offload
 from ringtune.schedule.placement import CREDITS, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import Velora
 from ringtune.schedule.slice_policy import NONE, RECOMPUTE
+from ringtune.schedule.turns.versions import may_be_stale
 from ringtune.schedule.units import Range
-from ringtune.schedule.versions import may_be_stale
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from coordinator.planner.phases.reason import PhasesReason
 from coordinator.planner.planned import Planned
 from ringtune.errors import CapacityError, StorageError
 from ringtune.jobs.job import Job
-from ringtune.jobs.placement import NEVER
+from ringtune.jobs.parts.placement import NEVER
 from ringtune.schedule.plan import Plan
 
 

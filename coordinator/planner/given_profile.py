@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from ringtune.costs.measuring import job_shape
+from ringtune.costs.measured.measuring import job_shape
+from ringtune.costs.measured.profile_match import check_profile
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.costs.profile_match import check_profile
 from ringtune.errors import PlanError
 from ringtune.files.given_files import read_json
 from ringtune.jobs.job import Job

@@ -11,13 +11,13 @@ from coordinator.planner.fitting.frozen import frozen_of
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import DataError, JobError, ModelError
 from ringtune.files.strict import nearest
-from ringtune.jobs.hift import check_warmup
 from ringtune.jobs.job import Job
-from ringtune.jobs.recovery import NEXT
+from ringtune.jobs.parts.hift import check_warmup
+from ringtune.jobs.parts.recovery import NEXT
 from ringtune.jobs.user_adapters import kinds_of
+from ringtune.models.adapters.trim_support import may_trim
 from ringtune.models.families import family_named
 from ringtune.models.family import CLASS_TASKS
-from ringtune.models.trim_support import may_trim
 from ringtune.schedule.course import Course
 from ringtune.schedule.epochs import why_it_stays
 from ringtune.schedule.extent import Owner, users_text

@@ -16,7 +16,7 @@ from ringtune.costs.memory.sizes import DTYPE_BYTES
 from ringtune.costs.profile import ModelFacts, Profile
 from ringtune.errors import PlanError
 from ringtune.jobs.job import Job
-from ringtune.models.adapter_config import auxiliary_of, trains_own_weights
+from ringtune.models.adapters.adapter_config import auxiliary_of, trains_own_weights
 from ringtune.quantities import format_seconds
 from ringtune.schedule.plan import Plan
 

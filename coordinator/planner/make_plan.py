@@ -36,16 +36,16 @@ from coordinator.planner.refusals import disk_refusal, helper_refusal, nothing_f
 from coordinator.planner.replicating.choice import choose_replicas
 from ringtune.costs.blobs import check_blobs, check_parcels
 from ringtune.costs.disk import DiskNeeds
-from ringtune.costs.measuring import job_shape
+from ringtune.costs.facts.model_facts import model_facts
+from ringtune.costs.measured.measuring import job_shape
+from ringtune.costs.measured.profile_match import check_profile
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import MemoryEstimate
-from ringtune.costs.model_facts import model_facts
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
-from ringtune.costs.profile_match import check_profile
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.errors import DataError, JobError, ModelError, PeerLostError, PlanError
 from ringtune.jobs.job import Job
-from ringtune.jobs.placement import NEVER
+from ringtune.jobs.parts.placement import NEVER
 from ringtune.schedule.course import Course
 from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.plan import Plan

@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from coordinator.planner.draft import Draft
-from ringtune.costs.job_subnets import job_subnets
+from ringtune.costs.facts.job_subnets import job_subnets
 from ringtune.costs.profile import ModelFacts, Profile
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.errors import JobError, PlanError
 from ringtune.jobs.job import Job
 from ringtune.jobs.operations.given_table import given_tables
@@ -29,7 +29,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.rows.batches import num_batches
 from ringtune.schedule.spreading.choosers import choosers_of, whole
 from ringtune.schedule.spreading.expected import kept_subnets
-from ringtune.schedule.turns import StepKind
+from ringtune.schedule.turns.turns import StepKind
 
 _MEAN = "mean"
 _BATCH_BYTES = 100

@@ -9,7 +9,7 @@ from coordinator.planner.planned import Planned
 from ringtune.errors import PlanError, StorageError
 from ringtune.jobs.job import Job
 from ringtune.quantities import format_bytes
-from ringtune.rounds.expected_prefixes import expect_prefixes
+from ringtune.rounds.turns.expected_prefixes import expect_prefixes
 from ringtune.schedule.passage import PrefixCache
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.prefixes.kept import why_no_cache

@@ -26,7 +26,7 @@ from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, PlanError, StorageError
 from ringtune.jobs.job import Job
-from ringtune.jobs.placement import NEVER
+from ringtune.jobs.parts.placement import NEVER
 from ringtune.quantities import format_seconds
 from ringtune.schedule.course import Course
 from ringtune.schedule.epochs import sources

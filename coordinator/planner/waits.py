@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringtune.costs.measuring import hidden_bytes
+from ringtune.costs.measured.measuring import hidden_bytes
 from ringtune.costs.profile import Profile
 from ringtune.errors import PlanError
 from ringtune.jobs.job import Job

@@ -14,9 +14,9 @@ from coordinator.records.report import RunLedger
 from coordinator.records.step_lines import fetched_line, fetched_text, recovery_line, replan_line
 from coordinator.records.trace_file import TraceText
 from ringtune.costs.links.recorded import RecordedLinks
-from ringtune.costs.pace import PaceWatch
+from ringtune.costs.measured.pace import PaceWatch
+from ringtune.costs.measured.recorded_times import RecordedProfile
 from ringtune.costs.profile import LinkFacts, Profile
-from ringtune.costs.recorded_times import RecordedProfile
 from ringtune.engine.spans import Span
 from ringtune.errors import PlanError
 from ringtune.jobs.job import Job
@@ -24,7 +24,7 @@ from ringtune.rounds import rounds
 from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.words import parse_action
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 from ringtune.texts import Repeats, times
 from ringtune.v1 import control_pb2
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ringtune.schedule.actions import Payload
-from ringtune.schedule.offload import IN_STEP
+from ringtune.schedule.helping.offload import IN_STEP
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.users import rows_by_user, user_sets, uses_of_users
 

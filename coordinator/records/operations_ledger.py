@@ -11,14 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ringtune.costs.operation_shares import Done, all_full, done_of, total
 from ringtune.costs.profile import Profile
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.operation_shares import Done, all_full, done_of, total
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.engine.spans import Span
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Item, StepKind, Turn, items
+from ringtune.schedule.turns.turns import Item, StepKind, Turn, items
 
 _BLOCK_OPS = (Op.FORWARD, Op.FORWARD_FREE, Op.BACKWARD)
 _BETWEEN_BLOCKS = (Payload.HIDDEN, Payload.GRAD)

@@ -20,17 +20,17 @@ from ringtune import __version__
 from ringtune.engine.spans import Span
 from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Train
-from ringtune.jobs.learning_rate import learning_rate
-from ringtune.rounds.round_events import LogMove
+from ringtune.jobs.parts.learning_rate import learning_rate
+from ringtune.rounds.events.round_events import LogMove
 from ringtune.rpc.report_checks import total_of
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT, pattern_of
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import SlicePolicy
-from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.turns.turns import StepKind, Turn
+from ringtune.schedule.turns.versions import ever_trained
 from ringtune.schedule.units import units_text
-from ringtune.schedule.versions import ever_trained
 
 REPORT_SCHEMA = 1
 _CACHE_COUNTS = ("cache_reads", "cache_read_bytes")

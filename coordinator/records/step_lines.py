@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ringtune.quantities import format_bytes, format_seconds
-from ringtune.rounds.recovery_events import LogRecovery
-from ringtune.rounds.replanning_events import LogFetched, Replanned
+from ringtune.rounds.events.recovery_events import LogRecovery
+from ringtune.rounds.events.replanning_events import LogFetched, Replanned
 from ringtune.schedule.plan import Plan
 
 STEP_KIND = "train"

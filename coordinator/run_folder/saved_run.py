@@ -14,7 +14,7 @@ from ringtune.errors import IntegrityError, InvalidInputError, UsageError
 from ringtune.files import given_files
 from ringtune.hints import hint
 from ringtune.jobs.job import METHOD_SECTIONS, Job, Train, load_job
-from ringtune.jobs.offload import OffloadSettings
+from ringtune.jobs.parts.offload import OffloadSettings
 from ringtune.jobs.result import result_of, result_of_user
 from ringtune.models.result_files import USERS_FOLDER, Result, of_user
 from ringtune.schedule.frozen_weights import dtype_of

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
+from ringtune.schedule.turns.versions import ever_trained
 from ringtune.schedule.units import EMBEDDING, unit_name, units_text
-from ringtune.schedule.versions import ever_trained
 
 _MOST_GROUPS = 8
 _EMBEDDING_TELLS = "with texts, the embedding's which tokens it had and, of learned positions, where they stood"

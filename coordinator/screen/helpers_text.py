@@ -9,7 +9,7 @@ from ringtune.costs.offload.traffic import step_traffic
 from ringtune.costs.profile import NodeFacts
 from ringtune.quantities import format_bytes
 from ringtune.schedule.extent import users_text
-from ringtune.schedule.offload import ALONE, COLLABORATION, EXACT
+from ringtune.schedule.helping.offload import ALONE, COLLABORATION, EXACT
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.users import rows_by_user, user_sets
 

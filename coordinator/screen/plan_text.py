@@ -27,9 +27,9 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import SlicePolicy
 from ringtune.schedule.stages.dealing import num_dealt, replicas
 from ringtune.schedule.tables.table import build_table, format_table
-from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.turns.turns import StepKind, Turn
+from ringtune.schedule.turns.versions import depth, in_flight, is_stale
 from ringtune.schedule.units import units_text
-from ringtune.schedule.versions import depth, in_flight, is_stale
 
 NEEDS = "what the plan reserves in memory on a node, beside the libraries that every process loads"
 

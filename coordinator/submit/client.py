@@ -24,8 +24,8 @@ from coordinator.submit.interrupts import Interrupts
 from coordinator.submit.outcome import Outcome
 from coordinator.submit.rehearsing import Rehearsing
 from coordinator.submit.shown_events import ShownEvents
+from ringtune.costs.measured.rehearsal import rehearsal_of, rehearsal_steps, rehearsed
 from ringtune.costs.profile import Profile
-from ringtune.costs.rehearsal import rehearsal_of, rehearsal_steps, rehearsed
 from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRunError, RingTuneError, UsageError
 from ringtune.files.chunks import cut_pieces
 from ringtune.hints import hint
@@ -203,7 +203,7 @@ class Client(Connection):
         return found
 
     def rehearse(self, job: Job, profile: Profile, *, progress: Progress, num_nodes: int, join_s: float) -> Profile:
-        """Train some steps of a job and throw away what they trained; see ``ringtune.costs.rehearsal``.
+        """Train some steps of a job and throw away what they trained; see ``ringtune.costs.measured.rehearsal``.
 
         Args:
             job: that will run.

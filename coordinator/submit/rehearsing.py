@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from coordinator.records.step_lines import STEP_KIND
-from ringtune.costs.rehearsal import REHEARSAL_S
+from ringtune.costs.measured.rehearsal import REHEARSAL_S
 from ringtune.files.strict import read_object
 from ringtune.v1 import control_pb2
 

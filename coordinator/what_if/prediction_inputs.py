@@ -12,7 +12,7 @@ from typing import Any
 from coordinator.run_folder.saved_run import read_json
 from coordinator.run_folder.tables_file import TablesFile
 from coordinator.what_if.recorded import Recorded
-from ringtune.costs.measuring import job_shape
+from ringtune.costs.measured.measuring import job_shape
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
 from ringtune.jobs.job import Job, load_job
@@ -20,7 +20,7 @@ from ringtune.schedule.operations.given import GivenTable, table_before
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.plan_0_1 import read_any_plan
 from ringtune.schedule.spreading.expected import expected_table
-from ringtune.schedule.turns import StartPoint, holder_after
+from ringtune.schedule.turns.turns import StartPoint, holder_after
 from sim.limits import recorded_shape
 from sim.recorded import Recording, read_trace
 

@@ -15,10 +15,10 @@ from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import PlanError, RingTuneError
 from ringtune.jobs.job import Job
-from ringtune.jobs.offload import AUTO, OFF
+from ringtune.jobs.parts.offload import AUTO, OFF
 from ringtune.rounds.row_use import row_uses
 from ringtune.schedule.helped import parse_helpers
-from ringtune.schedule.offload import COLLABORATION, JOINT
+from ringtune.schedule.helping.offload import COLLABORATION, JOINT
 from ringtune.schedule.plan import Plan
 from sim.changes import change_all, change_plan, change_profile, check_rows, plan_value, split_change
 from sim.limits import check_fits, memory_bounds

@@ -24,7 +24,7 @@ from ringtune.models.result_files import NO_RESULT, Result
 from ringtune.rpc.grants import GrantReader
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint
+from ringtune.schedule.turns.turns import StartPoint
 from ringtune.texts import Repeats, times
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from ringtune.files.strict import read_object
 from ringtune.jobs.job import Job, parse_job
 from ringtune.jobs.result import result_of
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, Turn
+from ringtune.schedule.turns.turns import StartPoint, Turn
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 from edge.machine.allocator import keep_freed_memory, return_freed_memory
+from ringtune.costs.facts.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.memory.estimate import node_memory
 from ringtune.costs.memory.heap import has_room_for_heap
-from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import ModelFacts
 from ringtune.errors import ModelError
 from ringtune.jobs.job import Job

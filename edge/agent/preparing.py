@@ -21,7 +21,7 @@ from edge.run.totals import Totals
 from edge.shards.saver import GoesOn, open_saver
 from ringtune.errors import RingTuneError
 from ringtune.jobs.job import Job
-from ringtune.schedule.replicas import saves_head
+from ringtune.schedule.stages.replicas import saves_head
 from ringtune.v1 import control_pb2
 
 

@@ -34,10 +34,10 @@ from edge.shards.state_folder import disk_of, room_bytes
 from edge.wire.frames import Hello
 from edge.wire.link import OutLink
 from edge.wire.server import RingServicer, RunExpectation
-from ringtune.costs.job_subnets import job_subnets
-from ringtune.costs.measuring import job_shape
+from ringtune.costs.facts.job_subnets import job_subnets
+from ringtune.costs.facts.model_facts import computed_token_bytes, model_facts
+from ringtune.costs.measured.measuring import job_shape
 from ringtune.costs.memory.rows import data_bytes
-from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import ModelFacts, NodeFacts, TimedShape
 from ringtune.costs.work_times import Work
 from ringtune.errors import DataError, UsageError

@@ -25,7 +25,7 @@ from edge.compute.inactive_state import InactiveState
 from edge.compute.micro_batches import MicroBatch, OpenItem
 from edge.compute.offloading import Offloading
 from edge.compute.parcels import Parcels
-from edge.compute.prefixes import Prefixes
+from edge.compute.prefixes.prefixes import Prefixes
 from edge.compute.replica import Replica
 from edge.compute.saving.keep import Kept
 from edge.compute.scoring import Scoring
@@ -41,13 +41,13 @@ from ringtune.engine.diverged import diverged, may_diverge
 from ringtune.errors import PlanError
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job
-from ringtune.jobs.learning_rate import learning_rate
+from ringtune.jobs.parts.learning_rate import learning_rate
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.schedule.turns.turns import StepKind, Turn, items
+from ringtune.schedule.turns.versions import rate_at
 from ringtune.schedule.units import EMBEDDING, Units
-from ringtune.schedule.versions import rate_at
 
 Values = tuple[tuple[str, float], ...]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from edge.compute.capture import Capture
-from edge.compute.captures import Captures
+from edge.compute.capturing.capture import Capture
+from edge.compute.capturing.captures import Captures
 from edge.compute.capturing.merged import MergedMatrices
 from edge.compute.helping.adapter_modules import AdapterModules
 from edge.compute.helping.auxiliary_models import AuxiliaryModels
@@ -27,12 +27,12 @@ from edge.model.slice import DTYPES, BlockRunner, materialise, module_bytes
 from ringtune.errors import DataError, JobError, ModelError
 from ringtune.jobs.job import Job
 from ringtune.jobs.user_adapters import Kind, job_of, kinds_of
+from ringtune.models.adapters.head_group_support import refusal
 from ringtune.models.families import check_task, family_named
 from ringtune.models.folder import model_dimensions, read_config
-from ringtune.models.head_group_support import refusal
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import users_text
-from ringtune.schedule.helpers import Helper
+from ringtune.schedule.helping.helpers import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import merged as joined
 from ringtune.schedule.units import Range

@@ -16,7 +16,7 @@ from pathlib import Path
 from edge.model.optimizers.on_disk import OnDisk, require_room
 from edge.model.optimizers.unit_optimizers import Dropped, UnitOptimizers
 from ringtune.schedule.course import Course
-from ringtune.schedule.turns import Item
+from ringtune.schedule.turns.turns import Item
 from ringtune.schedule.units import Units
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from edge.compute.captures import PairsByKind
+from edge.compute.capturing.captures import PairsByKind
 from edge.compute.saving.block_forward import Saved
 from edge.data.rows import OwnerDataset
 from edge.data.tokens import Batch
@@ -23,9 +23,9 @@ from ringtune.schedule.actions import Action
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import lowest_units
 from ringtune.schedule.operations.codes import pattern_of
-from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.turns.turns import Item, StepKind
+from ringtune.schedule.turns.versions import trained
 from ringtune.schedule.units import Units
-from ringtune.schedule.versions import trained
 
 
 @dataclass(slots=True)

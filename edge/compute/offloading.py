@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from edge.compute.captures import PairsByKind
+from edge.compute.capturing.captures import PairsByKind
 from edge.compute.capturing.install import adapter_weights, install
 from edge.compute.capturing.wire import PairWire, from_file, to_file
 from edge.compute.helping.auxiliary_models import AuxiliaryModels
@@ -25,13 +25,13 @@ from ringtune.errors import DivergedError, PlanError
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job
 from ringtune.schedule.actions import Action, Payload, TensorKey
-from ringtune.schedule.helpers import Helper
-from ringtune.schedule.offload import COLLABORATION, EXACT
-from ringtune.schedule.parcels import weights_key
+from ringtune.schedule.exchanges.parcels import weights_key
+from ringtune.schedule.helping.helpers import Helper
+from ringtune.schedule.helping.offload import COLLABORATION, EXACT
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Item
+from ringtune.schedule.turns.turns import Item
+from ringtune.schedule.turns.versions import weight_version
 from ringtune.schedule.users import RowsOfUser, rows_of_users, user_sets
-from ringtune.schedule.versions import weight_version
 
 
 class Offloading:

@@ -24,7 +24,7 @@ from ringtune.schedule.actions import Action
 from ringtune.schedule.course import Course
 from ringtune.schedule.operations.choice import Score
 from ringtune.schedule.operations.scores import BlockScores
-from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.turns.turns import Item, StepKind
 from ringtune.schedule.units import Units
 
 _CHUNK: Final = 1 << 16

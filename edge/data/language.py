@@ -11,7 +11,7 @@ from edge.data.tokens import IGNORED, Batch, Encoder, Padder, TokenRow, load_tok
 from ringtune.errors import DataError
 from ringtune.files.tables import read_table, text_of
 from ringtune.jobs.job import Job
-from ringtune.jobs.users import refuse_plain_text, user_column, users_of_table
+from ringtune.jobs.parts.users import refuse_plain_text, user_column, users_of_table
 
 _PIECE_CHARACTERS = 100_000
 _LEAST_TOKENS = 2  # one to predict, and one before it

@@ -22,7 +22,7 @@ from edge.data.tokens import Batch, Padder, TokenRow, load_tokenizer
 from ringtune.errors import DataError, ModelError
 from ringtune.files.tables import Record, read_table, text_of
 from ringtune.jobs.job import Job
-from ringtune.jobs.users import user_column, users_of_table
+from ringtune.jobs.parts.users import user_column, users_of_table
 
 LONGEST_ANSWER = 30
 """Most tokens of a predicted answer, as in the official baselines."""

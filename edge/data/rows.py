@@ -23,14 +23,14 @@ from edge.data.texts import LabelledTexts
 from edge.data.tokens import Batch
 from ringtune.errors import DataError
 from ringtune.jobs.job import Job
+from ringtune.jobs.parts.users import count_users, sorted_by_user
 from ringtune.jobs.split import even_share, split_rows
-from ringtune.jobs.users import count_users, sorted_by_user
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import UserRows
 from ringtune.schedule.rows.batches import BatchStream, eval_rows
 from ringtune.schedule.rows.random_stream import RandomStream
-from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.turns.turns import Item, StepKind
 
 _LOG = logging.getLogger(__name__)
 TOKENS_BUDGET_S = 5.0

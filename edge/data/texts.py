@@ -13,7 +13,7 @@ from edge.data.tokens import IGNORED, Batch, Encoder, Padder, load_tokenizer
 from ringtune.errors import ModelError
 from ringtune.files.tables import class_of, read_table, text_of
 from ringtune.jobs.job import Data, Job
-from ringtune.jobs.users import user_column, users_of_table
+from ringtune.jobs.parts.users import user_column, users_of_table
 from ringtune.models.folder import read_config
 
 

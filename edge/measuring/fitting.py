@@ -10,13 +10,13 @@ from edge.compute.capturing.sites import sites_of
 from edge.compute.capturing.wire import from_file, to_file
 from edge.compute.helping.auxiliary_models import AuxiliaryModels
 from edge.measuring.laps import Cycle, Laps
-from ringtune.costs.measuring import Size
+from ringtune.costs.measured.measuring import Size
 from ringtune.costs.work_times import Work
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job
+from ringtune.models.adapters.offload_support import offload_refusal
 from ringtune.models.families import FAMILIES
 from ringtune.models.folder import read_config
-from ringtune.models.offload_support import offload_refusal
 
 
 class Fitting:

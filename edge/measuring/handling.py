@@ -15,7 +15,7 @@ from ringtune.errors import DeadlineError, error_from_name
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Turn, turn_sequence
+from ringtune.schedule.turns.turns import Turn, turn_sequence
 from ringtune.v1 import control_pb2
 
 _FLUSH_S = 5.0

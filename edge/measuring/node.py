@@ -14,8 +14,8 @@ from edge.measuring.laps import CpuClock, Timer, window_of
 from edge.measuring.measured_work import MeasuredWork
 from edge.measuring.timing_request import TimingRequest
 from edge.measuring.works import Bench
-from ringtune.costs.job_subnets import job_subnets
-from ringtune.costs.measuring import job_shape
+from ringtune.costs.facts.job_subnets import job_subnets
+from ringtune.costs.measured.measuring import job_shape
 from ringtune.costs.profile import ModelFacts
 from ringtune.costs.work_times import Work
 from ringtune.jobs.job import Job

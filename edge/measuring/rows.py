@@ -12,10 +12,10 @@ import torch
 
 from edge.data.rows import OwnerDataset
 from edge.data.tokens import Batch
-from ringtune.costs.measuring import Size
+from ringtune.costs.measured.measuring import Size
 from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING
 from ringtune.schedule.course import Course
-from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.turns.turns import Item, StepKind
 
 _PADDED_SHARE = 4
 

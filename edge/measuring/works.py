@@ -40,21 +40,21 @@ from edge.measuring.room import check_room, folder_in
 from edge.measuring.rows import SizedRows, known_labels, uneven_mask
 from edge.measuring.wire import decode, encode
 from edge.shards.state_folder import RunShards
-from ringtune.costs.measuring import Size, timed_sizes
+from ringtune.costs.facts.model_facts import computed_token_bytes
+from ringtune.costs.measured.measuring import Size, timed_sizes
 from ringtune.costs.memory.estimate import node_memory
 from ringtune.costs.memory.terms import MemoryEstimate
-from ringtune.costs.model_facts import computed_token_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.costs.work_times import PART_OF, Work, WorkTime
 from ringtune.jobs.job import Job
-from ringtune.models.adapter_config import fullest_block
+from ringtune.models.adapters.adapter_config import fullest_block
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CLASS_TASKS
 from ringtune.models.folder import model_dimensions, read_config
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.turns.turns import StepKind, Turn
 
 _TINY_RATE = 1e-9
 _UNSIZED: tuple[Work, ...] = (Work.UPDATE, Work.UPDATE_HEAD)

@@ -32,8 +32,8 @@ from edge.model.families import FamilyForward, family_of
 from edge.model.layouts import LAYOUTS
 from ringtune.errors import JobError, ModelError
 from ringtune.jobs.job import Job
-from ringtune.models.adapter_config import auxiliary_of, library_config, trains_own_weights
-from ringtune.models.auxiliary_config import AuxiliaryConfig
+from ringtune.models.adapters.adapter_config import auxiliary_of, library_config, trains_own_weights
+from ringtune.models.adapters.auxiliary_config import AuxiliaryConfig
 from ringtune.models.families import family_named
 from ringtune.models.family import Family
 from ringtune.models.folder import read_config

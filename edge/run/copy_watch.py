@@ -14,7 +14,7 @@ from edge.run.reporter import CopyCompared
 from ringtune.rounds.copy_digests import compared_at
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 
 
 class CopyWatch:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import TensorKey
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 
 
 @dataclass(slots=True)

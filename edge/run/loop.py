@@ -36,11 +36,11 @@ from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, Storage
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.scores_codec import scores_to_proto
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.exchanges.parcels import credit_boundary
 from ringtune.schedule.operations.table import Operations
-from ringtune.schedule.parcels import credit_boundary
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replicas import saves_head
-from ringtune.schedule.turns import StartPoint, StepKind, Turn
+from ringtune.schedule.stages.replicas import saves_head
+from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from ringtune.files.pieces import Pieces
 from ringtune.rounds.checkpoint import Shard
 from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.operations.scores import BlockScores
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 
 
 class Executor(Protocol):

@@ -25,7 +25,7 @@ from ringtune.engine import events as ev
 from ringtune.schedule.actions import Op
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, Turn
+from ringtune.schedule.turns.turns import StartPoint, Turn
 
 FORMAT = 1
 

@@ -21,11 +21,11 @@ from ringtune.costs.blobs import MAX_BLOB_BYTES
 from ringtune.engine.diverged import diverged
 from ringtune.errors import DivergedError, FrameError, RingTuneError
 from ringtune.schedule.actions import Op, Payload, TensorKey
-from ringtune.schedule.expected_parcels import most_waiting, parcels
+from ringtune.schedule.exchanges.expected_parcels import most_waiting, parcels
+from ringtune.schedule.exchanges.parcels import PARCELS, credit_boundary
 from ringtune.schedule.lowering import links, possible_arrivals, way
-from ringtune.schedule.parcels import PARCELS, credit_boundary
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Item, StartPoint, Turn, item_of
+from ringtune.schedule.turns.turns import Item, StartPoint, Turn, item_of
 from ringtune.v1 import ring_pb2
 
 

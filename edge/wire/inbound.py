@@ -25,7 +25,7 @@ from edge.wire.kinds import NAMES, PROBE, key_of
 from ringtune.errors import DeadlineError, DivergedError, FrameError, RingTuneError
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Payload, TensorKey
-from ringtune.schedule.parcels import PARCELS
+from ringtune.schedule.exchanges.parcels import PARCELS
 from ringtune.v1 import ring_pb2
 
 _log = logging.getLogger(__name__)

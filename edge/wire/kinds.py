@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ringtune.schedule.actions import Payload, TensorKey
-from ringtune.schedule.parcels import PARCELS
+from ringtune.schedule.exchanges.parcels import PARCELS
 from ringtune.v1 import ring_pb2
 
 PROBE: Final = "probe"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ringtune.schedule.owner_turns import most_turns_apart
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, StepKind, Turn, turn_sequence
+from ringtune.schedule.turns.turns import ITEMS_AHEAD, StartPoint, StepKind, Turn, turn_sequence
 
 
 class Known(NamedTuple):

@@ -16,7 +16,7 @@ from edge.wire.checks import FrameCheck, RunExpectation, check_hello
 from edge.wire.inbound import HELLO_WAIT_S, InLink, Sink, refusal
 from ringtune.errors import DeadlineError, FrameError
 from ringtune.rpc.guard import caller_of
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 from ringtune.trust.parties import Party
 from ringtune.trust.permissions import require_sender
 from ringtune.v1 import ring_pb2

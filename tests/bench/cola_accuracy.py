@@ -31,7 +31,7 @@ import torch
 
 from ringtune.costs.offload.pair_bytes import BFLOAT16
 from ringtune.files.durable import write_durably
-from ringtune.schedule.offload import EXACT
+from ringtune.schedule.helping.offload import EXACT
 from tests.bench.cola_ring import LINEAR, LORA, MLP, Inputs, Ring, Training, distance_of_changes
 from tests.bench.kept_results import results_of, say, spread_text
 from tests.bench.memory_accuracy import best_rate, sentences

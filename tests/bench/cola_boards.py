@@ -21,7 +21,7 @@ from deploy.testbed.agents import AgentSetup
 from deploy.testbed.boards import Board, Layout
 from deploy.testbed.testbed import Testbed
 from ringtune.schedule.helped import helped
-from ringtune.schedule.offload import IN_STEP, Manner
+from ringtune.schedule.helping.offload import IN_STEP, Manner
 from ringtune.schedule.plan import Plan
 from tests.bench.mbert import write_model, write_rows
 from tests.support.plans import changed

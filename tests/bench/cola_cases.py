@@ -15,7 +15,7 @@ import statistics
 from pathlib import Path
 from typing import Any, Final
 
-from ringtune.schedule.offload import Manner
+from ringtune.schedule.helping.offload import Manner
 from tests.bench.cola_boards import Case, on_boards
 
 SMALL: Final = Case(4, 2)

@@ -35,15 +35,15 @@ from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import parse_job
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course
+from ringtune.schedule.exchanges.parcels import weights_key
 from ringtune.schedule.extent import Owner
-from ringtune.schedule.helpers import Helper
+from ringtune.schedule.helping.helpers import Helper
+from ringtune.schedule.helping.offload import ALONE, COLLABORATION, JOINT, Manner, Offload
 from ringtune.schedule.lowering import item_updates, legs
 from ringtune.schedule.methods import Everything
-from ringtune.schedule.offload import ALONE, COLLABORATION, JOINT, Manner, Offload
-from ringtune.schedule.parcels import weights_key
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Item, StepKind, Turn, items
+from ringtune.schedule.turns.turns import Item, StepKind, Turn, items
 from ringtune.schedule.units import Range
 from tests.bench.cola_ring import shares
 from tests.support.tiny import write_bert

@@ -21,9 +21,9 @@ from ringtune.models.folder import model_dimensions, read_config
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner, UserRows
-from ringtune.schedule.helpers import Helper
+from ringtune.schedule.helping.helpers import Helper
+from ringtune.schedule.helping.offload import COLLABORATION, EXACT, JOINT, Offload
 from ringtune.schedule.methods import Everything
-from ringtune.schedule.offload import COLLABORATION, EXACT, JOINT, Offload
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range

@@ -25,7 +25,7 @@ from coordinator.records.step_lines import is_step
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.versions import depth
+from ringtune.schedule.turns.versions import depth
 from sim.prediction import predict
 from tests.bench.jobs import write_job
 from tests.bench.rings import run

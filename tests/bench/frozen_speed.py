@@ -26,7 +26,7 @@ from ringtune.schedule.frozen_weights import FROZEN_DTYPES, FrozenWeights
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.turns.turns import StepKind, Turn
 from tests.bench.collecting import write_llama
 from tests.support.tiny import write_bert
 

@@ -127,13 +127,13 @@ def _dataset(job: Any, folder: Path) -> Any:
 
 
 def _turns(ring: Any) -> Any:
-    from ringtune.schedule.turns import StepKind, turn_sequence
+    from ringtune.schedule.turns.turns import StepKind, turn_sequence
 
     return [turn for turn in turn_sequence(ring.plan.course) if turn.kind is StepKind.TRAIN]
 
 
 def _items(ring: Any, turn: Any) -> Any:
-    from ringtune.schedule.turns import items
+    from ringtune.schedule.turns.turns import items
 
     return items(ring.plan.course, turn)
 

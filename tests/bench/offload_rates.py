@@ -11,7 +11,7 @@ import json
 import sys
 
 from ringtune.schedule.helped import helped
-from ringtune.schedule.offload import Manner
+from ringtune.schedule.helping.offload import Manner
 from sim.break_even import break_even_bytes_per_s, gained_s
 from tests.support.offloading import LINEAR_PARAMS, LOW_RANK_PARAMS, MEGABIT, plan, profile
 

@@ -27,7 +27,7 @@ from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.versions import depth
+from ringtune.schedule.turns.versions import depth
 from sim.changes import with_speed
 from sim.prediction import Prediction, predict
 from tests.bench import mbert

@@ -21,7 +21,7 @@ from edge.data.tokens import Batch
 from ringtune.jobs.job import Job, load_job
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.turns.turns import Item, StepKind
 from tests.support import reference
 from tests.support.plans import changed
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from edge.model.families import family_of
-from ringtune.costs.top_share import share_left
+from ringtune.costs.times.top_share import share_left
 
 SHAPES = ((384, 1536, 128), (768, 3072, 64), (768, 3072, 128))
 ROWS, REPEATS, WARM = 4, 40, 5

@@ -37,7 +37,7 @@ from edge.machine.forked import die_with
 from edge.model.families.bert import sdpa_mask
 from ringtune.jobs.job import Job, load_job
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, items, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
 from tests.bench.plain import datasets_of
 from tests.support import reference
 

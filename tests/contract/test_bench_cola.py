@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ringtune.jobs.job import Job, Model
-from ringtune.schedule.offload import ALONE, COLLABORATION
+from ringtune.schedule.helping.offload import ALONE, COLLABORATION
 from tests.bench import cola, cola_accuracy, cola_errors, cola_host_bytes, cola_users
 from tests.bench.cola_accuracy import KINDS, SEEDS, rates_of, summed, training_of
 from tests.bench.cola_host_bytes import MERGED, RANGES, Alive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ringtune.engine.diverged import diverged, rows_of
 from ringtune.schedule.rows.batches import BatchStream
-from ringtune.schedule.turns import StepKind, items, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
 from tests.support.plans import make_plan
 
 

@@ -12,7 +12,7 @@ from docs import make_job
 from ringtune.errors import JobError
 from ringtune.jobs.described import KeyFacts, describe_job, refusal
 from ringtune.jobs.job import Job
-from ringtune.models.adapter_config import (
+from ringtune.models.adapters.adapter_config import (
     known_configurations,
     other_names,
     parse_adapter_config,

@@ -16,7 +16,7 @@ from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
 from coordinator.submit.fetching import fetch_run
 from ringtune.jobs.job import Job
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 from tests.support.dying_coordinator import DyingCoordinator, dying_coordinator
 from tests.support.fake_agents import CALL_S, FakeAgent, job, steps_of
 from tests.support.kept_runs import content

@@ -14,7 +14,7 @@ import pytest
 from coordinator.drive.requests import MeasureRequest
 from coordinator.submit.local.agent_template import AgentTemplate
 from edge.measuring.cache import CACHE_FILE
-from ringtune.costs.measuring import job_shape
+from ringtune.costs.measured.measuring import job_shape
 from ringtune.costs.profile import Profile
 from ringtune.costs.work_times import WHOLE_WORKS, Work
 from tests.support import tiny

@@ -13,8 +13,8 @@ from coordinator.drive.requests import RunRequest
 from coordinator.planner.given_plan import GivenPlan
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Resume
-from ringtune.schedule.helpers import Helper
-from ringtune.schedule.offload import ALONE, COLLABORATION, Offload
+from ringtune.schedule.helping.helpers import Helper
+from ringtune.schedule.helping.offload import ALONE, COLLABORATION, Offload
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range

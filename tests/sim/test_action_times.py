@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.costs.work_times import Work
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op
-from ringtune.schedule.turns import StepKind, Turn, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, Turn, turn_sequence
 from ringtune.schedule.units import EMBEDDING
 from sim.action_times import ProfileTimes, RecordedTimes
 from sim.items import Items

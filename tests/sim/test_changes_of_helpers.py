@@ -9,7 +9,7 @@ import pytest
 from ringtune.costs.profile import Profile
 from ringtune.errors import PlanError
 from ringtune.schedule.helped import helped, helpers_by_host
-from ringtune.schedule.offload import Manner
+from ringtune.schedule.helping.offload import Manner
 from sim.changes import change_all
 from sim.members import drop_from_plan
 from sim.prediction import predict

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ringtune.costs.profile import Profile
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.costs.work_times import Work
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Payload, TensorKey
-from ringtune.schedule.turns import StepKind
+from ringtune.schedule.turns.turns import StepKind
 from ringtune.schedule.units import Units
 from sim.items import ItemKind, Items
 from sim.links import MeasuredLinks

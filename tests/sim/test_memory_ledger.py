@@ -7,10 +7,10 @@ import random
 import pytest
 
 from ringtune.costs.memory.sizes import Sizes
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.methods import Hift
-from ringtune.schedule.turns import StepKind, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, turn_sequence
 from ringtune.schedule.units import Range, Units
 from sim.action_times import ProfileTimes
 from sim.items import ItemKind, Items

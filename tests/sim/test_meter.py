@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.rounds.rounds import LogStep, LogTurn
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
-from ringtune.schedule.turns import StepKind, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, turn_sequence
 from ringtune.schedule.units import EMBEDDING
 from sim.action_times import ProfileTimes
 from sim.items import Items

@@ -12,14 +12,14 @@ from ringtune.costs.memory.estimate import node_memory
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.work_times import Work
 from ringtune.errors import PlanError
-from ringtune.models.kept_inputs import KeptInput
+from ringtune.models.adapters.kept_inputs import KeptInput
 from ringtune.schedule.actions import Op
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import Velora, merged
-from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
+from ringtune.schedule.turns.turns import StartPoint, StepKind, turn_sequence
+from ringtune.schedule.turns.versions import depth
 from ringtune.schedule.units import Range
-from ringtune.schedule.versions import depth
 from sim.limits import memory_bounds
 from sim.prediction import Prediction, predict
 from tests.support.plans import changed, make_plan, random_plan, two_nodes

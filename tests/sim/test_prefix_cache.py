@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringtune.costs.work_times import Work
-from ringtune.rounds.expected_prefixes import expect_prefixes
+from ringtune.rounds.turns.expected_prefixes import expect_prefixes
 from ringtune.schedule.actions import Op
 from ringtune.schedule.passage import PrefixCache
 from ringtune.schedule.plan import Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringtune.costs.rest import Rest
+from ringtune.costs.times.rest import Rest
 from sim.ring import VirtualRing
 from tests.support.plans import make_plan
 

@@ -12,7 +12,7 @@ from adapters.configuration import ADAPTER_CONFIG_MAP
 import ringtune.jobs.sections
 from edge.model.skeleton import build_skeleton
 from ringtune.errors import JobError
-from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.adapters.adapter_config import parse_adapter_config
 from tests.suites.test_families import SPLITS, check_result_loads, collected, loaded_merged
 from tests.support.torch_ring import Case, distance, reference_of, write_family_inputs
 

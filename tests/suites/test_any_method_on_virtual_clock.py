@@ -19,7 +19,7 @@ from ringtune.schedule.extent import Extent
 from ringtune.schedule.methods import Method
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.table import build_table
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns.turns import turn_sequence
 from ringtune.schedule.units import Units
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult

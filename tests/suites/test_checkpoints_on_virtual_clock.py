@@ -10,7 +10,7 @@ from ringtune.errors import PlanError
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
+from ringtune.schedule.turns.turns import StartPoint, StepKind, items, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support.plans import make_plan, random_plan

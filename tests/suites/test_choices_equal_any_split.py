@@ -16,7 +16,7 @@ from ringtune.schedule.operations.choice import Choice, Score
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind, Turn
+from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support.choosing import make_choice

@@ -11,7 +11,6 @@ import pytest
 
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Op, Payload
-from ringtune.schedule.boundaries import table_is_due
 from ringtune.schedule.course import TABLES_AT_ONCE
 from ringtune.schedule.lowering import links
 from ringtune.schedule.methods import RingAda
@@ -20,7 +19,8 @@ from ringtune.schedule.operations.choice import Choice
 from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, turn_sequence
+from ringtune.schedule.turns.boundaries import table_is_due
+from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn, items, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support.choosing import DrawnTables, make_choice, random_choice

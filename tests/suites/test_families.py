@@ -16,7 +16,7 @@ from edge.model.families import MODULES
 from edge.model.slice import BlockRunner
 from ringtune.models.families import FAMILIES
 from ringtune.schedule.actions import Action
-from ringtune.schedule.turns import StepKind, items, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support import reference

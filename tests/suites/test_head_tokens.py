@@ -13,7 +13,7 @@ from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATI
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns.turns import turn_sequence
 from tests.support import resumed
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier, write_family_inputs
 

@@ -17,14 +17,14 @@ import torch
 from safetensors.torch import load
 
 from edge.compute.executor import NodeExecutor
-from ringtune.jobs.learning_rate import learning_rate
+from ringtune.jobs.parts.learning_rate import learning_rate
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Payload
-from ringtune.schedule.helpers import Helper
-from ringtune.schedule.offload import Offload
+from ringtune.schedule.helping.helpers import Helper
+from ringtune.schedule.helping.offload import Offload
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import merged
-from ringtune.schedule.turns import StartPoint, turn_sequence
+from ringtune.schedule.turns.turns import StartPoint, turn_sequence
 from ringtune.schedule.units import Range
 from sim.ring import VirtualRing
 from tests.support import reference, resumed

@@ -19,9 +19,9 @@ from ringtune.schedule.methods import Hift, Method
 from ringtune.schedule.methods.hift import ALWAYS, ORDERS
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.table import build_table, format_table, parse_table
-from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
+from ringtune.schedule.turns.turns import StartPoint, StepKind, items, turn_sequence
+from ringtune.schedule.turns.versions import trained
 from ringtune.schedule.units import EMBEDDING, Units
-from ringtune.schedule.versions import trained
 from sim.ring import VirtualRing
 from sim.ring_result import Message, RingResult
 from tests.support.plans import changed, make_plan, random_plan

@@ -15,8 +15,8 @@ from ringtune.files.pieces import Pieces
 from ringtune.jobs.optimizers import OPTIMIZERS
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replicas import saves_head
-from ringtune.schedule.turns import StartPoint
+from ringtune.schedule.stages.replicas import saves_head
+from ringtune.schedule.turns.turns import StartPoint
 from tests.suites.test_hift_equals_one_process import ONE, TWO, hift_case, trained_plainly, trained_tensors
 from tests.support import hift_reference
 from tests.support.resumed import run, same_bits

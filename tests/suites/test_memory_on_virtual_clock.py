@@ -16,9 +16,9 @@ from ringtune.schedule.lowering import legs
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, items, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
+from ringtune.schedule.turns.versions import trained
 from ringtune.schedule.units import Range
-from ringtune.schedule.versions import trained
 from sim.prediction import predict
 from sim.ring import VirtualRing
 from tests.suites.test_helpers_on_virtual_clock import some_plan

@@ -11,7 +11,7 @@ from ringtune.schedule.actions import Scope
 from ringtune.schedule.epochs import due
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
+from ringtune.schedule.turns.turns import StartPoint, StepKind, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.suites.test_unfreezing_on_virtual_clock import Losses, auto_plan

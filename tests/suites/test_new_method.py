@@ -21,16 +21,16 @@ from ringtune.costs.profile import Profile
 from ringtune.errors import JobError
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import parse_job
-from ringtune.jobs.learning_rate import learning_rate
+from ringtune.jobs.parts.learning_rate import learning_rate
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Op
 from ringtune.schedule.extent import Extent
 from ringtune.schedule.methods import Method, RingAda, base
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.table import build_table, format_table, parse_table
-from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
+from ringtune.schedule.turns.turns import StartPoint, StepKind, items, turn_sequence
+from ringtune.schedule.turns.versions import depth, weight_version
 from ringtune.schedule.units import Units
-from ringtune.schedule.versions import depth, weight_version
 from sim.prediction import predict
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult

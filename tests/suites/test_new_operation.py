@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from coordinator.records.trace_file import TraceText
-from ringtune.costs.recorded_times import RecordedProfile
+from ringtune.costs.measured.recorded_times import RecordedProfile
 from ringtune.costs.work_times import Work
 from ringtune.engine.spans import Span
 from ringtune.errors import PlanError
@@ -25,7 +25,7 @@ from ringtune.schedule.actions import Action, Graph, Leg, Op, Scope, Timing, ops
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.table import build_table, format_table, parse_table
 from ringtune.schedule.tables.words import format_action, parse_action
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns.turns import turn_sequence
 from sim.prediction import Prediction, predict
 from sim.recorded import read_trace
 from sim.ring import VirtualRing

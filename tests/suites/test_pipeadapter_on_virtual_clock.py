@@ -13,8 +13,8 @@ from ringtune.schedule.methods import Everything, PipeAdapter
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.table import build_table
-from ringtune.schedule.turns import items, turn_sequence
-from ringtune.schedule.versions import forward_version, in_flight
+from ringtune.schedule.turns.turns import items, turn_sequence
+from ringtune.schedule.turns.versions import forward_version, in_flight
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.suites.test_ring_on_virtual_clock import run_with_random_delays, weight_changes

@@ -15,7 +15,7 @@ from ringtune.schedule.methods import Everything
 from ringtune.schedule.passage import Passage, PrefixCache
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.prefixes.kept import entry_bytes, key_of
-from ringtune.schedule.turns import Turn, items
+from ringtune.schedule.turns.turns import Turn, items
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support.moves import moving_at_random

@@ -10,7 +10,7 @@ import torch
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.operations.choice import Score
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns.turns import turn_sequence
 from ringtune.schedule.units import Range
 from tests.edge.compute.test_scoring import choice_of, make_ring, score, score_turn
 from tests.support.family_inputs import TASKS, family_writer

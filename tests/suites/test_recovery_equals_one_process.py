@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ringtune.costs.facts.model_facts import model_facts
 from ringtune.costs.memory.sizes import Sizes
-from ringtune.costs.model_facts import model_facts
 from ringtune.files.safetensors_stream import TensorFile
 from ringtune.rounds import rounds as rd
 from tests.suites.test_recovery_on_virtual_clock import lose_at, recoveries, ring_of

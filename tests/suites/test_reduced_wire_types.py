@@ -20,7 +20,7 @@ import torch
 from edge.wire import tensors
 from ringtune.rounds.rounds import LogStep
 from ringtune.schedule.actions import Payload, TensorKey
-from ringtune.schedule.turns import StepKind, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, turn_sequence
 from sim.ring import VirtualRing
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, write_inputs
 

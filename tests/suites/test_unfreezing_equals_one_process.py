@@ -15,12 +15,12 @@ import torch
 from ringtune.files.pieces import Pieces
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.helped import helped
+from ringtune.schedule.helping.offload import Manner
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.patience import Patience
-from ringtune.schedule.offload import Manner
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind
-from ringtune.schedule.versions import unfreezing_steps
+from ringtune.schedule.turns.turns import StartPoint, StepKind
+from ringtune.schedule.turns.versions import unfreezing_steps
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support import reference

@@ -16,8 +16,8 @@ from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.patience import Patience
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.table import build_table, format_table, parse_table
-from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, turn_sequence
-from ringtune.schedule.versions import depth, unfreezing_steps
+from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn, items, turn_sequence
+from ringtune.schedule.turns.versions import depth, unfreezing_steps
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support.plans import changed, make_plan, random_plan

@@ -17,8 +17,8 @@ from ringtune.jobs.result import result_of_user
 from ringtune.models.result_files import part_files
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.frozen_weights import FrozenWeights
-from ringtune.schedule.offload import ALONE, COLLABORATION
-from ringtune.schedule.turns import StartPoint, turn_sequence
+from ringtune.schedule.helping.offload import ALONE, COLLABORATION
+from ringtune.schedule.turns.turns import StartPoint, turn_sequence
 from ringtune.schedule.users import users_of
 from tests.suites.test_users_equal_one_process import (
     LORA_AND_LINEAR,

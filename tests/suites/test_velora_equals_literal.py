@@ -15,7 +15,7 @@ from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import INITS, Velora
-from ringtune.schedule.turns import StartPoint, turn_sequence
+from ringtune.schedule.turns.turns import StartPoint, turn_sequence
 from ringtune.schedule.units import Range
 from tests.support import reference
 from tests.support.family_inputs import TASKS, family_writer

@@ -29,7 +29,7 @@ from ringtune.rpc.statuses import abort
 from ringtune.schedule.actions import Op
 from ringtune.schedule.lowering import legs
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.schedule.turns.turns import StepKind, Turn, items
 from ringtune.schedule.users import user_sets
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.choosing import DrawnTables

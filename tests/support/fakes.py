@@ -18,7 +18,7 @@ from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.lowering import links as plan_links
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, Turn, turn_sequence
+from ringtune.schedule.turns.turns import StartPoint, Turn, turn_sequence
 
 WAIT_S = 20.0
 

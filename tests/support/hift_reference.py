@@ -17,10 +17,10 @@ import torch
 
 from edge.data.rows import OwnerDataset
 from ringtune.jobs.job import Job
-from ringtune.jobs.learning_rate import learning_rate
+from ringtune.jobs.parts.learning_rate import learning_rate
 from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, items, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
 from tests.support import reference
 
 TOP = {"gpt2": ("ln_f.",), "llama": ("norm.",), "mistral": ("norm.",), "vit": ("layernorm.",)}

@@ -14,7 +14,7 @@ from coordinator.kept_runs.kept_runs import KeptRuns
 from coordinator.kept_runs.record import RunRecord
 from coordinator.submit.client import Client
 from ringtune.jobs.job import Job
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job
 
 JOB = job(train__checkpoint_every=2)

@@ -11,7 +11,7 @@ from ringtune.schedule.actions import Action, Payload
 from ringtune.schedule.epochs import due
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, Turn
+from ringtune.schedule.turns.turns import StartPoint, Turn
 from sim.ring_result import RingResult
 
 Slices = Sequence[tuple[str, int, int] | tuple[str, int, int, int]]

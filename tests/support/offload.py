@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from edge.compute.capture import Capture
+from edge.compute.capturing.capture import Capture
 from edge.compute.capturing.install import install
 from edge.compute.capturing.pairs import Pairs
 from edge.compute.capturing.sites import check_config

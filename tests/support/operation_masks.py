@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from ringtune.jobs.learning_rate import learning_rate
+from ringtune.jobs.parts.learning_rate import learning_rate
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT, pattern_of
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.rows.batches import BatchStream
-from ringtune.schedule.turns import StepKind, items, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support.reference import adapter_of, inputs_of, targets_of, whole_model

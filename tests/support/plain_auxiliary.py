@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ringtune.jobs.job import Job
-from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.adapters.adapter_config import parse_adapter_config
 
 # letter or option -> where the matrix is, in the names of each family
 MATRICES: dict[str, dict[str, str]] = {

@@ -15,7 +15,7 @@ from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.owner_turns import TURNS
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
+from ringtune.schedule.turns.turns import Item, StepKind, items, turn_sequence
 
 _OF_PLACEMENT = (
     "slices",

@@ -14,7 +14,7 @@ from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, Turn, turn_sequence
 from sim.ring import VirtualRing
 from sim.virtual_node import VirtualNode
 

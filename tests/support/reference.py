@@ -18,9 +18,9 @@ import torch
 from edge.data.rows import OwnerDataset
 from edge.data.tokens import Batch
 from ringtune.jobs.job import Job
-from ringtune.jobs.learning_rate import learning_rate
+from ringtune.jobs.parts.learning_rate import learning_rate
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
+from ringtune.schedule.turns.turns import Item, StepKind, items, turn_sequence
 from tests.support.plain_auxiliary import add_plain_auxiliary, is_auxiliary, others_of
 
 NAME = "ringtune"

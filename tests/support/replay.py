@@ -15,7 +15,7 @@ from ringtune.schedule.actions import Action, TensorKey, op_of
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.passage import Passage
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind, Turn
+from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn
 
 _NO_TABLES: Mapping[str, Operations] = types.MappingProxyType({})
 _EVENTS: dict[str, Any] = {cls.__name__: cls for cls in ev.Event.__args__}

@@ -9,8 +9,8 @@ import torch
 from ringtune.files.pieces import Pieces
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replicas import saves_head
-from ringtune.schedule.turns import StartPoint
+from ringtune.schedule.stages.replicas import saves_head
+from ringtune.schedule.turns.turns import StartPoint
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier, shard_metadata

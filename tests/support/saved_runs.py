@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy
 from safetensors.numpy import save
 
-from ringtune.models.adapter_config import auxiliary_of
-from ringtune.models.auxiliary_file import describe
+from ringtune.models.adapters.adapter_config import auxiliary_of
+from ringtune.models.adapters.auxiliary_file import describe
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.helped import helped
+from ringtune.schedule.helping.offload import COLLABORATION
 from ringtune.schedule.methods import Everything
-from ringtune.schedule.offload import COLLABORATION
 from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
 from tests.support.fake_agents import job

@@ -22,8 +22,8 @@ from edge.agent import workshop
 from edge.machine.allocator import keep_freed_memory
 from edge.machine.libraries import load_libraries
 from edge.machine.threads import limit_library_threads
+from ringtune.costs.facts.model_facts import model_facts
 from ringtune.costs.memory.sizes import Sizes
-from ringtune.costs.model_facts import model_facts
 from ringtune.jobs.job import Job, Model
 from ringtune.schedule.frozen_weights import FROZEN_DTYPES, FrozenWeights
 from tests.support.plans import changed, make_plan

@@ -18,12 +18,12 @@ from edge.compute.snapshot import Snapshot, kept_file, take_over
 from edge.data.rows import OwnerDataset
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job, parse_job
+from ringtune.models.adapters.trim_support import may_trim
 from ringtune.models.families import family_named
 from ringtune.models.family import CLASS_TASKS
 from ringtune.models.folder import read_config
-from ringtune.models.trim_support import may_trim
-from ringtune.rounds.kept_copies import trained_blocks
-from ringtune.rounds.round_events import Move
+from ringtune.rounds.events.round_events import Move
+from ringtune.rounds.going_back.kept_copies import trained_blocks
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.copy_holders import copy_holder
 from ringtune.schedule.course import Course
@@ -32,8 +32,8 @@ from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replicas import saves_head
-from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.stages.replicas import saves_head
+from ringtune.schedule.turns.turns import StepKind, Turn
 from tests.support import reference, tiny
 from tests.support.tiny_data import SUFFIXES, write_task_rows
 from tests.support.tiny_families import write_family

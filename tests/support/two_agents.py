@@ -17,7 +17,7 @@ from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job, Model
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 from ringtune.v1 import control_pb2
 from tests.support.fakes import WAIT_S, FakeExecutor
 from tests.support.plans import make_plan

@@ -15,10 +15,10 @@ from torch import nn
 
 from edge.data.tokens import Batch
 from ringtune.jobs.job import Job, parse_job
-from ringtune.jobs.learning_rate import learning_rate
-from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.jobs.parts.learning_rate import learning_rate
+from ringtune.models.adapters.adapter_config import parse_adapter_config
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Item
+from ringtune.schedule.turns.turns import Item
 from ringtune.schedule.users import RowsOfUser, rows_of_users, users_of
 from tests.support import reference
 from tests.support.plans import train_items

@@ -18,9 +18,9 @@ from ringtune.schedule.lowering import fit_legs, legs, lowest_units
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.table import Table, build_table, format_table, message_of, replay
 from ringtune.schedule.tables.words import format_action
-from ringtune.schedule.turns import Item, StartPoint, Turn, items
+from ringtune.schedule.turns.turns import Item, StartPoint, Turn, items
+from ringtune.schedule.turns.versions import backward_version, forward_version, weight_version
 from ringtune.schedule.units import EMBEDDING
-from ringtune.schedule.versions import backward_version, forward_version, weight_version
 
 
 def validate_table(plan: Plan, turns: Iterable[Turn], table: Table, *, start: StartPoint | None = None) -> None:

@@ -18,7 +18,7 @@ from coordinator.members.link_cache import LinkCache
 from coordinator.members.recruiting import machine_of
 from coordinator.members.registry import Member
 from ringtune.costs.links.assumed import with_assumed
-from ringtune.costs.measuring import Pair, hidden_bytes, link_rounds
+from ringtune.costs.measured.measuring import Pair, hidden_bytes, link_rounds
 from ringtune.costs.profile import LinkFacts, ModelFacts
 from ringtune.jobs.job import Job
 from ringtune.v1 import control_pb2

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.fitting.slice_saving import extra_share, planned_saving
 from ringtune.costs.memory.activations import dropout_token_bytes
-from ringtune.jobs.memory import AUTO
+from ringtune.jobs.parts.memory import AUTO
 from ringtune.quantities import format_bytes
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringtune.rounds.expected_prefixes import ExpectedPrefixes, expect_prefixes
+from ringtune.rounds.turns.expected_prefixes import ExpectedPrefixes, expect_prefixes
 from ringtune.schedule.passage import ROUNDED
 from ringtune.schedule.plan import Plan
 

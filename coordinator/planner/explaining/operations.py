@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from coordinator.planner.predict.plan_time import paid_after
 from coordinator.planner.predict.score_time import score_pass_s, score_passes
-from ringtune.costs.operation_shares import all_full, done_of, total
 from ringtune.costs.profile import Profile
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.operation_shares import all_full, done_of, total
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.quantities import format_seconds
 from ringtune.schedule.operations.choice import Choice, Policy
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.spreading.expected import expected_table
-from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.schedule.turns.turns import StepKind, Turn, items
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

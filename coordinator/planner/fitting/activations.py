@@ -9,10 +9,10 @@ from ringtune.costs.activation_policy import job_velora, proposed_velora
 from ringtune.costs.profile import ModelFacts
 from ringtune.errors import PlanError
 from ringtune.jobs.job import Job
-from ringtune.jobs.memory import AUTO
+from ringtune.jobs.parts.memory import AUTO
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import BOTH, NONE, RECOMPUTE, SlicePolicy
-from ringtune.schedule.versions import ever_trained
+from ringtune.schedule.turns.versions import ever_trained
 
 
 def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:

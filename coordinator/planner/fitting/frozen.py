@@ -13,8 +13,8 @@ from typing import TypeVar
 from coordinator.planner.draft import Draft
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, PlanError
-from ringtune.jobs.frozen import frozen_choices
 from ringtune.jobs.job import Job
+from ringtune.jobs.parts.frozen import frozen_choices
 from ringtune.jobs.sections import AUTO
 from ringtune.schedule.course import Course
 from ringtune.schedule.frozen_weights import FrozenWeights, dtype_of, name_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ringtune.errors import PlanError
 from ringtune.jobs.job import Job
-from ringtune.jobs.offload import AUTO
+from ringtune.jobs.parts.offload import AUTO
 from ringtune.schedule.helped import helped, helpers_by_host
-from ringtune.schedule.offload import IN_STEP, Manner
+from ringtune.schedule.helping.offload import IN_STEP, Manner
 from ringtune.schedule.plan import Plan
 
 

@@ -14,12 +14,12 @@ from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import NodeFacts
-from ringtune.costs.saving_seconds import projected_gain
+from ringtune.costs.times.saving_seconds import projected_gain
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.prefixes.kept import most_kept_bytes
 from ringtune.schedule.slice_policy import NONE
+from ringtune.schedule.turns.versions import ever_trained
 from ringtune.schedule.units import Range
-from ringtune.schedule.versions import ever_trained
 
 _NEVER = 1 << 62
 _GROWING = ("weights", "adapters", "head", "data")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ringtune.errors import CapacityError, DeadlineError, JobError, PlanError, StorageError
-from ringtune.jobs.frozen import why_not_small
 from ringtune.jobs.job import Job
-from ringtune.jobs.memory import AUTO
+from ringtune.jobs.parts.frozen import why_not_small
+from ringtune.jobs.parts.memory import AUTO
 from ringtune.schedule.frozen_weights import AS_COMPUTED
 from ringtune.schedule.methods.hift import DISK, MEMORY
 from ringtune.schedule.slice_policy import NONE, VELORA

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from ringtune.costs.profile import NodeFacts
-from ringtune.costs.saving_seconds import VELORA_EXTRA
-from ringtune.jobs.memory import AUTO
+from ringtune.costs.times.saving_seconds import VELORA_EXTRA
+from ringtune.jobs.parts.memory import AUTO
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import BOTH, NONE, RECOMPUTE, VELORA, SlicePolicy
 from ringtune.schedule.units import Range

@@ -26,7 +26,7 @@ from coordinator.planner.planned import Planned
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, StorageError
 from ringtune.jobs.job import Job
-from ringtune.jobs.offload import AUTO
+from ringtune.jobs.parts.offload import AUTO
 from ringtune.schedule.helped import helped, helpers_by_host
 from ringtune.schedule.plan import Plan
 

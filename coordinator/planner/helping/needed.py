@@ -21,7 +21,7 @@ from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, JobError, StorageError
 from ringtune.jobs.job import Job
 from ringtune.schedule.helped import helped, helpers_by_host
-from ringtune.schedule.offload import JOINT
+from ringtune.schedule.helping.offload import JOINT
 from ringtune.schedule.plan import Plan
 
 

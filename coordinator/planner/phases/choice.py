@@ -31,7 +31,7 @@ from ringtune.schedule.epochs import why_it_stays
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import NONE
-from ringtune.schedule.versions import unfreezing_steps
+from ringtune.schedule.turns.versions import unfreezing_steps
 
 WORTH: Final = 0.98
 """A run moves where steps and moves together need at most this share of the seconds without."""

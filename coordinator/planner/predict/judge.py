@@ -15,7 +15,7 @@ from coordinator.planner.predict.depths import step_kinds
 from coordinator.planner.predict.ring_costs import RingCosts
 from coordinator.planner.predict.step_time import Ring, step_times
 from ringtune.costs.profile import Profile
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.errors import DeadlineError
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, TensorKey
@@ -25,9 +25,9 @@ from ringtune.schedule.methods import Method
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.spreading.expected import expected_table
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
+from ringtune.schedule.turns.versions import may_be_stale
 from ringtune.schedule.units import Units
-from ringtune.schedule.versions import may_be_stale
 from sim.action_times import ProfileTimes
 from sim.items import Items
 from sim.links import MeasuredLinks

@@ -17,14 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ringtune.costs.seconds import NodeCosts
+from ringtune.costs.times.seconds import NodeCosts
 from ringtune.schedule.actions import Op
 from ringtune.schedule.course import Course
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT, block_code, block_row, patterns_of
 from ringtune.schedule.owner_turns import shares
 from ringtune.schedule.rows.batches import num_batches
 from ringtune.schedule.spreading.expected import expected_table
-from ringtune.schedule.turns import StepKind
+from ringtune.schedule.turns.turns import StepKind
 
 Visits = tuple[tuple[float, ...], ...]
 

@@ -10,8 +10,8 @@ from coordinator.planner.fitting.slice_saving import planned_saving
 from coordinator.planner.predict.judge import simulated_steps_s
 from coordinator.planner.predict.ring_costs import ring_costs
 from coordinator.planner.predict.step_time import Ring, job_s
-from ringtune.costs.operation_shares import all_full
 from ringtune.costs.profile import Profile
+from ringtune.costs.times.operation_shares import all_full
 from ringtune.schedule.plan import Plan
 
 

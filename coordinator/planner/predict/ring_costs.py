@@ -1,8 +1,8 @@
 """Tables of seconds for the planner's formulas: one row per node, one column per peer.
 
-All numbers come from ``ringtune.costs.seconds``, at the mean size of the owners' micro-batches: times are linear in
-the size, so the mean over the owners' turns is right although owners differ. Where operation tables leave some of the
-work out, the times are those of the mean block, and weights say which blocks have more of it (``loads``).
+All numbers come from ``ringtune.costs.times.seconds``, at the mean size of the owners' micro-batches: times are
+linear in the size, so the mean over the owners' turns is right although owners differ. Where operation tables leave
+some of the work out, the times are those of the mean block, and weights say which blocks have more of it (``loads``).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from coordinator.planner.fitting.slice_saving import KEEPS_ALL, SliceSaving
 from coordinator.planner.predict.depths import steps_by_depth, trained_shares
 from coordinator.planner.predict.loads import Loads, Visits, loads_of, pattern_s
 from ringtune.costs.profile import Profile
-from ringtune.costs.saving_seconds import VELORA_EXTRA, projected_gain
-from ringtune.costs.seconds import CourseCosts, NodeCosts
-from ringtune.costs.top_share import TopShare
+from ringtune.costs.times.saving_seconds import VELORA_EXTRA, projected_gain
+from ringtune.costs.times.seconds import CourseCosts, NodeCosts
+from ringtune.costs.times.top_share import TopShare
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.owner_turns import shares
-from ringtune.schedule.turns import StepKind
+from ringtune.schedule.turns.turns import StepKind
+from ringtune.schedule.turns.versions import may_be_stale
 from ringtune.schedule.units import EMBEDDING
-from ringtune.schedule.versions import may_be_stale
 
 Row = tuple[float, ...]
 SavingOf = Callable[[int, int, int, int], SliceSaving]

@@ -6,18 +6,18 @@ import dataclasses
 from typing import Final
 
 from coordinator.planner.predict.judge import ItemEnds, run_probe
-from ringtune.costs.operation_shares import all_full, done_of
 from ringtune.costs.profile import Profile
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.operation_shares import all_full, done_of
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.schedule.actions import Op
-from ringtune.schedule.boundaries import scores_are_due
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Item, StepKind, turn_sequence
+from ringtune.schedule.turns.boundaries import scores_are_due
+from ringtune.schedule.turns.turns import Item, StepKind, turn_sequence
+from ringtune.schedule.turns.versions import may_be_stale
 from ringtune.schedule.units import EMBEDDING
-from ringtune.schedule.versions import may_be_stale
 from sim.items import Items
 
 MOST_BATCHES: Final = 24

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from coordinator.planner.fitting.slice_saving import KEEPS_ALL, SliceSaving
 from coordinator.planner.predict.ring_costs import OwnerCosts, RingCosts
-from ringtune.costs.saving_seconds import VELORA_EXTRA
+from ringtune.costs.times.saving_seconds import VELORA_EXTRA
 
 Rows = list[list[float]]
 
@@ -178,7 +178,8 @@ def _saved(
 ) -> tuple[float, float]:
     """Seconds of a stage's forwards and backwards where it saves activations.
 
-    Blocks that run again go forward with a graph before their backward too; see ``ringtune.costs.saving_seconds``.
+    Blocks that run again go forward with a graph before their backward too;
+    see ``ringtune.costs.times.saving_seconds``.
 
     Args:
         costs: tables of the job.

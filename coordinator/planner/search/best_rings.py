@@ -19,7 +19,7 @@ from coordinator.planner.predict.step_time import Ring, job_s
 from coordinator.planner.search.exact import search_exact
 from coordinator.planner.search.local_search import Budget, LocalResult, search_local
 from ringtune.costs.profile import Profile
-from ringtune.jobs.memory import AUTO
+from ringtune.jobs.parts.memory import AUTO
 from ringtune.schedule.slice_policy import NONE
 
 EXACT_NODES, EXACT_BLOCKS = 8, 24

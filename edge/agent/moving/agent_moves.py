@@ -37,7 +37,7 @@ from ringtune.files.strict import read_object
 from ringtune.jobs.job import Job
 from ringtune.schedule.epochs import Source
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, Turn
+from ringtune.schedule.turns.turns import StartPoint, Turn
 
 _LOG = logging.getLogger(__name__)
 _FLUSH_S = 5.0

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from edge.agent.moving.fetch import push
 from edge.agent.moving.kept import KeptTurns, metadata
 from ringtune.errors import ConnectionFailedError, RingTuneError
-from ringtune.rounds.kept_copies import trained_blocks
+from ringtune.rounds.going_back.kept_copies import trained_blocks
 from ringtune.schedule.copy_holders import copy_holder
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.turns.turns import StepKind, Turn
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5

@@ -27,7 +27,7 @@ from edge.model.skeleton import ADAPTER, Skeleton
 from edge.model.slice import stored_names
 from ringtune.errors import JobError, ModelError
 from ringtune.jobs.job import Job
-from ringtune.models.offload_support import merged_refusal
+from ringtune.models.adapters.offload_support import merged_refusal
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -32,7 +32,7 @@ from edge.compute.capturing.signs import given
 from edge.model.auxiliary.modules import FUSED_PARTS, FusedDelta, LinearDelta, MlpDelta, alpha_beside
 from edge.model.skeleton import ADAPTER, Skeleton
 from ringtune.errors import JobError
-from ringtune.models.offload_support import offload_refusal
+from ringtune.models.adapters.offload_support import offload_refusal
 
 
 class Passage(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from edge.compute.captures import Captures
+from edge.compute.capturing.captures import Captures
 from edge.compute.saving.block_forward import BlockForward, Saved
 from edge.compute.users.sets import UserSets
 from edge.compute.users.split_rows import OfUser, SplitRows

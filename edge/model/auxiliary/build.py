@@ -14,7 +14,14 @@ from torch import nn
 
 from edge.model.auxiliary.modules import FUSED_PARTS, Delta, make_delta, make_fused_delta, put_beside
 from edge.model.layouts import BlockLayout
-from ringtune.models.auxiliary_config import INTERMEDIATE, OUTPUT, PLACES, AuxiliaryConfig, check_alphas, in_block
+from ringtune.models.adapters.auxiliary_config import (
+    INTERMEDIATE,
+    OUTPUT,
+    PLACES,
+    AuxiliaryConfig,
+    check_alphas,
+    in_block,
+)
 
 
 def add_auxiliary(

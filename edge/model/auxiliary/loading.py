@@ -27,8 +27,8 @@ from edge.model.auxiliary.modules import FUSED_PARTS, Delta, FusedDelta, LinearD
 from edge.model.layouts import LAYOUTS
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.files.strict import parse_json
-from ringtune.models.auxiliary_config import LINEAR, PLACES, AuxiliaryConfig, in_block
-from ringtune.models.auxiliary_file import Described, described, is_of_library
+from ringtune.models.adapters.auxiliary_config import LINEAR, PLACES, AuxiliaryConfig, in_block
+from ringtune.models.adapters.auxiliary_file import Described, described, is_of_library
 from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AUXILIARY_CONFIG_FILE
 
 Tensors = Mapping[str, torch.Tensor]

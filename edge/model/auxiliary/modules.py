@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ringtune.models.auxiliary_config import KEY, LINEAR, QUERY, VALUE, AuxiliaryConfig
+from ringtune.models.adapters.auxiliary_config import KEY, LINEAR, QUERY, VALUE, AuxiliaryConfig
 
 FUSED_PARTS = (QUERY, KEY, VALUE)
 """The parts of a matrix that gives query, key and value, in their order."""

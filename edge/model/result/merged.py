@@ -23,7 +23,7 @@ from edge.model.slice import DTYPES, materialise
 from ringtune.errors import UsageError
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job
-from ringtune.models.merge_support import merge_refusal
+from ringtune.models.adapters.merge_support import merge_refusal
 
 
 def merged_files(job: Job, model: Path, adapter: Path, labels: Sequence[str]) -> dict[str, Pieces]:

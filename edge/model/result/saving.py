@@ -7,8 +7,8 @@ by bytes. The result loads with ``load_adapter(folder, use_safetensors=True, set
 Where the blocks' own weights trained, ``blocks.safetensors`` takes the place of the adapter: those weights by their
 names in the whole model. It loads with ``load_state_dict(tensors, strict=False)``, and the head with ``load_head``.
 
-Auxiliary models are saved the same way, and ``adapter.json`` says what they are (``ringtune.models.auxiliary_file``).
-Adapters of the library beside them are in the same two files.
+Auxiliary models are saved the same way, and ``adapter.json`` says what they are
+(``ringtune.models.adapters.auxiliary_file``). Adapters of the library beside them are in the same two files.
 
 The library's own writer is not used for the tensors: it refuses adapters that have one tensor under two names
 (``ln_before``), writes a pretrained head out, and makes copies of everything.
@@ -34,7 +34,7 @@ from ringtune.engine.diverged import LOWER_THE_RATE
 from ringtune.errors import DivergedError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import write_tensors
-from ringtune.models.auxiliary_file import describe
+from ringtune.models.adapters.auxiliary_file import describe
 from ringtune.models.result_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,

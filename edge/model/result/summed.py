@@ -1,7 +1,7 @@
 """Add up the adapters of several users to one adapter, whose folder loads like that of any run.
 
-See ``ringtune.models.summed_adapters`` for what it is. Tensors are read and added one at a time, as the file is gone
-through.
+See ``ringtune.models.adapters.summed_adapters`` for what it is. Tensors are read and added one at a time, as the file
+is gone through.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ringtune.errors import IntegrityError
 from ringtune.files.pieces import FilePieces, Piece, Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
 from ringtune.files.strict import parse_json
+from ringtune.models.adapters.summed_adapters import GROWING
 from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AUXILIARY_CONFIG_FILE, block_of
-from ringtune.models.summed_adapters import GROWING
 
 _DOWN, _UP = "lora_A", "lora_B"
 

@@ -22,11 +22,12 @@ from ringtune.errors import IntegrityError
 from ringtune.files.pieces import FilePieces, Piece, Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
 from ringtune.files.strict import parse_json
-from ringtune.models.adapter_config import auxiliary_of, parse_adapter_config
-from ringtune.models.auxiliary_config import AUXILIARY_KINDS, in_block
-from ringtune.models.auxiliary_file import describe
+from ringtune.models.adapters.adapter_config import auxiliary_of, parse_adapter_config
+from ringtune.models.adapters.auxiliary_config import AUXILIARY_KINDS, in_block
+from ringtune.models.adapters.auxiliary_file import describe
+from ringtune.models.adapters.merge_support import places_of_part
+from ringtune.models.adapters.summed_adapters import lora_scale, sum_of_kinds
 from ringtune.models.families import FAMILIES
-from ringtune.models.merge_support import places_of_part
 from ringtune.models.result_files import (
     ADAPTER_FILE,
     AUXILIARY_CONFIG_FILE,
@@ -35,7 +36,6 @@ from ringtune.models.result_files import (
     HEAD_FILE,
     block_of,
 )
-from ringtune.models.summed_adapters import lora_scale, sum_of_kinds
 
 
 class OfUser(NamedTuple):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ringtune.costs.profile import ModelFacts
 from ringtune.errors import JobError
-from ringtune.jobs.memory import PAPER_LAYERS, VeloraSettings
-from ringtune.models.adapter_config import has_adapter
-from ringtune.models.kept_inputs import KeptInput, taken_together, trained_layers
+from ringtune.jobs.parts.memory import PAPER_LAYERS, VeloraSettings
+from ringtune.models.adapters.adapter_config import has_adapter
+from ringtune.models.adapters.kept_inputs import KeptInput, taken_together, trained_layers
 from ringtune.schedule.extent import Extent
 from ringtune.schedule.saving import Velora
 from ringtune.schedule.units import Range, Units

@@ -15,11 +15,11 @@ from ringtune.costs.memory.sizes import Sizes
 from ringtune.errors import CapacityError, PlanError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
-from ringtune.schedule.offload import EXACT, IN_STEP
+from ringtune.schedule.helping.offload import EXACT, IN_STEP
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages.dealing import replicas
+from ringtune.schedule.turns.versions import ever_trained
 from ringtune.schedule.units import EMBEDDING
-from ringtune.schedule.versions import ever_trained
 
 MAX_BLOB_BYTES: Final = 1 << 30
 """Bytes of the largest head with its moments, gradient of a unit, parcel, or probe, that is admitted."""

@@ -12,7 +12,7 @@ from ringtune.costs.kind_facts import KindFacts
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import InvalidInputError, PlanError
 from ringtune.files.strict import read_dataclass, read_value
-from ringtune.models.kept_inputs import KeptInput
+from ringtune.models.adapters.kept_inputs import KeptInput
 from ringtune.schedule.extent import UserRows
 from ringtune.schedule.frozen_weights import AS_COMPUTED
 

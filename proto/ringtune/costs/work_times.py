@@ -1,10 +1,10 @@
 """How long the pieces of a step take on one node: measured points, and times between them.
 
-The planner adds these times up, the simulator replays them. A *work* is what one timing covers; the time of an
-action is put together from works in ``ringtune.costs.seconds``. Times grow with the size of the micro-batch, counted in
-padded tokens (rows x tokens); between two measured sizes the time is taken as linear. So is the time of a block with a
-share of its subnets active, between a measured part of them and the whole; norms, adapters and masks take theirs
-whatever the share.
+The planner adds these times up, the simulator replays them. A *work* is what one timing covers; the time of an action
+is put together from works in ``ringtune.costs.times.seconds``. Times grow with the size of the micro-batch, counted
+in padded tokens (rows x tokens); between two measured sizes the time is taken as linear. So is the time of a block
+with a share of its subnets active, between a measured part of them and the whole; norms, adapters and masks take
+theirs whatever the share.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Final
 
 from ringtune.engine.flows import Flow
 from ringtune.schedule.actions import Op, Payload
-from ringtune.schedule.turns import Item
+from ringtune.schedule.turns.turns import Item
 from ringtune.schedule.units import unit_name
 
 _NAMES: Final[Mapping[str, str]] = {

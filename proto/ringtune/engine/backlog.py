@@ -20,11 +20,11 @@ from ringtune.engine.flows import Flow, ItemState, Path, Place
 from ringtune.engine.head_keeping import HeadKeeping
 from ringtune.engine.unit_versions import UnitVersions
 from ringtune.schedule.actions import Action, Op, Payload
+from ringtune.schedule.exchanges.parcels import credit_boundary
 from ringtune.schedule.lowering import Legs
-from ringtune.schedule.parcels import credit_boundary
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.versions import in_flight, items_under_way
 from ringtune.schedule.units import EMBEDDING
-from ringtune.schedule.versions import in_flight, items_under_way
 
 _FORWARD_RANK: Final = Op.FORWARD.rank
 

@@ -18,8 +18,8 @@ from ringtune.engine import events as ev
 from ringtune.engine.flows import ItemState
 from ringtune.schedule.actions import Action, Payload
 from ringtune.schedule.course import Course
-from ringtune.schedule.parcels import credit_boundary
-from ringtune.schedule.replicas import other_owners, replicated_units, unit_grad_key
+from ringtune.schedule.exchanges.parcels import credit_boundary
+from ringtune.schedule.stages.replicas import other_owners, replicated_units, unit_grad_key
 from ringtune.schedule.units import EMBEDDING
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from ringtune.errors import DivergedError
 from ringtune.schedule.course import Course
 from ringtune.schedule.rows.batches import BatchStream, eval_rows
-from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.turns.turns import Item, StepKind
 
 LOWER_THE_RATE = "lower train.learning_rate and train anew"
 _MOST_ROWS: Final = 16

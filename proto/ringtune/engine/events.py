@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ringtune.schedule.actions import Action, TensorKey
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 
 # ---- events: something happened ------------------------------------------------------------------
 

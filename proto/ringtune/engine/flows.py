@@ -19,13 +19,12 @@ from ringtune.engine.credits import Channel, Credits
 from ringtune.engine.events import ParcelArrived, TensorArrived
 from ringtune.errors import FrameError
 from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload
+from ringtune.schedule.exchanges.parcels import WAITING
 from ringtune.schedule.lowering import item_updates
-from ringtune.schedule.parcels import WAITING
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replicas import replicated_units
-from ringtune.schedule.turns import Item
-from ringtune.schedule.units import EMBEDDING
-from ringtune.schedule.versions import (
+from ringtune.schedule.stages.replicas import replicated_units
+from ringtune.schedule.turns.turns import Item
+from ringtune.schedule.turns.versions import (
     awaited_forward,
     awaits_next_backward,
     backward_version,
@@ -33,6 +32,7 @@ from ringtune.schedule.versions import (
     in_flight,
     weight_version,
 )
+from ringtune.schedule.units import EMBEDDING
 
 Message = tuple[str, int, str]
 """Payload, boundary, and the node at the other end."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from ringtune.engine import events as ev
 from ringtune.engine.flows import ItemState
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 
 
 class HeadKeeping:

@@ -12,7 +12,7 @@ from collections import deque
 from ringtune.engine import events as ev
 from ringtune.engine.flows import Flow, ItemState
 from ringtune.schedule.actions import Action, TensorKey
-from ringtune.schedule.parcels import weights_key
+from ringtune.schedule.exchanges.parcels import weights_key
 from ringtune.schedule.placement import Placement
 
 

@@ -33,8 +33,8 @@ from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.lowering import fit_legs, legs
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, Turn, items
-from ringtune.schedule.versions import weight_version
+from ringtune.schedule.turns.turns import StartPoint, Turn, items
+from ringtune.schedule.turns.versions import weight_version
 
 WAIT_TIMER = "wait"
 _NEW: Final = tuple.__new__

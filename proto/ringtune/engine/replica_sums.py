@@ -11,8 +11,8 @@ from collections import deque
 from ringtune.engine import events as ev
 from ringtune.engine.flows import ItemState
 from ringtune.schedule.actions import Action, TensorKey
+from ringtune.schedule.exchanges.replica_grads import is_replicated, replica_grad_key
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replica_grads import is_replicated, replica_grad_key
 from ringtune.schedule.stages.dealing import replicas
 
 

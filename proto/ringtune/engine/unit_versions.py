@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from ringtune.engine.flows import Place
 from ringtune.schedule.actions import Action
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.versions import weight_version
 from ringtune.schedule.units import EMBEDDING
-from ringtune.schedule.versions import weight_version
 
 
 class UnitVersions:

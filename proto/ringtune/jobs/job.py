@@ -16,24 +16,24 @@ import tomli_w
 
 from ringtune.errors import JobError
 from ringtune.files.strict import check_keys, read_dataclass
-from ringtune.jobs.cache import CacheSettings
-from ringtune.jobs.frozen import check_frozen
-from ringtune.jobs.hift import HiftSettings, check_full_parameters, with_adapter, without_default
 from ringtune.jobs.job_text import parse_tables, read_job_text
-from ringtune.jobs.memory import Memory, VeloraSettings, checked
 from ringtune.jobs.misplaced import refuse_misplaced, refuse_unsupported
-from ringtune.jobs.offload import OFF, OffloadSettings, check_offload
 from ringtune.jobs.operations.checks import check_operations
 from ringtune.jobs.operations.given_table import with_table_read
 from ringtune.jobs.operations.settings import OperationsSettings
-from ringtune.jobs.placement import PlacementSettings, with_free_microbatches
-from ringtune.jobs.recovery import RecoverySettings
+from ringtune.jobs.parts.cache import CacheSettings
+from ringtune.jobs.parts.frozen import check_frozen
+from ringtune.jobs.parts.hift import HiftSettings, check_full_parameters, with_adapter, without_default
+from ringtune.jobs.parts.memory import Memory, VeloraSettings, checked
+from ringtune.jobs.parts.offload import OFF, OffloadSettings, check_offload
+from ringtune.jobs.parts.placement import PlacementSettings, with_free_microbatches
+from ringtune.jobs.parts.recovery import RecoverySettings
+from ringtune.jobs.parts.users import check_user_column
 from ringtune.jobs.sections import LENGTHS, Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
-from ringtune.jobs.users import check_user_column
 from ringtune.models.family import CLASS_TASKS
+from ringtune.schedule.helping.offload import JOINT
 from ringtune.schedule.methods import Method, method_class, method_names
 from ringtune.schedule.methods.hift import DISK
-from ringtune.schedule.offload import JOINT
 from ringtune.schedule.operations.choice import Policy
 from ringtune.schedule.slice_policy import NONE, RECOMPUTE
 

@@ -13,7 +13,7 @@ from ringtune.files.strict import nearest
 from ringtune.jobs.optimizers import MOMENTUM, OPTIMIZERS
 from ringtune.jobs.paths import check_path, check_text
 from ringtune.jobs.split import split_alpha
-from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.adapters.adapter_config import parse_adapter_config
 from ringtune.models.family import MOST_BLOCKS, TASKS
 from ringtune.schedule.course import WIRE_DTYPES
 from ringtune.schedule.frozen_weights import AS_COMPUTED, FROZEN_DTYPES

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from ringtune.errors import JobError
 from ringtune.jobs.job import Job
-from ringtune.models.adapter_config import parse_adapter_config
-from ringtune.models.summed_adapters import sum_of_kinds
+from ringtune.models.adapters.adapter_config import parse_adapter_config
+from ringtune.models.adapters.summed_adapters import sum_of_kinds
 
 _MOST_NAMED = 20
 

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ringtune.models.adapter_config import auxiliary_of, trains_own_weights
+from ringtune.models.adapters.adapter_config import auxiliary_of, trains_own_weights
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import FROZEN_HEAD_TASKS
 from ringtune.models.tensors import CONFIG_FILE, INDEX_FILE, MODEL_SIDE_FILES, WEIGHTS_FILE

@@ -23,11 +23,11 @@ from ringtune.files.strict import parse_json, read_dataclass
 from ringtune.ids import check_node_name, check_run_id
 from ringtune.jobs.job import Job
 from ringtune.rounds.length import Length, digests
-from ringtune.rounds.turn_operations import check_in_force
+from ringtune.rounds.turns.turn_operations import check_in_force
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint
-from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
+from ringtune.schedule.turns.turns import StartPoint
+from ringtune.schedule.turns.unfreezing import NOTHING_KNOWN, Unfreezing
 
 SCHEMA: Final = 1
 KEPT: Final = 2

@@ -20,14 +20,14 @@ from typing import NamedTuple
 
 from ringtune.errors import IntegrityError
 from ringtune.schedule.course import Course
+from ringtune.schedule.exchanges.replica_grads import is_replicated
 from ringtune.schedule.lowering import item_updates
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replica_grads import is_replicated
-from ringtune.schedule.replicas import other_owners, replicated_units
 from ringtune.schedule.stages.dealing import replicas
-from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.schedule.stages.replicas import other_owners, replicated_units
+from ringtune.schedule.turns.turns import StepKind, Turn, items
+from ringtune.schedule.turns.versions import trained
 from ringtune.schedule.units import EMBEDDING, unit_name
-from ringtune.schedule.versions import trained
 
 
 class CopyDigest(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ringtune.schedule.extent import Owner
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 
 Values = tuple[tuple[str, float], ...]
 

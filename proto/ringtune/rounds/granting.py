@@ -11,16 +11,23 @@ import itertools
 from collections.abc import Collection
 
 from ringtune.rounds.copy_digests import CopyComparison
-from ringtune.rounds.moving import Moving
-from ringtune.rounds.open_turns import OpenTurns
-from ringtune.rounds.round_events import ChooseOperations, Command, Grant, LogCacheLost, LogOperations, LogUnfreeze
-from ringtune.rounds.turn_depths import TurnDepths
-from ringtune.rounds.turn_operations import TurnOperations
-from ringtune.rounds.turn_prefixes import TurnPrefixes
+from ringtune.rounds.events.round_events import (
+    ChooseOperations,
+    Command,
+    Grant,
+    LogCacheLost,
+    LogOperations,
+    LogUnfreeze,
+)
+from ringtune.rounds.moves.moving import Moving
+from ringtune.rounds.turns.open_turns import OpenTurns
+from ringtune.rounds.turns.turn_depths import TurnDepths
+from ringtune.rounds.turns.turn_operations import TurnOperations
+from ringtune.rounds.turns.turn_prefixes import TurnPrefixes
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind, Turn, checkpoint_turn, turn_sequence
-from ringtune.schedule.versions import depth
+from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn, checkpoint_turn, turn_sequence
+from ringtune.schedule.turns.versions import depth
 
 
 class Granting:

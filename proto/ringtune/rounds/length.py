@@ -20,7 +20,7 @@ from ringtune.rounds.job_changes import job_digest
 from ringtune.rounds.state_place import state_places
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.versions import weight_version
+from ringtune.schedule.turns.versions import weight_version
 
 LENGTH_KEYS: Final = tuple(f"train.{name}" for name in LENGTHS)
 """Keys of a job that say how long its run is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from ringtune.rounds.open_turns import OpenTurn
+from ringtune.rounds.turns.open_turns import OpenTurn
 
 TRAINING_PATIENCE: Final = 1.5
 """How many times longer the coordinator waits in training than a node, which speaks first of what it misses."""

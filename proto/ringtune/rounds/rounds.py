@@ -5,10 +5,9 @@ Example: ``from ringtune.rounds import rounds as rd`` gives ``rd.Rounds``, ``rd.
 
 from __future__ import annotations
 
-from ringtune.rounds.recovering import RecoveringRounds
-from ringtune.rounds.recovery_events import Halt, Halted, LogRecovery, NotPlaced, PlaceAgain, Placed, ShowStep
-from ringtune.rounds.replanning_events import FetchAhead, FetchedAhead, LogFetched, Replanned
-from ringtune.rounds.round_events import (
+from ringtune.rounds.events.recovery_events import Halt, Halted, LogRecovery, NotPlaced, PlaceAgain, Placed, ShowStep
+from ringtune.rounds.events.replanning_events import FetchAhead, FetchedAhead, LogFetched, Replanned
+from ringtune.rounds.events.round_events import (
     CacheLost,
     ChooseOperations,
     Collect,
@@ -50,6 +49,7 @@ from ringtune.rounds.round_events import (
     StopAsked,
     TurnReported,
 )
+from ringtune.rounds.going_back.recovering import RecoveringRounds
 from ringtune.rounds.state_machine import Planner, Rounds
 
 __all__ = [

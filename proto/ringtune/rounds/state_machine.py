@@ -20,15 +20,15 @@ from typing import Any
 
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import DeadlineError, RingTuneError, needed
-from ringtune.rounds import round_events as rd
 from ringtune.rounds.evaluation_sums import EvaluationSums
+from ringtune.rounds.events import round_events as rd
+from ringtune.rounds.events.replanning_events import FetchedAhead, Replanned
 from ringtune.rounds.granting import Granting
-from ringtune.rounds.moving import Moving
+from ringtune.rounds.moves.moving import Moving
 from ringtune.rounds.overdue import TRAINING_PATIENCE, overdue
-from ringtune.rounds.replanning_events import FetchedAhead, Replanned
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, StepKind
-from ringtune.schedule.versions import unfreezing_steps
+from ringtune.schedule.turns.turns import ITEMS_AHEAD, StartPoint, StepKind
+from ringtune.schedule.turns.versions import unfreezing_steps
 
 Planner = Callable[[Mapping[str, Any]], Plan | tuple[Plan, StartPoint]]
 _PHASE_TIMER = "phase"

@@ -14,7 +14,7 @@ from typing import Final
 from ringtune.errors import IntegrityError
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.passage import Passage
-from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.turns.turns import StepKind, Turn
 from ringtune.v1 import control_pb2
 
 _NO_TABLES: Final[Mapping[str, Operations]] = types.MappingProxyType({})

@@ -23,7 +23,7 @@ from ringtune.files.strict import parse_json
 from ringtune.rpc.codec import turn_from_proto, turn_to_proto
 from ringtune.schedule.course import TABLES_AT_ONCE, Course
 from ringtune.schedule.operations.table import Operations
-from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.turns.turns import StepKind, Turn
 from ringtune.v1 import control_pb2
 
 KEPT_TABLES: Final = TABLES_AT_ONCE

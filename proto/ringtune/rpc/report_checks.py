@@ -14,7 +14,7 @@ from typing import Any, Final
 from ringtune.errors import IntegrityError
 from ringtune.files.strict import describe_value
 from ringtune.schedule.actions import Payload
-from ringtune.schedule.turns import StepKind
+from ringtune.schedule.turns.turns import StepKind
 from ringtune.texts import shown
 from ringtune.v1 import control_pb2
 

@@ -17,8 +17,8 @@ from ringtune.files.digests import json_digest
 from ringtune.files.strict import read_dataclass
 from ringtune.schedule.extent import Extent, Owner, check_owners
 from ringtune.schedule.frozen_weights import FrozenWeights
+from ringtune.schedule.helping.offload import Offload
 from ringtune.schedule.methods import Method, method_from_json
-from ringtune.schedule.offload import Offload
 from ringtune.schedule.operations.choice import Choice
 from ringtune.schedule.operations.codes import block_row
 from ringtune.schedule.operations.origin import TableOrigin

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import Placement
-from ringtune.schedule.turns import StepKind, Turn
-from ringtune.schedule.versions import may_be_stale, weight_version
+from ringtune.schedule.turns.turns import StepKind, Turn
+from ringtune.schedule.turns.versions import may_be_stale, weight_version
 
 _ONE = "give the plan one placement"
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from ringtune.errors import PlanError
 from ringtune.files.strict import nearest
-from ringtune.schedule.helpers import Helper
-from ringtune.schedule.offload import IN_STEP, Manner, Offload
+from ringtune.schedule.helping.helpers import Helper
+from ringtune.schedule.helping.offload import IN_STEP, Manner, Offload
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import merged
 from ringtune.schedule.units import Range

@@ -32,15 +32,15 @@ from typing import Final, NamedTuple
 
 from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload
 from ringtune.schedule.course import Course
-from ringtune.schedule.helpers import Helper
+from ringtune.schedule.helping.helpers import Helper
 from ringtune.schedule.operations.codes import FULL, SHORTCUT
 from ringtune.schedule.passage import WHOLE, Passage, check_passage, with_cache
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replicas import copy_links
 from ringtune.schedule.stages.dealing import hosts_of_lane, lane_of, lanes, num_lanes_of, replica_links
-from ringtune.schedule.turns import Item, StartPoint, StepKind, hand_overs
+from ringtune.schedule.stages.replicas import copy_links
+from ringtune.schedule.turns.turns import Item, StartPoint, StepKind, hand_overs
+from ringtune.schedule.turns.versions import trained, updated
 from ringtune.schedule.units import EMBEDDING, Range, Units
-from ringtune.schedule.versions import trained, updated
 
 WAYS_AT_ONCE: Final = 512
 """Ways that are kept: of 12 blocks on four nodes each takes some 3 kB, and tables of whole blocks may bring any."""

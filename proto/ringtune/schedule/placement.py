@@ -14,7 +14,7 @@ from typing import Any
 from ringtune.errors import PlanError
 from ringtune.files.digests import json_digest
 from ringtune.files.strict import read_dataclass
-from ringtune.schedule.helpers import Helper, check_helpers, helpers_from_json, helpers_to_json
+from ringtune.schedule.helping.helpers import Helper, check_helpers, helpers_from_json, helpers_to_json
 from ringtune.schedule.passage import PrefixCache
 from ringtune.schedule.saving import check_ranges, in_ranges, ranges_from_json, ranges_to_json
 from ringtune.schedule.units import Range

@@ -18,14 +18,14 @@ from ringtune.files.strict import check_keys
 from ringtune.schedule.course import TABLES_AT_ONCE, Course
 from ringtune.schedule.epochs import check_epochs
 from ringtune.schedule.extent import Owner
-from ringtune.schedule.helpers import Helper
+from ringtune.schedule.helping.helpers import Helper
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.prefixes.kept import why_no_cache
 from ringtune.schedule.saving import in_ranges, merged, ranges_to_json
 from ringtune.schedule.stages.refusals import check_replicas
+from ringtune.schedule.turns.versions import may_be_stale
 from ringtune.schedule.units import Range
-from ringtune.schedule.versions import may_be_stale
 
 SCHEMA: Final = 2
 _ANEW = "make it anew with 'ringtune plan'"

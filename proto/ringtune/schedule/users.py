@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ringtune.schedule.course import Course, stream_of
 from ringtune.schedule.extent import Owner, UserRows
 from ringtune.schedule.rows.batches import eval_rows
-from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
+from ringtune.schedule.turns.turns import Item, StepKind, items, turn_sequence
 
 
 class UserUse(NamedTuple):

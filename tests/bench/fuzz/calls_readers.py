@@ -14,7 +14,7 @@ from coordinator.members.member_codec import entry_of, member_of
 from ringtune.rpc.grants import GrantReader, GrantWriter
 from ringtune.rpc.report_checks import check_report
 from ringtune.rpc.scores_codec import scores_from_proto
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns.turns import turn_sequence
 from ringtune.v1 import control_pb2, weights_pb2
 from ringtune.weights.codec import manifest_from_proto, manifest_to_proto, pieces_from_proto
 from ringtune.weights.source import ModelSource

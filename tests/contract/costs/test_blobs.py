@@ -12,7 +12,7 @@ from ringtune.costs.memory.sizes import Sizes
 from ringtune.errors import CapacityError, PlanError
 from ringtune.schedule.course import Course
 from ringtune.schedule.helped import helped
-from ringtune.schedule.offload import Manner
+from ringtune.schedule.helping.offload import Manner
 from ringtune.schedule.placement import Slice
 from tests.contract.costs.memory.test_full_parameters import plan
 from tests.support.model_facts import ROUND as MODEL

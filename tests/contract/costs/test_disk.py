@@ -11,7 +11,7 @@ from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.schedule.extent import Owner, UserRows
 from ringtune.schedule.helped import helped
-from ringtune.schedule.offload import ALONE, COLLABORATION, Manner
+from ringtune.schedule.helping.offload import ALONE, COLLABORATION, Manner
 from ringtune.schedule.plan import Plan
 from tests.contract.costs.memory.test_full_parameters import plan
 from tests.support.model_facts import ROUND as MODEL

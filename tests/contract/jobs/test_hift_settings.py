@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ringtune.errors import JobError
-from ringtune.jobs.hift import HiftSettings, check_group
 from ringtune.jobs.job import Job, parse_job
+from ringtune.jobs.parts.hift import HiftSettings, check_group
 from ringtune.schedule.methods import Hift
 
 TEXT = "[model]\npath = 'm'\n[train]\nmethod = 'hift'\nseed = 7\n"

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import JobError
-from ringtune.jobs.hift import MOST_UNITS, HiftSettings
 from ringtune.jobs.job import Adapter, Data, Job, Model, Privacy, Runtime, Train, Unfreeze, Wire, parse_job
 from ringtune.jobs.optimizers import OPTIMIZERS
+from ringtune.jobs.parts.hift import MOST_UNITS, HiftSettings
 from ringtune.jobs.sections import LEAST_TOKENS, LR_SCHEDULES, MODEL_DTYPES, MOST_STEPS
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.course import WIRE_DTYPES

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtune.costs.model_facts import model_facts
+from ringtune.costs.facts.model_facts import model_facts
 from ringtune.errors import IntegrityError, ModelError
 from ringtune.jobs.job import Job, Model
 from ringtune.models.families import FAMILIES

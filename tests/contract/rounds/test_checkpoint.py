@@ -12,7 +12,7 @@ from ringtune.errors import IntegrityError, PlanError, UsageError
 from ringtune.jobs.job import Job, Model
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume, Shard
 from ringtune.rounds.job_changes import changed_keys, describe_changes, job_digest
-from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
+from ringtune.schedule.turns.unfreezing import NOTHING_KNOWN, Unfreezing
 from tests.support.choosing import make_choice, table_of
 from tests.support.plans import changed, make_method, make_plan
 from tests.support.unfreezing import unfreezing_after

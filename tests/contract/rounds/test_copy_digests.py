@@ -11,7 +11,7 @@ from ringtune.rounds import rounds as rd
 from ringtune.rounds.copy_digests import CopyComparison, CopyDigest, compared_copies
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, Turn, items, turn_sequence
 from ringtune.schedule.units import EMBEDDING
 from tests.support.plans import make_plan
 

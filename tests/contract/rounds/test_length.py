@@ -11,7 +11,7 @@ from ringtune.jobs.job import Job
 from ringtune.rounds.job_changes import job_digest
 from ringtune.rounds.length import Length, digests, longer, num_steps_of
 from ringtune.schedule.helped import helped
-from ringtune.schedule.offload import Manner
+from ringtune.schedule.helping.offload import Manner
 from ringtune.schedule.plan import Plan
 from tests.support.fake_agents import job
 from tests.support.plans import changed, make_plan

@@ -6,7 +6,7 @@ import pytest
 
 from ringtune.engine.events import SetTimer, TimerFired
 from ringtune.rounds import rounds as rd
-from ringtune.schedule.turns import StartPoint
+from ringtune.schedule.turns.turns import StartPoint
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2)

@@ -8,7 +8,7 @@ from ringtune.engine.events import SetTimer, TimerFired
 from ringtune.errors import CapacityError
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, Turn, turn_sequence
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2, eval_rows=3)

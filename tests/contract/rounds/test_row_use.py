@@ -10,7 +10,7 @@ import pytest
 from ringtune.rounds.row_use import row_uses
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.rows.batches import BatchStream
-from ringtune.schedule.turns import StepKind, items, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
 from tests.support.plans import changed, make_plan, random_plan
 
 SLICES = [("a", 0, 4)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ringtune.errors import IntegrityError
 from ringtune.rpc import codec
 from ringtune.schedule.passage import Passage
-from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.turns.turns import StepKind, Turn
 from ringtune.v1 import control_pb2
 
 _COUNTS = st.integers(0, 2**40)

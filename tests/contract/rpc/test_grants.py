@@ -10,7 +10,7 @@ import pytest
 from ringtune.errors import IntegrityError
 from ringtune.rpc.grants import KEPT_TABLES, GrantReader, GrantWriter
 from ringtune.schedule.operations.table import Operations
-from ringtune.schedule.turns import StepKind, Turn, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, Turn, turn_sequence
 from ringtune.v1 import control_pb2
 from tests.support.choosing import make_choice, table_of
 from tests.support.plans import changed, make_plan

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.rpc.scores_codec import scores_from_proto, scores_to_proto
 from ringtune.schedule.operations.scores import BlockScores
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns.turns import turn_sequence
 from ringtune.v1 import control_pb2
 from tests.support.choosing import DrawnTables, make_choice
 from tests.support.plans import changed, make_plan

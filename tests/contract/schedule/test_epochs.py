@@ -10,8 +10,8 @@ import pytest
 
 from ringtune.errors import PlanError
 from ringtune.schedule.epochs import Source, sources
-from ringtune.schedule.helpers import Helper
-from ringtune.schedule.offload import Offload
+from ringtune.schedule.helping.helpers import Helper
+from ringtune.schedule.helping.offload import Offload
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
 from tests.support.moves import moving

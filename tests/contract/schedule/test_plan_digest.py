@@ -14,10 +14,10 @@ from ringtune.files.digests import json_digest
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.frozen_weights import FROZEN_DTYPES, FrozenWeights
-from ringtune.schedule.helpers import Helper
+from ringtune.schedule.helping.helpers import Helper
+from ringtune.schedule.helping.offload import Offload
 from ringtune.schedule.methods import Everything, Hift, PipeAdapter, RingAda
 from ringtune.schedule.methods.patience import Patience
-from ringtune.schedule.offload import Offload
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.passage import PrefixCache

@@ -9,13 +9,13 @@ import pytest
 
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.rounds.copy_digests import CopyComparison, CopyDigest, compared_at
-from ringtune.schedule.helpers import Helper
+from ringtune.schedule.helping.helpers import Helper
 from ringtune.schedule.methods import Hift, PipeAdapter
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import Velora
 from ringtune.schedule.stages.dealing import hosts_of_lane, lane_of, lanes, num_dealt, num_lanes_of, replicas
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns.turns import turn_sequence
 from ringtune.schedule.units import Range
 from tests.support.plans import changed, make_plan
 

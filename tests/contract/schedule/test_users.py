@@ -11,10 +11,10 @@ from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner, UserRows
 from ringtune.schedule.helped import helped
-from ringtune.schedule.offload import ALONE, COLLABORATION, JOINT, Manner
+from ringtune.schedule.helping.offload import ALONE, COLLABORATION, JOINT, Manner
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.rows.batches import BatchStream
-from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
+from ringtune.schedule.turns.turns import Item, StepKind, items, turn_sequence
 from ringtune.schedule.users import UserUse, rows_by_user, rows_of_users, user_sets, users_of, uses_of_users
 from tests.support.plans import changed, make_plan
 

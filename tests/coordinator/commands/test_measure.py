@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from coordinator.commands.measure import app
 from coordinator.planner.given_profile import read_profile
 from coordinator.screen.profile_text import profile_text
-from ringtune.costs.measuring import job_shape
+from ringtune.costs.measured.measuring import job_shape
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import PeerLostError, StorageError, UsageError

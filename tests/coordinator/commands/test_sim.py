@@ -19,7 +19,7 @@ from ringtune.quantities import format_bytes
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.patience import Patience
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
-from ringtune.schedule.turns import StartPoint
+from ringtune.schedule.turns.turns import StartPoint
 from sim.prediction import predict
 from tests.support.plans import changed
 from tests.support.predictions import PLAN, PROFILE, Change, ringtune, tiny_job, write_json, write_pair, write_run

@@ -13,7 +13,7 @@ from ringtune.schedule.operations.choice import Choice
 from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.spreading.expected import expected_table
-from ringtune.schedule.turns import StartPoint
+from ringtune.schedule.turns.turns import StartPoint
 from sim.choosing import ExpectedTables
 from sim.prediction import predict
 from tests.support.choosing import make_choice

@@ -18,7 +18,7 @@ from ringtune.files.chunks import CHUNK_BYTES, cut_pieces
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import Server
 from ringtune.rpc.statuses import abort, status_of_error
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns.turns import turn_sequence
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.plans import make_plan
 

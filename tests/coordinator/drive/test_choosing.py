@@ -25,7 +25,7 @@ from ringtune.rounds import rounds
 from ringtune.rounds.checkpoint import Resume
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.turns.turns import StepKind, Turn
 from tests.support.choosing import make_choice
 from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job, read_lines
 from tests.support.plans import changed, make_plan

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.drive.lost_peers import GRACE_S, Blame, with_role
 from ringtune.rounds.rounds import NodeFailed
-from ringtune.schedule.helpers import Helper
+from ringtune.schedule.helping.helpers import Helper
 from ringtune.schedule.plan import Plan
 from tests.support.plans import make_plan
 

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
-from ringtune.costs.measuring import hidden_bytes
+from ringtune.costs.measured.measuring import hidden_bytes
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import (
     BusyError,

@@ -18,7 +18,7 @@ from ringtune.errors import PlanError
 from ringtune.jobs.job import Job, parse_job
 from ringtune.rounds import rounds
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Turn, turn_sequence
+from ringtune.schedule.turns.turns import Turn, turn_sequence
 from tests.support.plans import changed, make_plan
 from tests.support.profiles import all_pairs, profile_of
 

@@ -32,7 +32,7 @@ from ringtune.errors import (
     StorageError,
 )
 from ringtune.schedule.helped import helped
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, MODEL, NO_TIMES, FakeAgent, FakeCluster, job
 from tests.support.fake_agents import facts as fake_facts

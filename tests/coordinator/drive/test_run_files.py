@@ -25,7 +25,7 @@ from ringtune.errors import (
     IntegrityError,
 )
 from ringtune.schedule.helped import helped
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 from tests.support.fake_agents import (
     CALL_S,
     NO_TIMES,

@@ -16,8 +16,8 @@ from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
 from ringtune.errors import PlanError
 from ringtune.rounds.checkpoint import Resume
-from ringtune.schedule.turns import StepKind, Turn
-from ringtune.schedule.unfreezing import NOTHING_KNOWN
+from ringtune.schedule.turns.turns import StepKind, Turn
+from ringtune.schedule.turns.unfreezing import NOTHING_KNOWN
 from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job, read_lines
 from tests.support.plans import make_plan
 

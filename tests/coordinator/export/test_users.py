@@ -14,7 +14,7 @@ from coordinator.export.users import adapter_of, require_user
 from coordinator.run_folder.saved_run import evaluation_job, read_run
 from ringtune import cli
 from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
-from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.adapters.adapter_config import parse_adapter_config
 from tests.support.saved_runs import users_instead, write_run
 
 NAMES = ["README.md", "adapter.safetensors", "adapter_config.json", "head_config.json", "model_head.safetensors"]

@@ -17,7 +17,7 @@ from coordinator.screen.plan_text import plan_text
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, JobError, PlanError
 from ringtune.jobs.job import Job
-from ringtune.models.kept_inputs import KeptInput
+from ringtune.models.adapters.kept_inputs import KeptInput
 from ringtune.schedule.units import Range
 from tests.support import fake_agents
 from tests.support.fake_agents import facts, job

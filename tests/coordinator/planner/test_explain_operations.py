@@ -8,7 +8,7 @@ from coordinator.planner.explaining.operations import explain_operations, reason
 from coordinator.planner.explaining.plan import explain, explanation_text
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.predict.plan_time import plan_job_s
-from ringtune.costs.operation_shares import all_full
+from ringtune.costs.times.operation_shares import all_full
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
 from tests.support import plans

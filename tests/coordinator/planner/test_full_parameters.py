@@ -17,7 +17,7 @@ from coordinator.planner.predict.ring_costs import ring_costs
 from coordinator.planner.predict.step_time import Ring, job_s
 from coordinator.screen.prediction_text import prediction_lines
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.costs.work_times import Work
 from ringtune.errors import CapacityError, JobError, PlanError
 from ringtune.jobs.job import Job, parse_job

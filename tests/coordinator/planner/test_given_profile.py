@@ -14,7 +14,7 @@ from coordinator.planner.given_profile import read_profile, with_given_times
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
-from ringtune.costs.measuring import job_shape
+from ringtune.costs.measured.measuring import job_shape
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.costs.work_times import WHOLE_WORKS, Work, WorkTime
 from ringtune.errors import PlanError

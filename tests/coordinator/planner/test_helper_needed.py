@@ -18,7 +18,7 @@ from ringtune.errors import CapacityError, DataError, JobError, PlanError
 from ringtune.jobs.job import Job
 from ringtune.schedule.extent import UserRows
 from ringtune.schedule.helped import helped, helpers_by_host
-from ringtune.schedule.offload import Manner
+from ringtune.schedule.helping.offload import Manner
 from ringtune.schedule.users import users_of
 from tests.coordinator.planner.test_helper_choice import nodes, wanted
 from tests.coordinator.planner.test_helpers import PAIRS

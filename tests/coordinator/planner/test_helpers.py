@@ -14,8 +14,8 @@ from coordinator.screen.plan_text import plan_text
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, JobError, PlanError
 from ringtune.quantities import format_bytes
-from ringtune.schedule.helpers import Helper
-from ringtune.schedule.offload import Offload
+from ringtune.schedule.helping.helpers import Helper
+from ringtune.schedule.helping.offload import Offload
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
 from tests.support.fake_agents import MODEL, facts, job

@@ -20,8 +20,8 @@ from coordinator.planner.predict.step_time import Ring, job_s, step_times
 from coordinator.planner.search.best_rings import with_saving
 from coordinator.planner.search.exact import search_exact
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.jobs.memory import AUTO
-from ringtune.models.kept_inputs import KeptInput
+from ringtune.jobs.parts.memory import AUTO
+from ringtune.models.adapters.kept_inputs import KeptInput
 from ringtune.schedule.saving import Velora
 from ringtune.schedule.slice_policy import BOTH, NONE, RECOMPUTE, VELORA
 from ringtune.schedule.units import Range, Units

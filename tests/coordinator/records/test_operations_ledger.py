@@ -13,7 +13,7 @@ from ringtune.quantities import format_seconds
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, Turn, turn_sequence
 from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, profile_of
 

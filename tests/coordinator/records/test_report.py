@@ -12,13 +12,13 @@ from coordinator.records.report import RunLedger, mean
 from ringtune.engine.spans import Span
 from ringtune.errors import IntegrityError
 from ringtune.schedule.actions import Payload
-from ringtune.schedule.helpers import Helper
+from ringtune.schedule.helping.helpers import Helper
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.words import parse_action
-from ringtune.schedule.turns import StepKind, Turn, turn_sequence
-from ringtune.schedule.versions import depth, ever_trained
+from ringtune.schedule.turns.turns import StepKind, Turn, turn_sequence
+from ringtune.schedule.turns.versions import depth, ever_trained
 from tests.support.fake_agents import job
 from tests.support.plans import make_plan
 

@@ -21,7 +21,7 @@ from ringtune.errors import DeadlineError, IntegrityError, InterruptedRunError, 
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Resume
 from ringtune.rounds.length import Length
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, job, shard_digest, steps_of
 
 JOB = job(train__checkpoint_every=2)

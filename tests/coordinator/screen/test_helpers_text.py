@@ -15,7 +15,7 @@ from coordinator.screen.progress import PlainProgress
 from ringtune.costs.kind_facts import KindFacts
 from ringtune.schedule.extent import Owner, UserRows
 from ringtune.schedule.helped import helped
-from ringtune.schedule.offload import Manner
+from ringtune.schedule.helping.offload import Manner
 from tests.support.plans import changed, make_plan
 from tests.support.profiles import node
 

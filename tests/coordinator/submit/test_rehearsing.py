@@ -12,8 +12,8 @@ import pytest
 from coordinator.screen.progress import PlainProgress
 from coordinator.submit.client import Client
 from coordinator.submit.rehearsing import Rehearsing
+from ringtune.costs.measured.rehearsal import REHEARSAL_S
 from ringtune.costs.profile import Profile
-from ringtune.costs.rehearsal import REHEARSAL_S
 from ringtune.errors import CapacityError, InterruptedRunError, PeerLostError, RingTuneError
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, facts, job

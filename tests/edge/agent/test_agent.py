@@ -26,7 +26,7 @@ from ringtune.files.chunks import cut_file
 from ringtune.files.pieces import Pieces
 from ringtune.models.result_files import ADAPTER_FILES
 from ringtune.schedule.actions import Payload, TensorKey
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns.turns import turn_sequence
 from ringtune.v1 import control_pb2
 from tests.support.fakes import WAIT_S, FakeExecutor
 from tests.support.plans import changed, make_plan

@@ -22,7 +22,7 @@ from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import Server
 from ringtune.schedule.epochs import Source
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
+from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn, turn_sequence
 from ringtune.v1 import control_pb2_grpc
 from tests.support.fakes import WAIT_S
 from tests.support.moves import moving

@@ -15,8 +15,8 @@ from ringtune.errors import DataError, ModelError, PlanError
 from ringtune.jobs.job import Job
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
-from ringtune.schedule.versions import trained
+from ringtune.schedule.turns.turns import StepKind, Turn, items, turn_sequence
+from ringtune.schedule.turns.versions import trained
 from tests.support import hand_ring as ring
 from tests.support import reference, tiny
 from tests.support.plans import changed

@@ -10,8 +10,8 @@ from edge.model.tensor_bytes import pieces_of
 from ringtune.errors import DivergedError, IntegrityError, PlanError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import write_tensors
-from ringtune.schedule.replicas import unit_grad_key
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.stages.replicas import unit_grad_key
+from ringtune.schedule.turns.turns import turn_sequence
 from ringtune.schedule.units import EMBEDDING
 from tests.support.torch_ring import Case, make_carrier, write_inputs
 

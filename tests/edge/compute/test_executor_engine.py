@@ -17,7 +17,7 @@ from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns.turns import turn_sequence
 from tests.support import hand_ring as ring
 from tests.support import reference, tiny
 

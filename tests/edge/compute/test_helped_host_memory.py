@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ringtune.costs.facts.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.memory.estimate import memory_estimate
 from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
-from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.jobs.job import parse_job
 from tests.bench import cola_host_bytes
 from tests.bench.cola_host_bytes import ADAPTERS, HOST, TOKENS, ways

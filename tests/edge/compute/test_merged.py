@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from edge.compute.capture import Capture
+from edge.compute.capturing.capture import Capture
 from edge.compute.capturing.merged import MergedMatrices
 from edge.model.frozen.files import FrozenFiles
 from edge.model.frozen.matrix import FrozenMatrix
@@ -16,7 +16,7 @@ from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import DTYPES, BlockRunner, materialise, module_bytes
 from ringtune.errors import IntegrityError, JobError
-from ringtune.models.offload_support import merged_refusal
+from ringtune.models.adapters.offload_support import merged_refusal
 from ringtune.schedule.frozen_weights import FrozenWeights
 from tests.support import offload
 from tests.support.offload import CPU, NUM_BLOCKS, apart, helper_grads, inputs_of, job_of, plain_grads, task_of, trio

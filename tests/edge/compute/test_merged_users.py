@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from edge.compute.capture import Capture
+from edge.compute.capturing.capture import Capture
 from edge.compute.capturing.merged import MergedMatrices
 from edge.compute.capturing.sites import Site, sites_of
 from edge.compute.capturing.sums import is_change

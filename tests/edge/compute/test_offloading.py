@@ -13,7 +13,7 @@ from ringtune.errors import DivergedError, IntegrityError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile
 from ringtune.schedule.actions import Payload, TensorKey
-from ringtune.schedule.helpers import Helper
+from ringtune.schedule.helping.helpers import Helper
 from ringtune.schedule.plan import Plan
 from sim.ring import VirtualRing
 from tests.support.torch_ring import Case, make_carrier, write_inputs

@@ -17,7 +17,7 @@ from ringtune.schedule.operations.choice import BlockCapacity, Choice, Policy, S
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.rows.batches import BatchStream
-from ringtune.schedule.turns import Item, StepKind, Turn, items, turn_sequence
+from ringtune.schedule.turns.turns import Item, StepKind, Turn, items, turn_sequence
 from tests.support import hand_ring as ring
 from tests.support import reference
 from tests.support.family_inputs import TASKS, family_writer

@@ -13,7 +13,7 @@ from edge.data.tokens import load_tokenizer
 from ringtune.errors import DataError, ModelError
 from ringtune.jobs.sections import Data
 from ringtune.schedule.rows.batches import BatchStream
-from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.turns.turns import Item, StepKind
 from tests.support import hand_ring as ring
 from tests.support import tiny
 

@@ -14,7 +14,7 @@ import torch
 from edge.data.images import ImageExamples, Images
 from edge.data.rows import OwnerDataset
 from edge.measuring.laps import Timer
-from ringtune.costs.model_facts import model_facts
+from ringtune.costs.facts.model_facts import model_facts
 from ringtune.errors import DataError, ModelError
 from tests.support import hand_ring as ring
 from tests.support import tiny

@@ -15,7 +15,7 @@ from edge.data.rows import OwnerDataset
 from edge.data.tokens import Batch
 from ringtune.errors import DataError, ModelError
 from ringtune.jobs.job import Job
-from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.turns.turns import Item, StepKind
 from tests.support import hand_ring as ring
 from tests.support import tiny
 from tests.support.tiny_data import make_questions, write_questions

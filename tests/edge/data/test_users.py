@@ -13,7 +13,7 @@ from edge.compute.hosting import _check_data
 from edge.data.rows import OwnerDataset
 from ringtune.errors import DataError
 from ringtune.jobs.job import Job
-from ringtune.jobs.users import count_users, sorted_by_user
+from ringtune.jobs.parts.users import count_users, sorted_by_user
 from ringtune.schedule.extent import Owner, UserRows
 from tests.support import hand_ring as ring
 from tests.support import tiny

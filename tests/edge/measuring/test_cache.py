@@ -18,14 +18,14 @@ from edge.measuring.cache import CACHE_FILE, KEPT_ENTRIES, LONGEST_AGE_S, Profil
 from edge.measuring.measured_work import MeasuredWork
 from edge.measuring.timing_request import TimingRequest
 from edge.measuring.works import Bench
-from ringtune.costs.measuring import job_shape
+from ringtune.costs.measured.measuring import job_shape
 from ringtune.costs.profile import NodeFacts
 from ringtune.costs.work_times import Work, WorkTime
 from ringtune.errors import CapacityError
 from ringtune.jobs.job import Job
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.rows.batches import BatchStream, eval_rows
-from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.schedule.turns.turns import StepKind, Turn, items
 from tests.support import hand_ring as ring
 from tests.support import tiny
 

@@ -17,7 +17,7 @@ from edge.data.tokens import Batch
 from edge.measuring.laps import Timer
 from edge.measuring.rows import known_labels, resized
 from edge.model.slice import BlockRunner
-from ringtune.costs.measuring import Size
+from ringtune.costs.measured.measuring import Size
 from ringtune.costs.work_times import PART_OF, WHOLE_WORKS, Work, WorkTime
 from ringtune.errors import StorageError
 from ringtune.jobs.job import Job

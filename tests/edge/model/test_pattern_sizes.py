@@ -10,14 +10,14 @@ import pytest
 from edge.measuring import bench_plan
 from edge.measuring.rows import uneven_mask
 from edge.measuring.works import Bench
+from ringtune.costs.facts.model_facts import model_facts
 from ringtune.costs.memory.sizes import Sizes
-from ringtune.costs.model_facts import model_facts
 from ringtune.jobs.job import Adapter, Job, Model
-from ringtune.models.adapter_config import trains_own_weights
+from ringtune.models.adapters.adapter_config import trains_own_weights
 from ringtune.models.families import FAMILIES
 from ringtune.schedule.actions import Op
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
-from ringtune.schedule.turns import StepKind
+from ringtune.schedule.turns.turns import StepKind
 from tests.support import tiny_families
 from tests.support.hand_ring import make_bench
 from tests.support.plans import make_plan

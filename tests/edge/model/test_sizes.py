@@ -10,10 +10,10 @@ from adapters import AdapterConfig, AutoAdapterModel, BertAdapterModel
 from transformers import BertConfig
 
 from edge.model.skeleton import build_skeleton
+from ringtune.costs.facts.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.memory.unit_state import factor_numbers
-from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.jobs.job import Adapter, Job, Model
-from ringtune.models.adapter_config import adapter_block_params
+from ringtune.models.adapters.adapter_config import adapter_block_params
 from ringtune.models.families import FAMILIES
 from ringtune.models.folder import read_config
 from tests.support import reference, tiny_families

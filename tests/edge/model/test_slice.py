@@ -11,7 +11,7 @@ import torch
 from edge.compute.executor import NodeExecutor
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.slice import Empty
-from ringtune.costs.model_facts import model_facts
+from ringtune.costs.facts.model_facts import model_facts
 from ringtune.errors import IntegrityError, JobError, ModelError
 from ringtune.models.families import FAMILIES
 from ringtune.models.tensors import INDEX_FILE, WEIGHTS_FILE

@@ -8,7 +8,7 @@ from ringtune.rounds.copy_digests import compared_copies
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.lowering import item_updates
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, Turn, items, turn_sequence
 from tests.contract.rounds.test_copy_digests import hift_plan
 
 PLAN = hift_plan()

@@ -15,7 +15,7 @@ from ringtune.engine.spans import Span
 from ringtune.errors import DeadlineError, ModelError, PeerLostError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns.turns import turn_sequence
 from tests.support.fakes import WAIT_S, FakeExecutor, FakeRing
 from tests.support.plans import make_plan
 from tests.support.replay import replay

@@ -16,7 +16,7 @@ from edge.shards.saver import Saver
 from ringtune.engine.handled import Handled
 from ringtune.errors import StorageError
 from ringtune.rounds.checkpoint import Shard
-from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
+from ringtune.schedule.turns.turns import StartPoint, StepKind, turn_sequence
 from tests.support.fakes import FakeRing, KeptReports
 from tests.support.plans import make_plan
 from tests.support.replay import replay

@@ -10,10 +10,10 @@ import pytest
 from edge.run import reporter as rp
 from edge.run.recorder import record_line
 from ringtune.engine.handled import Handled
-from ringtune.rounds.turn_scores import check_scores
+from ringtune.rounds.turns.turn_scores import check_scores
 from ringtune.rpc.scores_codec import scores_from_proto
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn, turn_sequence
+from ringtune.schedule.turns.turns import StepKind, Turn, turn_sequence
 from tests.support.choosing import DrawnTables, make_choice, table_of
 from tests.support.fakes import FakeExecutor, FakeRing
 from tests.support.plans import changed, make_plan

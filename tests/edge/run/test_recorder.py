@@ -12,7 +12,7 @@ from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import IntegrityError
 from ringtune.schedule.actions import Action, Op, TensorKey
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns.turns import turn_sequence
 from tests.support.plans import make_plan
 from tests.support.replay import event_from_json, replay
 

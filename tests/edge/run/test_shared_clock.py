@@ -10,7 +10,7 @@ from coordinator.records.report import RunLedger
 from edge.run import reporter as rp
 from edge.run.shared_clock import SharedClock
 from ringtune.engine import events as ev
-from ringtune.schedule.turns import Item, Turn, items, turn_sequence
+from ringtune.schedule.turns.turns import Item, Turn, items, turn_sequence
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import job
 from tests.support.plans import make_plan

@@ -16,10 +16,10 @@ from edge.compute.capturing.install import adapter_weights
 from edge.compute.hosting import host
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.weights.borrow import Borrower
-from ringtune.costs.model_facts import model_facts
+from ringtune.costs.facts.model_facts import model_facts
 from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, ModelError
 from ringtune.jobs.job import Job, Model
-from ringtune.schedule.helpers import Helper
+from ringtune.schedule.helping.helpers import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.v1 import weights_pb2
 from ringtune.weights.source import ModelSource, Offers

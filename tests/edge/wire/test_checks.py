@@ -23,7 +23,7 @@ from ringtune.schedule.lowering import legs
 from ringtune.schedule.methods import Everything, RingAda
 from ringtune.schedule.methods.patience import Patience
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, Turn, items, turn_sequence
+from ringtune.schedule.turns.turns import StartPoint, Turn, items, turn_sequence
 from ringtune.v1 import ring_pb2
 from tests.support.plans import random_operations
 from tests.support.wire_parts import expectation, hello, plan, tensor_header

@@ -14,7 +14,7 @@ from ringtune.schedule.actions import Op, Payload, TensorKey
 from ringtune.schedule.lowering import legs, possible_arrivals
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, turn_sequence
+from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn, items, turn_sequence
 from ringtune.v1 import ring_pb2
 from tests.support.choosing import make_choice, table_of
 from tests.support.plans import changed, make_plan, random_operations, random_plan

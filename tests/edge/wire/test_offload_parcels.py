@@ -11,13 +11,13 @@ from edge.wire.checks import FrameCheck
 from ringtune.errors import FrameError
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Payload, TensorKey
-from ringtune.schedule.expected_parcels import parcels
-from ringtune.schedule.helpers import Helper
+from ringtune.schedule.exchanges.expected_parcels import parcels
+from ringtune.schedule.exchanges.parcels import credit_boundary
+from ringtune.schedule.helping.helpers import Helper
+from ringtune.schedule.helping.offload import Offload
 from ringtune.schedule.methods import Everything
-from ringtune.schedule.offload import Offload
-from ringtune.schedule.parcels import credit_boundary
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import items, turn_sequence
+from ringtune.schedule.turns.turns import items, turn_sequence
 from ringtune.schedule.units import Range
 from ringtune.v1 import ring_pb2
 from tests.support.wire_parts import ParcelCame, expectation, hello, plan, receiver, sender

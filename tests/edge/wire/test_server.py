@@ -21,7 +21,7 @@ from ringtune.errors import (
 )
 from ringtune.rpc.connections import Server
 from ringtune.schedule.actions import Payload, TensorKey
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns.turns import turn_sequence
 from ringtune.v1 import ring_pb2
 from tests.support.wire_parts import (
     WAIT_S,

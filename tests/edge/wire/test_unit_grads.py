@@ -11,10 +11,10 @@ from edge.wire.checks import FrameCheck
 from ringtune.errors import FrameError
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.exchanges.parcels import WAITING, credit_boundary
 from ringtune.schedule.methods import Hift
-from ringtune.schedule.parcels import WAITING, credit_boundary
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replicas import unit_grad_key
+from ringtune.schedule.stages.replicas import unit_grad_key
 from ringtune.schedule.tables.words import format_action
 from ringtune.schedule.units import EMBEDDING
 from ringtune.v1 import ring_pb2

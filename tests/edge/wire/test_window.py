@@ -17,7 +17,7 @@ from ringtune.schedule.extent import Owner
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.patience import Patience
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, StepKind, checkpoint_turn, items, turn_sequence
+from ringtune.schedule.turns.turns import ITEMS_AHEAD, StartPoint, StepKind, checkpoint_turn, items, turn_sequence
 from tests.support.wire_parts import expectation, hello, plan, tensor_header
 
 

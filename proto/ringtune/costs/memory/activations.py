@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from ringtune.costs.memory.sizes import DTYPE_BYTES
 from ringtune.costs.profile import ModelFacts
-from ringtune.models.auxiliary_config import AuxiliaryConfig
+from ringtune.models.adapters.auxiliary_config import AuxiliaryConfig
 
 
 def estimate_activation_token_bytes(

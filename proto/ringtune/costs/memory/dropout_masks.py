@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ringtune.costs.profile import ModelFacts
-from ringtune.models.kept_inputs import ADAPTER_DOWN
+from ringtune.models.adapters.kept_inputs import ADAPTER_DOWN
 
 _HIDDEN_STATES: Final = 4
 """Hidden states that are dropped besides those of the adapters: two, and two more where LoRA is on three matrices."""

@@ -39,10 +39,10 @@ from ringtune.costs.memory.unit_state import update_work_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.course import Course
-from ringtune.schedule.parcels import WAITING
+from ringtune.schedule.exchanges.parcels import WAITING
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.versions import ever_trained, in_flight
 from ringtune.schedule.units import EMBEDDING
-from ringtune.schedule.versions import ever_trained, in_flight
 
 
 def memory_estimate(course: Course, share: Share, sizes: Sizes) -> MemoryEstimate:

@@ -15,8 +15,8 @@ from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import Term
 from ringtune.schedule.copy_holders import TURNS_KEPT
 from ringtune.schedule.course import Course
+from ringtune.schedule.turns.versions import ever_trained
 from ringtune.schedule.units import EMBEDDING
-from ringtune.schedule.versions import ever_trained
 
 OWN_TURNS: Final = "trained block, as it was at the end of a turn"
 COPIES: Final = "the same of another host"

@@ -20,11 +20,11 @@ from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import Term
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.course import Course
-from ringtune.schedule.offload import IN_STEP
-from ringtune.schedule.parcels import WAITING
+from ringtune.schedule.exchanges.parcels import WAITING
+from ringtune.schedule.helping.offload import IN_STEP
 from ringtune.schedule.saving import within
+from ringtune.schedule.turns.versions import ever_trained
 from ringtune.schedule.units import Range
-from ringtune.schedule.versions import ever_trained
 
 _AT_WORK = 2
 

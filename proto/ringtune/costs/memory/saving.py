@@ -23,8 +23,8 @@ from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import Term
 from ringtune.schedule.course import Course
 from ringtune.schedule.saving import in_ranges
+from ringtune.schedule.turns.versions import ever_trained
 from ringtune.schedule.units import Range
-from ringtune.schedule.versions import ever_trained
 
 _PART = "activations"
 _GRAPH = "block's graph of a micro-batch"

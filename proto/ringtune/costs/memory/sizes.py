@@ -19,9 +19,9 @@ from ringtune.costs.memory.unit_state import state_bytes
 from ringtune.costs.offload.set_bytes import kinds_of_users, set_bytes
 from ringtune.costs.offload.traffic import pair_token_bytes, wire_of
 from ringtune.costs.profile import ModelFacts, NodeFacts
-from ringtune.models.adapter_config import trains_own_weights
+from ringtune.models.adapters.adapter_config import trains_own_weights
 from ringtune.schedule.course import Course
-from ringtune.schedule.offload import EXACT
+from ringtune.schedule.helping.offload import EXACT
 from ringtune.schedule.saving import RANDOM, num_subtokens
 from ringtune.schedule.units import EMBEDDING
 from ringtune.schedule.users import user_sets

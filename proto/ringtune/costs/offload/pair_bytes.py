@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ringtune.models.adapter_config import (
+from ringtune.models.adapters.adapter_config import (
     AdapterPart,
     block_params,
     bottleneck_width,
     known_configurations,
     parse_adapter_config,
 )
-from ringtune.models.auxiliary_config import AUXILIARY_KINDS
+from ringtune.models.adapters.auxiliary_config import AUXILIARY_KINDS
 from ringtune.models.family import Widths
-from ringtune.schedule.offload import EXACT, PAIRS
+from ringtune.schedule.helping.offload import EXACT, PAIRS
 from ringtune.schedule.saving import DEFAULT_PARTS, num_subtokens, subtoken_size
 
 FLOAT32, BFLOAT16, VELORA = WIRES = PAIRS

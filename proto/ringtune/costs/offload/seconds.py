@@ -25,8 +25,8 @@ from ringtune.costs.profile import NodeFacts
 from ringtune.costs.work_times import Work
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.course import Course
-from ringtune.schedule.helpers import Helper
-from ringtune.schedule.turns import StepKind
+from ringtune.schedule.helping.helpers import Helper
+from ringtune.schedule.turns.turns import StepKind
 from ringtune.schedule.users import most_changed
 
 _FIT_FORWARDS: Final = 3

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 from ringtune.costs.kind_facts import KindFacts
 from ringtune.costs.profile import ModelFacts
-from ringtune.models.adapter_config import is_all
-from ringtune.models.auxiliary_config import LINEAR
+from ringtune.models.adapters.adapter_config import is_all
+from ringtune.models.adapters.auxiliary_config import LINEAR
 from ringtune.schedule.course import Course
-from ringtune.schedule.offload import ALONE
+from ringtune.schedule.helping.offload import ALONE
 from ringtune.schedule.users import most_changed, user_sets
 
 

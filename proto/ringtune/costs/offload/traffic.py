@@ -6,8 +6,8 @@ from ringtune.costs.kind_facts import KindFacts
 from ringtune.costs.offload.pair_bytes import BFLOAT16, VELORA
 from ringtune.costs.offload.set_bytes import set_bytes
 from ringtune.costs.profile import ModelFacts, NodeFacts
-from ringtune.schedule.helpers import Helper
-from ringtune.schedule.offload import EXACT, Offload
+from ringtune.schedule.helping.helpers import Helper
+from ringtune.schedule.helping.offload import EXACT, Offload
 from ringtune.schedule.plan import Plan
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from ringtune.errors import JobError
 from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.jobs.sections import Adapter, Privacy, Train
-from ringtune.models.head_group_support import refusal
+from ringtune.models.adapters.head_group_support import refusal
 
 _OF_A_CHOICE: Final = ("compute", "full", "by_slice", "balance", "refresh_rounds")
 

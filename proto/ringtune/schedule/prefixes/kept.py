@@ -18,8 +18,8 @@ from ringtune.schedule.passage import ITEM_BYTES
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.rows.batches import num_batches
 from ringtune.schedule.stages.dealing import hosts_of_lane, lane_of
-from ringtune.schedule.turns import Item, StepKind, Turn
-from ringtune.schedule.versions import trained, weight_version
+from ringtune.schedule.turns.turns import Item, StepKind, Turn
+from ringtune.schedule.turns.versions import trained, weight_version
 
 VISITS_AHEAD: Final = 64
 """How many visits of a batch are looked at when it is decided where it is kept."""

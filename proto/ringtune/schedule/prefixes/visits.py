@@ -12,10 +12,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from ringtune.schedule.boundaries import evaluation_is_due
 from ringtune.schedule.course import Course, stream_of
 from ringtune.schedule.owner_turns import EQUAL, turn_counts, weights
-from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.turns.boundaries import evaluation_is_due
+from ringtune.schedule.turns.turns import Item, StepKind
 
 
 def later_visits(course: Course, item: Item) -> Iterator[int]:

@@ -6,7 +6,7 @@ from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.stages.dealing import check_shares
-from ringtune.schedule.versions import may_be_stale
+from ringtune.schedule.turns.versions import may_be_stale
 
 
 def check_replicas(course: Course, placement: Placement) -> None:

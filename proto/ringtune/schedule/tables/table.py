@@ -19,14 +19,14 @@ from typing import Final
 
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, Payload, message
+from ringtune.schedule.exchanges.parcels import weights_key
+from ringtune.schedule.exchanges.replica_grads import replica_messages
 from ringtune.schedule.lowering import Legs, fit_legs, item_updates, legs
-from ringtune.schedule.parcels import weights_key
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replica_grads import replica_messages
-from ringtune.schedule.replicas import copy_messages
+from ringtune.schedule.stages.replicas import copy_messages
 from ringtune.schedule.tables.words import format_action, parse_action
-from ringtune.schedule.turns import Item, StartPoint, Turn, items
-from ringtune.schedule.versions import awaits_next_backward, is_stale
+from ringtune.schedule.turns.turns import Item, StartPoint, Turn, items
+from ringtune.schedule.turns.versions import awaits_next_backward, is_stale
 
 Table = Mapping[str, Sequence[Action]]
 _ROWS_AROUND: Final = 12

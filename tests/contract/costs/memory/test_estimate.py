@@ -18,7 +18,7 @@ from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.actions import Leg, Op, Payload
 from ringtune.schedule.lowering import lower, route
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.versions import in_flight
+from ringtune.schedule.turns.versions import in_flight
 from tests.support.model_facts import MINILM, small_model
 from tests.support.plans import changed, make_method, make_plan, random_plan
 

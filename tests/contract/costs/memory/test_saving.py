@@ -10,7 +10,7 @@ from ringtune.costs.memory.activations import dropout_token_bytes, estimate_acti
 from ringtune.costs.memory.estimate import memory_estimate
 from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
-from ringtune.models.kept_inputs import KeptInput
+from ringtune.models.adapters.kept_inputs import KeptInput
 from ringtune.schedule.course import Course
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.operations.table import BatchOperations, Operations

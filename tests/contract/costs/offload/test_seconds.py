@@ -7,15 +7,15 @@ import dataclasses
 import pytest
 
 from ringtune.costs.profile import LinkFacts, Profile
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.costs.work_times import Work
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.helped import helped, helpers_by_host
+from ringtune.schedule.helping.offload import Manner
 from ringtune.schedule.methods import Everything
-from ringtune.schedule.offload import Manner
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind
+from ringtune.schedule.turns.turns import StepKind
 from ringtune.schedule.units import Range
 from sim.prediction import predict
 from tests.support.plans import make_plan

@@ -17,8 +17,8 @@ from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner, UserRows
 from ringtune.schedule.helped import helped
-from ringtune.schedule.helpers import Helper
-from ringtune.schedule.offload import ALONE, COLLABORATION, Manner
+from ringtune.schedule.helping.helpers import Helper
+from ringtune.schedule.helping.offload import ALONE, COLLABORATION, Manner
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.users import most_changed

@@ -6,7 +6,7 @@ import random
 
 from ringtune.schedule.prefixes.kept import key_of, may_come_again
 from ringtune.schedule.prefixes.visits import later_visits
-from ringtune.schedule.turns import items, turn_sequence
+from ringtune.schedule.turns.turns import items, turn_sequence
 from tests.support.plans import changed, random_plan
 
 

@@ -10,7 +10,7 @@ from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, Scope, ops
 from ringtune.schedule.tables.table import build_table, format_table, parse_table
 from ringtune.schedule.tables.words import format_action, parse_action
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns.turns import turn_sequence
 from tests.support.plans import make_plan, random_plan
 from tests.support.validate import validate_table
 

@@ -14,9 +14,9 @@ from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
 from coordinator.submit.outcome import Outcome
 from ringtune.costs.links.recorded import LEAST_SAMPLES
-from ringtune.costs.measuring import hidden_bytes
+from ringtune.costs.measured.measuring import hidden_bytes
 from ringtune.costs.profile import LinkFacts, Profile
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns.turns import Turn
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, facts, job
 

@@ -8,10 +8,10 @@ import pytest
 
 from coordinator.planner.predict.plan_time import paid_after
 from coordinator.planner.predict.score_time import score_pass_s, score_passes
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.times.seconds import CourseCosts
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.turns.turns import StepKind, Turn
 from sim.action_times import ProfileTimes
 from sim.items import Items
 from sim.links import MeasuredLinks

@@ -15,8 +15,8 @@ from edge.model.auxiliary.build import add_auxiliary, start_auxiliary
 from edge.model.auxiliary.loading import load_auxiliary, merge_auxiliary
 from edge.model.layouts import LAYOUTS
 from ringtune.errors import IntegrityError, UsageError
-from ringtune.models.adapter_config import auxiliary_of
-from ringtune.models.auxiliary_file import describe
+from ringtune.models.adapters.adapter_config import auxiliary_of
+from ringtune.models.adapters.auxiliary_file import describe
 from ringtune.models.families import FAMILIES
 from tests.support.tiny_families import write_family
 

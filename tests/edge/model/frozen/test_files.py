@@ -16,8 +16,8 @@ from edge.compute.executor import NodeExecutor
 from edge.model.frozen.files import FrozenFiles
 from edge.model.frozen.matrix import FrozenMatrix
 from edge.model.safetensors_files import SafetensorsFiles
+from ringtune.costs.facts.model_facts import model_facts
 from ringtune.costs.memory.sizes import Sizes
-from ringtune.costs.model_facts import model_facts
 from ringtune.errors import ModelError
 from ringtune.files import pieces
 from ringtune.schedule.frozen_weights import FROZEN_DTYPES, FrozenWeights

@@ -14,7 +14,7 @@ from edge.model.result.saving import result_files
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import build_skeleton
 from edge.model.slice import materialise
-from ringtune.costs.model_facts import model_facts
+from ringtune.costs.facts.model_facts import model_facts
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job, parse_job
 from ringtune.models.families import FAMILIES

@@ -14,7 +14,7 @@ from edge.model.skeleton import ADAPTER
 from ringtune.errors import DivergedError, PlanError
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Item, items, turn_sequence
+from ringtune.schedule.turns.turns import Item, items, turn_sequence
 from tests.support import hand_ring as ring
 from tests.support import reference, tiny
 

@@ -25,7 +25,7 @@ from ringtune.jobs.user_adapters import job_of_user
 from ringtune.models.result_files import block_of
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.helped import helped
-from ringtune.schedule.offload import COLLABORATION, Manner
+from ringtune.schedule.helping.offload import COLLABORATION, Manner
 from tests.support import offload
 from tests.support.plans import changed, make_plan
 

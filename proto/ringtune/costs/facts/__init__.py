@@ -1,0 +1,1 @@
+"""Facts of a model and its adapters that costs are computed from."""

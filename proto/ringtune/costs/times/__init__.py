@@ -1,0 +1,1 @@
+"""Seconds that actions take on a node of a profile."""

@@ -1,0 +1,398 @@
+"""What each action and message of a run costs: seconds and bytes, from a profile.
+
+The planner's formulas and the simulator's clock use these same numbers. An action over several blocks costs the
+sum of its blocks; the lowest trainable block is cheaper than the others, because its graph begins at its adapter.
+Where operations part a block into subnets, its pattern says which share of it is computed, with a graph or without::
+
+    pattern 1123, F    what all blocks take + 2/4 of the subnets of GRAPH + 1/4 of the subnets of FORWARD
+                  f    what all blocks take + 3/4 of the subnets of FORWARD
+                  B    what all blocks take + 2/4 of the subnets of BACKWARD
+
+Blocks that save activations take longer; see ``saving_seconds``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ringtune.costs.memory.unit_grads import embedding_grad_bytes
+from ringtune.costs.memory.unit_state import state_bytes
+from ringtune.costs.offload.seconds import OffloadCosts
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
+from ringtune.costs.times.rest import Rest
+from ringtune.costs.times.saving_seconds import projected_gain, saving_s, trained_parts
+from ringtune.costs.times.top_share import TopShare
+from ringtune.costs.work_times import WHOLE_WORKS, Work, WorkTable, WorkTime
+from ringtune.errors import PlanError
+from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope
+from ringtune.schedule.course import Course
+from ringtune.schedule.exchanges.parcels import PARCELS
+from ringtune.schedule.helping.helpers import Helper
+from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, share
+from ringtune.schedule.owner_turns import shares
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.turns import StepKind
+from ringtune.schedule.units import EMBEDDING, Range, Units
+
+WIRE_ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int8": 1}
+_ROW_SCALE_BYTES = 4
+_DEFAULT_OPTIMIZER = "adamw"
+_FULL_TRAINING = "full"
+"""The adapter configuration that trains the blocks' own weights: their gradients are in its measured times."""
+
+
+def work_table(node: NodeFacts) -> WorkTable:
+    """The table of a node's measured times; see ``work_points``.
+
+    Raises:
+        PlanError: nothing was measured.
+    """
+    points = work_points(node)
+    if not points:
+        raise PlanError(f"node {node.node} has no measured times; measure it with 'ringtune measure'")
+    return WorkTable(points, where=f"node {node.node}")
+
+
+def work_points(node: NodeFacts) -> tuple[WorkTime, ...]:
+    """The measured points of a node; none if nothing was measured.
+
+    Where only a block was measured, its times count for any size, and all other works take 0 s.
+    """
+    if node.work_times or not node.block_forward_s > 0:
+        return node.work_times
+    return tuple(_point(work, seconds) for work, seconds in _from_block(node).items())
+
+
+def padded_size(owner: NodeFacts, *, max_length: int, rows: int, kind: StepKind) -> float:
+    """Padded tokens of a micro-batch: ``rows`` times the owner's mean padded length.
+
+    The length is at most ``max_length``, and ``max_length`` where the mean is not known.
+    """
+    tokens = owner.eval_tokens if kind is StepKind.EVALUATE else owner.train_tokens
+    return rows * (min(tokens, max_length) or max_length)
+
+
+def _from_block(node: NodeFacts) -> dict[Work, float]:
+    graph_s, backward_s = node.block_graph_s or node.block_forward_s, node.block_backward_s
+    blocks = {
+        Work.FORWARD: node.block_forward_s,
+        Work.GRAPH: graph_s,
+        Work.GRAPH_LOWEST: graph_s,
+        Work.BACKWARD: backward_s,
+        Work.BACKWARD_LOWEST: backward_s,
+    }
+    return {**dict.fromkeys(WHOLE_WORKS, 0.0), **blocks}
+
+
+def _point(work: Work, seconds: float) -> WorkTime:
+    return WorkTime(work=work, rows=0, tokens=0, median_s=seconds, low_s=seconds, high_s=seconds, samples=1)
+
+
+class NodeCosts:
+    """Seconds of one node's actions.
+
+    Args:
+        node: what was measured there.
+        head: the unit of the head.
+        top: what of the last block is computed; None = all.
+    """
+
+    def __init__(self, node: NodeFacts, head: int, top: TopShare | None = None) -> None:
+        self._table = work_table(node)
+        self._head, self._top = head, top
+        self._trains_all = node.shape.adapter == _FULL_TRAINING
+        self._embedding_share = node.model.embedding_train_bytes / max(1, node.model.adapter_block_bytes)
+        self._partial: dict[tuple[Op, str, float, float, float], float] = {}
+
+    def seconds(
+        self,
+        op: Op,
+        start: int,
+        stop: int,
+        *,
+        size: float,
+        lowest: int,
+        kind: StepKind,
+        patterns: Sequence[str] = (),
+        passing: int = 0,
+    ) -> float:
+        """Seconds of one action, as the table of operations says; a message takes none here.
+
+        Args:
+            op: what it does.
+            start: first unit.
+            stop: one past the last unit.
+            size: padded tokens of the micro-batch.
+            lowest: the lowest unit that gets a gradient for this micro-batch.
+            kind: of the item.
+            patterns: of the blocks from ``start`` on, for this micro-batch; an empty one and none are all full.
+            passing: blocks of a backward whose weights get no gradient, where others of the model do. Gradients of
+                weights take as many multiplications as their forward.
+
+        Raises:
+            PlanError: that work was not measured.
+        """
+        if start == EMBEDDING and op is not Op.EMBED:
+            return self._of_embedding(op, size)
+        if passing:
+            whole_s = self.seconds(op, start, stop, size=size, lowest=lowest, kind=kind, patterns=patterns)
+            return max(0.0, whole_s - passing * self._table.seconds(Work.FORWARD, size))
+        timing = op.timing
+        work = timing.evaluating if timing.evaluating and not kind.has_backward else timing.work
+        if timing.head and start == self._head:
+            work = timing.head
+        if not work or (timing.is_optional and work not in self._table):
+            return 0.0
+        each_s = self._table.seconds(work, size if timing.is_sized else 0.0)
+        if op.scope is not Scope.RANGE:
+            return each_s * (stop - start) if op.scope is Scope.UNITS else each_s
+        count = float(stop - start)
+        if self._top is not None and start < stop == self._head:
+            count -= 1 - self._top.of(size)
+        if any(patterns):
+            return self._of_patterns(op, work, timing.lowest if start <= lowest else "", size, patterns)
+        if kind is StepKind.SCORE and timing.scoring and not self._trains_all:
+            return (stop - start) * (each_s + self._table.seconds(timing.scoring, size))
+        if not timing.lowest or start > lowest:
+            return count * each_s
+        if stop - start == 1:
+            return count * self._table.seconds(timing.lowest, size)
+        return (count - 1) * each_s + self._table.seconds(timing.lowest, size)
+
+    def _of_embedding(self, op: Op, size: float) -> float:
+        """Seconds of the embedding's backward, taken as its forward, or of its update, as a block's for equal bytes."""
+        if op is Op.UPDATE:
+            return self._embedding_share * self._table.seconds(Work.UPDATE)
+        return self._table.seconds(Work.EMBED, size)
+
+    def pattern_s(self, op: Op, work: str, pattern: str, size: float) -> float:
+        """Seconds of one block with a pattern, of an op that is timed as ``work``."""
+        full, forward_only = share(pattern, FULL), share(pattern, FORWARD_ONLY)
+        key = (op, work, full, forward_only, size)
+        found = self._partial.get(key)
+        if found is None:
+            active = full + forward_only if op.graph is Graph.NONE else full
+            found = self._table.seconds(work, size) - (1 - active) * self._table.share_s(Work(work), size)
+            if op.timing.beside and forward_only:
+                found += forward_only * self._table.share_s(Work(op.timing.beside), size)
+            self._partial[key] = found
+        return found
+
+    def _of_patterns(self, op: Op, work: str, lowest: str, size: float, patterns: Sequence[str]) -> float:
+        """Seconds of consecutive blocks with patterns; the first is timed as ``lowest`` if that is not empty."""
+        first_s = self.pattern_s(op, lowest or work, patterns[0], size)
+        return first_s + sum(self.pattern_s(op, work, pattern, size) for pattern in patterns[1:])
+
+    def work(self, work: Work, size: float = 0.0) -> float:
+        """Seconds of a work that is no action; 0 if it was not measured."""
+        return self._table.seconds(work, size) if work in self._table else 0.0
+
+
+class CourseCosts:
+    """Seconds and bytes of everything that a course has to do, on whatever nodes.
+
+    Args:
+        course: the run.
+        profile: with every node that is asked for, and every link that it uses unless it has no links at all (then
+            messages take no time, as with nodes of one machine).
+        nodes: those that are needed; by default every node of the profile.
+        recompute: blocks whose backward runs them again (``Placement.recompute``).
+        helpers: who fits adapters of others' blocks (``Placement.helpers``).
+        stops: where stages end (``Placement.stages``), if some have several hosts.
+        optimizer: of the job; the head travels with its moments.
+
+    Raises:
+        PlanError: a node is missing, or was never measured; names it.
+    """
+
+    def __init__(
+        self,
+        course: Course,
+        profile: Profile,
+        *,
+        nodes: Sequence[str] | None = None,
+        recompute: Sequence[Range] = (),
+        helpers: Sequence[Helper] = (),
+        stops: Sequence[int] = (),
+        optimizer: str = _DEFAULT_OPTIMIZER,
+    ) -> None:
+        facts = profile.by_name
+        names = list(facts) if nodes is None else list(nodes)
+        missing = [node for node in names if node not in facts]
+        if missing:
+            raise PlanError(f"the profile lacks node {', '.join(missing)}; measure anew with 'ringtune measure'")
+        self.course = course
+        self._recompute, self._stops = tuple(recompute), tuple(stops)
+        self._projected = course.velora.blocks if course.velora is not None else ()
+        self._saves = bool(self._recompute or self._projected)
+        top = TopShare(course, facts[names[0]].model) if course.top_tokens else None
+        self.nodes: Mapping[str, NodeCosts] = {node: NodeCosts(facts[node], course.head, top) for node in names}
+        self._facts = {node: facts[node] for node in names}
+        self._links = profile.link_by_pair
+        model = facts[names[0]].model
+        weights = model.head_bytes + model.head_class_bytes * len(course.labels)
+        factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
+        self.head_bytes = weights + state_bytes(optimizer, weights, factors)
+        self._head_weight_bytes, self._model = weights, model
+        self._gain = projected_gain(course.velora, model)
+        self._offload = OffloadCosts(course, facts[names[0]], helpers) if helpers else None
+
+    @staticmethod
+    def of(plan: Plan, profile: Profile, *, optimizer: str = _DEFAULT_OPTIMIZER) -> CourseCosts:
+        """Return the costs of a plan on its own nodes, with all that its placement says of them.
+
+        Raises:
+            PlanError: a node of the plan is missing, or was never measured; names it.
+        """
+        placement = plan.placement
+        return CourseCosts(
+            plan.course,
+            profile,
+            nodes=plan.nodes,
+            recompute=placement.recompute,
+            helpers=placement.helpers,
+            stops=[stage[0].stop for stage in placement.stages],
+            optimizer=optimizer,
+        )
+
+    def size(self, owner: str, rows: int, kind: StepKind) -> float:
+        """Padded tokens of a micro-batch of so many rows of ``owner``."""
+        return padded_size(self._facts[owner], max_length=self.course.max_length, rows=rows, kind=kind)
+
+    def action_s(
+        self,
+        node: str,
+        action: Action,
+        *,
+        size: float,
+        lowest: int,
+        kind: StepKind,
+        patterns: Sequence[str] = (),
+        trained: Units | None = None,
+    ) -> float:
+        """Seconds of a compute action with what surrounds it; see ``NodeCosts.seconds``.
+
+        Times that were recorded in a run have what surrounds actions in them. ``trained`` are the units whose weights
+        get a gradient; they count only where all parameters train.
+        """
+        facts = self._facts[node]
+        op, start, stop = action.op, action.start, action.stop
+        costs, passing = self.nodes[node], 0
+        if op is Op.BACKWARD and trained is not None and self.course.method.full_parameters:
+            passing = max(0, stop - max(0, start)) - len(trained.within(start, stop).blocks)
+        work_s = costs.seconds(op, start, stop, size=size, lowest=lowest, kind=kind, patterns=patterns, passing=passing)
+        if self._saves and start > EMBEDDING:
+            work_s += self._saving_s(costs, action, size, lowest, kind, patterns, trained)
+        if self._offload is not None:
+            work_s = self._offload.action_s(node, action, work_s, costs, size=size, kind=kind)
+        return work_s if facts.has_messages else work_s + facts.handling_s
+
+    def _saving_s(
+        self,
+        costs: NodeCosts,
+        action: Action,
+        size: float,
+        lowest: int,
+        kind: StepKind,
+        patterns: Sequence[str],
+        trained: Units | None,
+    ) -> float:
+        """Seconds that an action takes longer because its blocks save activations."""
+        start = action.start
+        projected = () if kind is StepKind.SCORE else trained_parts(self.course, self._projected, trained)
+
+        def seconds(op: Op, first: int, last: int) -> float:
+            own = patterns[first - start : last - start]
+            return costs.seconds(op, first, last, size=size, lowest=lowest, kind=kind, patterns=own)
+
+        return saving_s(action.op, start, action.stop, self._recompute, projected, seconds, gain=self._gain)
+
+    def tensor_bytes(self, size: float, *, with_mask: bool) -> float:
+        """Payload bytes of a hidden state or gradient of ``size`` padded tokens."""
+        course = self.course
+        scales = _ROW_SCALE_BYTES if course.wire_dtype == "int8" else 0
+        token_bytes = course.hidden_size * WIRE_ITEM_BYTES[course.wire_dtype] + scales
+        return size * (token_bytes + (1 if with_mask else 0))
+
+    def message_bytes(self, payload: str, boundary: int, size: float) -> float:
+        """Bytes of a message: a hidden state with its mask, a gradient, a head with its moments, or a parcel."""
+        if payload == Payload.HEAD:
+            return self.head_bytes
+        if payload == Payload.UNIT_GRAD:
+            return self.unit_grad_bytes(boundary)
+        if payload == Payload.REPLICA_GRAD:
+            return self._model.adapter_block_bytes * (min(at for at in self._stops if at > boundary) - boundary)
+        if self._offload is not None and payload in PARCELS:
+            return self._offload.parcel_bytes(payload, boundary, size)
+        sent = self.sent_size(boundary, size)
+        return self.tensor_bytes(sent, with_mask=payload == Payload.HIDDEN and boundary < self.course.head)
+
+    def sent_size(self, boundary: int, size: float) -> float:
+        """Padded tokens that travel over a boundary, of a micro-batch of ``size``; at the head with most rows."""
+        most = self.course.microbatch_sizes()[0] * self.course.head_tokens
+        return min(size, most or size) if boundary == self.course.head else size
+
+    def unit_grad_bytes(self, unit: int) -> float:
+        """Bytes of the gradient of embedding or head, of a mean batch, as it goes to another owner."""
+        if unit == self.course.head:
+            return self._head_weight_bytes
+        own = zip(self.course.owners, shares(self.course.owners, self.course.turns), strict=True)
+        tokens = sum(share * self.size(each.node, self.course.batch_rows(each), StepKind.TRAIN) for each, share in own)
+        return embedding_grad_bytes(self._model, tokens)
+
+    def link(self, source: str, target: str) -> LinkFacts | None:
+        """The measured link, None if the profile has no links at all.
+
+        Raises:
+            PlanError: the profile has links but not this one.
+        """
+        if not self._links:
+            return None
+        found = self._links.get((source, target))
+        if found is None:
+            raise PlanError(f"the profile lacks link {source} -> {target}; measure anew with 'ringtune measure'")
+        return found
+
+    def around_message_s(self, source: str, target: str, payload: str, size: float, *, num_bytes: float = 0.0) -> float:
+        """Seconds to encode a message at the source and to decode it at the target.
+
+        For a head both are in the one time that the source was measured for; that of a unit's gradient, and of weights
+        of a helper, goes by bytes. Pairs are packed in an action of their host and unpacked in one of their helper.
+        """
+        if payload == Payload.HEAD:
+            return self.nodes[source].work(Work.HAND_OVER)
+        if payload == Payload.PAIRS:
+            return 0.0
+        if payload in PARCELS:
+            return self.nodes[source].work(Work.HAND_OVER) * num_bytes / max(1.0, self.head_bytes)
+        return self.nodes[source].work(Work.ENCODE, size) + self.nodes[target].work(Work.DECODE, size)
+
+    def taken_s(self, source: str, target: str, payload: str, num_bytes: float, size: float) -> tuple[float, float]:
+        """Seconds that a message takes from the computing of its source and of its target.
+
+        Sending and receiving are done by other threads. Where the threads that compute leave less than a core free
+        (one core, or a quota), they have to share it with them. Where it was measured what a byte takes, in a ring in
+        which all nodes computed, that counts. Times that were recorded in a run have it in them.
+        """
+        link, head = self.link(source, target), payload == Payload.HEAD or payload in PARCELS
+        taken = []
+        for node, work, cpu_s_per_byte in (
+            (source, Work.ENCODE, link.send_cpu_s_per_byte if link else 0.0),
+            (target, Work.DECODE, link.receive_cpu_s_per_byte if link else 0.0),
+        ):
+            facts = self._facts[node]
+            is_known = facts.cpu_cores > 0 and not facts.has_messages
+            crowded = min(1.0, max(0.0, facts.threads + 1 - facts.cpu_cores)) if is_known else 0.0
+            codec_s = 0.0 if head else self.nodes[node].work(work, size)
+            if is_known and facts.message_s_per_byte:
+                taken.append(crowded * codec_s + num_bytes * facts.message_s_per_byte)
+            else:
+                taken.append(crowded * (codec_s + num_bytes * cpu_s_per_byte / facts.cpu_cores) if crowded else 0.0)
+        return taken[0], taken[1]
+
+    def rest(self, node: str) -> Rest:
+        """What a rest gives to the next action of ``node``; nothing where times were recorded in a run."""
+        facts = self._facts[node]
+        if facts.has_messages or not facts.rested_s > 0 or not 0 < facts.cpu_cores < facts.threads:
+            return Rest(0.0, 1.0)
+        return Rest(facts.rested_s, facts.cpu_cores / facts.threads)

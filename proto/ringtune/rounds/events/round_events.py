@@ -1,0 +1,387 @@
+"""What the coordinator's state machine (``ringtune.rounds.rounds``) is told, and what it answers: values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
+from ringtune.rounds.copy_digests import CopyDigest
+from ringtune.rounds.events.recovery_events import Halt, Halted, LogRecovery, NotPlaced, PlaceAgain, Placed, ShowStep
+from ringtune.rounds.events.replanning_events import FetchAhead, FetchedAhead, LogFetched, Replanned
+from ringtune.schedule.epochs import Source
+from ringtune.schedule.operations.scores import BlockScores
+from ringtune.schedule.operations.table import Operations
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.turns import StartPoint, Turn
+from ringtune.schedule.turns.unfreezing import NOTHING_KNOWN, Unfreezing
+
+# ---- events --------------------------------------------------------------------------------------
+
+
+class Started(NamedTuple):
+    """Begin a run on these nodes, sorted by name."""
+
+    nodes: tuple[str, ...]
+
+
+class Inspected(NamedTuple):
+    """A node answered Inspect; ``facts`` go to the planner as they are."""
+
+    node: str
+    facts: Any
+
+
+class PlanMade(NamedTuple):
+    """The plan is made; ``start`` is where a run goes on that began with it before."""
+
+    plan: Plan
+    start: StartPoint | None = None
+
+
+class PlanFailed(NamedTuple):
+    """There is no plan; the error's class and message say why."""
+
+    error: str
+    message: str
+
+
+class Prepared(NamedTuple):
+    """A node has built what the plan wants from it."""
+
+    node: str
+
+
+class Rested(NamedTuple):
+    """A node of the placement of ``epoch`` keeps what it has trained, and offers it to the others."""
+
+    node: str
+    epoch: int
+
+
+class Moved(NamedTuple):
+    """A node has built what the placement of ``epoch`` wants from it.
+
+    ``fetched_bytes`` came from other nodes: what they have trained.
+    """
+
+    node: str
+    epoch: int
+    fetched_bytes: int = 0
+
+
+class MoveFailed(NamedTuple):
+    """A node can't rest, or move to the placement of ``epoch``; the error's class and message say why."""
+
+    node: str
+    epoch: int
+    error: str
+    message: str
+
+
+class StepReported(NamedTuple):
+    """An owner reports a finished item of its own (``events.ReportStep``)."""
+
+    node: str
+    seq: int
+    step: int
+    kind: str
+    values: tuple[tuple[str, float], ...]
+
+
+class TurnReported(NamedTuple):
+    """A node has done all its actions of a turn.
+
+    ``scores`` are those of its slice if it is a score turn, ``copies`` the digests of its copies of embedding and head.
+    """
+
+    node: str
+    turn: int
+    scores: tuple[BlockScores, ...] = ()
+    copies: tuple[CopyDigest, ...] = ()
+
+
+class CacheLost(NamedTuple):
+    """A node keeps no hidden states any more, and says why; it comes before the end of the turn in which that was."""
+
+    node: str
+    problem: str
+
+
+class OperationsChosen(NamedTuple):
+    """The operation table is chosen that holds from the train turn on that begins at ``step``."""
+
+    step: int
+    operations: Operations
+
+
+class OperationsFailed(NamedTuple):
+    """There is no operation table for ``step``; the error's class and message say why."""
+
+    step: int
+    error: str
+    message: str
+
+
+class Progressed(NamedTuple):
+    """Bytes of a result came from a node, or went to it: neither it nor the link has stopped."""
+
+    node: str
+
+
+class Collected(NamedTuple):
+    """A node has sent its results."""
+
+    node: str
+
+
+class NodeFailed(NamedTuple):
+    """A call to a node failed, it reported an error, or its lease ran out; ``lost`` is a peer that it can't reach."""
+
+    node: str
+    error: str
+    message: str
+    lost: str = ""
+
+
+class StopAsked(NamedTuple):
+    """The user stops the run at once."""
+
+    reason: str
+
+
+class DrainAsked(NamedTuple):
+    """The user stops the run after the turns that were granted, with a checkpoint."""
+
+    reason: str
+
+
+Event = (
+    Started
+    | Inspected
+    | PlanMade
+    | PlanFailed
+    | Prepared
+    | Rested
+    | Moved
+    | MoveFailed
+    | Halted
+    | Placed
+    | NotPlaced
+    | Replanned
+    | FetchedAhead
+    | StepReported
+    | TurnReported
+    | CacheLost
+    | OperationsChosen
+    | OperationsFailed
+    | Progressed
+    | Collected
+    | NodeFailed
+    | StopAsked
+    | DrainAsked
+    | TimerFired
+)
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+class EnterPhase(NamedTuple):
+    """Enter this phase of the run."""
+
+    phase: str
+
+
+class Inspect(NamedTuple):
+    """Ask a node for its facts."""
+
+    node: str
+
+
+class MakePlan(NamedTuple):
+    """Make the plan from the nodes' facts, by name; answered by ``PlanMade`` or ``PlanFailed``."""
+
+    facts: Mapping[str, Any]
+
+
+class Prepare(NamedTuple):
+    """Hand a node the plan."""
+
+    node: str
+    plan: Plan
+
+
+class Rest(NamedTuple):
+    """Let a node keep what it has trained and offer it to the others; ``Rested`` or ``MoveFailed`` answers."""
+
+    node: str
+
+
+class Move(NamedTuple):
+    """Let a node move to another placement, or go back to the one it had; ``Moved`` or ``MoveFailed`` answers.
+
+    Attributes:
+        part: of the plan, with the placement; a node that is not in it only stops.
+        start: where the run goes on.
+        from_epoch: in which the trained blocks were hosted as ``sources`` says.
+        sources: the trained blocks that the node takes over, perhaps from itself.
+        from_step: the run recovers, so that blocks and head are taken as they were kept after this step; None = as
+            they are.
+    """
+
+    node: str
+    part: Plan
+    start: StartPoint
+    from_epoch: int
+    sources: tuple[Source, ...]
+    from_step: int | None = None
+
+
+class LogPlan(NamedTuple):
+    """Log that the plan has another placement from now on, to which the run moves, and why."""
+
+    plan: Plan
+    why: Replanned
+
+
+class LogMove(NamedTuple):
+    """Log that the run has moved after ``step`` steps, or has stayed and why.
+
+    Attributes:
+        epoch: to which it was to move.
+        part: of the plan that holds from here on.
+        seconds: from the last turn before to the first one after.
+        fetched_bytes: by node, of what others had trained.
+        problem: why it stays; empty = it has moved.
+    """
+
+    step: int
+    epoch: int
+    part: Plan
+    seconds: float
+    fetched_bytes: tuple[tuple[str, int], ...]
+    problem: str = ""
+
+
+class Grant(NamedTuple):
+    """Tell every node that these consecutive turns may be worked on."""
+
+    turns: tuple[Turn, ...]
+
+
+class LogStep(NamedTuple):
+    """Log a finished item: its numbers, with its turn, step and depth."""
+
+    turn: Turn
+    seq: int
+    step: int
+    depth: int
+    values: tuple[tuple[str, float], ...]
+
+
+class LogTurn(NamedTuple):
+    """Log a turn that every node has done; its bytes and times are complete."""
+
+    turn: Turn
+
+
+class LogUnfreeze(NamedTuple):
+    """Log the decision, when its turn is granted, that from ``step`` on ``depth`` blocks train."""
+
+    step: int
+    depth: int
+
+
+class ChooseOperations(NamedTuple):
+    """Choose the operation table that holds from ``step`` on; ``OperationsChosen`` or ``OperationsFailed`` answers.
+
+    ``scores`` are all that were gathered, in order; none where the choice needs none.
+    """
+
+    step: int
+    scores: tuple[BlockScores, ...]
+
+
+class LogOperations(NamedTuple):
+    """Log the decision that from ``step`` on this operation table holds."""
+
+    step: int
+    operations: Operations
+
+
+class LogCacheLost(NamedTuple):
+    """Log that a node keeps no hidden states any more, and why."""
+
+    node: str
+    problem: str
+
+
+class LogCheckpoint(NamedTuple):
+    """Log a checkpoint: every node saved what it trained up to ``step``, and ``holder`` the head."""
+
+    step: int
+    holder: str
+    unfreezing: Unfreezing = NOTHING_KNOWN
+    operations: Operations | None = None
+
+
+class LogEvaluation(NamedTuple):
+    """Log a complete evaluation: counts summed over the owners."""
+
+    step: int
+    values: tuple[tuple[str, float], ...]
+
+
+class Collect(NamedTuple):
+    """Ask a node for its trained tensors."""
+
+    node: str
+    with_head: bool
+    with_private: bool
+
+
+class Release(NamedTuple):
+    """Tell a node that the run is over for it; ``is_finished`` if it ended well and every result is collected."""
+
+    node: str
+    reason: str
+    is_finished: bool = False
+
+
+class Finish(NamedTuple):
+    """The run is over; ``error`` is empty if it was good."""
+
+    error: str
+    message: str
+
+
+Command = (
+    EnterPhase
+    | Inspect
+    | MakePlan
+    | Prepare
+    | Rest
+    | Move
+    | FetchAhead
+    | Halt
+    | PlaceAgain
+    | LogRecovery
+    | ShowStep
+    | LogMove
+    | LogPlan
+    | LogFetched
+    | Grant
+    | LogStep
+    | LogTurn
+    | LogUnfreeze
+    | ChooseOperations
+    | LogOperations
+    | LogCacheLost
+    | LogCheckpoint
+    | LogEvaluation
+    | Collect
+    | Release
+    | Finish
+    | SetTimer
+    | CancelTimer
+)

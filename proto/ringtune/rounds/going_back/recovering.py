@@ -1,0 +1,287 @@
+"""The coordinator's state machine of a run that goes on when a host is lost.
+
+::
+
+    training -- a host is lost --> halting -----------> moving -------> training, from the last committed turn on
+                                  all others stop,     all load what
+                                  a placement without  was kept then
+                                  it is found
+
+After a bad step (``bad_steps``) all stop and go back in the same way, in the placement that they have.
+
+A turn is *committed* when every node has done it and keeps what it has trained, at two places. Two turns are granted at
+most, so that a node needs to keep three: the committed one, and those that it may have done since. What the run
+logs of a turn is logged when the turn is committed, so that nothing of a repeated turn is logged twice; what is done is
+shown at once, and once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringtune.engine.events import TimerFired
+from ringtune.errors import (
+    CapacityError,
+    ConnectionFailedError,
+    DeadlineError,
+    PeerLostError,
+    PlanError,
+    error_from_name,
+)
+from ringtune.rounds.events import round_events as rd
+from ringtune.rounds.events.recovery_events import Halted, NotPlaced, Placed, ShowStep
+from ringtune.rounds.events.replanning_events import Replanned
+from ringtune.rounds.going_back.bad_steps import NOTHING_KEPT, BadSteps, is_bad_step
+from ringtune.rounds.going_back.kept_copies import KeptCopies
+from ringtune.rounds.going_back.recovery import Recovery
+from ringtune.rounds.state_machine import Planner, Rounds
+from ringtune.schedule.epochs import why_it_stays
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn
+
+_RESUME = "start it again and --resume the run"
+_RECOVERS_IN = ("preparing", "training", "moving", "collecting")
+_UNREACHED = (PeerLostError.__name__, ConnectionFailedError.__name__, DeadlineError.__name__, "FrameError")
+
+
+class RecoveringRounds(Rounds):
+    """``Rounds`` for a run whose nodes may keep copies of what they have trained; ``Rounds`` alone where they do not.
+
+    Args:
+        planner: as for ``Rounds``, as are the others.
+        begins_anew: whether the weights at step 0 are those that every node makes by itself.
+        rounds: further arguments of ``Rounds``.
+    """
+
+    def __init__(self, planner: Planner | None, *, begins_anew: bool = True, **rounds: Any) -> None:
+        super().__init__(planner, **rounds)
+        self._begins_anew = begins_anew
+        self._kept = KeptCopies()
+        self._held: list[rd.Command] = []
+        self._shown: set[tuple[StepKind, str, int, int]] = set()
+        self._recovery: Recovery | None = None
+        self._bad = BadSteps()
+        self._gone: set[str] = set()
+        self._newest_epoch = 0
+        self._before: Turn | None = None  # the last turn that was granted before the last recovery
+
+    def handle(self, event: rd.Event, now_s: float) -> list[rd.Command]:
+        """Take one event; what is logged of turns comes when they are committed."""
+        commands = super().handle(event, now_s)
+        if not self._keeps_copies:
+            return commands
+        passed: list[rd.Command] = []
+        for command in commands:
+            self._pass_on(command, passed)
+        return passed
+
+    @property
+    def _keeps_copies(self) -> bool:
+        return self.plan is not None and self.plan.placement.copies
+
+    # ---- what is logged when ----------------------------------------------------------------------
+
+    def _pass_on(self, command: rd.Command, passed: list[rd.Command]) -> None:
+        match command:
+            case rd.LogStep(turn, seq):
+                self._held.append(command)
+                item = (turn.kind, turn.owner, turn.first_step, seq - turn.first_seq)
+                if item not in self._shown:
+                    self._shown.add(item)
+                    passed.append(ShowStep(*command))
+            case rd.LogTurn():
+                self._held.append(command)
+                if command.turn.kind is not StepKind.EVALUATE:
+                    self._commit(command, passed)
+            case rd.LogEvaluation():
+                ended = [each for each in self._held if isinstance(each, rd.LogTurn)]
+                if ended:
+                    self._commit(ended[-1], passed)
+                passed.append(command)
+            case rd.Finish():
+                passed += [*self._held, command]
+                self._held = []
+            case _:
+                passed.append(command)
+
+    def _commit(self, ended: rd.LogTurn, passed: list[rd.Command]) -> None:
+        """Log what is held of the turns up to this one, and never go back to them."""
+        index = ended.turn.index
+        passed += [each for each in self._held if _turn_of(each) <= index]
+        self._held = [each for each in self._held if _turn_of(each) > index]
+        self._made_granting.commit(index)
+        self._bad.commit(index)
+        if ended.turn.kind is StepKind.TRAIN:
+            self._kept.commit(self._made_plan.course, self._made_moving.part.placement, ended.turn)
+
+    # ---- events -----------------------------------------------------------------------------------
+
+    def _dispatch(self, event: rd.Event, now_s: float, commands: list[rd.Command]) -> None:
+        recovery = self._recovery
+        match event:
+            case Halted() | Placed() | NotPlaced() | rd.Rested() | rd.Moved() | rd.MoveFailed() if recovery:
+                self._on_answer(recovery, event, now_s, commands)
+            case Halted() | Placed() | NotPlaced():
+                return
+            case Replanned(placement) if any(piece.node in self._gone for piece in placement.slices):
+                return
+            case TimerFired() if recovery is not None:
+                raise DeadlineError(f"{recovery.overdue(self._wait_s)}; {_RESUME}")
+            case _:
+                super()._dispatch(event, now_s, commands)
+
+    def _on_plan(self, plan: Plan, start: StartPoint | None, now_s: float, commands: list[rd.Command]) -> None:
+        """Refuse a plan whose nodes keep copies and that stays on its placement, whatever happens."""
+        if not plan.placement.copies:
+            super()._on_plan(plan, start, now_s, commands)
+            return
+        if why := why_it_stays(plan.course, plan.placements):
+            raise PlanError(f"the run can't go on without a lost node: {why}; set recovery.copies = 'none'")
+        self._items_ahead = 0
+        super()._on_plan(plan, start, now_s, commands)
+        if self.phase == "preparing" and self._start_point is None and self._begins_anew:
+            self._kept.begin(StartPoint.of(plan.course).holder)  # the first turn to which the run can go back
+
+    def _on_node_failed(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
+        """Go on without a host that is lost, if another node keeps what it has trained; go back after a bad step."""
+        if is_bad_step(event):
+            self._on_bad_step(event, now_s, commands)
+            return
+        lost = event.lost or event.node
+        if lost in self._gone or (event.lost and self._recovery is not None):
+            return  # nodes that stop are missed by others; who is really lost does not answer
+        moving, is_lost = self._moving, event.error == PeerLostError.__name__
+        if moving is None or not is_lost or not self._keeps_copies or self.phase not in _RECOVERS_IN:
+            super()._on_node_failed(event, now_s, commands)
+            return
+        if self._recovery is None and lost not in moving.part.nodes:
+            self._gone.add(lost)
+            self._kept.lose(lost)
+            super()._on_node_failed(rd.NodeFailed(lost, event.error, event.message), now_s, commands)
+            return
+        problem = self._why_it_ends(lost)
+        if problem:
+            self._fail(event.error, f"{event.message}; {problem}", commands)
+            return
+        self._recover(lost, event.message, now_s, commands)
+
+    def _why_it_ends(self, lost: str) -> str:
+        """Why the run can't go on without a node; empty if it can."""
+        plan = self._made_plan
+        if plan.owner(lost) is not None:
+            return f"{lost} owns rows, which no other node has; {_RESUME}"
+        self._kept.lose(lost)
+        if self._kept.step is None:
+            return f"no turn has ended since the run was resumed or loaded, so nothing is kept yet; {_RESUME}"
+        if missing := self._kept.missing:
+            return f"no living node keeps what was trained of {_blocks(missing)}; {_RESUME}"
+        return ""
+
+    def _on_bad_step(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
+        """Do the turns that are not committed once more, unless they are done for the second time already."""
+        if self._recovery is not None:
+            return  # all go back anyway
+        if self.phase != "training":
+            super()._on_node_failed(event, now_s, commands)
+            return
+        problem = self._bad.why_it_ends(self._kept.step) if self._keeps_copies else NOTHING_KEPT
+        if problem:
+            self._held = []  # what came since the committed turn may be of the bad step
+            self._fail(event.error, f"{event.message}; {problem}", commands)
+            return
+        self._bad.go_back()
+        recovery, placement = self._go_back((), event.message, now_s, commands), self._made_moving.part.placement
+        recovery.plan = self._made_plan.extended(placement, self._turns_kept(recovery.step), epoch=recovery.epoch)
+        commands += recovery.halt()
+
+    # ---- recovery ---------------------------------------------------------------------------------
+
+    def _recover(self, lost: str, message: str, now_s: float, commands: list[rd.Command]) -> None:
+        """Let all other nodes stop, and look for a placement without the one that is lost."""
+        self._gone.add(lost)
+        self._nodes = tuple(node for node in self._nodes if node != lost)
+        commands.append(rd.Release(lost, message))
+        recovery = self._go_back((lost,), "", now_s, commands)
+        commands += [*recovery.halt(), recovery.look(self._made_moving.part, tuple(sorted(self._gone)))]
+
+    def _go_back(self, lost: tuple[str, ...], bad_step: str, now_s: float, commands: list[rd.Command]) -> Recovery:
+        """Begin to bring all living nodes back to the end of the committed turn, in an epoch of its own."""
+        before = self._recovery
+        self._granting = self._granting or self._new_granting()
+        self._newest_epoch = max(self._newest_epoch, *(one.epoch for one in self._made_plan.placements)) + 1
+        self._held = []
+        self._evaluation.forget()
+        self._made_moving.recover(None, 0, ())
+        self._made_granting.halt()
+        self._recovery = Recovery(
+            epoch=self._newest_epoch,
+            lost=(*(before.lost if before else ()), *lost),
+            nodes=self._nodes,
+            began_s=before.began_s if before else now_s,
+            step=self._kept.step or 0,
+            bad_step=bad_step or (before.bad_step if before else ""),
+        )
+        self._enter("moving", now_s, commands, self._nodes)
+        return self._recovery
+
+    def _turns_kept(self, step: int) -> int:
+        """How many train turns the first so many steps are."""
+        return -(-step // self._made_plan.course.local_iterations)
+
+    def _on_answer(self, recovery: Recovery, event: rd.Event, now_s: float, commands: list[rd.Command]) -> None:
+        """Take a node's answer, or the placement; move once all have stopped, and train once all have moved."""
+        match event:
+            case rd.MoveFailed(_, epoch, error, message) if epoch == recovery.epoch:
+                if error not in _UNREACHED:
+                    raise error_from_name(error, message)
+                recovery.problem = message  # the node that it misses will be missed by all, or time runs out
+            case NotPlaced(epoch, error, message) if epoch == recovery.epoch:
+                raise error_from_name(error, f"node {', '.join(recovery.lost)} is lost, and {message}; {_RESUME}")
+            case Placed(epoch, placement) if epoch == recovery.epoch:
+                plan = self._made_plan.extended(placement, self._turns_kept(recovery.step), epoch=epoch)
+                if any(node in self._gone for node in plan.parts[-1].nodes):
+                    raise CapacityError(f"the placement that was found has a lost node; {_RESUME}")
+                recovery.plan = plan
+            case Halted(node, epoch) | rd.Moved(node, epoch) if epoch == recovery.epoch:
+                recovery.answered(node, event)
+            case _:
+                return
+        self._set_deadline(now_s, commands)
+        if recovery.may_move:
+            commands += recovery.move(self._kept, self._made_granting.last, self._made_granting.repeats)
+        elif recovery.has_moved:
+            self._go_on(recovery, now_s, commands)
+
+    def _go_on(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
+        """Train on from the committed turn, in the placement that all have moved to."""
+        plan, moving = recovery.moved_to, self._made_moving
+        self._recovery, self.plan = None, plan
+        for node, sources in recovery.sources.items():
+            self._kept.fetched(node, sources)
+        moving.recover(plan, recovery.step, self._kept.decided)
+        commands.append(recovery.log(plan, now_s))
+        self._before = self._made_granting.last
+        commands += self._made_granting.go_back(moving.part)
+        if self._made_granting.last is not None:
+            self._bad.went_back(self._made_granting.last.index)
+        self._enter("training", now_s, commands)
+        if self._drain_reason:
+            reason, self._drain_reason = self._drain_reason, ""
+            self._drain(reason, now_s, commands)
+        else:
+            self._grant_ahead(now_s, commands)
+            self._end_training(now_s, commands)
+
+    @property
+    def _holder(self) -> str:
+        """The owner that has the head: the one that had it at the turn to which the run went back, if none follows."""
+        last = self._made_granting.last
+        return self._kept.holder if last is not None and last is self._before else super()._holder
+
+
+def _turn_of(command: rd.Command) -> int:
+    return command.turn.index if isinstance(command, rd.LogStep | rd.LogTurn) else -1
+
+
+def _blocks(blocks: tuple[int, ...]) -> str:
+    return f"block{'s' if len(blocks) > 1 else ''} {', '.join(map(str, blocks))}"

@@ -1,0 +1,116 @@
+"""One recovery of a run: who has to stop, who has to move, and to what."""
+
+from __future__ import annotations
+
+from ringtune.errors import needed
+from ringtune.rounds.events.recovery_events import Halt, Halted, LogRecovery, PlaceAgain
+from ringtune.rounds.events.round_events import Command, Move, Moved
+from ringtune.rounds.going_back.kept_copies import KeptCopies
+from ringtune.schedule.epochs import Source
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn
+
+
+class Recovery:
+    """A recovery that is under way.
+
+    Args:
+        epoch: of the next placement; no recovery that was given up had it.
+        lost: nodes that are lost since it began, or the one that it follows.
+        nodes: all that live.
+        began_s: when the first of them was lost.
+        step: to whose end the run goes back.
+        bad_step: what was not finite, if the run goes back because of that.
+
+    Attributes:
+        plan: with the placement that was found; None while it is looked for.
+        sources: the blocks that nodes take over.
+        problem: why a node can't move, while it may be that another one is lost.
+    """
+
+    def __init__(
+        self,
+        *,
+        epoch: int,
+        lost: tuple[str, ...],
+        nodes: tuple[str, ...],
+        began_s: float,
+        step: int,
+        bad_step: str = "",
+    ) -> None:
+        self.epoch, self.lost, self.began_s, self.step, self.bad_step = epoch, lost, began_s, step, bad_step
+        self.plan: Plan | None = None
+        self.sources: dict[str, tuple[Source, ...]] = {}
+        self.problem = ""
+        self._nodes, self._waiting = nodes, set(nodes)
+        self._moves = False
+        self._bytes: dict[str, int] = {}
+
+    def halt(self) -> list[Command]:
+        """Let every living node stop."""
+        return [Halt(node, self.epoch) for node in self._nodes]
+
+    def look(self, part: Plan, gone: tuple[str, ...]) -> Command:
+        """Look for a placement without all that are gone."""
+        return PlaceAgain(self.epoch, part, gone, self.step)
+
+    def answered(self, node: str, answer: Halted | Moved) -> None:
+        """Note that a node has stopped, or moved; an answer to another question changes nothing."""
+        if isinstance(answer, Moved) is not self._moves or node not in self._waiting:
+            return
+        self._waiting.discard(node)
+        if isinstance(answer, Moved):
+            self._bytes[node] = answer.fetched_bytes
+
+    @property
+    def may_move(self) -> bool:
+        """Whether all have stopped, and there is a placement to which nobody was sent yet."""
+        return not self._moves and not self._waiting and self.plan is not None
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether all have moved."""
+        return self._moves and not self._waiting
+
+    @property
+    def moved_to(self) -> Plan:
+        """The plan with the placement that was found."""
+        return needed(self.plan, "a recovery needs a placement and there is none")
+
+    def move(self, kept: KeptCopies, last: Turn | None, repeats: tuple[StepKind, ...]) -> list[Command]:
+        """Send every living node to the placement; who has no place in it only stops.
+
+        Args:
+            kept: who keeps what.
+            last: the turn that was granted last; None = there is none.
+            repeats: kinds of turns that come again before the next train turn.
+        """
+        part = self.moved_to.parts[-1]
+        start = StartPoint(
+            step=self.step,
+            holder=kept.holder,
+            first_turn=last.index + 1 if last else 0,
+            first_seq=last.end_seq if last else 0,
+            epoch=self.epoch,
+            repeats=repeats,
+        )
+        self._moves, self._waiting = True, set(part.nodes)
+        self.sources = {node: kept.sources(part.placement, node) for node in part.nodes}
+        return [
+            Move(node, part, start, self.epoch, self.sources.get(node, ()), from_step=self.step) for node in self._nodes
+        ]
+
+    def log(self, plan: Plan, now_s: float) -> LogRecovery:
+        """What is logged once all have moved."""
+        fetched = tuple(sorted(self._bytes.items()))
+        return LogRecovery(self.step, self.lost, plan, plan.parts[-1], now_s - self.began_s, fetched, self.bad_step)
+
+    def overdue(self, wait_s: float) -> str:
+        """Say for what the coordinator has waited too long."""
+        if self._waiting:
+            what = "to move" if self._moves else "to stop"
+            why = "a node was lost" if self.lost else "a bad step"
+            text = f"waited {wait_s:g} s for node {', '.join(sorted(self._waiting))} {what} after {why}"
+        else:
+            text = f"waited {wait_s:g} s for a placement without node {', '.join(self.lost)}"
+        return f"{text}: {self.problem}" if self.problem else text

@@ -1,0 +1,1 @@
+"""How a run goes on to its next placement between two turns."""

@@ -1,0 +1,1 @@
+"""Which nodes help others with their adapters, and with what."""
