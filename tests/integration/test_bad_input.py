@@ -46,7 +46,7 @@ def test_case_that_the_parser_refuses_is_a_problem() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-@pytest.mark.sampled(230)
+@pytest.mark.sampled(120)
 def test_wrong_input_gets_its_answer(workshop: Workshop, case: Case) -> None:
     """One line that begins with ``error:``, its words and exit code; no traceback, no file, no process."""
     answer = workshop.answer(case)

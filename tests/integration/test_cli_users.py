@@ -101,6 +101,7 @@ def test_users_who_trained_alone_are_evaluated_one_at_a_time(cluster: Cluster, t
     assert len(set(found)) == len(names)
 
 
+@pytest.mark.thorough
 def test_users_of_a_column_get_helpers_and_folders_of_their_own(cluster: Cluster, tmp_path: Path) -> None:
     """The rows of each owner are of several users, whom a column names; the planner chooses who helps.
 

@@ -82,6 +82,7 @@ def ringed(folder: Path, *more: str) -> Iterator[Ring]:
 
 
 @pytest.mark.promise("6 every wait ends")
+@pytest.mark.thorough
 def test_run_of_a_coordinator_that_is_killed_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
     """At every moment: the same files, each step once, and the user is told; then the run is fetched as one."""
     with ringed(tmp_path) as ring:

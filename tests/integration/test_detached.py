@@ -40,6 +40,7 @@ def wait_ended(pid: int) -> None:
         return
 
 
+@pytest.mark.thorough
 def test_local_run_is_detached_stopped_and_gone_on_with(tmp_path: Path) -> None:
     """It outlives its command, ``stop`` saves it, and it goes on where it was, detached again."""
     job, out = write_inputs(tmp_path), tmp_path / "out"

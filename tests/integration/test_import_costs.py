@@ -60,6 +60,7 @@ def test_loading_for_a_slice_loads_nothing_needless() -> None:
     assert NEVER & loaded == set()
 
 
+@pytest.mark.thorough
 def test_hosting_a_slice_loads_nothing_needless_even_if_it_is_installed(tmp_path: Path) -> None:
     """Packages beside transformers stay unloaded through a forward, a backward and an update."""
     from tests.support import tiny

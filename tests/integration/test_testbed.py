@@ -276,6 +276,7 @@ def test_interrupt_is_left_to_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.thorough
 def test_ring_trains_on_boards(here: Capabilities, tmp_path: Path) -> None:
     """A real run over the shaped links: three agents, each with its share of the rows, one adapter."""
     model = tiny.write_model(tmp_path / "model", num_blocks=4)

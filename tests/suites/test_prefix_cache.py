@@ -144,6 +144,7 @@ def test_any_run_with_the_cache_has_the_bits_of_one_without(folder: Path, tmp_pa
     assert same_bits(found, wanted)
 
 
+@pytest.mark.thorough
 def test_float64_is_kept_as_it_is_computed_and_bfloat16_rounds(folder: Path, tmp_path: Path) -> None:
     """The type of the computation gives the very bits; bfloat16 a result near it, from files of half the size."""
     case = case_of(folder, dtype="float64")
@@ -218,7 +219,7 @@ def test_run_goes_on_without_what_was_damaged_and_says_so(
 
 
 @pytest.mark.parametrize("folder_is", ["full", "not there", "a file"])
-@pytest.mark.sampled(1)
+@pytest.mark.thorough
 def test_run_goes_on_where_a_node_can_keep_nothing(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_is: str
 ) -> None:
@@ -280,6 +281,7 @@ def test_only_the_user_of_the_node_reads_what_it_keeps(folder: Path, tmp_path: P
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "state").iterdir()} == {0o700}
 
 
+@pytest.mark.thorough
 def test_replicas_keep_the_micro_batches_that_pass_them(folder: Path, tmp_path: Path) -> None:
     """Two hosts of the upper blocks: each keeps its own micro-batches, and the bits are those without a cache."""
     case = case_of(folder, microbatches=3)
@@ -302,6 +304,7 @@ def test_full_cache_keeps_no_more_than_its_limit(folder: Path, tmp_path: Path) -
     assert 0 < counts(result)[Op.READ] < counts(result)[Op.EMBED]
 
 
+@pytest.mark.thorough
 def test_full_cache_makes_room_when_more_blocks_train(folder: Path, tmp_path: Path) -> None:
     """Room for all batches once: what nobody can read any more goes, and others are kept in its place."""
     case = case_of(folder, owners=("a",), num_steps=96, every_steps=32)

@@ -119,7 +119,7 @@ def test_replicas_with_private_blocks_equal_one_process(folder: Path) -> None:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(("optimizer", "bound"), [("sgd", 1e-6), ("adamw", 1e-3)])
-@pytest.mark.sampled(1)
+@pytest.mark.thorough
 def test_replicas_in_float32_stay_within_rounding(folder: Path, optimizer: str, bound: float) -> None:
     """50 steps; sums of sums round otherwise than one sum, which AdamW's first steps amplify."""
     case = case_of(folder, dtype="float32", optimizer=optimizer, num_steps=50)

@@ -153,6 +153,7 @@ def test_unfreezing_by_the_losses_can_be_repeated_bit_for_bit(
     assert same_bits(trained(settled, repeated, again), wanted)
 
 
+@pytest.mark.thorough
 def test_unfreezing_by_the_losses_goes_on_from_a_checkpoint_bit_for_bit(folder: Path) -> None:
     """Shards, and what the manifest knows of the losses, are all that the rest of the run needs."""
     case = case_of(folder, dropout=0.1, num_steps=24, checkpoint_every=5)
@@ -177,6 +178,7 @@ def test_unfreezing_by_the_losses_goes_on_from_a_checkpoint_bit_for_bit(folder: 
         assert same_bits(trained(plan, carrier, rest), trained(plan, whole, result)), checkpoint.step
 
 
+@pytest.mark.thorough
 def test_unfreezing_by_the_losses_with_helpers_is_repeated_and_goes_on_bit_for_bit(folder: Path) -> None:
     """Blocks begin to train within intervals, and hosts do not wait: versions count what the run has decided."""
     case = case_of(folder, dropout=0.1, num_steps=17, checkpoint_every=6, microbatches=8, adapter="lora[r=4]")

@@ -119,6 +119,7 @@ def test_users_alone_with_an_interval_are_updated_by_their_sums(folder: Path, in
     assert distance(sets_at_hosts(run(plan, make_carrier(case, plan))), theirs) < 1e-9
 
 
+@pytest.mark.thorough
 def test_users_alone_with_recomputed_blocks_train_the_same_bits(folder: Path) -> None:
     """A block that is run again is run with the adapters of the same user, for the same rows."""
     case = case_of(folder, adapter="lora[r=4]", dropout=0.1)

@@ -169,7 +169,7 @@ def test_users_of_other_kinds_resume_with_equal_bits(folder: Path, manner: dict[
         ),
     ],
 )
-@pytest.mark.sampled(1)
+@pytest.mark.thorough
 def test_users_of_other_kinds_train_equal_bits_in_any_timing(
     folder: Path, manner: dict[str, Any], changes: dict[str, Any]
 ) -> None:

@@ -122,6 +122,7 @@ def test_boards_as_planned_gain_nothing_by_a_move() -> None:
     assert found is None or not found.is_worth_it
 
 
+@pytest.mark.thorough
 def test_few_steps_that_are_left_are_not_worth_a_move() -> None:
     """With one turn left the pause costs more; with none there is nothing to look for."""
     job, plan, profile = case()

@@ -218,6 +218,7 @@ def test_gradients_that_no_link_takes_are_not_sent_between_hosts(monkeypatch: py
     assert all(len(stage) == 1 or stage[0].num_blocks <= 4 for stage in found.stages)
 
 
+@pytest.mark.thorough
 def test_explanation_has_the_number_of_micro_batches_that_is_carried_out() -> None:
     """The best ring may have another number than the stages that are taken."""
     ring = planned(job_of(), (1, 1, 1, 1))

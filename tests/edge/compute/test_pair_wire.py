@@ -54,6 +54,7 @@ def wire_of(wire: str, models: AuxiliaryModels) -> PairWire:
 
 @pytest.mark.parametrize(("adapter", "dropout"), [*((kind, 0.0) for kind in offload.KINDS), (offload.FUSED_LORA, 0.1)])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.sampled(20)
 def test_rule_counts_the_bytes_that_are_sent(root: Path, model_type: str, adapter: str, dropout: float) -> None:
     """Of pairs, of the vectors that go with the first ones, and of the weights that come back."""
     folder = offload.family_folder(root, model_type)

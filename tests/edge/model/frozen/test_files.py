@@ -152,6 +152,7 @@ def resident_bytes(folder: Path, *ways: str) -> list[tuple[int, int]]:
 
 @pytest.mark.timeout(MEASURE_S + 60)
 @pytest.mark.promise("7 bounded memory")
+@pytest.mark.thorough
 def test_frozen_weights_save_resident_memory(tmp_path: Path) -> None:
     """Besides its weights a slice adds the same, however they are held: 10 % at most are not as planned."""
     folder = tiny.write_bert(
