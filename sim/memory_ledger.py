@@ -2,7 +2,8 @@
 
 The planner's bound (``costs.memory.estimate``) has to lie above it for any timing. What is counted: weights, adapters
 and the head with their optimizer state, gradients, what forwards keep for backward, the work space of the block that
-runs, and the tensors of a micro-batch, wherever they are::
+runs, what is kept of the ends of turns (from the beginning, as after some turns), and the tensors of a micro-batch,
+wherever they are::
 
     on the way and in the inbox --Accept--> with the micro-batch, through every f --send--> on the way
                                             F: the graph's input until its B    H: freed, and a gradient comes of it
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ringtune.costs.memory.full_parameters import resting_units
+from ringtune.costs.memory.kept_turns import kept_turn_terms
 from ringtune.costs.memory.operations import block_scores_bytes, needs_gradients
 from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
@@ -203,7 +205,9 @@ class MemoryLedger:
         rests = resting_units(plan)
         for node, sizes in self._sizes.items():
             self._held[node] = held = Held(sizes, rests=rests, on_disk=plan.placement.state_on_disk)
-            held.add(_fixed_bytes(sizes, Share.of(plan, node), embedding_bytes) + _scores_bytes(plan, node))
+            part = Share.of(plan, node)
+            held.add(_fixed_bytes(sizes, part, embedding_bytes) + _scores_bytes(plan, node))
+            held.add(sum(term.total_bytes for term in kept_turn_terms(plan.course, part, sizes)))
 
     @property
     def peak_bytes(self) -> dict[str, int]:

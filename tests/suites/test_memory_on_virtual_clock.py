@@ -170,6 +170,26 @@ def test_memory_of_full_parameters_bounds_what_a_prediction_holds(first: int) ->
         assert all(node.peak_memory_bytes for node in prediction.nodes if node.stop > node.start)
 
 
+@pytest.mark.promise("7 bounded memory")
+@pytest.mark.parametrize("seed", range(12))
+def test_memory_of_what_is_kept_of_turns_is_in_a_prediction_too(seed: int) -> None:
+    """As many bytes more as the plan says, and within what it says a node needs."""
+    rng = random.Random(seed)
+    plan = changed(random_plan(rng), copies=False)
+    facts = random_profile(plan, rng)
+    keeping = changed(plan, copies=True)
+    without, found = (predict(each, facts, optimizer="adamw") for each in (plan, keeping))
+    total = 0
+    for before, after in zip(without.nodes, found.nodes, strict=True):
+        model = facts.by_name[after.node].model
+        estimate = node_memory(keeping, after.node, model, optimizer="adamw", activation_token_bytes=0)
+        kept_bytes = estimate.parts()["kept"]
+        assert after.peak_memory_bytes == before.peak_memory_bytes + kept_bytes
+        assert after.peak_memory_bytes <= after.needed_bytes
+        total += kept_bytes
+    assert total
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_memory_buffers_and_graphs_of_full_parameters_are_bounded(seed: int) -> None:
     """No timing makes a node hold more tensors or graphs than the planner counted, those of the embedding too."""
