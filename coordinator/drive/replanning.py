@@ -1,10 +1,10 @@
-"""Watch whether the nodes of a run keep their pace, and look for another placement where they do not.
+"""Watch whether the nodes and links of a run keep their pace, and look for another placement where they do not.
 
 ::
 
-    reports of nodes --> PaceWatch --a node's pace has lastingly changed--> planning on a thread of its own
-                                                                                 |
-    notes with both numbers <-- Replanned through the run's queue <--------------'
+    reports of nodes --> PaceWatch --a node or a link has lastingly changed--> planning on a thread of its own
+                                                                                    |
+    notes with both numbers <-- Replanned through the run's queue <-----------------'
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Mapping, Set
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from coordinator.planner.effort import Effort
 from coordinator.planner.recover import placed_without, without
 from coordinator.planner.replanning import Replanned, replanned
+from ringtune.costs.links.assumed import Pair
 from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.measured.pace import CHANGED, PaceWatch
 from ringtune.costs.profile import Profile
@@ -31,6 +32,9 @@ from ringtune.schedule.turns.turns import Turn
 
 _LOG = logging.getLogger(__name__)
 
+
+Changed: TypeAlias = "str | Pair"
+"""A node, or a link by its source and target."""
 
 FIRST_MOVE_S: Final = 5.0
 """Seconds that a move is taken to cost before the run has made one; from ``tests.bench.sim``, part ``slowed``."""
@@ -101,7 +105,7 @@ class Replanning:
         self._may_move = is_wanted and not why_it_stays(plan.course, plan.placements)
         self._last_epoch = plan.placements[-1].epoch
         self._is_thinking = False
-        self._told: Mapping[str, float] = {}
+        self._told: Mapping[Changed, float] = {}
         self._decided: tuple[int, ...] = ()
         self._next: Profile | None = None
         self._move_s = 0.0
@@ -115,7 +119,7 @@ class Replanning:
             self.pace = PaceWatch(self._course, self._profile, recompute=placement.recompute)
 
     def turn_done(self, part: Plan, turn: Turn, books: Books, *, prepare_s: float, living: Set[str]) -> None:
-        """Look for another placement if nodes have changed their pace, or more blocks train and slices follow that.
+        """Look for another placement if nodes or links have changed, or more blocks train and slices follow that.
 
         Args:
             part: of the plan that holds now.
@@ -130,11 +134,16 @@ class Replanning:
         if self.pace is None or self._is_thinking or step >= self._course.num_steps:
             return
         lost = self._profile.by_name.keys() - living
-        changed = self.pace.changed() if self._watches else {}
+        nodes, pairs = (self.pace.changed(), self.pace.links.changed()) if self._watches else ({}, {})
+        changed: Mapping[Changed, float] = {**nodes, **pairs}
         if changed and _differ(changed, self._told):
             self._told = changed
-            said = ", ".join(f"{node} {ratio:.2f} times as long" for node, ratio in sorted(changed.items()))
-            self._note(f"after step {turn.end_step} actions of nodes take, compared with the first turns: {said}")
+            after = f"after step {turn.end_step}"
+            if nodes:
+                self._note(f"{after} actions of nodes take, compared with the first turns: {_times_as_long(nodes)}")
+            if pairs:
+                found = {f"{source} to {target}": ratio for (source, target), ratio in pairs.items()}
+                self._note(f"{after} messages take, compared with the first turns: {_times_as_long(found)}")
             self._think_beside(part, without(self.pace.profile(links), lost), turn, step, prepare_s)
         elif has_decided:
             self._decided = turn.unfreeze_at
@@ -221,8 +230,10 @@ class Replanning:
         self._put(Considered(part.placement.epoch, found, profile, problem))
 
 
-def _differ(now: Mapping[str, float], told: Mapping[str, float]) -> bool:
-    """Whether other nodes have changed than was told, or one of them by much more or less."""
-    return now.keys() != told.keys() or any(
-        max(now[node] / told[node], told[node] / now[node]) >= CHANGED for node in now
-    )
+def _differ(now: Mapping[Changed, float], told: Mapping[Changed, float]) -> bool:
+    """Whether other nodes or links have changed than was told, or one of them by much more or less."""
+    return now.keys() != told.keys() or any(max(now[one] / told[one], told[one] / now[one]) >= CHANGED for one in now)
+
+
+def _times_as_long(ratios: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {ratio:.2f} times as long" for name, ratio in sorted(ratios.items()))

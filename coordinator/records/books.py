@@ -137,6 +137,8 @@ class RunBooks:
             self._operations.add_traffic(node, traffic.seq, traffic.payload, traffic.bytes)
         for transfer in request.transfers:
             self._recorded.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
+            if self.pace is not None:
+                self.pace.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
         spans = list(self._spans(request))
         self.ledger.add_spans(node, spans)
         self._operations.add_spans(node, spans)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ from ringtune.schedule.plan import Plan
 from tests.bench.jobs import write_job
 from tests.bench.testbed_runs import (
     ON_BOARDS,
-    Bed,
     Figures,
     Timed,
     equal_boards,
     measured_s,
     on_boards,
     say,
+    set_rate,
     step_ends_s,
 )
 
@@ -119,13 +119,27 @@ def stages_on_boards(
     }
 
 
-def slowed_on_boards(folder: Path, *, model: Path, train: Path, steps: int = 200, slow_after: int = 40) -> Figures:
-    """A board that slows to half in mid-run: what replanning gains, measured beside a run that never moves.
+def slowed_on_boards(
+    folder: Path, *, model: Path, train: Path, steps: int = 200, slow_after: int = 40, link: bool = False
+) -> Figures:
+    """A board that slows in mid-run: what replanning gains, measured beside a run that never moves.
 
-    Both runs begin with one profile and the same placement, and board-3 gets half of its cores after some steps. What
-    is compared is the time of the steps after the move, with five left out; the predicted gain is what the run logged.
+    Both runs begin with one profile and the same placement. After some steps board-3 gets half of its cores, or a fifth
+    of its link's rate. What is compared is the time of the steps after the move, with five left out; the predicted gain
+    is what the run logged.
     """
-    with on_boards(equal_boards(0.4, mbit_per_s=1000), folder, train) as bed:
+    mbit_per_s = 100.0 if link else 1000.0
+    boards = equal_boards(0.4, mbit_per_s=mbit_per_s)
+    with on_boards(boards, folder, train) as bed:
+
+        def set_share(share: float) -> None:
+            if link:
+                set_rate(boards, share * mbit_per_s * 1e6 / 8, only="board-3")
+            else:
+                bed.set_cores("board-3", 0.4 * share)
+
+        slow = 0.2 if link else 0.5
+        replicas = "never" if link else "auto"
         jobs = {
             name: write_job(
                 folder / f"{name}.toml",
@@ -135,14 +149,14 @@ def slowed_on_boards(folder: Path, *, model: Path, train: Path, steps: int = 200
                 steps=steps,
                 microbatches=16,
                 tokens=64,
-                more=ON_BOARDS | {"train.batch_size": 32, "placement.replan": name},
+                more=ON_BOARDS | {"train.batch_size": 32, "placement.replan": name, "placement.replicas": replicas},
             )
             for name in ("never", "auto")
         }
         profile = bed.measure(jobs["never"])
         for name, job in jobs.items():
-            bed.set_cores("board-3", 0.4)
-            with _slowing(bed, folder / name / "metrics.jsonl", slow_after):
+            set_share(1.0)
+            with _slowing(lambda: set_share(slow), folder / name / "metrics.jsonl", slow_after):
                 bed.train(job, profile, name)
     lines = [json.loads(line) for line in (folder / "auto" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     found: Figures = {"lines": [line for line in lines if line.get("kind") in ("replan", "move")]}
@@ -164,14 +178,14 @@ def _seconds_after(folder: Path, step: int) -> float:
 
 
 @contextmanager
-def _slowing(bed: Bed, metrics: Path, after: int) -> Iterator[None]:
-    """Give board-3 half of its cores as soon as a run has so many lines of metrics."""
+def _slowing(slow: Callable[[], None], metrics: Path, after: int) -> Iterator[None]:
+    """Slow a board as soon as a run has so many lines of metrics."""
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(0.2):
             if metrics.is_file() and len(metrics.read_bytes().splitlines()) >= after:
-                bed.set_cores("board-3", 0.2)
+                slow()
                 return
 
     thread = threading.Thread(target=watch, daemon=True)

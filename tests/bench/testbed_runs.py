@@ -128,10 +128,12 @@ class Bed:
         return Timed(measured_s=measured_s(folder), predicted=predict(plan, profile), folder=folder)
 
 
-def set_rate(layout: Layout, bytes_per_s: float) -> None:
-    """Give the links of every board another rate in both directions, while its agent runs."""
+def set_rate(layout: Layout, bytes_per_s: float, *, only: str = "") -> None:
+    """Give the links of every board, or ``only`` of one, another rate in both directions, while its agent runs."""
     _, shaper = find_capabilities().choose(layout)
     for index, board in enumerate(layout.boards):
+        if only and board.name != only:
+            continue
         for namespace, device in ((layout.namespace(board), UPLINK), (layout.hub, f"p{index}")):
             for command in shaping_commands(namespace, device, bytes_per_s, board.latency_s, shaper):
                 call(tuple("replace" if word == "add" else word for word in command))

@@ -69,11 +69,18 @@ class Run:
         )
 
     def consider(
-        self, changed_nodes: dict[str, float], *, part: Plan = PLAN, end_step: int = 0, living: Sequence[str] = "ab"
+        self,
+        changed_nodes: dict[str, float],
+        *,
+        links: dict[tuple[str, str], float] | None = None,
+        part: Plan = PLAN,
+        end_step: int = 0,
+        living: Sequence[str] = "ab",
     ) -> None:
-        """Look for a placement after these nodes have changed, with turns granted up to this step."""
+        """Look for a placement after these nodes and links have changed, with turns granted up to this step."""
         pace: Any = self.replanning.pace
         pace.changed = lambda: changed_nodes
+        pace.links.changed = lambda: links or {}
         books = FewBooks(end_step)
         self.replanning.turn_done(part, TURN, books, prepare_s=1.0, living=frozenset(living))
 
@@ -109,6 +116,22 @@ def test_replanning_tells_who_changed_and_moves_where_that_gains_more_than_it_co
     assert costs == [FIRST_MOVE_S]
     assert run.notes[0] == "after step 4 actions of nodes take, compared with the first turns: b 2.00 times as long"
     assert run.notes[1].startswith("the run is to move: the other one: gains 20") and "costs 5" in run.notes[1]
+
+
+def test_replanning_looks_for_a_placement_when_a_link_has_changed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told which, once, and again when it changes anew or a node does."""
+    _, run = found(monkeypatch, 60.0, 58.0), Run()
+    run.consider({}, links={("a", "b"): 4.0})
+    assert run.take() is None
+    assert run.notes[0] == "after step 4 messages take, compared with the first turns: a to b 4.00 times as long"
+    run.consider({}, links={("a", "b"): 4.1})
+    assert len(run.notes) == 2
+    run.consider({"b": 2.0}, links={("a", "b"): 4.1})
+    assert run.take() is None
+    assert [note.split(", ")[0] for note in run.notes[2:4]] == [
+        "after step 4 actions of nodes take",
+        "after step 4 messages take",
+    ]
 
 
 def test_replanning_stays_where_the_gain_is_less_than_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -65,6 +66,24 @@ def test_slow_board_gets_less_to_do(replicas: str) -> None:
     after = Plan(plan.course, (dataclasses.replace(found.placement, epoch=0, first_turn=0),))
     hosts = [piece.node for piece in after.placement.hosts]
     assert slow not in hosts or load(after) < load(plan)
+
+
+def test_link_that_became_slow_is_gone_around() -> None:
+    """Messages between two hosts take thirty times as long now: the next ring sends nothing over that link, or less."""
+    job, plan, profile = case(placement__replicas="never")
+    first, second = (piece.node for piece in plan.placement.hosts[:2])
+    links = tuple(
+        dataclasses.replace(link, rate_bytes_per_s=link.rate_bytes_per_s / 30)
+        if (link.source, link.target) in ((first, second), (second, first))
+        else link
+        for link in profile.links
+    )
+    slow = dataclasses.replace(profile, links=links)
+    found = replanned(plan, job, slow, step=30, move_s=1.5, effort=Effort())
+    assert found is not None and found.is_worth_it
+    after = [piece.node for piece in found.placement.hosts]
+    assert (first, second) not in itertools.pairwise(after)
+    assert (second, first) not in itertools.pairwise(after)
 
 
 def test_placement_is_the_best_for_the_steps_that_are_left_and_not_for_all() -> None:

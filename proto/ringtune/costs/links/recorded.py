@@ -38,6 +38,13 @@ _AGREES = 0.1
 _EVEN_SHARE = 0.75
 
 
+def says_a_rate(num_bytes: int, seconds: float, at_s: float) -> bool:
+    """Whether a message was large and long enough to say something of its link, and its times are times."""
+    has_times = LEAST_S <= seconds < math.inf and math.isfinite(at_s)
+    # else so far from any clock that the message would have begun when it ended
+    return num_bytes >= LEAST_BYTES and has_times and at_s - seconds / 2 < at_s
+
+
 class RecordedLinks:
     """Turns the transfers of a run into the links of a profile."""
 
@@ -46,9 +53,7 @@ class RecordedLinks:
 
     def add(self, source: str, target: str, num_bytes: int, seconds: float, *, at_s: float) -> None:
         """Add one message that came at ``at_s``; a small or quick one, or one whose times are no times, is left out."""
-        has_times = LEAST_S <= seconds < math.inf and math.isfinite(at_s)
-        # so far from any clock that the message would have begun when it ended
-        if num_bytes >= LEAST_BYTES and has_times and at_s - seconds / 2 < at_s:
+        if says_a_rate(num_bytes, seconds, at_s):
             kept = self._samples.setdefault((source, target), deque(maxlen=KEPT_SAMPLES))
             kept.append(_Message(num_bytes, seconds, at_s))
 

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ringtune.costs.links.recorded import RecordedLinks
+from ringtune.costs.measured.link_pace import LinkWatch
 from ringtune.costs.measured.recorded_times import RecordedProfile
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.work_times import Work
@@ -59,6 +60,9 @@ class PaceWatch:
         course: of the run.
         profile: that the placement was planned with.
         recompute: blocks whose backward runs them again.
+
+    Attributes:
+        links: the watch of the links between the nodes.
     """
 
     def __init__(self, course: Course, profile: Profile, *, recompute: Sequence[Range] = ()) -> None:
@@ -67,6 +71,7 @@ class PaceWatch:
         self._turn_of: dict[int, int] = {}
         self._kept: deque[tuple[Turn, list[_Done]]] = deque(maxlen=LASTING_TURNS)
         self._num_turns = 0
+        self.links = LinkWatch(profile.links, usual_turns=USUAL_TURNS, lasting_turns=LASTING_TURNS)
         self._usual: dict[tuple[str, Work], list[float]] = {}
         self._newest: deque[Mapping[str, float]] = deque(maxlen=LASTING_TURNS)
 
@@ -89,6 +94,7 @@ class PaceWatch:
             return
         for seq in range(turn.first_seq, turn.end_seq):
             self._turn_of.pop(seq, None)
+        self.links.turn_done()
         self._kept.append(found)
         self._num_turns += 1
         if self._num_turns == 1:
@@ -116,12 +122,28 @@ class PaceWatch:
         return found
 
     def profile(self, links: RecordedLinks) -> Profile:
-        """The profile with what actions took in the newest turns, and the rates of the links as transfers show them."""
+        """The profile with what actions took in the newest turns, and the rates of the links as transfers show them.
+
+        Where the rate of a link has changed, the transfers of the newest turns alone say it.
+
+        Args:
+            links: with the transfers of the whole run.
+        """
         factors = self.changed()
         nodes = tuple(_at_pace(node, factors.get(node.node, 1.0)) for node in self._profile.nodes)
         recorded = self._recorded(self._kept, dataclasses.replace(self._profile, nodes=nodes))
         recorded.links = links
-        return recorded.profile()
+        found = recorded.profile()
+        if not (changed := self.links.changed()):
+            return found
+        newest = self.links.newest().links(found.links)
+        return dataclasses.replace(
+            found,
+            links=tuple(
+                new if (new.source, new.target) in changed else old
+                for old, new in zip(found.links, newest, strict=True)
+            ),
+        )
 
     def _recorded(self, turns: Iterable[tuple[Turn, list[_Done]]], known: Profile) -> RecordedProfile:
         recorded = RecordedProfile(self._course, known, recompute=self._recompute)

@@ -21,8 +21,8 @@ class PlacementSettings:
             predicts that this is faster and all have memory for it, or never.
         follow: whether the slices may follow the unfreezing schedule: where the planner predicts that the run is faster
             with the moves in it, or never; where the losses decide, when another block begins to train.
-        replan: whether the run moves to another placement when boards become slower or faster in mid-run: where that
-            is predicted to gain more than the move costs, or never.
+        replan: whether the run moves to another placement when boards or links change their speed in mid-run: where
+            that is predicted to gain more than the move costs, or never.
         microbatches: whether the planner may take another number of micro-batches than ``train.microbatches``, a power
             of two up to 16: where it predicts that this is faster, or never. ``train.microbatches = "auto"`` is this.
     """

@@ -19,7 +19,7 @@ from ringtune.schedule.tables.table import build_table
 from ringtune.schedule.turns.turns import StepKind, turn_sequence
 from ringtune.schedule.units import Range
 from tests.support.plans import changed, make_plan
-from tests.support.profiles import profile_of
+from tests.support.profiles import all_pairs, profile_of
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=20, local_iterations=2, method="all", eval_every=4)
 TURNS = list(turn_sequence(PLAN.course))
@@ -136,3 +136,21 @@ def test_blocks_that_run_again_are_no_slower_backwards() -> None:
 def test_plan_of_the_test_is_one_that_may_move() -> None:
     """It has train turns enough, and evaluations between them."""
     assert isinstance(PLAN, Plan) and {turn.kind for turn in TURNS} == {StepKind.TRAIN, StepKind.EVALUATE}
+
+
+def test_profile_has_the_newest_rate_of_a_link_that_has_changed() -> None:
+    """And what the whole run showed of the others."""
+    profile = profile_of(PLAN, links=all_pairs(PLAN.nodes, 1e6, 1e-3))
+    watch, whole = PaceWatch(PLAN.course, profile), RecordedLinks()
+    turns = [turn for turn in TURNS if turn.kind is StepKind.TRAIN][:9]
+    for number, turn in enumerate(turns):
+        watch.granted(turn)
+        for message in range(8):
+            for source, target, rate in (("a", "b", 1e6 if number < 6 else 2e5), ("b", "a", 5e5)):
+                for links in (watch.links, whole):
+                    links.add(source, target, 20_000, 1e-3 + 20_000 / rate, at_s=100.0 * number + message)
+        watch.turn_done(turn)
+    assert watch.changed() == {}
+    assert watch.links.changed() == pytest.approx({("a", "b"): 5.0})
+    rates = {(link.source, link.target): link.rate_bytes_per_s for link in watch.profile(whole).links}
+    assert rates == pytest.approx({("a", "b"): 2e5, ("b", "a"): 5e5})
