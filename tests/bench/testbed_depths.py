@@ -166,7 +166,7 @@ def slowed_on_boards(
         return found | {"share_of_predicted_gain": "the run did not move"}
     first = moves[0]["step"] + 5
     rest_s = {name: _seconds_after(folder / name, first) for name in jobs}
-    predicted = plans[0]["predicted"]
+    predicted = plans[-1]["predicted"]  # what the run moved to, if it found a better one before it could move
     gain, wanted = 1 - rest_s["auto"] / rest_s["never"], 1 - predicted["moves_s"] / predicted["stays_s"]
     figures = {"measured_gain": gain, "predicted_gain": wanted, "share_of_predicted_gain": gain / wanted}
     return found | figures | {"rest_s": rest_s, "total_s": {name: measured_s(folder / name) for name in jobs}}

@@ -135,8 +135,10 @@ def set_rate(layout: Layout, bytes_per_s: float, *, only: str = "") -> None:
         if only and board.name != only:
             continue
         for namespace, device in ((layout.namespace(board), UPLINK), (layout.hub, f"p{index}")):
+            # Not changed in place: a packet that waits and is larger than the new bucket would wait for ever.
+            call(("tc", "-n", namespace, "qdisc", "del", "dev", device, "root"))
             for command in shaping_commands(namespace, device, bytes_per_s, board.latency_s, shaper):
-                call(tuple("replace" if word == "add" else word for word in command))
+                call(command)
 
 
 def read_profile(path: Path) -> Profile:
