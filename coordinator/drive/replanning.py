@@ -13,12 +13,11 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Mapping, Set
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol
 
 from coordinator.planner.effort import Effort
 from coordinator.planner.recover import placed_without, without
 from coordinator.planner.replanning import Replanned, replanned
-from ringtune.costs.links.assumed import Pair
 from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.measured.pace import CHANGED, PaceWatch
 from ringtune.costs.profile import Profile
@@ -32,9 +31,6 @@ from ringtune.schedule.turns.turns import Turn
 
 _LOG = logging.getLogger(__name__)
 
-
-Changed: TypeAlias = "str | Pair"
-"""A node, or a link by its source and target."""
 
 FIRST_MOVE_S: Final = 5.0
 """Seconds that a move is taken to cost before the run has made one; from ``tests.bench.sim``, part ``slowed``."""
@@ -105,7 +101,7 @@ class Replanning:
         self._may_move = is_wanted and not why_it_stays(plan.course, plan.placements)
         self._last_epoch = plan.placements[-1].epoch
         self._is_thinking = False
-        self._told: Mapping[Changed, float] = {}
+        self._told: Mapping[str, float] = {}  # nodes, and links as "a to b"
         self._decided: tuple[int, ...] = ()
         self._next: Profile | None = None
         self._move_s = 0.0
@@ -135,15 +131,15 @@ class Replanning:
             return
         lost = self._profile.by_name.keys() - living
         nodes, pairs = (self.pace.changed(), self.pace.links.changed()) if self._watches else ({}, {})
-        changed: Mapping[Changed, float] = {**nodes, **pairs}
+        links_told = {f"{source} to {target}": ratio for (source, target), ratio in pairs.items()}
+        changed = {**nodes, **links_told}
         if changed and _differ(changed, self._told):
             self._told = changed
             after = f"after step {turn.end_step}"
             if nodes:
                 self._note(f"{after} actions of nodes take, compared with the first turns: {_times_as_long(nodes)}")
             if pairs:
-                found = {f"{source} to {target}": ratio for (source, target), ratio in pairs.items()}
-                self._note(f"{after} messages take, compared with the first turns: {_times_as_long(found)}")
+                self._note(f"{after} messages take, compared with the first turns: {_times_as_long(links_told)}")
             self._think_beside(part, without(self.pace.profile(links), lost), turn, step, prepare_s)
         elif has_decided:
             self._decided = turn.unfreeze_at
@@ -230,7 +226,7 @@ class Replanning:
         self._put(Considered(part.placement.epoch, found, profile, problem))
 
 
-def _differ(now: Mapping[Changed, float], told: Mapping[Changed, float]) -> bool:
+def _differ(now: Mapping[str, float], told: Mapping[str, float]) -> bool:
     """Whether other nodes or links have changed than was told, or one of them by much more or less."""
     return now.keys() != told.keys() or any(max(now[one] / told[one], told[one] / now[one]) >= CHANGED for one in now)
 
