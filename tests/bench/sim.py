@@ -86,6 +86,7 @@ TARGETS: dict[str, tuple[str, float]] = {
 }
 
 Figures = dict[str, Any]
+Part = Callable[[Figures], Figures]
 
 
 def actions_per_s(figures: Figures) -> Figures:
@@ -218,14 +219,9 @@ def planning(figures: Figures) -> Figures:
     }
 
 
-def main() -> int:
-    """Measure part by part; 1 if a target was missed, or could not be measured."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="short runs on the testbed")
-    parser.add_argument("--only", nargs="*", default=[], help="names of parts")
-    options = parser.parse_args()
-    steps, repeats = (QUICK_STEPS, 1) if options.quick else (STEPS, REPEATS)
-    parts: dict[str, tuple[Callable[[Figures], Figures], tuple[str, ...]]] = {
+def parts_of(steps: dict[str, int], repeats: int) -> dict[str, tuple[Part, tuple[str, ...]]]:
+    """What is measured, by name: how, and the figures that it gives."""
+    return {
         "actions": (actions_per_s, ("actions_per_s",)),
         "paper": (paper, paper_table.SHOWN),
         "stages": (stages, stages_table.SHOWN),
@@ -246,11 +242,20 @@ def main() -> int:
         "slowed-link": (slowed_link, ("slowed_link_share_of_predicted_gain",)),
         "planned": (planned_boards, ("planner_over_even_on_boards",)),
     }
+
+
+def main() -> int:
+    """Measure part by part; 1 if a target was missed, or could not be measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--quick", action="store_true", help="short runs on the testbed")
+    parser.add_argument("--only", nargs="*", default=[], help="names of parts")
+    options = parser.parse_args()
+    steps, repeats = (QUICK_STEPS, 1) if options.quick else (STEPS, REPEATS)
     OUT.mkdir(parents=True, exist_ok=True)
     path = OUT / ("sim.json" if not options.only else f"sim-{'-'.join(options.only)}.json")
     path.unlink(missing_ok=True)
     figures: Figures = {"quick": options.quick, "machine": machine()}
-    for name, (part, keys) in parts.items():
+    for name, (part, keys) in parts_of(steps, repeats).items():
         if options.only and name not in options.only:
             continue
         try:

@@ -114,19 +114,10 @@ def main_of_sim(patch: pytest.MonkeyPatch, out: Path, figures: Figures, **parts:
     def part(found: Figures, **options: object) -> Figures:
         return known
 
-    for name in (
-        "actions_per_s",
-        "paper",
-        "stages",
-        "planning",
-        "times",
-        "microbatches",
-        "depths",
-        "planned_boards",
-        "staged_boards",
-        "slowed_board",
-    ):
-        patch.setattr(sim, name, parts.get(name, part))
+    whole = sim.parts_of(sim.STEPS, 1)
+    assert parts.keys() <= whole.keys()
+    replaced = {name: (parts.get(name, part), keys) for name, (_, keys) in whole.items()}
+    patch.setattr(sim, "parts_of", lambda steps, repeats: replaced)
     patch.setattr(sim, "OUT", out)
     patch.setattr("sys.argv", ["sim"])
     return sim.main()
