@@ -52,6 +52,7 @@ def steps_of_owners(course: Course) -> tuple[int, ...]:
     """How many steps of the run are on the batches of each owner, in the order of the owners."""
     length, own = course.local_iterations, weights(course.owners, course.turns)
     whole, rest = divmod(course.num_steps, length)
+    whole = course.turns_of_owners(whole)
     before, after = turn_counts(own, whole), turn_counts(own, whole + 1)
     steps = (count * length + rest * (later - count) for count, later in zip(before, after, strict=True))
     return tuple(steps)

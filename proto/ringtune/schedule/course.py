@@ -258,10 +258,10 @@ class Course(Extent):
         """
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
         value["method"] = self.method.to_json()
-        value["owners"] = [owner.to_json() for owner in self.owners]
+        value |= {name: [one.to_json() for one in value[name]] for name in ("owners", "left_out")}
         if self.turns == EQUAL:
             del value["turns"]
-        for name in ("head_tokens", "trims"):
+        for name in ("head_tokens", "trims", "left_out"):
             if not value[name]:
                 del value[name]
         for name in ("operations", "choice", "velora", "frozen", "offload"):
@@ -339,7 +339,7 @@ def _check(course: Course) -> None:
         raise PlanError(f"{course.microbatches} micro-batches do not fit a batch of {course.batch_size} rows")
     if course.frozen_blocks >= course.num_blocks:
         raise PlanError(f"frozen_blocks is {course.frozen_blocks}, it has to be in [0, {course.num_blocks})")
-    check_owners(course.owners)
+    check_owners(course.owners, course.left_out)
     course.method.check(course)
     if not course.method.full_parameters and EMBEDDING in course.method.reach(course):
         raise PlanError(f"the method {course.method.name} trains the embedding, but has adapters; no node can do that")

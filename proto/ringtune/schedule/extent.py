@@ -101,6 +101,25 @@ class Owner:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """An owner that was lost with its rows, and whose turns are left out since then.
+
+    Attributes:
+        owner: as it was.
+        at: its place among the owners before it was left out.
+        turns: train turns that it had until then.
+    """
+
+    owner: Owner
+    at: int
+    turns: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the record as a JSON-able table."""
+        return {"owner": self.owner.to_json(), "at": self.at, "turns": self.turns}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Extent:
     """The part of a course that says which unit may train at which step.
 
@@ -110,6 +129,7 @@ class Extent:
         num_steps: optimizer steps of the whole run; 0 = only an evaluation.
         local_iterations: steps of one turn.
         frozen_blocks: blocks ``[0, frozen_blocks)`` never train.
+        left_out: owners whose turns are left out, in the order in which they were lost.
     """
 
     num_blocks: int
@@ -117,6 +137,11 @@ class Extent:
     num_steps: int
     local_iterations: int
     frozen_blocks: int = 0
+    left_out: tuple[LeftOut, ...] = ()
+
+    def turns_of_owners(self, num_turns: int) -> int:
+        """How many of the first so many train turns were of owners that are still there."""
+        return max(0, num_turns - sum(one.turns for one in self.left_out))
 
     @property
     def head(self) -> int:
@@ -132,16 +157,23 @@ class Extent:
         return Units(self.num_blocks, (Range(self.frozen_blocks, self.head + 1),))
 
 
-def check_owners(owners: tuple[Owner, ...]) -> None:
+def check_owners(owners: tuple[Owner, ...], left_out: tuple[LeftOut, ...] = ()) -> None:
     """Refuse owners that are no owners of a run.
 
     Raises:
-        PlanError: there are none, two have one name, or one has no rows.
+        PlanError: there are none, two have one name, one has no rows, or one that was left out had no place.
     """
     names = [owner.node for owner in owners]
-    if not names or len(set(names)) != len(names) or not all(names):
-        raise PlanError(f"owners have to be at least one, named and distinct, not {names}")
-    for owner in owners:
+    every = [*names, *(one.owner.node for one in left_out)]
+    if not names or len(set(every)) != len(every) or not all(every):
+        raise PlanError(f"owners have to be at least one, named and distinct, not {every}")
+    for number, one in enumerate(reversed(left_out)):
+        if not 0 <= one.at <= len(owners) + number or one.turns < 0:
+            raise PlanError(
+                f"owner {one.owner.node} was left out from place {one.at} after {one.turns} turns, which can't be; "
+                "plan anew"
+            )
+    for owner in (*owners, *(one.owner for one in left_out)):
         if owner.train_rows < 1:
             raise PlanError(f"owner {owner.node} has no rows; give it data or leave it out")
         if owner.eval_rows < 0:

@@ -48,10 +48,14 @@ def _next_boundary(course: Course, step: int) -> int:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _turn_of(course: Course, owner: str, count: int) -> int:
-    """The number of an owner's train turn that comes after ``count`` others of its own, among those of all owners."""
+    """The number of an owner's train turn that comes after ``count`` others of its own, among those of all owners.
+
+    Turns of an owner that was left out came before it.
+    """
+    left_out = sum(one.turns for one in course.left_out)
     at = next(index for index, one in enumerate(course.owners) if one.node == owner)
     if course.turns == EQUAL:
-        return count * len(course.owners) + at
+        return left_out + count * len(course.owners) + at
     own = weights(course.owners, course.turns)
     least, most = count, (count + 1) * (sum(own) // own[at] + 1) + len(own)
     while least < most:  # the first number of turns by which it has had one more than ``count``
@@ -60,4 +64,4 @@ def _turn_of(course: Course, owner: str, count: int) -> int:
             most = middle
         else:
             least = middle + 1
-    return least - 1
+    return left_out + least - 1

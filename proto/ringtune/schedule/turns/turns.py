@@ -209,7 +209,7 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
     last: Turn | None = None
     step = start.step
     num_turns = -(-step // course.local_iterations)
-    round_index = max(0, num_turns - 1) // len(course.owners)
+    round_index = max(0, course.turns_of_owners(num_turns) - 1) // len(course.owners)
     if StepKind.CHECKPOINT in start.repeats:
         last = _next_turn(
             None, start, kind=StepKind.CHECKPOINT, owner=start.holder, round=round_index, num_items=1, first_step=step
@@ -219,6 +219,7 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
     if is_resumed or StepKind.EVALUATE in start.repeats:
         last = yield from _visits(StepKind.EVALUATE, course, step, start.holder, round_index, last, start)
     own = weights(course.owners, course.turns)
+    num_turns = course.turns_of_owners(num_turns)
     counts, order = turn_counts(own, num_turns), owner_indices(own, num_turns)
     while step < course.num_steps:
         round_index, position = num_turns // len(course.owners), next(order)
@@ -254,7 +255,8 @@ def holder_after(course: Course, step: int) -> str:
     Example: turns of 10 steps by owners a, b, c. After 40 steps, which are turns 0 to 3, a has the head.
     """
     own = weights(course.owners, course.turns)
-    return course.owners[next_owner(own, turn_counts(own, -(-step // course.local_iterations) - 1))].node
+    num_turns = max(1, course.turns_of_owners(-(-step // course.local_iterations)))
+    return course.owners[next_owner(own, turn_counts(own, num_turns - 1))].node
 
 
 @functools.lru_cache(maxsize=256)
@@ -267,7 +269,8 @@ def hand_overs(course: Course, start: StartPoint) -> frozenset[tuple[str, str]]:
     repeat themselves only after very many turns, these are all pairs.
     """
     names, own = [owner.node for owner in course.owners], weights(course.owners, course.turns)
-    done, stop = (-(-step // course.local_iterations) for step in (start.step, course.num_steps))
+    ends = (-(-step // course.local_iterations) for step in (start.step, course.num_steps))
+    done, stop = map(course.turns_of_owners, ends)
     num_turns = min(stop - done, turns_until_repeat(own))
     if num_turns > _MOST_FOLLOWED:
         return frozenset(itertools.permutations(names, 2))

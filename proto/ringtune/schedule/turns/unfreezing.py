@@ -77,11 +77,22 @@ class Unfreezing:
 
     def _last_losses(self, course: Course, loss: float) -> dict[int, float]:
         """The loss of each owner's last turn after one more turn, by the owners' indices, the newest last."""
-        own = weights(course.owners, course.turns)
-        last = dict(zip(latest_owners(own, self.num_turns), self.recent, strict=True))
-        owner = next_owner(own, turn_counts(own, self.num_turns))
+        own, num_turns = weights(course.owners, course.turns), course.turns_of_owners(self.num_turns)
+        last = dict(zip(latest_owners(own, num_turns), self.recent, strict=True))
+        owner = next_owner(own, turn_counts(own, num_turns))
         last.pop(owner, None)
         return {**last, owner: loss}
+
+    def without(self, course: Course, owner: int) -> Unfreezing:
+        """The knowledge without the losses of an owner that is left out from now on.
+
+        Args:
+            course: that has it still.
+            owner: its place among the owners.
+        """
+        order = latest_owners(weights(course.owners, course.turns), course.turns_of_owners(self.num_turns))
+        kept = tuple(loss for at, loss in zip(order, self.recent, strict=True) if at != owner)
+        return dataclasses.replace(self, recent=kept)
 
     def holding(self, step: int) -> tuple[int, ...]:
         """The decisions that hold for a turn that begins at ``step``."""
@@ -94,7 +105,7 @@ class Unfreezing:
             PlanError: it is not; where the course leaves nothing to the run there is nothing to know.
         """
         num_turns = -(-step // course.local_iterations) if course.decides else 0
-        owners = latest_owners(weights(course.owners, course.turns), num_turns)
+        owners = latest_owners(weights(course.owners, course.turns), course.turns_of_owners(num_turns))
         fits = self.num_turns == num_turns and len(self.recent) == len(owners)
         if not fits or any(at % course.local_iterations for at in self.unfreeze_at):
             raise PlanError(
