@@ -133,7 +133,7 @@ class RecoveringRing(VirtualRing):
                 self.clock.at(self.clock.now_s + self._notice_s(), self._tell_rounds, answer)
             case rd.Move(node):
                 self._note("move", node)
-                self._derived = turn_sequence(self.plan.course, start=command.start)
+                self._derived = turn_sequence(command.part.course, start=command.start)
                 if node not in self.lost:
                     super()._obey_rounds(command)
             case rd.Rest(node) if node in self.lost:

@@ -29,6 +29,7 @@ from ringtune.schedule.copy_holders import copy_holder
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.frozen_weights import FrozenWeights
+from ringtune.schedule.leaving_out import head_holder
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
@@ -307,6 +308,11 @@ class TorchCarrier:
             kept = self.kept.setdefault(holder, KeptTurns(holder))
             kept.begin(RUN)
             kept.keep(RUN, step, node, file, head if holder == node else None)
+        holder = head_holder(part.course, node) if head is not None else ""
+        if head is not None and holder:
+            kept = self.kept.setdefault(holder, KeptTurns(holder))
+            kept.begin(RUN)
+            kept.keep_head(RUN, step, head)
 
     def lose(self, node: str) -> None:
         """Its executor and all that it kept."""

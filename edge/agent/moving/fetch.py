@@ -82,7 +82,17 @@ def _fetched(
     raise IntegrityError(f"{name} from {peer} is not complete; try again")
 
 
-def push(run_id: str, step: int, node: str, file: bytes, holder: str, address: str, timeout_s: float) -> None:
+def push(
+    run_id: str,
+    step: int,
+    node: str,
+    file: bytes,
+    holder: str,
+    address: str,
+    timeout_s: float,
+    *,
+    is_head: bool = False,
+) -> None:
     """Give another node a copy of what this one has trained.
 
     Args:
@@ -93,6 +103,7 @@ def push(run_id: str, step: int, node: str, file: bytes, holder: str, address: s
         holder: the other node.
         address: of the holder.
         timeout_s: until it has the copy; never less than a minute.
+        is_head: whether it is the head, and no blocks.
 
     Raises:
         ConnectionFailedError: the other node can't be reached.
@@ -106,7 +117,7 @@ def push(run_id: str, step: int, node: str, file: bytes, holder: str, address: s
             if number:
                 yield control_pb2.KeepChunk(file=chunk)
             else:
-                yield control_pb2.KeepChunk(run_id=run_id, step=step, node=node, file=chunk)
+                yield control_pb2.KeepChunk(run_id=run_id, step=step, node=node, is_head=is_head, file=chunk)
 
     with open_channel(address, peer=node_party(holder)) as channel:
         try:

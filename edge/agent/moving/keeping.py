@@ -3,7 +3,8 @@
 ::
 
     compute thread   trained tensors -> a file, on the shelf of this node
-    own thread       that file -> next host; once it is there, the coordinator hears that the turn is done here
+    own thread       that file -> next host, and the head -> next owner, if the turn is of this one;
+                     once they are there, the coordinator hears that the turn is done here
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from edge.agent.moving.kept import KeptTurns, metadata
 from ringtune.errors import ConnectionFailedError, RingTuneError
 from ringtune.rounds.going_back.kept_copies import trained_blocks
 from ringtune.schedule.copy_holders import copy_holder
+from ringtune.schedule.leaving_out import head_holder
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StepKind, Turn
 
@@ -28,10 +30,12 @@ _RETRY_S = 0.5
 
 
 class _Copy(NamedTuple):
-    """A file that goes to the next host, and what follows once it is there."""
+    """A file that goes to another node, and what follows once it is there."""
 
     step: int
     file: bytes
+    holder: str
+    is_head: bool
     then: Callable[[], None]
 
 
@@ -47,7 +51,7 @@ class TurnKeeper:
         make_file: copies what was trained of some blocks into a file.
         addresses: ``host:port`` by node.
         patience_s: so long the next host is tried again before it counts as lost.
-        on_lost: told that the next host can't be reached, and why.
+        on_lost: told that the node of a copy can't be reached, and why.
     """
 
     def __init__(
@@ -66,12 +70,13 @@ class TurnKeeper:
         self._run_id, self._node, self._plan, self._executor = run_id, node, plan, executor
         self._kept, self._make_file, self._on_lost = kept, make_file, on_lost
         self._holder = copy_holder(plan.placement, node)
-        self._address, self._patience_s = addresses.get(self._holder, ""), patience_s
+        self._head_holder = head_holder(plan.course, node)
+        self._addresses, self._patience_s = addresses, patience_s
         self._heads: dict[int, bytes] = {}
         self._copies: queue.SimpleQueue[_Copy | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         kept.begin(run_id)
-        if self._holder:
+        if self._holder or self._head_holder:
             threading.Thread(target=self._send_all, name=f"copies-{node}", daemon=True).start()
 
     # ---- on the compute thread --------------------------------------------------------------------
@@ -94,9 +99,12 @@ class TurnKeeper:
             head = bytes(self._executor.head_blob())
         file = self._make_file(self._executor, blocks, metadata(self._run_id, step))
         self._kept.keep(self._run_id, step, self._node, file, head)
-        if self._holder and blocks:
-            self._copies.put(_Copy(step, file, then))
-        else:
+        copies_blocks, copies_head = bool(self._holder and blocks), bool(self._head_holder and head is not None)
+        if copies_head and head is not None:
+            self._copies.put(_Copy(step, head, self._head_holder, is_head=True, then=_nothing if copies_blocks else then))
+        if copies_blocks:
+            self._copies.put(_Copy(step, file, self._holder, is_head=False, then=then))
+        elif not copies_head:
             then()
 
     def close(self) -> None:
@@ -112,7 +120,7 @@ class TurnKeeper:
                 self._send(copy)
             except RingTuneError as error:
                 if not self._closed.is_set():
-                    self._on_lost(self._holder, f"it takes no copy of what was trained: {error}")
+                    self._on_lost(copy.holder, f"it takes no copy of what was trained: {error}")
                 return
             copy.then()
 
@@ -121,11 +129,24 @@ class TurnKeeper:
         deadline_s = time.monotonic() + self._patience_s
         while True:
             try:
-                push(self._run_id, copy.step, self._node, copy.file, self._holder, self._address, self._patience_s)
+                push(
+                    self._run_id,
+                    copy.step,
+                    self._node,
+                    copy.file,
+                    copy.holder,
+                    self._addresses.get(copy.holder, ""),
+                    self._patience_s,
+                    is_head=copy.is_head,
+                )
             except ConnectionFailedError as error:
                 if self._closed.is_set() or time.monotonic() > deadline_s:
                     raise
-                _LOG.info("node %s takes no copy yet: %s", self._holder, error)
+                _LOG.info("node %s takes no copy yet: %s", copy.holder, error)
             else:
                 return
             self._closed.wait(_RETRY_S)
+
+
+def _nothing() -> None:
+    """Follow up a copy after which another one goes."""

@@ -1,5 +1,7 @@
 """Keep what this node and the host before it in the ring had trained at the ends of the last turns, as files in memory.
 
+Owners keep the head at the ends of their own turns, and at those of the owner before them.
+
 A file has the trained blocks of one node with moments and step counts. It is made once, when the turn ends, and never
 changes; where a node is lost, the others go on from the files of the last turn that all had done.
 """
@@ -54,7 +56,20 @@ class KeptTurns:
                 self._heads[step] = head
             for old in sorted(self._files)[:-TURNS_KEPT]:
                 del self._files[old]
-                self._heads.pop(old, None)
+            oldest = min(self._files)
+            self._heads = {at: content for at, content in self._heads.items() if at >= oldest}
+
+    def keep_head(self, run_id: str, step: int, head: bytes) -> None:
+        """Keep the head as another owner had it after ``step`` steps, until that turn is let go.
+
+        Raises:
+            FrameError: it is of a run that is not under way here.
+        """
+        with self._lock:
+            self.check_run(run_id)
+            self._heads[step] = head
+            for old in sorted(self._heads)[: -TURNS_KEPT - 1]:
+                del self._heads[old]
 
     def check_run(self, run_id: str) -> None:
         """Refuse files of a run that is not under way here.

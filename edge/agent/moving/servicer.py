@@ -70,6 +70,9 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
             if chunk.file.path != FILE or file.tell() + len(chunk.file.chunk) > MAX_BYTES:
                 raise IntegrityError(f"{peer} sent what is no copy of trained blocks; use one version on all machines")
             if joiner.add(chunk.file):
-                self._kept.keep(first.run_id, first.step, first.node, file.getvalue())
+                if first.is_head:
+                    self._kept.keep_head(first.run_id, first.step, file.getvalue())
+                else:
+                    self._kept.keep(first.run_id, first.step, first.node, file.getvalue())
                 return
         raise IntegrityError(f"{FILE} from {peer} is not complete; try again")

@@ -172,6 +172,18 @@ class Granting:
             self._note(turn)
         return [Grant(tuple(granted))]
 
+    def leave_out(self, plan: Plan, part: Plan, start: StartPoint) -> None:
+        """Go on at a start point with a plan in which fewer owners have turns, in its last placement.
+
+        What is not committed is granted again as far as it is of the plan, and as the plan has it then.
+        """
+        unfreezing = self.depths.unfreezing.without(self._plan.course, plan.course)
+        start = dataclasses.replace(start, unfreezing=unfreezing)
+        self._plan, self._next, self._ahead_of, self._since = plan, None, (0, 0), []
+        self._sequence, self.is_exhausted = turn_sequence(plan.course, start=start), False
+        self.depths, self.tables = TurnDepths(plan.course, start), TurnOperations(plan, start)
+        self.place(part)
+
     def _numbered(self, turn: Turn | None) -> Turn | None:
         return None if turn is None else _shifted(turn, *self._ahead_of)
 

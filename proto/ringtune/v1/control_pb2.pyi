@@ -630,16 +630,18 @@ class SnapshotRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., is_kept: _Optional[bool] = ..., step: _Optional[int] = ...) -> None: ...
 
 class KeepChunk(_message.Message):
-    __slots__ = ("run_id", "step", "node", "file")
+    __slots__ = ("run_id", "step", "node", "file", "is_head")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
+    IS_HEAD_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     step: int
     node: str
     file: FileChunk
-    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ...) -> None: ...
+    is_head: bool
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., is_head: _Optional[bool] = ...) -> None: ...
 
 class LoadChunk(_message.Message):
     __slots__ = ("run_id", "file")

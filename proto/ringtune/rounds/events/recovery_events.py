@@ -76,6 +76,7 @@ class LogRecovery(NamedTuple):
         seconds: from the loss to the first turn that is granted again.
         fetched_bytes: by node, of what others had kept.
         bad_step: what was not finite, where it and what came with it since ``step`` is done once more; else empty.
+        left_out: those of ``lost`` that owned rows, and whose turns are left out from here on.
     """
 
     step: int
@@ -85,3 +86,4 @@ class LogRecovery(NamedTuple):
     seconds: float
     fetched_bytes: tuple[tuple[str, int], ...]
     bad_step: str = ""
+    left_out: tuple[str, ...] = ()

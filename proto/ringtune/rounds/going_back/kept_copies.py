@@ -4,6 +4,7 @@ A run on a [0,3), b [3,6) after a turn in which the blocks 2 to 5 have trained::
 
     blocks 2        kept by a, a copy by b
     blocks 3 to 5   kept by b, a copy by a, the next host in the ring
+    head            kept by the owner of the turn, a copy by the next owner
 
 Where a stage has several hosts each of them is a copy of the others already. A host that fetched blocks in a recovery
 keeps them too.
@@ -16,6 +17,7 @@ from collections.abc import Iterable
 from ringtune.schedule.copy_holders import copy_holder
 from ringtune.schedule.course import Course
 from ringtune.schedule.epochs import Source, joined
+from ringtune.schedule.leaving_out import head_holder
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.turns.turns import Turn
 from ringtune.schedule.turns.versions import weight_version
@@ -32,23 +34,28 @@ class KeptCopies:
 
     Attributes:
         step: optimizer steps done then; None = there is no turn to which the run could go back.
-        holder: the owner that had the head.
+        holder: the owner that had the head, or that has the copy of it.
         decided: the run's unfreezing decisions until then.
     """
 
     def __init__(self) -> None:
         self.step: int | None = None
-        self.holder = ""
+        self._heads: tuple[str, ...] = ()
         self.decided: tuple[int, ...] = ()
         self._nodes: dict[int, tuple[str, ...]] = {}
 
     def begin(self, holder: str) -> None:
         """A run that begins can begin again: nothing was trained yet."""
-        self.step, self.holder = 0, holder
+        self.step, self._heads = 0, (holder,)
+
+    @property
+    def holder(self) -> str:  # noqa: D102 - an attribute of the class
+        return self._heads[0] if self._heads else ""
 
     def commit(self, course: Course, placement: Placement, turn: Turn) -> None:
         """Note the end of a train turn that every node has done and kept."""
-        self.step, self.holder, self.decided = turn.end_step, turn.owner, turn.unfreeze_at
+        self.step, self.decided = turn.end_step, turn.unfreeze_at
+        self._heads = tuple(filter(None, (turn.owner, head_holder(course, turn.owner))))
         self._nodes = {}
         for piece in placement.hosts:
             copy = copy_holder(placement, piece.node)
@@ -65,6 +72,7 @@ class KeptCopies:
     def lose(self, node: str) -> None:
         """Note that a node is lost."""
         self._nodes = {block: tuple(each for each in nodes if each != node) for block, nodes in self._nodes.items()}
+        self._heads = tuple(each for each in self._heads if each != node)
 
     @property
     def missing(self) -> tuple[int, ...]:

@@ -35,7 +35,9 @@ from ringtune.rounds.going_back.bad_steps import NOTHING_KEPT, BadSteps, is_bad_
 from ringtune.rounds.going_back.kept_copies import KeptCopies
 from ringtune.rounds.going_back.recovery import Recovery
 from ringtune.rounds.state_machine import Planner, Rounds
+from ringtune.schedule.course import Course
 from ringtune.schedule.epochs import why_it_stays
+from ringtune.schedule.leaving_out import why_it_waits, without_owner
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn
 
@@ -50,12 +52,15 @@ class RecoveringRounds(Rounds):
     Args:
         planner: as for ``Rounds``, as are the others.
         begins_anew: whether the weights at step 0 are those that every node makes by itself.
+        leaves_out: whether the run goes on without an owner that is lost, and without its rows.
         rounds: further arguments of ``Rounds``.
     """
 
-    def __init__(self, planner: Planner | None, *, begins_anew: bool = True, **rounds: Any) -> None:
+    def __init__(
+        self, planner: Planner | None, *, begins_anew: bool = True, leaves_out: bool = False, **rounds: Any
+    ) -> None:
         super().__init__(planner, **rounds)
-        self._begins_anew = begins_anew
+        self._begins_anew, self._leaves_out = begins_anew, leaves_out
         self._kept = KeptCopies()
         self._held: list[rd.Command] = []
         self._shown: set[tuple[StepKind, str, int, int]] = set()
@@ -167,15 +172,26 @@ class RecoveringRounds(Rounds):
 
     def _why_it_ends(self, lost: str) -> str:
         """Why the run can't go on without a node; empty if it can."""
-        plan = self._made_plan
-        if plan.owner(lost) is not None:
-            return f"{lost} owns rows, which no other node has; {_RESUME}"
+        course = self._course
+        if course.owner(lost) is not None:
+            if not self._leaves_out:
+                return f"{lost} owns rows, which no other node has; {_RESUME}, or set recovery.owners = 'skip'"
+            if why := why_it_waits(course, lost):
+                return f"the run can't leave out the rows of {lost}: {why}; {_RESUME}"
         self._kept.lose(lost)
         if self._kept.step is None:
             return f"no turn has ended since the run was resumed or loaded, so nothing is kept yet; {_RESUME}"
         if missing := self._kept.missing:
             return f"no living node keeps what was trained of {_blocks(missing)}; {_RESUME}"
+        if self._kept.step and not self._kept.holder:
+            return f"no living node keeps the head as it was after step {self._kept.step}; {_RESUME}"
         return ""
+
+    @property
+    def _course(self) -> Course:
+        """The course of the run, or the one with which it goes on after the recovery that is under way."""
+        found = self._recovery.course if self._recovery else None
+        return found or self._made_plan.course
 
     def _on_bad_step(self, event: rd.NodeFailed, now_s: float, commands: list[rd.Command]) -> None:
         """Do the turns that are not committed once more, unless they are done for the second time already."""
@@ -201,10 +217,22 @@ class RecoveringRounds(Rounds):
         self._gone.add(lost)
         self._nodes = tuple(node for node in self._nodes if node != lost)
         commands.append(rd.Release(lost, message))
-        recovery = self._go_back((lost,), "", now_s, commands)
+        course = self._recovery.course if self._recovery else None
+        if self._course.owner(lost) is not None:
+            course = without_owner(self._course, lost, self._turns_kept(self._kept.step or 0))
+            if not self._kept.step:
+                self._kept.begin(StartPoint.of(course).holder)
+        recovery = self._go_back((lost,), "", now_s, commands, course)
         commands += [*recovery.halt(), recovery.look(self._made_moving.part, tuple(sorted(self._gone)))]
 
-    def _go_back(self, lost: tuple[str, ...], bad_step: str, now_s: float, commands: list[rd.Command]) -> Recovery:
+    def _go_back(
+        self,
+        lost: tuple[str, ...],
+        bad_step: str,
+        now_s: float,
+        commands: list[rd.Command],
+        course: Course | None = None,
+    ) -> Recovery:
         """Begin to bring all living nodes back to the end of the committed turn, in an epoch of its own."""
         before = self._recovery
         self._granting = self._granting or self._new_granting()
@@ -220,6 +248,7 @@ class RecoveringRounds(Rounds):
             began_s=before.began_s if before else now_s,
             step=self._kept.step or 0,
             bad_step=bad_step or (before.bad_step if before else ""),
+            course=course,
         )
         self._enter("moving", now_s, commands, self._nodes)
         return self._recovery
@@ -238,7 +267,8 @@ class RecoveringRounds(Rounds):
             case NotPlaced(epoch, error, message) if epoch == recovery.epoch:
                 raise error_from_name(error, f"node {', '.join(recovery.lost)} is lost, and {message}; {_RESUME}")
             case Placed(epoch, placement) if epoch == recovery.epoch:
-                plan = self._made_plan.extended(placement, self._turns_kept(recovery.step), epoch=epoch)
+                plan = Plan(self._course, self._made_plan.placements)
+                plan = plan.extended(placement, self._turns_kept(recovery.step), epoch=epoch)
                 if any(node in self._gone for node in plan.parts[-1].nodes):
                     raise CapacityError(f"the placement that was found has a lost node; {_RESUME}")
                 recovery.plan = plan
@@ -254,16 +284,20 @@ class RecoveringRounds(Rounds):
 
     def _go_on(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
         """Train on from the committed turn, in the placement that all have moved to."""
-        plan, moving = recovery.moved_to, self._made_moving
+        plan, moving, granting = recovery.moved_to, self._made_moving, self._made_granting
         self._recovery, self.plan = None, plan
         for node, sources in recovery.sources.items():
             self._kept.fetched(node, sources)
         moving.recover(plan, recovery.step, self._kept.decided)
         commands.append(recovery.log(plan, now_s))
-        self._before = self._made_granting.last
-        commands += self._made_granting.go_back(moving.part)
-        if self._made_granting.last is not None:
-            self._bad.went_back(self._made_granting.last.index)
+        self._before = granting.last
+        if recovery.course is None:
+            commands += granting.go_back(moving.part)
+        else:
+            self._shown.clear()  # steps have other numbers
+            granting.leave_out(plan, moving.part, recovery.moved_at)
+        if granting.last is not None:
+            self._bad.went_back(granting.last.index)
         self._enter("training", now_s, commands)
         if self._drain_reason:
             reason, self._drain_reason = self._drain_reason, ""

@@ -7,6 +7,7 @@ from ringtune.rounds.events.recovery_events import Halt, Halted, LogRecovery, Pl
 from ringtune.rounds.events.round_events import Command, Move, Moved
 from ringtune.rounds.going_back.kept_copies import KeptCopies
 from ringtune.schedule.epochs import Source
+from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn
 
@@ -21,8 +22,10 @@ class Recovery:
         began_s: when the first of them was lost.
         step: to whose end the run goes back.
         bad_step: what was not finite, if the run goes back because of that.
+        course: of the run from then on, if owners are left out of it; None = it stays.
 
     Attributes:
+        start: where the nodes go on, once they are sent there.
         plan: with the placement that was found; None while it is looked for.
         sources: the blocks that nodes take over.
         problem: why a node can't move, while it may be that another one is lost.
@@ -37,9 +40,12 @@ class Recovery:
         began_s: float,
         step: int,
         bad_step: str = "",
+        course: Course | None = None,
     ) -> None:
         self.epoch, self.lost, self.began_s, self.step, self.bad_step = epoch, lost, began_s, step, bad_step
+        self.course = course
         self.plan: Plan | None = None
+        self.start: StartPoint | None = None
         self.sources: dict[str, tuple[Source, ...]] = {}
         self.problem = ""
         self._nodes, self._waiting = nodes, set(nodes)
@@ -52,7 +58,8 @@ class Recovery:
 
     def look(self, part: Plan, gone: tuple[str, ...]) -> Command:
         """Look for a placement without all that are gone."""
-        return PlaceAgain(self.epoch, part, gone, self.step)
+        asked = part if self.course is None else Plan(self.course, part.placements)
+        return PlaceAgain(self.epoch, asked, gone, self.step)
 
     def answered(self, node: str, answer: Halted | Moved) -> None:
         """Note that a node has stopped, or moved; an answer to another question changes nothing."""
@@ -77,6 +84,11 @@ class Recovery:
         """The plan with the placement that was found."""
         return needed(self.plan, "a recovery needs a placement and there is none")
 
+    @property
+    def moved_at(self) -> StartPoint:
+        """Where the nodes that were sent go on."""
+        return needed(self.start, "a recovery sends its nodes somewhere and has sent nobody")
+
     def move(self, kept: KeptCopies, last: Turn | None, repeats: tuple[StepKind, ...]) -> list[Command]:
         """Send every living node to the placement; who has no place in it only stops.
 
@@ -86,6 +98,8 @@ class Recovery:
             repeats: kinds of turns that come again before the next train turn.
         """
         part = self.moved_to.parts[-1]
+        if self.course is not None and self.course.checkpoint_every and self.step:
+            repeats = tuple(dict.fromkeys((StepKind.CHECKPOINT, *repeats)))  # those before have an owner more
         start = StartPoint(
             step=self.step,
             holder=kept.holder,
@@ -94,7 +108,7 @@ class Recovery:
             epoch=self.epoch,
             repeats=repeats,
         )
-        self._moves, self._waiting = True, set(part.nodes)
+        self._moves, self._waiting, self.start = True, set(part.nodes), start
         self.sources = {node: kept.sources(part.placement, node) for node in part.nodes}
         return [
             Move(node, part, start, self.epoch, self.sources.get(node, ()), from_step=self.step) for node in self._nodes
@@ -103,7 +117,9 @@ class Recovery:
     def log(self, plan: Plan, now_s: float) -> LogRecovery:
         """What is logged once all have moved."""
         fetched = tuple(sorted(self._bytes.items()))
-        return LogRecovery(self.step, self.lost, plan, plan.parts[-1], now_s - self.began_s, fetched, self.bad_step)
+        out = tuple(one.owner.node for one in plan.course.left_out if one.owner.node in self.lost)
+        part, seconds = plan.parts[-1], now_s - self.began_s
+        return LogRecovery(self.step, self.lost, plan, part, seconds, fetched, self.bad_step, out)
 
     def overdue(self, wait_s: float) -> str:
         """Say for what the coordinator has waited too long."""

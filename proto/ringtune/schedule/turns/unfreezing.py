@@ -83,15 +83,12 @@ class Unfreezing:
         last.pop(owner, None)
         return {**last, owner: loss}
 
-    def without(self, course: Course, owner: int) -> Unfreezing:
-        """The knowledge without the losses of an owner that is left out from now on.
-
-        Args:
-            course: that has it still.
-            owner: its place among the owners.
-        """
-        order = latest_owners(weights(course.owners, course.turns), course.turns_of_owners(self.num_turns))
-        kept = tuple(loss for at, loss in zip(order, self.recent, strict=True) if at != owner)
+    def without(self, before: Course, after: Course) -> Unfreezing:
+        """The knowledge without the losses of the owners that another course leaves out from now on."""
+        names = [owner.node for owner in before.owners]
+        order = latest_owners(weights(before.owners, before.turns), before.turns_of_owners(self.num_turns))
+        last = zip(order, self.recent, strict=False)  # nothing is known where the course decides all
+        kept = tuple(loss for at, loss in last if after.owner(names[at]) is not None)
         return dataclasses.replace(self, recent=kept)
 
     def holding(self, step: int) -> tuple[int, ...]:

@@ -1,0 +1,197 @@
+"""What must hold for a run that goes on without owners that are lost, whatever the moment: on a virtual clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.course import Course
+from ringtune.schedule.epochs import why_it_stays
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.turns import StepKind, Turn, items, turn_sequence
+from ringtune.schedule.turns.unfreezing import NOTHING_KNOWN
+from sim.ring_result import RingResult
+from tests.suites.test_moves_on_virtual_clock import random_moving_plan
+from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
+from tests.suites.test_unfreezing_on_virtual_clock import Losses, loss_at
+from tests.support.plans import changed, make_plan
+from tests.support.recovering_ring import RecoveringRing
+
+SKIPS = {"leaves_out": True}
+
+
+def train_items(course: Course) -> list[tuple[str, int]]:
+    """The owner and its batch of each step of an undisturbed run."""
+    turns = (turn for turn in turn_sequence(course) if turn.kind is StepKind.TRAIN)
+    return [(item.owner, item.batch) for turn in turns for item in items(course, turn)]
+
+
+def without_owners(wanted: list[tuple[str, int]], losses: Iterable[tuple[int, str]]) -> list[tuple[str, int]]:
+    """The same, but for what owners would have done after the step at whose end each was left out."""
+    for step, owner in losses:
+        wanted = [*wanted[:step], *(item for item in wanted[step:] if item[0] != owner)]
+    return wanted
+
+
+def left_out(result: RingResult) -> list[tuple[int, str]]:
+    """After which step which owner is left out, as the log has it."""
+    return [(entry.step, owner) for entry in recoveries(result) for owner in entry.left_out]
+
+
+def trained(result: RingResult) -> list[tuple[str, int]]:
+    """The owner and its batch of each step, as the log has them, in the order of the steps."""
+    steps = sorted(
+        (entry.step, entry.turn.owner, entry.turn.first_batch + entry.seq - entry.turn.first_seq)
+        for entry in result.logged
+        if isinstance(entry, rd.LogStep) and entry.turn.kind is StepKind.TRAIN
+    )
+    assert [step for step, *_ in steps] == list(range(len(steps))), "every step once"
+    return [(owner, batch) for _, owner, batch in steps]
+
+
+def plan_of(rng: random.Random) -> Plan:
+    """Any plan of several owners that may move."""
+    while True:
+        plan = random_moving_plan(rng)
+        plan = plan.at(0) if rng.random() < 0.6 else plan
+        several = len(plan.course.owners) > 1 and len(plan.nodes) > 2
+        if several and not plan.course.operations and not why_it_stays(plan.course, plan.placements):
+            return plan
+
+
+def lose_any(ring: RecoveringRing, rng: random.Random, due: list[int], owners: int = 3) -> None:
+    """Lose any node at the moments of these numbers, one owner at least stays."""
+
+    def when(what: str, node: str) -> str | None:
+        names = [owner.node for owner in ring.plan.course.owners]
+        left = [each for each in ring.plan.nodes if each not in ring.lost]
+        owning = [each for each in names if each not in ring.lost]
+        if len(owning) < 2:
+            left = [each for each in left if each not in owning]
+        if due and left and len(ring.moments) >= due[0]:
+            due.pop(0)
+            return rng.choice(left)
+        return None
+
+    ring.when = when
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("block", range(10))
+@pytest.mark.sampled(3)
+def test_runs_that_lose_owners_at_any_moment_do_what_is_left(block: int) -> None:
+    """Every step of the others once and in its order, none of the lost owner's after its loss, whenever that is."""
+    skipped = 0
+    for seed in range(block * 30, block * 30 + 30):
+        rng = random.Random(f"left out {seed}")
+        plan = plan_of(rng)
+        ring = ring_of(plan, rng, rounds=SKIPS)
+        lose_any(ring, rng, sorted(rng.choices(range(1, 300), k=rng.choice([1, 1, 2]))))
+        result = ring.run()
+        assert result.finish is not None, (seed, ring.lost, ring.waiting_for(plan.nodes[0]))
+        if result.finish.error:
+            ends = ("no living node", "nothing fits", "nothing is kept yet")
+            assert any(text in result.finish.message for text in ends), (seed, result.finish)
+            continue
+        skipped += bool(left_out(result))
+        assert trained(result) == without_owners(train_items(plan.course), left_out(result)), seed
+        assert ring.surprises == [], seed
+        last = recoveries(result)[-1].plan.course if recoveries(result) else plan.course
+        assert len(trained(result)) == last.num_steps
+        evaluated = [entry for entry in result.logged if isinstance(entry, rd.LogEvaluation)]
+        assert len({entry.step for entry in evaluated}) == len(evaluated), "every evaluation once"
+    assert skipped >= 5
+
+
+MOMENTS = ("prepare", "embedding", "head", "backward", "update", "save", "hand-over", "copy", "move", "halt", "collect")
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_owner_that_is_lost_at_every_kind_of_moment(moment: str, seed: int) -> None:
+    """Whichever owner it is, with the head or without: the run goes on, and saves at once where it has checkpoints."""
+    rng = random.Random(f"{moment} {seed}")
+    plan = make_plan(
+        [("a", 0, 2), ("b", 2, 4), ("c", 4, 6)],
+        ["a", "d", "c"],
+        num_blocks=6,
+        num_steps=18,
+        eval_every=4,
+        checkpoint_every=4,
+    )
+    ring = ring_of(plan, rng, rounds=SKIPS)
+    after = {"prepare": -1, "collect": 0}.get(moment, rng.randint(0, 60))
+    first = rng.choice(["a", "d", "c"])
+
+    def when(what: str, node: str) -> str | None:
+        if moment in ("move", "halt") and not ring.lost and len(ring.moments) > after:
+            return "b"
+        limit = 2 if moment in ("move", "halt") else 1
+        return first if what == moment and len(ring.moments) > after and len(ring.lost) < limit else None
+
+    ring.when = when
+    result = ring.run()
+    assert first in ring.lost, ring.moments
+    assert result.finish is not None
+    if result.finish.error and len(ring.lost) == 2:
+        assert "no living node" in result.finish.message
+        return
+    assert result.finish == rd.Finish("", "")
+    assert [owner for _, owner in left_out(result)] == [first]
+    assert trained(result) == without_owners(train_items(plan.course), left_out(result))
+    recovery = recoveries(result)[-1]
+    if recovery.step:
+        assert recovery.step in [entry.step for entry in result.logged if isinstance(entry, rd.LogCheckpoint)]
+    assert first not in recovery.part.nodes
+
+
+def test_run_waits_for_an_owner_unless_it_is_told_otherwise() -> None:
+    """The error names the owner and what would have helped."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "c"], num_blocks=4, num_steps=12)
+    ring = ring_of(plan, random.Random(0))
+    ring.when = lambda what, node: "c" if len(ring.moments) == 40 else None
+    finish = ring.run().finish
+    assert finish is not None and finish.error == "PeerLostError"
+    assert "c owns rows, which no other node has" in finish.message
+    assert "recovery.owners = 'skip'" in finish.message
+
+
+def test_last_owner_is_never_left_out() -> None:
+    """Then nobody has rows."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], num_blocks=4, num_steps=12)
+    ring = ring_of(plan, random.Random(0), rounds=SKIPS)
+    ring.when = lambda what, node: "c" if len(ring.moments) == 40 else None
+    finish = ring.run().finish
+    assert finish is not None and "no other node than c owns rows" in finish.message
+
+
+@pytest.mark.parametrize("turns", ["equal", "rows"])
+def test_losses_of_a_lost_owner_are_forgotten_where_losses_decide(turns: str) -> None:
+    """With unfreeze.at = "auto" each turn has the decisions that follow from the losses of whoever is there."""
+    slices, owners = [("a", 0, 2), ("c", 2, 5)], ["a", "b", "c"]
+    plan = make_plan(slices, owners, num_blocks=5, num_steps=60, local_iterations=2, unfreeze="auto", patience_steps=2)
+    plan = changed(plan, turns=turns)
+    decided = after = 0
+    for seed in range(12):
+        ring = ring_of(plan, random.Random(seed), rounds=SKIPS, carrier=Losses(plan, seed))
+        ring.when = lambda what, node, ring=ring: "b" if len(ring.moments) == 250 else None  # type: ignore[misc]
+        result = ring.run()
+        assert result.finish == rd.Finish("", ""), seed
+        assert trained(result) == without_owners(train_items(plan.course), left_out(result)), seed
+        course, known = plan.course, NOTHING_KNOWN
+        found: list[Turn] = []
+        for entry in result.logged:
+            if isinstance(entry, rd.LogRecovery) and entry.left_out:
+                known, course = known.without(course, entry.plan.course), entry.plan.course
+                after += len(known.unfreeze_at)
+            elif isinstance(entry, rd.LogTurn) and entry.turn.kind is StepKind.TRAIN:
+                steps = range(entry.turn.first_step, entry.turn.end_step)
+                known = known.after(course, sum(loss_at(step, seed) for step in steps) / len(steps))
+                found.append(entry.turn)
+        assert [turn.unfreeze_at for turn in found] == [known.holding(turn.first_step) for turn in found], seed
+        assert left_out(result)
+        decided += len(known.unfreeze_at)
+    assert decided > after > 0, "some decisions before the loss, some after it"
