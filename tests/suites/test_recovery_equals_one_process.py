@@ -12,7 +12,10 @@ from ringtune.costs.facts.model_facts import model_facts
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.files.safetensors_stream import TensorFile
 from ringtune.rounds import rounds as rd
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.turns import StartPoint, Turn, turn_sequence
 from tests.suites.test_recovery_on_virtual_clock import lose_at, recoveries, ring_of
+from tests.support import reference
 from tests.support.moves import slices_of
 from tests.support.plans import changed
 from tests.support.resumed import holder_of
@@ -78,6 +81,56 @@ def test_run_that_loses_a_host_while_it_collects_equals_one_process(folder: Path
     assert recovery.step == 8
     trained = reference_of(case)
     assert distance(carrier.collected(recovery.part, ring.holder), trained.adapter() | trained.head()) < 1e-9
+
+
+OWNERS: dict[str, dict[str, Any]] = {
+    "adamw": {"microbatches": 2, "checkpoint_every": 3, "eval_every": 5},
+    "sgd-by-rows": {"optimizer": "sgd", "split": "dirichlet:0.4", "turns": "rows"},
+    "constant-rate": {"lr_schedule": "constant", "every_steps": 2, "eval_every": 4},
+}
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", OWNERS)
+@pytest.mark.sampled(4)
+def test_run_that_loses_an_owner_equals_one_process_without_its_later_rows(folder: Path, name: str, seed: int) -> None:
+    """Any owner at any moment: one process that trains on what was left, at the rates of the shorter run since then."""
+    rng = random.Random(f"owner {name} {seed}")
+    values: dict[str, Any] = {
+        "local_iterations": 2,
+        "num_steps": 17,
+        "every_steps": 3,
+        "owners": ("b", "d", "a"),
+        **OWNERS[name],
+    }
+    case = Case(folder=folder, **values)
+    plan = changed(case.plan((("a", 0, 4),)), slices=slices_of(RINGS[seed % 3]))
+    carrier = make_carrier(case, plan)
+    ring = ring_of(plan, rng, carrier=carrier, keeper=carrier, rounds={"leaves_out": True})
+    lost, moment = rng.choice(["b", "d", "a"]), rng.randint(20, 150)
+    ring.when = lambda what, node: lost if len(ring.moments) == moment else None
+    result = ring.run()
+    assert result.finish == rd.Finish("", "")
+    (recovery,) = recoveries(result)
+    assert recovery.left_out == (lost,)
+    trained = reference.train(
+        case.job, plan, folder / "model", case.datasets(), turns=turns_around(plan, recovery.plan, recovery.step)
+    )
+    got = carrier.collected(recovery.part, ring.holder)
+    assert distance(got, trained.adapter() | trained.head()) < 1e-9
+    evaluated = {entry.step: entry.values for entry in result.logged if isinstance(entry, rd.LogEvaluation)}
+    assert evaluated.keys() == trained.evaluations.keys()
+    for step in evaluated.keys() - {recovery.step}:  # there it is with the lost owner, or without
+        assert dict(evaluated[step])["loss_sum"] == pytest.approx(trained.evaluations[step][0], rel=1e-9)
+
+
+def turns_around(before: Plan, after: Plan, step: int) -> list[tuple[Plan, Turn]]:
+    """The turns of one plan up to a step, with what is due there, and those of another from there on."""
+    start = StartPoint.of(after.course, step=step)
+    ended = (turn for turn in turn_sequence(before.course) if turn.end_step <= step and turn.first_step < step)
+    following = turn_sequence(after.course, start=start)
+    return [*((before, turn) for turn in ended), *((after, turn) for turn in following)]
 
 
 @pytest.mark.promise("7 bounded memory")

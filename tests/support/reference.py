@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from edge.data.tokens import Batch
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.learning_rate import learning_rate
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import Item, StepKind, items, turn_sequence
+from ringtune.schedule.turns.turns import Item, StepKind, Turn, items, turn_sequence
 from tests.support.plain_auxiliary import add_plain_auxiliary, is_auxiliary, others_of
 
 NAME = "ringtune"
@@ -156,6 +156,7 @@ def train(
     *,
     attention: str | None = None,
     prepare: Callable[[Any], None] | None = None,
+    turns: Iterable[tuple[Plan, Turn]] | None = None,
 ) -> Trained:
     """Train the whole model on the very items of the plan's turn sequence.
 
@@ -166,6 +167,7 @@ def train(
         datasets: per owner; ``set_labels`` is called here.
         attention: implementation of the attention; the library's choice if not given.
         prepare: changes the model before it is trained.
+        turns: each with the plan that holds for it; those of the plan's turn sequence if not given.
     """
     generator_state = torch.get_rng_state()
     model = whole_model(job, plan, model_folder, attention=attention)
@@ -179,7 +181,8 @@ def train(
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     adapters = [[parameter for parameter in block.parameters() if parameter.requires_grad] for block in blocks]
     optimizer = plain_optimizer(job, trainable)
-    for turn in turn_sequence(plan.course):
+    for holding, turn in turns or [(plan, turn) for turn in turn_sequence(plan.course)]:
+        plan = holding
         if turn.kind is StepKind.CHECKPOINT:
             continue
         for item in items(plan.course, turn):
