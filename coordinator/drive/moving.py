@@ -140,10 +140,12 @@ class MoveDriving:
                 f" {format_seconds(command.seconds)} and do what came after it once more"
             )
         came = format_bytes(sum(count for _, count in command.fetched_bytes))
+        out, num_steps = ", ".join(command.left_out), self.part.course.num_steps
+        shorter = f"; the rows of {out} are left out, so that the run ends with step {num_steps}" if out else ""
         return (
             f"node {', '.join(command.lost)} is lost; the run goes on from step {command.step}, in placement"
             f" {self.part.placement.epoch}, after {format_seconds(command.seconds)}; {came} of copies were fetched"
-        )
+        ) + shorter
 
     def log(self, command: rounds.LogMove) -> str:
         """Grant in the placement that holds from now on; return a sentence for the user."""

@@ -12,6 +12,7 @@ from coordinator.drive.requests import RunRequest
 from coordinator.records.books import RunBooks
 from coordinator.records.run_clock import now_unix_s
 from ringtune.errors import PlanError
+from ringtune.jobs.parts.recovery import SKIP
 from ringtune.rounds import rounds
 
 
@@ -20,7 +21,10 @@ def rounds_of(request: RunRequest) -> rounds.Rounds:
     runtime, plan_only = request.job.runtime, request.plan_only
     if request.evaluation is not None:
         return rounds.Rounds(None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
-    return rounds.RecoveringRounds(None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
+    leaves_out = request.job.recovery.owners == SKIP
+    return rounds.RecoveringRounds(
+        None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s, leaves_out=leaves_out
+    )
 
 
 def recover(

@@ -201,7 +201,7 @@ class Replanning:
 
     def recovered(self, command: rounds.LogRecovery) -> PaceWatch | None:
         """Begin to watch anew on the placement without lost nodes, and return the watch."""
-        self._next, self._told = None, {}
+        self._next, self._told, self._course = None, {}, command.plan.course
         self._watch(command.part, self._last_epoch)  # no later placement of the plan is left
         return self.pace
 

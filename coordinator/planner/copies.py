@@ -13,7 +13,7 @@ from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, PlanError
 from ringtune.jobs.job import Job
-from ringtune.jobs.parts.recovery import NEXT, NONE
+from ringtune.jobs.parts.recovery import NEXT, NONE, SKIP
 from ringtune.quantities import format_bytes
 from ringtune.schedule.epochs import why_it_stays
 from ringtune.schedule.plan import Plan
@@ -43,7 +43,7 @@ def with_copies(
         return _without(job, planned, facts, fitting, why)
     if wanted == NEXT:
         return _as_said(planned, fitting, copies=True)
-    if len(plan.placement.hosts) == 1:
+    if len(plan.placement.hosts) == 1 and not (job.recovery.owners == SKIP and len(plan.course.owners) > 1):
         return _as_said(planned, fitting, copies=False)
     try:
         return _as_said(planned, fitting, copies=True)

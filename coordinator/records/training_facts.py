@@ -19,19 +19,21 @@ _FAR_APART = 1.5
 
 def training_facts(course: Course) -> dict[str, Any]:
     """Return steps, turns, classes, and how much each owner's rows are used, as numbers and names."""
-    uses, rows = row_uses(course), sum(owner.train_rows for owner in course.owners)
+    uses = row_uses(course)
+    rows = sum(use.rows for use in uses)
     used = sum(use.used_rows for use in uses)
     return {
         "steps": course.num_steps,
         "turns": course.turns,
         "steps_of_turn": course.local_iterations,
-        "rounds": -(-course.num_steps // (course.local_iterations * len(course.owners))),
+        "rounds": -(-course.turns_of_owners(-(-course.num_steps // course.local_iterations)) // len(course.owners)),
         "rows": rows,
         "used_rows": used,
         "used_share": round(used / rows, 6),
         "passes": round(sum(use.trained_rows for use in uses) / rows, 6),
         "classes": list(course.labels),
         "owners": {use.owner: _owner(use) for use in uses},
+        "left_out": [one.owner.node for one in course.left_out],
         "notes": training_notes(course),
     }
 
@@ -61,6 +63,8 @@ def training_notes(course: Course) -> list[str]:
         found.append(f"no turn in {course.num_steps} steps, so no row is used: {_names(idle)}; {remedy}")
     elif any(use.used_rows < use.rows for use in uses):
         found.append("not every row is used; train.epochs = 1 would use each about once")
+    lost = [(one.owner.node, one.turns) for one in course.left_out]
+    found += [f"{node} is lost, and its rows are left out after {turns} of its turns" for node, turns in lost]
     least, most = min(uses, key=lambda use: use.passes), max(uses, key=lambda use: use.passes)
     if course.turns == EQUAL and not idle and most.passes > _FAR_APART * least.passes:
         found.append(

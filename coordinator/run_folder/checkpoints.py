@@ -31,7 +31,7 @@ from ringtune.files.strict import parse_json
 from ringtune.jobs.job import Job, parse_job
 from ringtune.rounds.checkpoint import KEPT, CheckpointManifest, Resume
 from ringtune.rounds.job_changes import changed_keys, describe_changes
-from ringtune.rounds.length import LENGTH_KEYS, Length, longer, num_steps_of
+from ringtune.rounds.length import LENGTH_KEYS, Length, as_it_was, digests, longer, num_steps_of
 from ringtune.rounds.state_place import STATE_KEY, only_moves_state, with_state_where_asked
 from ringtune.schedule.plan import Plan
 
@@ -161,8 +161,12 @@ def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resu
         note(f"{run_folder} has no complete checkpoint yet: the run begins anew")
         return None
     found = _read_plan(run_folder / "plan.json")
-    plan = with_state_where_asked(found, job)
-    if plan != found:
+    plan = as_it_was(job, with_state_where_asked(found, job), [manifests[0].plan_digest], lengths)
+    if plan.course.left_out != found.course.left_out:
+        back = [owner.node for owner in plan.course.owners if found.course.owner(owner.node) is None]
+        note(f"the newest checkpoint is from before the rows of {', '.join(back)} were left out: they are needed again")
+    manifests = _of_plan(manifests, job, plan, lengths, note)
+    if plan.placements != found.placements:
         where = "on the disks of the nodes" if job.keeps_state_on_disk else "in memory"
         note(f"optimizer state of groups that rest is {where} from here on (hift.state); the result is the same")
     if lengths and num_steps_of(job, plan) != plan.course.num_steps:
@@ -173,6 +177,23 @@ def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resu
     resume = Resume(plan=plan, manifests=manifests, lengths=lengths)
     resume.check(job)
     return resume
+
+
+def _of_plan(
+    manifests: tuple[CheckpointManifest, ...],
+    job: Job,
+    plan: Plan,
+    lengths: tuple[Length, ...],
+    note: Callable[[str], None],
+) -> tuple[CheckpointManifest, ...]:
+    """Leave out checkpoints from before an owner was left out, where there is a newer one."""
+    if not plan.course.left_out:
+        return manifests
+    known = set[str]().union(*digests(job, plan, lengths).values())
+    found = tuple(one for one in manifests if one.plan_digest in known or one is manifests[0])
+    for one in manifests[len(found) :]:
+        note(f"the checkpoint of step {one.step} is from before an owner was left out, so it is not used")
+    return found
 
 
 def _lengths_before(path: Path, job: Job, checkpoints: RunCheckpoints) -> tuple[Length, ...]:

@@ -99,12 +99,14 @@ class TurnKeeper:
             head = bytes(self._executor.head_blob())
         file = self._make_file(self._executor, blocks, metadata(self._run_id, step))
         self._kept.keep(self._run_id, step, self._node, file, head)
-        copies_blocks, copies_head = bool(self._holder and blocks), bool(self._head_holder and head is not None)
-        if copies_head and head is not None:
-            self._copies.put(_Copy(step, head, self._head_holder, is_head=True, then=_nothing if copies_blocks else then))
-        if copies_blocks:
-            self._copies.put(_Copy(step, file, self._holder, is_head=False, then=then))
-        elif not copies_head:
+        copies: list[tuple[bytes, str, bool]] = []
+        if self._head_holder and head is not None:
+            copies.append((head, self._head_holder, True))
+        if self._holder and blocks:
+            copies.append((file, self._holder, False))
+        for number, (content, holder, is_head) in enumerate(copies, start=1):
+            self._copies.put(_Copy(step, content, holder, is_head, then if number == len(copies) else _nothing))
+        if not copies:
             then()
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ that long from the start.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,7 @@ from ringtune.jobs.sections import LENGTHS
 from ringtune.rounds.job_changes import job_digest
 from ringtune.rounds.state_place import state_places
 from ringtune.schedule.course import Course
+from ringtune.schedule.leaving_out import all_owners, steps_of_rest, with_owner_back
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.versions import weight_version
 
@@ -66,8 +67,28 @@ class Length:
 
 
 def num_steps_of(job: Job, plan: Plan) -> int:
-    """How many steps a job asks of the owners of a plan."""
-    return job.train.num_steps([owner.train_rows for owner in plan.course.owners])
+    """How many steps a job asks of the owners of a plan; turns that are left out have none."""
+    whole = job.train.num_steps([owner.train_rows for owner in all_owners(plan.course)])
+    return steps_of_rest(plan.course, whole) if plan.course.left_out else whole
+
+
+def as_it_was(job: Job, plan: Plan, known: Collection[str], lengths: Sequence[Length] = ()) -> Plan:
+    """The plan under which a checkpoint was written: with owners that it has left out since, as far as need be.
+
+    Args:
+        job: of the run.
+        plan: of the run now.
+        known: digests of the plans of checkpoints.
+        lengths: that the run had before.
+    """
+    found = plan
+    while True:
+        if any(not written.isdisjoint(known) for written in digests(job, found, lengths).values()):
+            return found
+        if not found.course.left_out:
+            return plan
+        whole = job.train.num_steps([owner.train_rows for owner in all_owners(found.course)])
+        found = Plan(with_owner_back(found.course, whole), found.placements)
 
 
 def longer(plan: Plan, job: Job) -> Plan:

@@ -60,10 +60,9 @@ def steps_of_owners(course: Course) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=16)
 def row_uses(course: Course) -> tuple[RowUse, ...]:
-    """The use that a run makes of each owner's rows, in the order of the owners."""
-    return tuple(
-        _use(course, owner, steps) for owner, steps in zip(course.owners, steps_of_owners(course), strict=True)
-    )
+    """The use that a run makes of each owner's rows, in the order of the owners; those that were left out come last."""
+    there = [_use(course, owner, steps) for owner, steps in zip(course.owners, steps_of_owners(course), strict=True)]
+    return (*there, *(_use(course, one.owner, one.turns * course.local_iterations) for one in course.left_out))
 
 
 def _use(course: Course, owner: Owner, steps: int) -> RowUse:

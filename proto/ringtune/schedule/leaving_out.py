@@ -61,6 +61,31 @@ def all_owners(course: Course) -> tuple[Owner, ...]:
     return tuple(owners)
 
 
+def steps_of_rest(course: Course, num_steps: int) -> int:
+    """Steps of a run that leaves owners out, and that would have so many with all of them."""
+    length, owners = course.local_iterations, all_owners(course)
+    out = {one.owner.node: one.turns for one in course.left_out}
+    own, total = weights(owners, course.turns), -(-num_steps // length)
+    counts = turn_counts(own, total)
+    turns = [out.get(owner.node, count) for owner, count in zip(owners, counts, strict=True)]
+    last = next_owner(own, turn_counts(own, total - 1)) if total else 0  # its last turn may be short
+    return sum(turns) * length - (-num_steps % length if turns[last] == counts[last] else 0)
+
+
+def with_owner_back(course: Course, num_steps: int) -> Course:
+    """The course before it left out the last owner that it has left out.
+
+    Args:
+        course: that leaves owners out.
+        num_steps: that a run with all owners would have.
+    """
+    last = course.left_out[-1]
+    owners = [*course.owners]
+    owners.insert(last.at, last.owner)
+    found = dataclasses.replace(course, owners=tuple(owners), left_out=course.left_out[:-1])
+    return dataclasses.replace(found, num_steps=steps_of_rest(found, num_steps))
+
+
 def head_holder(course: Course, owner: str) -> str:
     """The owner that keeps a copy of the head as another one had it at the end of its turn: the next in their order.
 

@@ -13,7 +13,7 @@ from ringtune.errors import PlanError
 from ringtune.rounds.row_use import steps_of_owners
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
-from ringtune.schedule.leaving_out import all_owners, head_holder, without_owner
+from ringtune.schedule.leaving_out import all_owners, head_holder, steps_of_rest, with_owner_back, without_owner
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.prefixes.visits import step_of
 from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn, hand_overs, holder_after, turn_sequence
@@ -50,13 +50,16 @@ def test_others_have_the_turns_that_they_would_have_had(seed: int) -> None:
     """Leave out owner after owner at any boundary; the turns that follow are those before without the owner's."""
     rng = random.Random(seed)
     course = course_of(rng)
+    whole, befores = course.num_steps, list[Course]()
     wanted = train_turns(course)
     done: list[Turn] = []
     while len(course.owners) > 1 and rng.random() < 0.8:
         lost = rng.choice(course.owners).node
         more = rng.randint(0, len(wanted))
         done, left = [*done, *wanted[:more]], wanted[more:]
+        befores.append(course)
         course = without_owner(course, lost, len(done))
+        assert steps_of_rest(course, whole) == course.num_steps
         wanted = [turn for turn in left if turn.owner != lost]
         step = sum(turn.num_items for turn in done)
         start = StartPoint.of(course, step=step)
@@ -73,6 +76,9 @@ def test_others_have_the_turns_that_they_would_have_had(seed: int) -> None:
             pairs = hand_overs(course, start)
             ways = itertools.pairwise([start.holder, *(turn.owner for turn in turn_sequence(course, start=start))])
             assert {(one, other) for one, other in ways if one != other} <= pairs
+    for before in reversed(befores):
+        course = with_owner_back(course, whole)
+        assert course == before
 
 
 @pytest.mark.parametrize("seed", range(60))

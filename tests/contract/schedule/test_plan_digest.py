@@ -12,7 +12,7 @@ import pytest
 from ringtune.errors import PlanError
 from ringtune.files.digests import json_digest
 from ringtune.schedule.course import Course
-from ringtune.schedule.extent import Owner
+from ringtune.schedule.extent import LeftOut, Owner
 from ringtune.schedule.frozen_weights import FROZEN_DTYPES, FrozenWeights
 from ringtune.schedule.helping.helpers import Helper
 from ringtune.schedule.helping.offload import Offload
@@ -73,6 +73,7 @@ OTHER: dict[str, Any] = {
     "turns": "rows",
     "owners": (Owner(node="b", train_rows=10, eval_rows=3), Owner(node="a", train_rows=10, eval_rows=3)),
     "slices": (Slice(node="a", start=0, stop=1), Slice(node="b", start=1, stop=4)),
+    "left_out": (LeftOut(owner=Owner(node="z", train_rows=4), at=1, turns=2),),
     "private_blocks": 1,
     "credits": 3,
     "epoch": 1,

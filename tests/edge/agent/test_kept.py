@@ -52,8 +52,35 @@ def test_copies_of_nobody_and_of_other_runs_are_refused(
 ) -> None:
     """Nothing of them is kept."""
     (chunk,) = cut_pieces(FILE, [file_of(0)])
-    first = control_pb2.KeepChunk(**{"run_id": "run", "node": "a", **changes}, step=4, file=chunk)
-    with pytest.raises(error):
-        SnapshotServicer(SnapshotShelf("b"), kept)._keep(iter([first]), None)
+    said = {"run_id": "run", "node": "a", **changes}
+    for is_head in (False, True):
+        first = control_pb2.KeepChunk(run_id=said["run_id"], node=said["node"], is_head=is_head, step=4, file=chunk)
+        with pytest.raises(error):
+            SnapshotServicer(SnapshotShelf("b"), kept)._keep(iter([first]), None)
     with pytest.raises(FrameError):
         kept.part("run", 4, 0, 1)
+    with pytest.raises(FrameError):
+        kept.head("run", 4)
+
+
+def test_heads_of_others_are_kept_as_long_as_their_turns_and_no_more_of_them(kept: KeptTurns) -> None:
+    """A node that sends heads of turns that nobody has done fills no memory."""
+    (chunk,) = cut_pieces(FILE, [b"a head"])
+    for step in range(4, 4 * 10, 4):
+        first = control_pb2.KeepChunk(run_id="run", node="a", is_head=True, step=step, file=chunk)
+        SnapshotServicer(SnapshotShelf("b"), kept)._keep(iter([first]), None)
+    steps = [step for step in range(4, 4 * 10, 4) if has_head(kept, step)]
+    assert steps == [24, 28, 32, 36]
+    for step in (32, 36, 40, 44):
+        kept.keep("run", step, "b", file_of(0))
+    assert [step for step in range(4, 48, 4) if has_head(kept, step)] == [36]
+    kept.go_back(32)
+    assert not has_head(kept, 36)
+
+
+def has_head(kept: KeptTurns, step: int) -> bool:
+    """Whether the head after a step is kept."""
+    try:
+        return bytes(kept.head("run", step)) == b"a head"
+    except FrameError:
+        return False

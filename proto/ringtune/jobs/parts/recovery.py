@@ -1,27 +1,30 @@
-"""``[recovery]``: what a run keeps so that it goes on when a node is lost."""
+"""``[recovery]``: what a run keeps so that it goes on when a node is lost, and without whose rows it does."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
+from ringtune.errors import JobError
 from ringtune.jobs.sections import check_choice
 
 AUTO: Final = "auto"
 NEXT: Final = "next"
 NONE: Final = "none"
 WAIT: Final = "wait"
+SKIP: Final = "skip"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecoverySettings:
-    """``[recovery]``: what happens when a node is lost in mid-run; no result depends on it.
+    """``[recovery]``: what happens when a node is lost in mid-run; results depend on it by rows that are left out only.
 
     Attributes:
         copies: who keeps a copy of what a host has trained at each turn's end, so that the run goes on without the
             host: the next host in the ring, or none; then the run ends when a host is lost, and can be resumed. auto =
             the next host, where the method may move and the nodes have memory for it.
-        owners: what happens when an owner of rows is lost: the run ends and waits to be resumed.
+        owners: what happens when an owner of rows is lost. wait = the run ends and waits to be resumed with it; skip =
+            the run goes on from copies, and the owner's turns are left out from then on.
     """
 
     copies: str = AUTO
@@ -30,4 +33,8 @@ class RecoverySettings:
     def __post_init__(self) -> None:
         """Refuse unknown words."""
         check_choice("recovery.copies", self.copies, (AUTO, NEXT, NONE))
-        check_choice("recovery.owners", self.owners, (WAIT,))
+        check_choice("recovery.owners", self.owners, (WAIT, SKIP))
+        if self.owners == SKIP and self.copies == NONE:
+            raise JobError(
+                "recovery.owners = 'skip' goes on from copies, but recovery.copies = 'none' keeps none; leave one out"
+            )
