@@ -12,7 +12,9 @@ from coordinator.drive.requests import RunRequest
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.records.step_lines import is_step
 from ringtune.jobs.job import Job
+from ringtune.schedule.leaving_out import with_owner_back
 from ringtune.schedule.plan import Plan
+from tests.support import reference
 from tests.support.cluster import AGENTS, START_S, Cluster, Follower, Outcome, running
 from tests.support.moves import slices_of
 from tests.support.results import largest_difference, reference_of, trained
@@ -88,3 +90,29 @@ def test_run_ends_when_an_owner_is_killed_and_says_so(ring: Cluster) -> None:
     ring.wait_exit("b")
     assert not outcome.is_done
     assert "b owns rows, which no other node has; start it again and --resume the run" in outcome.message
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("owner", ["a", "b"])
+@pytest.mark.sampled(1)
+def test_run_goes_on_without_the_rows_of_an_owner_that_is_killed(ring: Cluster, owner: str) -> None:
+    """As one process that trains on what is left; its books say who was left out, and that the run is shorter."""
+    job = job_of(ring, recovery__owners="skip")
+    follower = follow(ring, job)
+    follower.wait_for_steps(9)
+    ring.signal(owner, signal.SIGKILL)
+    outcome = follower.wait()
+    ring.wait_exit(owner)
+    assert outcome.is_done, outcome.message
+    (recovery,) = of_kind(outcome, "recovery")
+    assert recovery["left_out"] == [owner] and outcome.plan is not None
+    after, step = outcome.plan, recovery["step"]
+    before = Plan(with_owner_back(after.course, 24), after.placements)
+    wanted = reference_of(ring, job, outcome, reference.turns_around(before, after, step))
+    assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
+    steps = [line for line in outcome.metrics if is_step(line)]
+    assert [line["step"] for line in steps] == list(range(1, recovery["num_steps"] + 1))
+    assert all(line["initiator"] != owner for line in steps if line["step"] > step)
+    assert recovery["num_steps"] < 24
+    assert step in [manifest.step for manifest in outcome.checkpoints], "what is from before it needs the owner"
+    assert outcome.report["training"]["left_out"] == [owner]

@@ -12,8 +12,6 @@ from ringtune.costs.facts.model_facts import model_facts
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.files.safetensors_stream import TensorFile
 from ringtune.rounds import rounds as rd
-from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StartPoint, Turn, turn_sequence
 from tests.suites.test_recovery_on_virtual_clock import lose_at, recoveries, ring_of
 from tests.support import reference
 from tests.support.moves import slices_of
@@ -115,7 +113,11 @@ def test_run_that_loses_an_owner_equals_one_process_without_its_later_rows(folde
     (recovery,) = recoveries(result)
     assert recovery.left_out == (lost,)
     trained = reference.train(
-        case.job, plan, folder / "model", case.datasets(), turns=turns_around(plan, recovery.plan, recovery.step)
+        case.job,
+        plan,
+        folder / "model",
+        case.datasets(),
+        turns=reference.turns_around(plan, recovery.plan, recovery.step),
     )
     got = carrier.collected(recovery.part, ring.holder)
     assert distance(got, trained.adapter() | trained.head()) < 1e-9
@@ -123,14 +125,6 @@ def test_run_that_loses_an_owner_equals_one_process_without_its_later_rows(folde
     assert evaluated.keys() == trained.evaluations.keys()
     for step in evaluated.keys() - {recovery.step}:  # there it is with the lost owner, or without
         assert dict(evaluated[step])["loss_sum"] == pytest.approx(trained.evaluations[step][0], rel=1e-9)
-
-
-def turns_around(before: Plan, after: Plan, step: int) -> list[tuple[Plan, Turn]]:
-    """The turns of one plan up to a step, with what is due there, and those of another from there on."""
-    start = StartPoint.of(after.course, step=step)
-    ended = (turn for turn in turn_sequence(before.course) if turn.end_step <= step and turn.first_step < step)
-    following = turn_sequence(after.course, start=start)
-    return [*((before, turn) for turn in ended), *((after, turn) for turn in following)]
 
 
 @pytest.mark.promise("7 bounded memory")

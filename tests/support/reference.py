@@ -20,7 +20,7 @@ from edge.data.tokens import Batch
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.learning_rate import learning_rate
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import Item, StepKind, Turn, items, turn_sequence
+from ringtune.schedule.turns.turns import Item, StartPoint, StepKind, Turn, items, turn_sequence
 from tests.support.plain_auxiliary import add_plain_auxiliary, is_auxiliary, others_of
 
 NAME = "ringtune"
@@ -209,6 +209,14 @@ def train(
     model.eval()
     torch.set_rng_state(generator_state)
     return result
+
+
+def turns_around(before: Plan, after: Plan, step: int) -> list[tuple[Plan, Turn]]:
+    """The turns of one plan up to a step, with what is due there, and those of another from there on."""
+    start = StartPoint.of(after.course, step=step)
+    ended = (turn for turn in turn_sequence(before.course) if turn.end_step <= step and turn.first_step < step)
+    following = turn_sequence(after.course, start=start)
+    return [*((before, turn) for turn in ended), *((after, turn) for turn in following)]
 
 
 def backward(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset, at: dict[str, int]) -> float:

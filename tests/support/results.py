@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -9,6 +10,8 @@ from safetensors.torch import load
 
 from edge.data.rows import OwnerDataset
 from ringtune.jobs.job import Job
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.turns import Turn
 from tests.support import reference
 from tests.support.cluster import Cluster, Outcome
 
@@ -34,10 +37,12 @@ def datasets_of(cluster: Cluster, job: Job) -> dict[str, OwnerDataset]:
     }
 
 
-def reference_of(cluster: Cluster, job: Job, outcome: Outcome) -> reference.Trained:
-    """Train the same items in this process on the whole model."""
+def reference_of(
+    cluster: Cluster, job: Job, outcome: Outcome, turns: Iterable[tuple[Plan, Turn]] | None = None
+) -> reference.Trained:
+    """Train the same items in this process on the whole model; those of the plan, or of other turns."""
     assert outcome.plan is not None
-    return reference.train(job, outcome.plan, cluster.model, datasets_of(cluster, job))
+    return reference.train(job, outcome.plan, cluster.model, datasets_of(cluster, job), turns=turns)
 
 
 def largest_difference(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
