@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -13,8 +14,12 @@ import pytest
 from coordinator.run_folder.checkpoints import RunCheckpoints, cut_metrics, find_resume
 from coordinator.run_folder.folder import RunFolder
 from ringtune.errors import IntegrityError, JobError, PlanError, StorageError, UsageError
+from ringtune.rounds.job_changes import job_digest
+from ringtune.schedule.leaving_out import without_owner
+from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.plan import Plan
 from tests.contract.rounds.test_checkpoint import JOB, PLAN, manifest
-from tests.support.plans import changed
+from tests.support.plans import changed, make_plan
 
 
 def write_run(path: Path, *steps: int) -> RunCheckpoints:
@@ -203,3 +208,29 @@ def test_folder_that_is_replaced_loses_its_checkpoints(tmp_path: Path) -> None:
     (checkpoints.node_states() / "node-0").mkdir(parents=True)
     RunFolder(tmp_path, replace=True)
     assert not list(tmp_path.iterdir())
+
+
+def test_checkpoints_around_the_loss_of_an_owner(tmp_path: Path) -> None:
+    """After the loss: those that were written since; with none since then, the plan of before, with the owner."""
+    job = JOB.with_overrides({"train.max_steps": 20})
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=20)
+    after = Plan(without_owner(plan.course, "b", 5), plan.placements)
+    after = after.extended(Placement(slices=(Slice(node="a", start=0, stop=4),)), 5, epoch=2)
+    with RunFolder(tmp_path) as folder:
+        folder.write_text("job.toml", job.to_toml())
+        folder.write_text("plan.json", json.dumps(after.to_json()))
+        for step in (4, 8):
+            folder.add_checkpoint(manifest(step, plan_digest=plan.digest, job_digest=job_digest(job)))
+    notes: list[str] = []
+    resume = find_resume(tmp_path, job, notes.append)
+    assert resume is not None and resume.plan.course == plan.course
+    assert [one.step for one in resume.manifests] == [8, 4]
+    assert notes == ["the newest checkpoint is from before the rows of b were left out: they are needed again"]
+    newest = manifest(10, plan_digest=after.at(2).digest, job_digest=job_digest(job), epoch=2)
+    newest = dataclasses.replace(newest, shards=newest.shards[:1])
+    RunCheckpoints(tmp_path).add(newest)
+    notes.clear()
+    resume = find_resume(tmp_path, job, notes.append)
+    assert resume is not None and resume.plan == after
+    assert resume.manifests == (newest,)
+    assert notes == ["the checkpoint of step 8 is from before an owner was left out, so it is not used"]
