@@ -65,7 +65,8 @@ def training_notes(course: Course) -> list[str]:
         found.append("not every row is used; train.epochs = 1 would use each about once")
     lost = [(one.owner.node, one.turns) for one in course.left_out]
     found += [f"{node} is lost, and its rows are left out after {turns} of its turns" for node, turns in lost]
-    least, most = min(uses, key=lambda use: use.passes), max(uses, key=lambda use: use.passes)
+    there = uses[: len(course.owners)]
+    least, most = min(there, key=lambda use: use.passes), max(there, key=lambda use: use.passes)
     if course.turns == EQUAL and not idle and most.passes > _FAR_APART * least.passes:
         found.append(
             f"rows of {most.owner} are used {most.passes / least.passes:.1f} times as often as those of {least.owner}, "

@@ -12,6 +12,7 @@ from coordinator.submit.client import Client
 from coordinator.submit.local.local_nodes import LocalNodes, LocalSetup, node_name
 from ringtune.errors import UsageError
 from ringtune.jobs.job import Job
+from ringtune.schedule.leaving_out import all_owners
 from ringtune.schedule.plan import Plan
 
 _STOP_S = 8.0
@@ -61,8 +62,9 @@ def _require_nodes(plan: Plan, setup: LocalSetup) -> None:
             f"the run began with the nodes {', '.join(plan.nodes)}; --local {setup.num_nodes} lacks "
             f"{', '.join(missing)}, give the same number"
         )
-    if setup.num_owners != len(plan.course.owners):
+    num_owners = len(all_owners(plan.course))
+    if setup.num_owners != num_owners:
         raise UsageError(
-            f"{len(plan.course.owners)} nodes owned data when the run began, --local {setup.num_nodes} would share it "
+            f"{num_owners} nodes owned data when the run began, --local {setup.num_nodes} would share it "
             f"among {setup.num_owners}; give the same number"
         )

@@ -167,8 +167,8 @@ def check_owners(owners: tuple[Owner, ...], left_out: tuple[LeftOut, ...] = ()) 
     every = [*names, *(one.owner.node for one in left_out)]
     if not names or len(set(every)) != len(every) or not all(every):
         raise PlanError(f"owners have to be at least one, named and distinct, not {every}")
-    for number, one in enumerate(reversed(left_out)):
-        if not 0 <= one.at <= len(owners) + number or one.turns < 0:
+    for one in left_out:  # courses of some of the owners have the places of all
+        if min(one.at, one.turns) < 0:
             raise PlanError(
                 f"owner {one.owner.node} was left out from place {one.at} after {one.turns} turns, which can't be; "
                 "plan anew"
