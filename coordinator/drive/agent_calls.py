@@ -1,42 +1,38 @@
 """Calls to one node: one after the other, each with a deadline, each cancellable.
 
-A node has one worker thread, so that grants arrive in the order in which they were given. What went wrong is
-told in the node's own words if it answered, and as a lost node if it did not.
+A node has one worker thread, so that grants arrive in the order in which they were given. A call whose request or
+answer is lost is made again for a lease, and carried out once (``ringtune.rpc.repeating``). What went wrong is told in
+the node's own words if it answered, and as a lost node if it did not.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
-from ringtune.errors import ConnectionFailedError, DeadlineError, PeerLostError, RingTuneError
-from ringtune.files.chunks import cut_pieces, write_any_files
-from ringtune.files.pieces import FilePieces, Pieces
-from ringtune.ids import naming_node
+from coordinator.drive.calls.failures import call_error
+from coordinator.drive.calls.files import FileCalls
+from ringtune.errors import RingTuneError
+from ringtune.files.pieces import Pieces
 from ringtune.models.result_files import part_files
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.grants import GrantWriter
-from ringtune.rpc.statuses import error_of_status
+from ringtune.rpc.repeating.asking import Asking
 from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.turns.turns import Turn
 from ringtune.trust.parties import node_party
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
-T = TypeVar("T")
-
 _LOG = logging.getLogger(__name__)
 _RELEASE_S = 3.0
-_RETRY_S = 0.2
-_PROGRESS_S = 0.2
+_RELEASES = 2
 _TOTALS = "totals.json"
 
 
@@ -72,8 +68,8 @@ class AgentCalls:
         self._run_id = run_id
         self._on_failure = on_failure
         self._epoch, self._grants = 0, GrantWriter(run_id)
-        self._moving: Any = None
-        self._fetching: Any = None
+        self._moving: Asking | None = None
+        self._fetching: Asking | None = None
         self._num_moves = 0
         self._channel = open_channel(address, peer=node_party(node))
         self._stub = control_pb2_grpc.AgentStub(self._channel)
@@ -81,6 +77,10 @@ class AgentCalls:
         self._lock = threading.Lock()
         self._call: Any = None
         self._cancelled = threading.Event()
+        self._peer = f"node {node} at {address}"
+        self._files = FileCalls(
+            self._stub, run_id, node, address, lease_s=lease_s, track=self._track, over=self._cancelled
+        )
 
     # ---- what is asked ----------------------------------------------------------------------------
 
@@ -144,17 +144,10 @@ class AgentCalls:
             if (reply := self._unless_off(number, self._stub.Prepare, request, timeout_s)) is None:
                 return
             if saved is not None:
-                self._track(self._stub.Load.future(_watched(self._load_chunks(saved), on_progress))).result()
+                self._files.load(saved, on_progress)
             on_result(reply.hosted_bytes)
 
         self._submit(work)
-
-    def _load_chunks(self, files: Mapping[str, Pieces]) -> Iterator[control_pb2.LoadChunk]:
-        run_id = self._run_id
-        for name, content in files.items():
-            for chunk in cut_pieces(name, content):
-                yield control_pb2.LoadChunk(run_id=run_id, file=chunk)
-                run_id = ""  # the first one says it for all
 
     def place(self, epoch: int) -> None:
         """Prepare and grant in the placement of this epoch from now on."""
@@ -171,17 +164,19 @@ class AgentCalls:
     ) -> None:
         """Let the node fetch base weights, beside all other calls, in place of others that it fetches."""
         request.run_id = self._run_id
+        asking = self._asking(self._stub.FetchAhead, request, timeout_s)
         with self._lock:
             if self._fetching is not None:
                 self._fetching.cancel()
-            self._fetching = fetching = self._stub.FetchAhead.future(request, timeout=timeout_s)
+            self._fetching = asking
 
-        def done(call: Any) -> None:
-            if not call.cancelled() and not self._cancelled.is_set():
-                error = call.exception()
-                on_failed(self._as_error(error)) if error is not None else on_result(call.result().fetched_bytes)
+        def work() -> None:
+            with contextlib.suppress(grpc.FutureCancelledError):
+                on_result(asking.result().fetched_bytes)
 
-        fetching.add_done_callback(done)
+        threading.Thread(
+            target=self._guarded, args=(work, on_failed), name=f"fetching-{self.node}", daemon=True
+        ).start()
 
     def rest(
         self,
@@ -230,7 +225,7 @@ class AgentCalls:
         with self._lock:
             if number != self._num_moves:
                 return None
-            self._moving = moving = method.future(request, timeout=timeout_s)
+            self._moving = moving = self._asking(method, request, timeout_s)
         with contextlib.suppress(grpc.FutureCancelledError):
             return self._track(moving).result()
         return None
@@ -246,7 +241,8 @@ class AgentCalls:
     def grant(self, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
         """Grant turns to the node, and let it drop shards of steps before ``keep_from_step``."""
         request = self._grants.request(turns, keep_from_step=keep_from_step)
-        self._submit(lambda: self._repeated(self._stub.Grant, request))
+        again = Asking(self._stub.Grant, request, peer=self._peer, lease_s=self._lease_s, is_held=False)
+        self._submit(lambda: self._track(again).result())
 
     def collect(
         self,
@@ -266,7 +262,7 @@ class AgentCalls:
         """
         request = control_pb2.CollectRequest(run_id=self._run_id, with_head=with_head, with_private=with_private)
         names = (*part_files(users), _TOTALS)
-        self._submit(lambda: on_result(self._collect(request, folder, names, max_bytes, on_progress)))
+        self._submit(lambda: on_result(self._files.collect(request, folder, names, max_bytes, on_progress)))
 
     def release(self, reason: str, *, is_finished: bool = False) -> Future[None]:
         """Cancel the call under way and tell the node that the run is over; errors are only logged."""
@@ -274,10 +270,12 @@ class AgentCalls:
         request = control_pb2.ReleaseRequest(run_id=self._run_id, reason=reason, is_finished=is_finished)
 
         def work() -> None:
-            try:
-                self._stub.Release(request, timeout=_RELEASE_S)
-            except grpc.RpcError as error:
-                _LOG.info("node %s was not released: %s", self.node, error)
+            for _ in range(_RELEASES):  # a node that hears of none learns from its next heartbeat
+                try:
+                    self._stub.Release(request, timeout=_RELEASE_S / _RELEASES)
+                    return
+                except grpc.RpcError as error:
+                    _LOG.info("node %s was not released: %s", self.node, error)
 
         return self._worker.submit(work)
 
@@ -291,53 +289,25 @@ class AgentCalls:
 
     def _submit(self, work: Callable[[], object], on_failed: Callable[[RingTuneError], None] | None = None) -> None:
         """Do some work after all that was submitted before; a failure of it need not be that of the node."""
-        tell = on_failed or (lambda error: self._on_failure(self.node, error))
+        self._worker.submit(self._guarded, work, on_failed or (lambda error: self._on_failure(self.node, error)))
 
-        def guarded() -> None:
-            if self._cancelled.is_set():
-                return
-            try:
-                work()
-            except grpc.RpcError as error:
-                if not self._cancelled.is_set():
-                    tell(self._as_error(error))
-            except Exception as error:
-                if not self._cancelled.is_set():
-                    tell(error if isinstance(error, RingTuneError) else self._bug(error))
+    def _guarded(self, work: Callable[[], object], tell: Callable[[RingTuneError], None]) -> None:
+        if self._cancelled.is_set():
+            return
+        try:
+            work()
+        except grpc.RpcError as error:
+            if not self._cancelled.is_set():
+                tell(call_error(error, node=self.node, address=self.address))
+        except Exception as error:
+            if not self._cancelled.is_set():
+                tell(error if isinstance(error, RingTuneError) else self._bug(error))
 
-        self._worker.submit(guarded)
+    def _asking(self, method: Any, request: Any, timeout_s: float) -> Asking:
+        return Asking(method, request, peer=self._peer, lease_s=self._lease_s, timeout_s=timeout_s)
 
     def _unary(self, method: Any, request: Any, timeout_s: float) -> Any:
-        return self._track(method.future(request, timeout=timeout_s)).result()
-
-    def _repeated(self, method: Any, request: Any) -> Any:
-        """Call until the node answers, for a lease at most; only for what a node may hear twice, such as a grant.
-
-        A network that is away for a moment then costs that moment and not the run, as with heartbeats.
-        """
-        deadline_s = time.monotonic() + self._lease_s
-        while True:
-            try:
-                return self._unary(method, request, self._lease_s / 3)
-            except grpc.RpcError as error:
-                is_over = self._cancelled.is_set() or time.monotonic() + _RETRY_S > deadline_s
-                if is_over or not isinstance(error, grpc.Call) or not _is_silence(error):
-                    raise
-                _LOG.info("node %s does not answer (%s), it is asked again", self.node, error.code().name)
-            self._cancelled.wait(_RETRY_S)
-
-    def _collect(
-        self,
-        request: control_pb2.CollectRequest,
-        folder: Path,
-        names: Sequence[str],
-        max_bytes: int,
-        on_progress: Callable[[], None],
-    ) -> dict[str, Pieces]:
-        chunks = _watched(self._track(self._stub.Collect(request)), on_progress)
-        source = f"node {self.node}"
-        files = write_any_files(chunks, folder, names=names, max_bytes=max_bytes, source=source)
-        return {name: FilePieces(path) for name, path in files.items()}
+        return self._track(self._asking(method, request, timeout_s)).result()
 
     def _track(self, call: Any) -> Any:
         with self._lock:
@@ -356,42 +326,3 @@ class AgentCalls:
     def _bug(self, error: Exception) -> RingTuneError:
         _LOG.error("a call to node %s failed by a bug", self.node, exc_info=error)
         return RingTuneError(f"node {self.node}: internal error, {type(error).__name__}: {error}; please report it")
-
-    def _as_error(self, error: grpc.RpcError) -> RingTuneError:
-        if not isinstance(error, grpc.Call):
-            return PeerLostError(f"node {self.node} at {self.address}: {error}; start it again")
-        return node_error(error.code().name, error.details() or "", node=self.node, address=self.address)
-
-
-def _watched(messages: Iterable[T], on_progress: Callable[[], None]) -> Iterator[T]:
-    """Pass messages on, and tell of it now and then."""
-    told_s = -math.inf
-    for message in messages:
-        if time.monotonic() >= told_s + _PROGRESS_S:
-            told_s = time.monotonic()
-            on_progress()
-        yield message
-
-
-def node_error(status: str, details: str, *, node: str, address: str) -> RingTuneError:
-    """Make the error of a failed call: the node's own error, or ``PeerLostError`` if no answer came.
-
-    Example: status ``UNAVAILABLE`` without an error's name in its details is a lost node.
-    """
-    error = error_of_status(status, details, peer=f"node {node} at {address}")
-    if _says_nothing(error, details):
-        return PeerLostError(
-            f"node {node} at {address} does not answer ({status}); start it again and repeat or --resume the run"
-        )
-    return type(error)(naming_node(node, str(error)))
-
-
-def _is_silence(error: grpc.Call) -> bool:
-    """Whether a call failed because no answer came."""
-    details = error.details() or ""
-    return _says_nothing(error_of_status(error.code().name, details, peer="the node"), details)
-
-
-def _says_nothing(error: RingTuneError, details: str) -> bool:
-    """Whether the network or a deadline made this error, not the node itself."""
-    return type(error) in (ConnectionFailedError, DeadlineError) and not details.startswith("ringtune.")

@@ -62,6 +62,7 @@ class ActiveRun:
     clock: SharedClock = field(default_factory=SharedClock)
     keeper: Keeper | None = None
     grants: GrantReader = field(init=False)
+    _num_loads: int = 0
     _received_s: dict[str, float] = field(default_factory=dict)
     _refused: Repeats = field(default_factory=Repeats)
 
@@ -77,6 +78,20 @@ class ActiveRun:
         """
         if self.cancelled.is_set():
             raise InterruptedRunError(f"run {self.run_id} was released while node {self.node} prepared it")
+
+    def next_load(self) -> int:
+        """Count the calls that bring a saved result; only the newest one counts."""
+        self._num_loads += 1
+        return self._num_loads
+
+    def check_load(self, number: int) -> None:
+        """Refuse a saved result that is late: it came again meanwhile, and turns may have begun.
+
+        Raises:
+            InterruptedRunError: it came again.
+        """
+        if number != self._num_loads:
+            raise InterruptedRunError(f"node {self.node} was given the saved result once more")
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of this node so far, as JSON has them; the run is under way."""

@@ -206,11 +206,17 @@ class Agent:
         """
         active, run = self.of(run_id, None)
         executor = active.executor
+        number = active.next_load()
+
+        def load(folder: Path) -> None:
+            active.check_load(number)
+            executor.load_saved(folder)
+
         with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
             folder = Path(name)
             source, result = f"the coordinator of {run_id}", active.result
             write_files(chunks, folder, names=result.loaded, max_bytes=result.max_bytes, source=source)
-            run.call(lambda: executor.load_saved(folder), timeout_s=timeout_s, what="the saved result to be loaded")
+            run.call(lambda: load(folder), timeout_s=timeout_s, what="the saved result to be loaded")
 
     def check_shards(self, run_id: str, asked: Sequence[ShardAsked], *, timeout_s: float) -> list[str]:
         """Check shards of ``run_id`` at this node; return what is wrong with each, empty = intact.

@@ -26,6 +26,7 @@ import grpc
 
 from edge.run.shared_clock import SharedClock
 from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, TrustError
+from ringtune.rpc.repeating.asking import repeated
 from ringtune.rpc.statuses import error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -135,7 +136,12 @@ class Membership:
             return
         request = control_pb2.LeaveRequest(node=self._identity.node, instance=self._identity.instance)
         try:
-            self._coordinator.Leave(request, timeout=timeout_s)
+            repeated(
+                lambda _: self._coordinator.Leave(request, timeout=timeout_s / 2),
+                peer=f"coordinator {self._where}",
+                lease_s=timeout_s / 2,
+                timeout_s=timeout_s / 2,
+            )
         except grpc.RpcError as error:
             _LOG.debug("leaving without an answer: %s", error)
         if threading.current_thread() is not self._thread:

@@ -37,11 +37,13 @@ from ringtune.machine.cores import usable_cores
 from ringtune.machine.signals import handled
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.refusals import why_refused
+from ringtune.rpc.repeating.asking import repeated
 from ringtune.trust.parties import COORDINATOR
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
 _REPORT_S = 5.0
+_NODES_S = 10.0
 _CLOSE_S = 2.0
 # Short: the kernel may hand a signal to any thread, and then nothing wakes this one, which runs the handlers.
 _WAIT_S = 0.5
@@ -98,7 +100,7 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending, on_joi
         options,
         lambda servicer: server.add_ring(servicer),
         lambda request: stub.Report(request, timeout=_REPORT_S),
-        models=Borrower(options, lambda: _peers(options.name, stub)),
+        models=Borrower(options, lambda: _peers(options, stub)),
         clock=clock,
     )
     server = AgentServer(agent, bind_address(options))
@@ -157,10 +159,15 @@ def _watch_parent(ending: _Ending) -> None:
     ending.ask(0, "its parent has ended")
 
 
-def _peers(name: str, stub: control_pb2_grpc.CoordinatorStub) -> list[str]:
+def _peers(options: AgentOptions, stub: control_pb2_grpc.CoordinatorStub) -> list[str]:
     """List the addresses of the other members that are not lost."""
-    members = stub.Nodes(control_pb2.Empty(), timeout=_REPORT_S).nodes
-    return [entry.joined.address for entry in members if entry.joined.node != name and entry.state != "lost"]
+    members = repeated(
+        lambda _: stub.Nodes(control_pb2.Empty(), timeout=_REPORT_S).nodes,
+        peer=f"coordinator {options.coordinator}",
+        lease_s=_NODES_S,
+        timeout_s=_NODES_S,
+    )
+    return [entry.joined.address for entry in members if entry.joined.node != options.name and entry.state != "lost"]
 
 
 def _identity(options: AgentOptions, port: int) -> control_pb2.JoinRequest:

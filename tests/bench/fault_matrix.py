@@ -45,8 +45,11 @@ OF_HOSTS = (
 )
 OF_MOVES = ("answer Rest 1", "answered Rest 1", "answer Move 1", "answered Move 1", "answer Fetch 1")
 OF_RECOVERIES = ("answer Rest 1", "answered Rest 1", "answer Move 1", "answered Move 1")
-CALLS_OF_NODES = ("Report 3", "Report 12", "Keep 2")
-CALLS_OF_COORDINATOR = ("Grant 3", "Grant 9", "Release 1")
+CALLS_OF_NODES = ("Report 1", "Report 3", "Report 12", "Keep 2", "Heartbeat 1")
+CALLS_OF_COORDINATOR = (
+    *("Inspect 1", "Inspect 4", "Prepare 1", "Prepare 5", "Grant 3", "Grant 9"),
+    *("Collect 1", "Collect 4", "Release 1"),
+)
 RANDOM_PLACES = (
     *("answer Prepare", "answered Grant", "embedding", "head", "forward*", "after forward*", "backward"),
     *("after backward", "update", "after update", "send *", "receive *", "write *", "rename *", "written *"),

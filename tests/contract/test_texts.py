@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.drive.agent_calls import node_error
+from coordinator.drive.calls.failures import node_error
 from coordinator.drive.checkpointing import Checkpointing
 from coordinator.drive.reports import Reports
 from coordinator.members.member_codec import member_of

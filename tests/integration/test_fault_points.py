@@ -84,6 +84,9 @@ def test_run_does_a_step_once_more_in_which_a_gradient_is_infinite(ring: FaultyR
         Fault("d", "call Report 12 drop-reply"),
         Fault("e", "call Keep 2 drop-request"),
         Fault(COORDINATOR, "call Grant 9 drop-reply"),
+        Fault(COORDINATOR, "call Prepare 2 drop-reply"),
+        Fault(COORDINATOR, "call Inspect 3 drop-request"),
+        Fault(COORDINATOR, "call Collect 2 drop-reply"),
     ],
     ids=lambda fault: fault.order,
 )
@@ -91,4 +94,14 @@ def test_run_does_a_step_once_more_in_which_a_gradient_is_infinite(ring: FaultyR
 def test_short_trouble_loses_nobody(ring: FaultyRing, fault: Fault) -> None:
     """A process that stands still for less than its lease, a message that is late, a call that is lost."""
     trial = ring.trial(fault)
+    assert trial.is_good and not trial.ended and not trial.recoveries, trial
+
+
+@pytest.mark.promise("5 timing changes nothing")
+@pytest.mark.parametrize("call", ["Move 2 drop-reply", "Rest 1 drop-request", "Fetch 1 drop-reply"])
+@pytest.mark.sampled(1)
+def test_run_moves_though_a_call_is_lost(ring: FaultyRing, call: str) -> None:
+    """The node moves once, to the end of the very turn."""
+    victim = "c" if call.startswith("Fetch") else COORDINATOR
+    trial = ring.trial(Fault(victim, f"call {call}"), moves=True)
     assert trial.is_good and not trial.ended and not trial.recoveries, trial

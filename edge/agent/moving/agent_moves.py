@@ -34,7 +34,7 @@ from edge.shards.saver import finish_run
 from ringtune.errors import ConnectionFailedError, DeadlineError, InterruptedRunError
 from ringtune.files.pieces import Pieces
 from ringtune.files.strict import read_object
-from ringtune.jobs.job import Job
+from ringtune.jobs.job import Job, parse_job
 from ringtune.schedule.epochs import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, Turn
@@ -189,7 +189,16 @@ class AgentMoves:
             return 0, 0
         others = [source for source in to.sources if source.node != self._node]
         own = [source for source in to.sources if source.node == self._node]
-        files = fetch(to.run_id, to.from_epoch, others, to.addresses, deadline_s, self._check, step=to.from_step)
+        files = fetch(
+            to.run_id,
+            to.from_epoch,
+            others,
+            to.addresses,
+            deadline_s,
+            self._check,
+            step=to.from_step,
+            lease_s=parse_job(to.job_toml, source=f"the job of run {to.run_id}").runtime.lease_s,
+        )
         fetched_bytes = sum(file.size_bytes for file in files)
         if to.from_step is not None:
             taken = self._kept(to, to.from_step, files, others, own)

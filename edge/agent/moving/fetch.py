@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import grpc
 
@@ -14,6 +14,7 @@ from ringtune.errors import IntegrityError
 from ringtune.files.chunks import FileJoiner, cut_pieces
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import open_channel
+from ringtune.rpc.repeating.asking import repeated
 from ringtune.rpc.statuses import error_of_call
 from ringtune.schedule.epochs import Source
 from ringtune.trust.parties import node_party
@@ -31,6 +32,7 @@ def fetch(
     check: Callable[[str, str], None],
     *,
     step: int | None = None,
+    lease_s: float = 0.0,
 ) -> tuple[Pieces, ...]:
     """Fetch the parts of other nodes' snapshots into memory.
 
@@ -42,6 +44,7 @@ def fetch(
         deadline_s: until when, on the monotonic clock.
         check: raises if a node may not be reached so.
         step: take them as they were kept after so many steps; None = as they are.
+        lease_s: a node that does not answer is asked again for so long.
 
     Raises:
         ConnectionFailedError: a node can't be reached.
@@ -49,7 +52,7 @@ def fetch(
         IntegrityError: what came is damaged.
         DeadlineError: not in time.
     """
-    return tuple(_fetched(run_id, epoch, source, addresses, deadline_s, check, step) for source in sources)
+    return tuple(_fetched(run_id, epoch, source, addresses, deadline_s, check, step, lease_s) for source in sources)
 
 
 def _fetched(
@@ -60,6 +63,7 @@ def _fetched(
     deadline_s: float,
     check: Callable[[str, str], None],
     step: int | None,
+    lease_s: float,
 ) -> Pieces:
     address = addresses.get(source.node, "")
     check(source.node, address)
@@ -67,18 +71,29 @@ def _fetched(
     request = control_pb2.SnapshotRequest(run_id=run_id, plan_epoch=epoch, start=source.start, stop=source.stop)
     if step is not None:
         request.is_kept, request.step = True, step
-    file = io.BytesIO()
-    joiner = FileJoiner(name, file, source=peer)
     with open_channel(address, peer=node_party(source.node)) as channel:
         stub = control_pb2_grpc.SnapshotsStub(channel)
+
+        def attempt(hear: Callable[[], None]) -> Pieces:
+            return _joined(stub.Fetch(request, timeout=max(0.1, deadline_s - time.monotonic())), name, peer, hear)
+
+        left_s = deadline_s - time.monotonic()
         try:
-            for chunk in stub.Fetch(request, timeout=max(0.1, deadline_s - time.monotonic())):
-                if chunk.path != name:
-                    raise IntegrityError(f"{peer} sent {chunk.path!r}, not {name!r}; use one version on all machines")
-                if joiner.add(chunk):
-                    return Pieces.of(file.getbuffer())
+            return repeated(attempt, peer=peer, lease_s=lease_s, timeout_s=left_s)
         except grpc.RpcError as error:
             raise error_of_call(error, peer=peer) from error
+
+
+def _joined(chunks: Iterable[control_pb2.FileChunk], name: str, peer: str, on_progress: Callable[[], None]) -> Pieces:
+    """Put a file together in memory."""
+    file = io.BytesIO()
+    joiner = FileJoiner(name, file, source=peer)
+    for chunk in chunks:
+        on_progress()
+        if chunk.path != name:
+            raise IntegrityError(f"{peer} sent {chunk.path!r}, not {name!r}; use one version on all machines")
+        if joiner.add(chunk):
+            return Pieces.of(file.getbuffer())
     raise IntegrityError(f"{name} from {peer} is not complete; try again")
 
 

@@ -9,6 +9,8 @@ Each value answers a behaviour that was measured on grpcio 1.85:
 * Built-in retries stop working above 256 KiB, so they are off: what may be repeated is ours to say.
 * After an outage the default back-off keeps a healed link down for half a minute.
 * One connection may open thousands of streams, each of which takes a worker.
+* A connection that has begun a handshake costs 45 KiB, and may take two minutes for it: so many at a time, and a third
+  of a minute, which is more than a slow link takes. One that has said nothing costs nothing (``listening``).
 * A message above the limit is refused before it is read; payloads travel in chunks far below it.
 """
 
@@ -20,6 +22,9 @@ Options = tuple[tuple[str, int | str], ...]
 
 MAX_MESSAGE_BYTES: Final = 8 * 1024 * 1024
 """Longest single message; tensors and files travel in chunks of about 1 MiB."""
+
+MAX_CONNECTIONS: Final = 1024
+"""Connections to a server at a time, as many as it carries out calls; further ones are closed."""
 
 MAX_STREAMS: Final = 200
 """Calls of one connection at a time; more wait at the caller. A node has a handful with each other one."""
@@ -53,6 +58,8 @@ SERVER_OPTIONS: Final[Options] = (
     *_MESSAGES,
     *_KEEPALIVE,
     ("grpc.so_reuseport", 0),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", 20_000),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),

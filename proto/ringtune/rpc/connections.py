@@ -17,6 +17,8 @@ from ringtune.errors import ConnectionFailedError
 from ringtune.rpc.addresses import join_address, split_address
 from ringtune.rpc.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS, Options
 from ringtune.rpc.guard import Guard, Refusal
+from ringtune.rpc.listening import defer_accept
+from ringtune.rpc.repeating.once import Once
 from ringtune.rpc.workers import Workers
 from ringtune.trust import speaking
 from ringtune.trust.parties import Party
@@ -88,6 +90,7 @@ class Server:
         pool: Any = self._workers  # gRPC asks for a ThreadPoolExecutor, and calls its submit only
         speaker = speaking.speaker()
         guards: list[grpc.ServerInterceptor] = [Guard(refusal or speaker.refusal)] if speaker and not is_public else []
+        guards.append(Once())
         if failpoints.are_on():
             from ringtune.rpc.failing_calls import FailingAnswers
 
@@ -104,6 +107,7 @@ class Server:
         self.address = join_address(host, self.port)
         before(self.address)
         self._server.start()
+        defer_accept(self.port)
 
     def _bind(self, address: str, speaker: Speaker | None, *, asks_certificate: bool) -> int:
         if speaker is None:

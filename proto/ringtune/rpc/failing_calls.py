@@ -6,7 +6,8 @@ The places are ``call NAME`` at who calls, and ``answer NAME`` before and ``answ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -55,7 +56,28 @@ class DroppedCallError(grpc.RpcError, grpc.Call):
         return False
 
 
-class FailingCalls(grpc.UnaryUnaryClientInterceptor, grpc.StreamUnaryClientInterceptor):
+class _BrokenStream:
+    """The messages of a call that breaks before its last one."""
+
+    def __init__(self, call: Any, what: str) -> None:
+        self._call = call
+        self._what = what
+
+    def __iter__(self) -> Iterator[Any]:
+        """Pass all messages on but the last one, then fail."""
+        before: list[Any] = []
+        for message in self._call:
+            yield from before
+            before = [message]
+        raise DroppedCallError(self._what)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+
+class FailingCalls(
+    grpc.UnaryUnaryClientInterceptor, grpc.StreamUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
+):
     """Stands between a channel and those who call through it."""
 
     def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
@@ -66,13 +88,22 @@ class FailingCalls(grpc.UnaryUnaryClientInterceptor, grpc.StreamUnaryClientInter
         """Make a call, or lose it."""
         return self._call(continuation, details, requests)
 
+    def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        """Make a call, or lose it, or break it before its last message."""
+        order = failpoints.reached(f"call {_name(details)}")
+        if order is not None and order.failure is Failure.DROP_REQUEST:
+            raise DroppedCallError(f"the failpoint {order}")
+        outcome = continuation(details, request)
+        return outcome if order is None else _BrokenStream(outcome, f"the failpoint {order}")
+
     def _call(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         order = failpoints.reached(f"call {_name(details)}")
         if order is not None and order.failure is Failure.DROP_REQUEST:
             raise DroppedCallError(f"the failpoint {order}")
         outcome = continuation(details, request)
         if order is not None:
-            outcome.result()
+            with contextlib.suppress(grpc.RpcError):  # an error is a reply too
+                outcome.result()
             raise DroppedCallError(f"the failpoint {order}")
         return outcome
 

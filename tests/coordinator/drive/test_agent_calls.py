@@ -11,12 +11,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from coordinator.drive import agent_calls
-from coordinator.drive.agent_calls import AgentCalls, node_error
+from coordinator.drive.agent_calls import AgentCalls
+from coordinator.drive.calls import files as file_calls
+from coordinator.drive.calls.failures import node_error
 from ringtune.errors import DataError, DeadlineError, PeerLostError, RingTuneError
 from ringtune.files.chunks import CHUNK_BYTES, cut_pieces
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import Server
+from ringtune.rpc.repeating.patience import RETRY_S
 from ringtune.rpc.statuses import abort, status_of_error
 from ringtune.schedule.turns.turns import turn_sequence
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -61,6 +63,7 @@ class Node(control_pb2_grpc.AgentServicer):
         if request.plan_epoch == 1:
             called_off = threading.Event()
             context.add_callback(called_off.set)
+            self.moves.put(0)
             called_off.wait(WAIT_S)
             self.moves.put(1)
         if request.plan_epoch == 3:
@@ -110,7 +113,7 @@ def calls_to(node: Node, *, lease_s: float) -> Iterator[tuple[AgentCalls, Callab
 
 def test_result_may_take_as_long_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call has no deadline of its own: whoever waits hears of each message, and gives up when none comes."""
-    monkeypatch.setattr(agent_calls, "_PROGRESS_S", 0.0)
+    monkeypatch.setattr(file_calls, "_PROGRESS_S", 0.0)
     heard: queue.SimpleQueue[str] = queue.SimpleQueue()
     with calls_to(Node([]), lease_s=60.0) as (calls, _):
         calls.collect(
@@ -127,7 +130,7 @@ def test_result_may_take_as_long_as_it_comes(tmp_path: Path, monkeypatch: pytest
 
 def test_saved_result_may_take_as_long_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """As above, on the way to a node."""
-    monkeypatch.setattr(agent_calls, "_PROGRESS_S", 0.0)
+    monkeypatch.setattr(file_calls, "_PROGRESS_S", 0.0)
     node, heard = Node([]), queue.SimpleQueue[str]()
     with calls_to(node, lease_s=60.0) as (calls, _):
         calls.prepare(
@@ -154,6 +157,7 @@ def test_node_fetches_ahead_beside_all_other_calls() -> None:
 
     with calls_to(node, lease_s=60.0) as (calls, _):
         ask(1)
+        assert node.moves.get(timeout=WAIT_S) == 0
         calls.grant(TURNS[:1])
         assert node.grants.get(timeout=WAIT_S) == [0]
         ask(2)
@@ -209,7 +213,7 @@ def test_grant_to_a_node_that_stays_silent_fails_after_the_lease() -> None:
         calls.grant(TURNS)
         assert type(error := failure()) is PeerLostError
         assert "node pi at 127.0.0.1" in str(error)
-    assert 2 <= node.grants.qsize() <= 1 + 2.0 / agent_calls._RETRY_S
+    assert 2 <= node.grants.qsize() <= 1 + 2.0 / RETRY_S
 
 
 def test_grant_that_the_node_refuses_is_not_repeated() -> None:

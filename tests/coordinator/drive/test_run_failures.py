@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.drive import agent_calls
 from coordinator.drive.answers import Reported
+from coordinator.drive.calls import files as file_calls
 from coordinator.drive.requests import RunRequest
 from coordinator.drive.run_driver import RunDriver
 from coordinator.planner.given_plan import GivenPlan
@@ -164,7 +164,7 @@ def test_run_ends_when_a_call_fails_by_a_bug(monkeypatch: pytest.MonkeyPatch) ->
     def broken(*_: object, **__: object) -> dict[str, bytes]:
         raise KeyError("oops")
 
-    monkeypatch.setattr(agent_calls, "write_any_files", broken)
+    monkeypatch.setattr(file_calls, "write_any_files", broken)
     with FakeCluster("a") as cluster, pytest.raises(RingTuneError, match="node a: internal error, KeyError: 'oops'"):
         run(cluster, num_nodes=1, runtime__wait_s=2.0)
 
@@ -198,7 +198,7 @@ def test_run_ends_when_a_node_is_gone() -> None:
     with FakeCluster("a", "b") as cluster:
         cluster.agents["b"].close()
         with pytest.raises(PeerLostError, match=r"node b at .* does not answer"):
-            run(cluster)
+            run(cluster, runtime__wait_s=2.0)
 
 
 @pytest.mark.promise("6 every wait ends")

@@ -1,0 +1,135 @@
+"""Every call of a node, to the coordinator and to other nodes, survives one lost request and one lost reply."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coordinator.server.server import CoordinatorServer
+from edge.agent.membership import Membership
+from edge.agent.moving.fetch import fetch
+from edge.agent.moving.keeping import TurnKeeper, _Copy
+from edge.agent.moving.kept import KeptTurns
+from edge.agent.moving.servicer import SnapshotServicer
+from edge.agent.moving.shelf import SnapshotShelf
+from edge.agent.process import _peers
+from ringtune import __version__, failpoints
+from ringtune.failpoints import DONE_SUFFIX
+from ringtune.files.safetensors_stream import TensorFile
+from ringtune.rpc.connections import Server, open_channel
+from ringtune.schedule.epochs import Source
+from ringtune.v1 import control_pb2, control_pb2_grpc
+from tests.edge.agent.test_kept import file_of
+from tests.support.plans import make_plan
+
+WAIT_S = 30.0
+RUN = "run"
+FAILURES = pytest.mark.parametrize("failure", ["drop-request", "drop-reply"])
+
+
+@pytest.fixture
+def lose(tmp_path: Path) -> Iterator[Callable[[str, str], None]]:
+    """Lets the next call of a name be lost; all that were ordered have to be lost in the end."""
+    failpoints.name_process("a", str(tmp_path))
+    ordered: list[str] = []
+
+    def order(method: str, failure: str) -> None:
+        ordered.append(method)
+        (tmp_path / "a").write_text(f"call {method} 1 {failure}")
+
+    yield order
+    failpoints.name_process("", "")
+    assert bool(ordered) == (tmp_path / f"a{DONE_SUFFIX}").exists(), "nothing was lost"
+
+
+def member(coordinator: Any, ended: list[str]) -> Membership:
+    """Node a, which works on no run."""
+    identity = control_pb2.JoinRequest(node="a", address="127.0.0.1:1", version=__version__, instance="i")
+    return Membership(
+        coordinator=coordinator,
+        where="there",
+        identity=identity,
+        current_run=lambda: "",
+        on_run_over=lambda run_id, reason: ended.append(reason),
+        on_gone=lambda error: ended.append(str(error)),
+        rss_bytes=lambda: 1,
+    )
+
+
+@FAILURES
+@pytest.mark.parametrize("method", ["Join", "Heartbeat", "Leave", "Nodes"])
+def test_call_to_the_coordinator_is_made_again(lose: Callable[[str, str], None], method: str, failure: str) -> None:
+    """A node joins, is known, finds others, and leaves, whichever of it is lost; it is one member all the time."""
+    ended: list[str] = []
+    with CoordinatorServer("127.0.0.1:0", lease_s=60.0) as server, open_channel(server.address) as channel:
+        stub = control_pb2_grpc.CoordinatorStub(channel)
+        found = member(stub, ended)
+        lose(method, failure)
+        found.join(timeout_s=WAIT_S)
+        for _ in range(2):  # the one after a lost one finds the node known
+            found.beat_once()
+        names = [node.joined.node for node in stub.Nodes(control_pb2.Empty()).nodes] if method != "Nodes" else ["a"]
+        assert _peers(SimpleNamespace(name="b", coordinator="there"), stub) == ["127.0.0.1:1"]  # type: ignore[arg-type]
+        found.leave()
+        assert not stub.Nodes(control_pb2.Empty()).nodes
+    assert (names, ended) == (["a"], [])
+
+
+@pytest.fixture
+def other() -> Iterator[tuple[SnapshotShelf, KeptTurns, str]]:
+    """What node b keeps of a run, and where it is served."""
+    shelf, kept = SnapshotShelf("b"), KeptTurns("b")
+    kept.begin(RUN)
+
+    def add(server: Any) -> None:
+        control_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotServicer(shelf, kept), server)
+
+    server = Server("127.0.0.1:0", add)
+    yield shelf, kept, server.address
+    server.stop(0.0)
+
+
+@FAILURES
+def test_snapshot_is_fetched_again(
+    lose: Callable[[str, str], None], other: tuple[SnapshotShelf, KeptTurns, str], failure: str
+) -> None:
+    """A part that broke off is left, and all of it comes again."""
+    _, kept, address = other
+    kept.keep(RUN, 4, "b", file_of(1, 2))
+    lose("Fetch", failure)
+    deadline_s = time.monotonic() + WAIT_S
+    (file,) = fetch(
+        RUN, 0, [Source("b", 1, 3)], {"b": address}, deadline_s, lambda node, at: None, step=4, lease_s=WAIT_S
+    )
+    assert sorted(TensorFile(file, where="it").infos) == ["adapter/1.up", "adapter/2.up"]
+
+
+@FAILURES
+def test_copy_is_given_again_and_kept_once(
+    lose: Callable[[str, str], None], other: tuple[SnapshotShelf, KeptTurns, str], failure: str
+) -> None:
+    """The turn is done once the copy is there, and nobody is called lost."""
+    _, kept, address = other
+    lost, done = list[str](), threading.Event()
+    keeper = TurnKeeper(
+        RUN,
+        "a",
+        make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]).with_copies(True),
+        None,
+        KeptTurns("a"),
+        make_file=lambda *_: b"",
+        addresses={"b": address},
+        patience_s=WAIT_S,
+        on_lost=lambda node, why: lost.append(why),
+    )
+    lose("Keep", failure)
+    keeper._copies.put(_Copy(4, file_of(0, 1), "b", False, done.set))
+    assert done.wait(WAIT_S) and not lost
+    keeper.close()
+    assert sorted(TensorFile(kept.part(RUN, 4, 0, 2), where="it").infos) == ["adapter/0.up", "adapter/1.up"]
