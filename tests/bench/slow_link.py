@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -58,7 +59,7 @@ def training(layout: Layout, folder: Path, *, tokens: int) -> Iterator[tuple[Tes
     model = tiny.write_model(folder / "model", hidden_size=384, num_heads=12)
     rows = tiny.write_rows(folder / "rows.csv", 400, longest=tokens)
     more = {"train.local_iterations": TURN, "unfreeze.every_steps": TURN, "train.checkpoint_every": 5 * TURN}
-    more |= {"runtime.lease_s": LEASE_S, "recovery.copies": "next"}
+    more |= {"runtime.lease_s": LEASE_S, "recovery.copies": "next", "placement.replan": "never"}
     job = write_job(folder / "job.toml", model=model, train=rows, steps=STEPS, tokens=tokens, more=more)
     first, *others = layout.boards
     layout = dataclasses.replace(layout, boards=(dataclasses.replace(first, data=rows), *others))
@@ -134,6 +135,7 @@ def main() -> int:
     parser.add_argument("--name", default="rtslow", help="of the testbed")
     parser.add_argument("--watch", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # which removes the boards
     if options.watch:
         watch(options.watch)
     found = measure(options.minutes, options.mbit_per_s, options.tokens, options.name)
