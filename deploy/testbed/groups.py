@@ -127,7 +127,7 @@ def quota_settings(mounts: GroupMounts, layout: Layout, board: Board) -> list[Se
 
 
 def memory_settings(mounts: GroupMounts, folder: Path, limit_bytes: int) -> list[Setting]:
-    """The memory limit of a group that has none or a higher one; without swap."""
+    """The memory limit of a group that has none or a higher one, without swap; reversed where it has a lower one."""
     limit = str(limit_bytes)
     if mounts.version == 2:
         return [
@@ -177,10 +177,12 @@ class GroupUse:
     """What a group is charged with now.
 
     Attributes:
+        all_bytes: everything, pages of files that may go included.
         kernel_bytes: that the kernel keeps for its processes: page tables, stacks, buffers of sockets.
         mapped_bytes: pages of files that some process has mapped.
     """
 
+    all_bytes: int
     kernel_bytes: int
     mapped_bytes: int
 
@@ -190,10 +192,16 @@ def memory_use(mounts: GroupMounts, *parts: str) -> GroupUse:
     folder = mounts.memory.joinpath(*parts)
     counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     if mounts.version == 2:
-        return GroupUse(kernel_bytes=int(counts.get("kernel", 0)), mapped_bytes=int(counts.get("file_mapped", 0)))
+        return GroupUse(
+            all_bytes=int((folder / "memory.current").read_text()),
+            kernel_bytes=int(counts.get("kernel", 0)),
+            mapped_bytes=int(counts.get("file_mapped", 0)),
+        )
     kernel = folder / "memory.kmem.usage_in_bytes"
     return GroupUse(
-        kernel_bytes=int(kernel.read_text()) if kernel.exists() else 0, mapped_bytes=int(counts["total_mapped_file"])
+        all_bytes=int((folder / "memory.usage_in_bytes").read_text()),
+        kernel_bytes=int(kernel.read_text()) if kernel.exists() else 0,
+        mapped_bytes=int(counts["total_mapped_file"]),
     )
 
 

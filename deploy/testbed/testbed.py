@@ -275,6 +275,12 @@ class Testbed:
         folder = self._mounts.memory / self.layout.name / f"board-{self.layout.board(on).name}"
         groups.apply(groups.memory_settings(self._mounts, folder, limit_bytes))
 
+    def restore_memory(self, on: str) -> None:
+        """Give a board its memory limit again, after a lower one."""
+        board = self.layout.board(on)
+        folder = self._mounts.memory / self.layout.name / f"board-{board.name}"
+        groups.apply(reversed(groups.memory_settings(self._mounts, folder, board.memory_bytes)))
+
     def set_cores(self, on: str, cores: float) -> None:
         """Give a board another quota of processor time, while its agent goes on."""
         board = dataclasses.replace(self.layout.board(on), cpu_cores=cores)

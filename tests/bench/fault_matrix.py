@@ -5,7 +5,8 @@ stands still for a quarter of its lease, is late, or loses a call, where a failp
 or, if an owner or nothing but the beginning is lost, to be resumed; with the weights of the undisturbed run (1e-9) and
 with every step and evaluation in the books once.
 
-``python -m tests.bench.fault_matrix [--minutes 30] [--seed 0] [--only TEXT]``; exit code 1 if any trial went otherwise.
+``python -m tests.bench.fault_matrix [--minutes 30] [--seed 0] [--only TEXT] [--go-on]``; exit code 1 if any trial went
+otherwise. With ``--go-on`` what an earlier call has carried out of the matrix is not done again.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from tests.bench.kept_trials import KeptTrials
 from tests.bench.trust_figures import spread, write_part
 from tests.support.cluster import TEMPLATE
-from tests.support.faulty_runs import COORDINATOR, HOSTS, OWNERS, Fault, FaultyRing, Trial, faulty_ring
+from tests.support.faulty_runs import COORDINATOR, HOSTS, OWNERS, Fault, Trial, faulty_ring
 
 OF_ALL = ("answer Prepare 1", "answered Prepare 1", "answered Grant 3", "answer Collect 1", "answered Collect 1")
 OF_OWNERS = ("embedding 9", "head 9", "after head 9", "send t 2", "receive t 2", "send h 9")
@@ -50,6 +52,7 @@ CALLS_OF_COORDINATOR = (
     *("Inspect 1", "Inspect 4", "Prepare 1", "Prepare 5", "Grant 3", "Grant 9"),
     *("Collect 1", "Collect 4", "Release 1"),
 )
+_NO_END = "no end"
 RANDOM_PLACES = (
     *("answer Prepare", "answered Grant", "embedding", "head", "forward*", "after forward*", "backward"),
     *("after backward", "update", "after update", "send *", "receive *", "write *", "rename *", "written *"),
@@ -97,22 +100,53 @@ def _random_order(rng: random.Random) -> str:
     return f"{rng.choice(RANDOM_PLACES)} {rng.randint(1, 12)} {failure}"
 
 
-def carry_out(ring: FaultyRing, cases: Iterable[Case], *, all_fail: bool) -> list[tuple[Trial, bool]]:
+def carry_out(cases: Iterable[Case], *, all_fail: bool, kept: KeptTrials) -> list[tuple[Trial, bool]]:
     """Carry trials out, print a line of JSON for each, and say which are good.
 
     Args:
-        ring: whose they are.
         cases: the trials.
         all_fail: whether every place has to be reached.
+        kept: those of earlier calls, which are not carried out again; gets the others.
     """
-    found = []
-    for case in cases:
-        trial = ring.trial(*case.faults, moves=case.moves)
-        judged = trial if all_fail else dataclasses.replace(trial, failed=len(trial.faults))
-        found.append((trial, judged.is_good))
-        sys.stdout.write(json.dumps({"good": judged.is_good, **dataclasses.asdict(trial)}) + "\n")
-        sys.stdout.flush()
+    found, ahead = [], iter(cases)
+    case = next(ahead, None)
+    while case is not None:
+        with tempfile.TemporaryDirectory(prefix="ringtune-faults-") as folder, faulty_ring(Path(folder)) as ring:
+            while case is not None:
+                earlier = kept.of(str(case))
+                try:
+                    trial = _again(earlier[0]) if earlier else ring.trial(*case.faults, moves=case.moves)
+                except AssertionError as error:  # it does not end, say: the others get a ring of their own
+                    trial = _without_end(case, str(error))
+                if not earlier:
+                    kept.add(str(case), dataclasses.asdict(trial))
+                judged = trial if all_fail else dataclasses.replace(trial, failed=len(trial.faults))
+                found.append((trial, judged.is_good))
+                sys.stdout.write(json.dumps({"good": judged.is_good, **dataclasses.asdict(trial)}) + "\n")
+                sys.stdout.flush()
+                case = next(ahead, None)
+                if trial.ended.startswith(_NO_END):
+                    break
     return found
+
+
+def _again(kept: dict[str, Any]) -> Trial:
+    return Trial(**{**kept, "faults": tuple(Fault(*fault) for fault in kept["faults"])})
+
+
+def _without_end(case: Case, why: str) -> Trial:
+    return Trial(
+        faults=case.faults,
+        moves=case.moves,
+        failed=0,
+        ended=f"{_NO_END}: {why}",
+        recoveries=0,
+        difference=float("inf"),
+        has_right_books=False,
+        recovery_s=0.0,
+        noticed_s=0.0,
+        wall_s=0.0,
+    )
 
 
 def summary(found: list[tuple[Trial, bool]]) -> dict[str, object]:
@@ -140,15 +174,16 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0, help="of random faults after the matrix")
     parser.add_argument("--seed", type=int, default=0, help="of the random faults")
     parser.add_argument("--only", default="", help="of the matrix only the orders with this text")
+    parser.add_argument("--go-on", action="store_true", help="with what earlier calls have carried out of the matrix")
     options = parser.parse_args()
     cases = [case for case in matrix() if any(options.only in f"{name}: {order}" for name, order in case.faults)]
-    with tempfile.TemporaryDirectory(prefix="ringtune-faults-") as folder, faulty_ring(Path(folder)) as ring:
-        found = carry_out(ring, cases, all_fail=True)
-        figures = {"matrix": summary(found)}
-        if options.minutes:
-            later = carry_out(ring, soak(options.minutes, options.seed), all_fail=False)
-            figures["soak"] = {"minutes": options.minutes, "seed": options.seed, **summary(later)}
-            found += later
+    found = carry_out(cases, all_fail=True, kept=KeptTrials("fault_matrix", go_on=options.go_on))
+    figures = {"matrix": summary(found)}
+    if options.minutes:
+        drawn = soak(options.minutes, options.seed)
+        later = carry_out(drawn, all_fail=False, kept=KeptTrials("fault_soak", go_on=False))
+        figures["soak"] = {"minutes": options.minutes, "seed": options.seed, **summary(later)}
+        found += later
     TEMPLATE.close()
     if not options.only:
         write_part("faults", figures)

@@ -14,8 +14,17 @@ OUT = Path("build/bench/trust.json")
 
 def write_part(name: str, figures: Mapping[str, object], path: Path = OUT) -> None:
     """Put the figures of one benchmark in the place of those that are there under its name."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known = _known(path)
     write_durably(path, (json.dumps({**known, name: figures}, indent=2, sort_keys=True) + "\n").encode())
+
+
+def known_part(name: str, path: Path = OUT) -> dict[str, object]:
+    """The figures of a benchmark that are there already; empty if there are none."""
+    return dict(_known(path).get(name, {}))
+
+
+def _known(path: Path) -> dict[str, dict[str, object]]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:

@@ -209,19 +209,32 @@ def test_groups_of_version_2_have_the_limits() -> None:
     assert TWO.folders("bed", "hub") == (Path("/c/bed/hub"),)
 
 
+def test_limit_that_is_raised_is_raised_for_memory_with_swap_first() -> None:
+    """Both together may never be less than memory alone, which the kernel checks at each write."""
+    settings = groups.memory_settings(ONE, Path("/c/memory/b"), 64 << 20)
+    assert [one.path.name for one in reversed(settings)] == ["memory.memsw.limit_in_bytes", "memory.limit_in_bytes"]
+
+
 @pytest.mark.parametrize(
     ("version", "files"),
     [
-        (1, {"memory.kmem.usage_in_bytes": "70\n", "memory.stat": "cache 9\nmapped_file 8\ntotal_mapped_file 50\n"}),
-        (2, {"memory.stat": "anon 1\nkernel 70\nfile_mapped 50\n"}),
+        (
+            1,
+            {
+                "memory.usage_in_bytes": "200\n",
+                "memory.kmem.usage_in_bytes": "70\n",
+                "memory.stat": "cache 9\nmapped_file 8\ntotal_mapped_file 50\n",
+            },
+        ),
+        (2, {"memory.current": "200\n", "memory.stat": "anon 1\nkernel 70\nfile_mapped 50\n"}),
     ],
 )
 def test_use_of_a_group_is_read_in_either_version(tmp_path: Path, version: int, files: dict[str, str]) -> None:
-    """What the kernel keeps for its processes, and the files' pages that are charged to it."""
+    """All of it, what the kernel keeps for its processes, and the files' pages that are charged to it."""
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     mounts = groups.GroupMounts(version=version, cpu=tmp_path, memory=tmp_path)
-    assert groups.memory_use(mounts) == groups.GroupUse(kernel_bytes=70, mapped_bytes=50)
+    assert groups.memory_use(mounts) == groups.GroupUse(all_bytes=200, kernel_bytes=70, mapped_bytes=50)
 
 
 def test_mounts_are_found_in_either_version() -> None:

@@ -1,0 +1,106 @@
+"""``make faults``: everything that is measured of faults, in one command, a part after the other.
+
+========= =========================================================================================== =============
+draws     engines and rounds on a virtual clock under 5,000 drawn sets of faults                        4 minutes
+matrix    real processes that fail at each place, then at random ones for ``--minutes``                 1 hour
+outcomes  processes stopped, links, disks, memory and clocks, on boards of the testbed                  40 minutes
+deaths    the coordinator, or the submitter, killed at each place                                       15 minutes
+kills     a local run's processes killed at random moments, then resumed                                10 minutes
+recovery  how soon a run goes on without a host that is killed                                          5 minutes
+link      a ring behind a link of 2 Mbit/s for ``--link-minutes``                                       1 hour
+overheads what copies and TLS cost                                                                      40 minutes
+========= =========================================================================================== =============
+
+``python -m tests.bench.trust [--only PART ...] [--minutes 30] [--link-minutes 60] [--go-on]``. Each part writes its own
+figures to ``build/bench/trust.json``. With ``--go-on`` parts that went well in an earlier call are not done again, and
+those that keep their trials go on where they were. Exit code 1 if any part did not go as it has to; a part that this
+machine can't carry out is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from deploy.testbed.capabilities import SKIPPED_EXIT_CODE
+from ringtune.files.durable import write_durably
+from tests.bench.trust_figures import write_part
+
+DONE = Path("build/bench/trials/parts.json")
+DRAWS = "5000"
+_KEEP_TRIALS = ("matrix", "outcomes")
+
+
+def commands(minutes: float, link_minutes: float) -> dict[str, tuple[str, ...]]:
+    """The words after ``python -m`` of each part."""
+    return {
+        "draws": ("pytest", "-q", "tests/suites/test_faults_on_virtual_clock.py", "-o", "timeout=0"),
+        "matrix": ("tests.bench.fault_matrix", "--minutes", f"{minutes:g}"),
+        "outcomes": ("tests.bench.outcomes",),
+        "deaths": ("tests.bench.coordinator_death",),
+        "kills": ("tests.bench.kill",),
+        "recovery": ("tests.bench.recovery",),
+        "link": ("tests.bench.slow_link", "--minutes", f"{link_minutes:g}"),
+        "overheads": ("tests.bench.overheads",),
+    }
+
+
+def carry_out(parts: Mapping[str, Sequence[str]], done: dict[str, str], *, go_on: bool) -> dict[str, str]:
+    """Carry parts out, and write down after each how it went.
+
+    Args:
+        parts: words after ``python -m`` of each.
+        done: how parts went in earlier calls; those that went well are left out.
+        go_on: whether parts count what they have kept of earlier calls.
+
+    Returns:
+        How each part went: ``done``, ``can't be done here`` or ``failed``, with the minutes.
+    """
+    for name, words in parts.items():
+        if done.get(name, "").startswith("done"):
+            continue
+        began_s = time.monotonic()
+        more = ("--go-on",) if go_on and name in _KEEP_TRIALS else ()
+        environment = {**os.environ, "RINGTUNE_FAULT_EXAMPLES": DRAWS}
+        code = subprocess.run([sys.executable, "-m", *words, *more], env=environment, check=False).returncode  # noqa: S603
+        how = {0: "done", SKIPPED_EXIT_CODE: "can't be done here"}.get(code, f"failed with {code}")
+        done[name] = f"{how}, {(time.monotonic() - began_s) / 60:.1f} minutes"
+        write_durably(DONE, json.dumps(done, indent=1).encode())
+        say(f"== {name}: {done[name]}")
+    return {name: done[name] for name in parts}
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Read the command line, carry all out, print a summary."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="only these parts")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of random faults")
+    parser.add_argument("--link-minutes", type=float, default=60.0, help="behind a slow link")
+    parser.add_argument("--go-on", action="store_true", help="with what earlier calls have done")
+    options = parser.parse_args()
+    parts = commands(options.minutes, options.link_minutes)
+    if unknown := set(options.only) - parts.keys():
+        parser.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
+    parts = {name: words for name, words in parts.items() if name in (options.only or parts)}
+    done = json.loads(DONE.read_text(encoding="utf-8")) if options.go_on and DONE.is_file() else {}
+    found = carry_out(parts, done, go_on=options.go_on)
+    write_part("parts", found)
+    for name, how in found.items():
+        say(f"{name:<10}{how}")
+    return int(any(how.startswith("failed") for how in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
