@@ -45,6 +45,7 @@ from ringtune.v1 import control_pb2
 _LOG = logging.getLogger(__name__)
 TICK_S = 0.25
 _RELEASE_WAIT_S = 4.0
+_COMING_S = 2.0  # nodes that are about to join are not worth a line
 
 
 class Driver(abc.ABC):
@@ -243,7 +244,7 @@ class Driver(abc.ABC):
                 check_reachable(chosen)
                 return chosen
             names = [member.node for member in living]
-            if named and absent is not None and not is_told:
+            if named and absent is not None and not is_told and time.monotonic() >= self._started_s + _COMING_S:
                 is_told = True
                 self._emit(control_pb2.RunEvent(note=absent.waits(names, named, join_s)))
             if named and time.monotonic() >= deadline_s:
