@@ -19,11 +19,17 @@ class Reported(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """A node's facts as JSON text that is not checked yet, and the states of its shards."""
+    """A node's facts as JSON text that is not checked yet, the states of its shards, and the files beside them."""
 
     node: str
     facts_json: str
     shards: tuple[control_pb2.ShardState, ...] = ()
+    saved: tuple[control_pb2.SavedPart, ...] = ()
+
+    @staticmethod
+    def of(node: str, reply: control_pb2.InspectReply) -> Facts:
+        """Make it of what a node answered."""
+        return Facts(node, reply.facts_json, tuple(reply.shards), tuple(reply.saved))
 
 
 class NodePrepared(NamedTuple):

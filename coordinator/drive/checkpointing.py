@@ -6,19 +6,25 @@ goes to the submitter, and only when the submitter has that on disk too may node
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from coordinator.planner.make_plan import keep_plan
+from coordinator.drive.resuming.going_on import Choosing, Disks, GoingOn
+from coordinator.planner.effort import Effort
 from coordinator.planner.planned import Planned
-from ringtune.costs.profile import NodeFacts
-from ringtune.errors import IntegrityError, ModelError
+from coordinator.records.events import EventSink
+from ringtune.costs.profile import Profile
+from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Job
 from ringtune.rounds import rounds
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume, Shard
 from ringtune.rounds.job_changes import job_digest
+from ringtune.rounds.whereabouts import SavedPart
+from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint
+from ringtune.schedule.turns.unfreezing import Unfreezing
 from ringtune.v1 import control_pb2
 
 
@@ -37,8 +43,6 @@ class Checkpointing:
         resume: what to go on from; None = begin.
 
     Attributes:
-        start: where the run goes on, once it was chosen; None = it begins.
-        passed_over: why newer checkpoints could not be used.
         keep_from_step: nodes may drop shards of earlier steps.
 
     Raises:
@@ -48,14 +52,15 @@ class Checkpointing:
     def __init__(self, run_id: str, job: Job, resume: Resume | None) -> None:
         if resume is not None:
             resume.check(job)
-        self.start: StartPoint | None = None
-        self.passed_over: tuple[str, ...] = ()
         self.keep_from_step = 0
         self._job = job
         self._resume = resume
-        self._run_id = resume.manifests[0].run_id if resume else run_id
+        self._attempt = run_id
+        self._run_id = resume.run_id if resume else run_id
         self._problems: dict[str, dict[int, str]] = {}
-        self._chosen: CheckpointManifest | None = None
+        self._parts: dict[str, tuple[SavedPart, ...]] = {}
+        self._chosen: GoingOn | None = None
+        self._passed_over: tuple[str, ...] = ()
         self._model_digest = ""
         self._saved: dict[int, dict[str, Shard]] = {}
         self._noted: list[int] = []
@@ -63,8 +68,13 @@ class Checkpointing:
 
     @property
     def needed_nodes(self) -> tuple[str, ...]:
-        """Names of the nodes without which the run can't go on; none if it begins."""
-        return self._resume.plan.nodes if self._resume else ()
+        """Names of the nodes with which the run goes on if they are there in time; none if it begins."""
+        return self._resume.rest(self._resume.manifests[0].epoch).nodes if self._resume else ()
+
+    @property
+    def start(self) -> StartPoint | None:
+        """Where the run goes on, once it was chosen; None = it begins."""
+        return self._chosen.start if self._chosen else None
 
     @property
     def shards_run(self) -> str:
@@ -76,75 +86,79 @@ class Checkpointing:
 
         Example: ``stopped by the user, with a checkpoint of step 20``.
         """
-        start = self._resume.manifests[0].step if self._resume else None
-        step = self._newest_step if self._newest_step is not None else self.start.step if self.start else start
-        return (
-            f"{reason}, with a checkpoint of step {step}" if step is not None else f"{reason}; there is no checkpoint"
-        )
+        step = self._newest_step if self._newest_step is not None else self._saved_before
+        return f"{reason}, with a checkpoint of step {step}" if step >= 0 else f"{reason}; there is no checkpoint"
+
+    @property
+    def _saved_before(self) -> int:
+        """The step of the newest checkpoint that the run goes on from, or that is before it; -1 = there is none."""
+        if self._resume is None:
+            return -1
+        last = self.start.step if self.start else self._resume.manifests[0].step
+        return max((one.step for one in self._resume.manifests if one.shards and one.step <= last), default=-1)
 
     # ---- going on ---------------------------------------------------------------------------------
 
     def ask_about(self, node: str, request: control_pb2.InspectRequest) -> None:
-        """Add to an inspection the digests of the node's shards, so that it says whether they are intact."""
+        """Add to an inspection the digests of the node's shards, so that it says what its disk has of the run."""
         if self._resume is None:
             return
         request.checkpoint_run = self._run_id
         for manifest in self._resume.manifests_of(node):
             request.shards.add(step=manifest.step, sha256=manifest.shard_of(node).sha256)
 
-    def note_states(self, node: str, states: Sequence[control_pb2.ShardState]) -> None:
-        """Remember what a node said of its shards."""
+    def note_states(
+        self, node: str, states: Sequence[control_pb2.ShardState], saved: Sequence[control_pb2.SavedPart] = ()
+    ) -> None:
+        """Remember what a node said of its shards, and of the files beside them."""
         self._problems[node] = {state.step: state.problem for state in states}
+        self._parts[node] = tuple(SavedPart(one.step, one.attempt, tuple(one.blocks), one.has_head) for one in saved)
 
-    def planned(self, facts: Mapping[str, NodeFacts]) -> Planned | None:
-        """Choose the checkpoint to go on from and check its plan against the nodes; None if the run begins.
+    def planned(self, profile: Profile, effort: Effort) -> Planned | None:
+        """Choose where the run goes on, and check its plan against the nodes; None if it begins.
+
+        Remembers the digest of the nodes' base model for the manifests.
 
         Raises:
             IntegrityError: no checkpoint is whole, or a node did not say.
             ModelError: the nodes have another model than the run began with.
             RingTuneError: the plan can't go on with these nodes.
         """
+        self._model_digest = profile.nodes[0].model.digest
         if self._resume is None:
             return None
-        planned = keep_plan(self._job, self._resume.plan, facts)
-        for node in planned.plan.nodes:
-            silent = [
-                entry for entry in self._resume.manifests_of(node) if entry.step not in self._problems.get(node, {})
-            ]
-            if silent:
-                raise IntegrityError(
-                    f"node {node} did not say whether its shards are whole; use one version everywhere"
-                )
-        self._chosen, self.passed_over = self._resume.choose(self._problems)
-        model_digest = facts[planned.plan.nodes[0]].model.digest
-        if model_digest != self._chosen.model_digest:
-            raise ModelError(
-                f"the run began with model {self._chosen.model_digest[:12]}…, the nodes have {model_digest[:12]}… now; "
-                "put the same folder back"
-            )
-        chosen = self._chosen
-        self.start = StartPoint.of(
-            planned.plan.course,
-            step=chosen.step,
-            holder=chosen.holder,
-            unfreezing=chosen.unfreezing,
-            operations=chosen.operations,
-            epoch=chosen.epoch,
-        )
-        return planned
+        disks = Disks(self._problems, self._parts)
+        choice = Choosing(self._resume, self._job, profile, disks, effort)
+        self._chosen, self._passed_over = choice.choose()
+        return self._chosen.planned if self._chosen else None
 
-    def note_model(self, facts: Mapping[str, NodeFacts], plan: Plan) -> None:
-        """Remember the digest of the nodes' base model for the manifests."""
-        self._model_digest = facts[plan.nodes[0]].model.digest
+    def tell(self, emit: EventSink) -> None:
+        """Send the submitter where the run goes on: from step 0 where nothing is left of what was trained."""
+        if self._resume is None:
+            return
+        step = self.start.step if self.start else 0
+        resumed = {"step": step, "saved_step": self._saved_before, "passed_over": self._passed_over}
+        emit(control_pb2.RunEvent(resumed_json=json.dumps(resumed)))
+        if self._chosen and self._chosen.told:
+            emit(control_pb2.RunEvent(note=self._chosen.told))
 
     def go_on(self, node: str, request: control_pb2.PrepareRequest) -> None:
-        """Add to a preparation the shard that the node shall load, if the run goes on from a checkpoint."""
-        if self._chosen is not None:
+        """Add to a preparation what the node shall load, if the run goes on from a saved step."""
+        if self._resume is not None:
             request.checkpoint_run = self._run_id
-            request.checkpoint_plan = self._chosen.plan_digest
-            request.start_holder = self._chosen.holder
-            request.shard.step = self._chosen.step
-            request.shard.sha256 = self._chosen.shard_of(node).sha256
+        if self._chosen is None:
+            return
+        manifest, sources = self._chosen.manifest, self._chosen.sources
+        request.checkpoint_plan = manifest.plan_digest
+        request.start_holder = self._chosen.start.holder
+        if sources is None:
+            request.shard.step = manifest.step
+            request.shard.sha256 = manifest.shard_of(node).sha256
+            return
+        request.saved.step, request.saved.attempt = manifest.step, manifest.attempt or self._run_id
+        request.saved.head_sha256 = self._chosen.head_sha256
+        for source in sources[node]:
+            request.saved.sources.add(**source._asdict())  # fields have the same names
 
     # ---- saving -----------------------------------------------------------------------------------
 
@@ -153,6 +167,26 @@ class Checkpointing:
         for entry in saved:
             shard = Shard(node=node, sha256=entry.sha256, size_bytes=entry.bytes)
             self._saved.setdefault(entry.step, {})[node] = shard
+
+    def log(
+        self, plan: Plan, command: rounds.LogCheckpoint | rounds.LogKept, emit: EventSink, *, is_kept: bool
+    ) -> None:
+        """Send the manifest of a checkpoint, or of a turn that nodes keep, for whoever goes on from there.
+
+        Args:
+            plan: the part that holds.
+            command: what the state machine logs.
+            emit: takes the event.
+            is_kept: whether the run is kept: nobody else goes on from the end of a turn.
+
+        Raises:
+            IntegrityError: a node did not say what it saved.
+        """
+        if isinstance(command, rounds.LogCheckpoint):
+            emit(control_pb2.RunEvent(checkpoint_json=json.dumps(self.manifest(plan, command).to_json())))
+        elif is_kept:
+            manifest = self._manifest(plan, command.step, command.holder, (), command.unfreezing)
+            emit(control_pb2.RunEvent(kept_turn_json=json.dumps(manifest.to_json())))
 
     def manifest(self, plan: Plan, saved: rounds.LogCheckpoint) -> CheckpointManifest:
         """Make the manifest of a checkpoint that every node of this part of the plan has saved.
@@ -168,17 +202,30 @@ class Checkpointing:
                 f"node {', '.join(missing)} did not say what it saved at step {step}; use one version on all machines"
             )
         self._newest_step = step
+        ordered = tuple(shards[node] for node in plan.nodes)
+        return self._manifest(plan, step, saved.holder, ordered, saved.unfreezing, saved.operations)
+
+    def _manifest(
+        self,
+        plan: Plan,
+        step: int,
+        holder: str,
+        shards: tuple[Shard, ...],
+        unfreezing: Unfreezing,
+        operations: Operations | None = None,
+    ) -> CheckpointManifest:
         return CheckpointManifest(
             run_id=self._run_id,
             plan_digest=plan.digest,
             job_digest=job_digest(self._job),
             model_digest=self._model_digest,
             step=step,
-            holder=saved.holder,
-            shards=tuple(shards[node] for node in plan.nodes),
-            unfreezing=saved.unfreezing,
-            operations=saved.operations,
+            holder=holder,
+            shards=shards,
+            unfreezing=unfreezing,
+            operations=operations,
             epoch=plan.placement.epoch,
+            attempt=self._attempt,
         )
 
     def note_kept(self, step: int) -> bool:

@@ -24,6 +24,7 @@ from typing import Any
 from coordinator.drive.agent_calls import AgentCalls
 from coordinator.drive.outbox import Outbox
 from coordinator.drive.requests import Evaluation, invited
+from coordinator.drive.resuming.absent import Absent
 from coordinator.drive.status_board import StatusBoard
 from coordinator.members.recruiting import (
     Members,
@@ -44,6 +45,7 @@ from ringtune.v1 import control_pb2
 _LOG = logging.getLogger(__name__)
 TICK_S = 0.25
 _RELEASE_WAIT_S = 4.0
+_COMING_S = 2.0  # nodes that are about to join are not worth a line
 
 
 class Driver(abc.ABC):
@@ -193,6 +195,7 @@ class Driver(abc.ABC):
         named: Sequence[str] = (),
         has_given_plan: bool = False,
         evaluation: Evaluation | None = None,
+        absent: Absent | None = None,
     ) -> tuple[Member, ...]:
         """Wait for enough members, and open the calls to them.
 
@@ -203,6 +206,7 @@ class Driver(abc.ABC):
             named: exactly these, if any are named.
             has_given_plan: they are named by the plan that the user gave.
             evaluation: a guest may take part in it.
+            absent: knows who stands in for those of a run that goes on; None = nobody does.
 
         Raises:
             RingTuneError: they don't come, one fails, or nobody waits any more.
@@ -210,7 +214,7 @@ class Driver(abc.ABC):
         self._emit(control_pb2.RunEvent(run_id=self.run_id))
         self._emit(control_pb2.RunEvent(job_toml=job_toml))
         self._emit(control_pb2.RunEvent(state="joining"))
-        members = self._await_members(wanted, join_s, named, evaluation, has_given_plan=has_given_plan)
+        members = self._await_members(wanted, join_s, named, evaluation, absent, has_given_plan=has_given_plan)
         self._emit(control_pb2.RunEvent(members_json=json.dumps([member.node for member in members])))
         self._instances = {member.node: member.instance for member in members}
         self._calls = {
@@ -228,17 +232,25 @@ class Driver(abc.ABC):
         join_s: float,
         named: Sequence[str],
         evaluation: Evaluation | None,
+        absent: Absent | None,
         *,
         has_given_plan: bool,
     ) -> tuple[Member, ...]:
-        deadline_s = self._started_s + join_s
+        deadline_s, is_told = self._started_s + join_s, False
         while True:
             living = invited(self._members.living(), evaluation)
             chosen = choose_named(living, named) if named else choose_members(living, wanted)
             if chosen is not None:
                 check_reachable(chosen)
                 return chosen
+            names = [member.node for member in living]
+            if named and absent is not None and not is_told and time.monotonic() >= self._started_s + _COMING_S:
+                is_told = True
+                self._emit(control_pb2.RunEvent(note=absent.waits(names, named, join_s)))
             if named and time.monotonic() >= deadline_s:
+                if absent is not None and (found := choose_named(living, absent.instead(names, named))):
+                    check_reachable(found)
+                    return found
                 raise not_there(living, named, join_s, has_given_plan=has_given_plan)
             if not named and (not wanted or time.monotonic() >= deadline_s):
                 raise too_few(living, wanted, join_s)

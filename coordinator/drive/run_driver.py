@@ -32,6 +32,7 @@ from coordinator.drive.replanning import Considered, Replanning
 from coordinator.drive.reports import Reports
 from coordinator.drive.requests import RunRequest
 from coordinator.drive.results import Results
+from coordinator.drive.resuming.absent import Absent
 from coordinator.members.recruiting import Members, num_neighbours, unused_owners
 from coordinator.planner.job_time import JobTime
 from coordinator.planner.planned import Planned
@@ -117,11 +118,11 @@ class RunDriver(Driver):
             request.num_nodes,
             request.join_s,
             named=self._checkpoints.needed_nodes or (request.plan.plan.nodes if request.plan else request.nodes),
-            has_given_plan=request.plan is not None,
+            has_given_plan=request.plan is not None and request.resume is None,
             evaluation=request.evaluation,
+            absent=Absent(request.resume, request.job) if request.resume else None,
         )
-        unused = unused_owners(self._members.living(), members) if request.plan else ()
-        if unused:
+        if unused := unused_owners(self._members.living(), members) if request.plan else ():
             self._note(f"not in the given plan, so their rows are not trained on: {', '.join(unused)}")
         self._addresses = {member.node: member.address for member in members}
         self._neighbours = num_neighbours(members)
@@ -178,7 +179,7 @@ class RunDriver(Driver):
         if self._making.is_looking:
             self._making.look_at(facts)
         else:
-            self._checkpoints.note_states(entry.node, entry.shards)
+            self._checkpoints.note_states(entry.node, entry.shards, entry.saved)
             self._feed(rounds.Inspected(entry.node, facts))
 
     def _on_first_look(self, looked: Looked) -> None:
@@ -277,10 +278,12 @@ class RunDriver(Driver):
                 self._finish, self._releases = command, self._released
             case rounds.ChooseOperations(step, scores):
                 choose_beside(self._require_plan().plan.course, step, scores, self._queue.put)
-            case rounds.LogCheckpoint():
-                manifest = self._checkpoints.manifest(self._require_moving().part, command)
-                self._emit(control_pb2.RunEvent(checkpoint_json=json.dumps(manifest.to_json())))
-                if self._books is not None:  # for a submitter or coordinator that does not live to see the end
+            case rounds.LogCheckpoint() | rounds.LogKept():
+                part, is_kept = self._require_moving().part, self._keeper is not None
+                self._checkpoints.log(part, command, self._emit, is_kept=is_kept)
+                if self._books is not None and isinstance(
+                    command, rounds.LogCheckpoint
+                ):  # for a submitter or coordinator that does not live to see the end
                     self._books.emit_profile()
             case _:
                 if self._books is not None:
@@ -291,7 +294,7 @@ class RunDriver(Driver):
             self._job_toml,
             measure=self._making.needs_times,
             timeout_s=self._job.runtime.wait_s,
-            on_result=lambda reply: self._queue.put(Facts(node, reply.facts_json, tuple(reply.shards))),
+            on_result=lambda reply: self._queue.put(Facts.of(node, reply)),
             extend=lambda request: self._ask_more(node, request),
         )
 
@@ -329,9 +332,8 @@ class RunDriver(Driver):
         if self._rounds.phase != "planning":
             return
         self._planned, plan = made.planned, made.planned.plan
-        self._checkpoints.note_model(made.profile.by_name, plan)
         self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
-        self._results.expect(made.profile.by_name[plan.nodes[0]].model)
+        self._results.expect(made.profile.nodes[0].model)
         if made.planned.note:
             self._note(made.planned.note)
         skipped = SKIPPED_ITEMS if self._request.is_rehearsal else 0
@@ -341,9 +343,7 @@ class RunDriver(Driver):
         self._predicted = made.predicted(self._request)
         if self._predicted is not None:
             self._note(self._predicted.line())
-        if start is not None:
-            resumed = {"step": start.step, "passed_over": self._checkpoints.passed_over}
-            self._emit(control_pb2.RunEvent(resumed_json=json.dumps(resumed)))
+        self._checkpoints.tell(self._emit)
         if not self._request.plan_only:
             self._moving = MoveDriving(
                 part, self._job, self._checkpoints, self._addresses, self._calls, self._queue.put

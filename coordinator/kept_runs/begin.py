@@ -12,12 +12,13 @@ def record_of(run_id: str, request: RunRequest, now_unix_s: float, *, takes_up: 
     """Make the record of a run that begins; ``takes_up`` is the interrupted one that it goes on with, if any."""
     return RunRecord(
         run_id=run_id,
-        first_run=request.resume.manifests[0].run_id if request.resume else run_id,
+        first_run=request.resume.run_id if request.resume else run_id,
         model=PurePath(request.job.model.path).name,
         method=request.job.train.method,
         submitted_by=request.submitted_by,
         started_unix_s=now_unix_s,
-        saved_step=request.resume.manifests[0].step if request.resume else -1,
+        saved_step=request.resume.saved_step if request.resume else -1,
+        kept_step=request.resume.manifests[0].step if request.resume else -1,
         takes_up=takes_up,
         submission=request.submission,
     )

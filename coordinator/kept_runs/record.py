@@ -44,6 +44,7 @@ class RunRecord:
         num_steps: of the whole run; 0 = there is no plan yet.
         steps_done: optimizer steps that were reported, those of the runs before it included.
         saved_step: of the newest checkpoint; -1 = there is none.
+        kept_step: of the newest turn whose end all nodes kept in memory; -1 = there is none.
         message: why it did not end well.
         is_fetched: whether somebody has all of its events.
         size_bytes: of its events on the disk.
@@ -63,6 +64,7 @@ class RunRecord:
     num_steps: int = 0
     steps_done: int = 0
     saved_step: int = -1
+    kept_step: int = -1
     message: str = ""
     is_fetched: bool = False
     size_bytes: int = 0
@@ -87,6 +89,11 @@ class RunRecord:
         return self.num_steps > 0
 
     @property
+    def newest_step(self) -> int:
+        """The last step from which a coordinator that starts again may go on; -1 = there is none."""
+        return max(self.saved_step, self.kept_step)
+
+    @property
     def can_go_on(self) -> bool:
         """Whether it can be resumed."""
         return self.state in ("stopped", "failed", "interrupted") and self.saved_step >= 0
@@ -99,13 +106,17 @@ class RunRecord:
             case "members_json":
                 return replace(self, nodes=tuple(json.loads(event.members_json)))
             case "resumed_json":
-                step = int(json.loads(event.resumed_json)["step"])
-                return replace(self, steps_done=step, saved_step=step)
+                resumed = json.loads(event.resumed_json)
+                step = int(resumed["step"])
+                saved_step = int(resumed.get("saved_step", step))
+                return replace(self, steps_done=step, saved_step=saved_step, kept_step=step)
             case "step_json":
                 step = json.loads(event.step_json)
                 return replace(self, steps_done=max(self.steps_done, step["step"])) if step["kind"] == "train" else self
             case "checkpoint_json":
                 return replace(self, saved_step=int(json.loads(event.checkpoint_json)["step"]))
+            case "kept_turn_json":
+                return replace(self, kept_step=int(json.loads(event.kept_turn_json)["step"]))
             case "failure":
                 stopped = event.failure.error == InterruptedRunError.__name__
                 return replace(

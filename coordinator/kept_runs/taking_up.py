@@ -3,10 +3,11 @@
 ::
 
     under way --(the coordinator ends)--> interrupted --(it starts again)--> gone on with by another run:
-                                             from the newest checkpoint, or anew where there is none
+                                             from the end of the last turn that all nodes had done,
+                                             else from the newest checkpoint, or anew where there is none
 
-Nodes released it meanwhile, and have their shards. The run that takes it up has an id of its own, as one of
-``--resume``, so that late messages of the former one are refused.
+Nodes released it meanwhile, and have on their disks what they kept of the last turns, and their shards. The run that
+takes it up has an id of its own, as one of ``--resume``, so that late messages of the former one are refused.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from coordinator.kept_runs.record import RunRecord, in_order
 from coordinator.planner.alternatives import NO_CHOICES
 from ringtune.errors import UsageError
 from ringtune.rounds.checkpoint import KEPT, CheckpointManifest, Resume
+from ringtune.rounds.length import Length, as_it_was, digests
+from ringtune.schedule.copy_holders import TURNS_KEPT
 from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2
 
@@ -63,9 +66,9 @@ def to_take_up(records: Mapping[str, RunRecord], *, now_unix_s: float, within_s:
 
 
 def _num_in_vain(records: Mapping[str, RunRecord], last: RunRecord) -> int:
-    """Count how often in a row a run was taken up that brought no new checkpoint."""
+    """Count how often in a row a run was taken up that brought no new checkpoint, and ended no new turn."""
     count = 0
-    while (before := records.get(last.takes_up)) is not None and last.saved_step <= before.saved_step:
+    while (before := records.get(last.takes_up)) is not None and last.newest_step <= before.newest_step:
         count, last = count + 1, before
     return count
 
@@ -79,31 +82,52 @@ def request_to_go_on(request: RunRequest, record: RunRecord, events: Iterable[co
         events: its own, without those of the runs that it goes on with.
 
     Returns:
-        A request to go on from its checkpoints, or to begin anew with the nodes that it had.
+        A request to go on from its last turns and checkpoints, or to begin anew with the nodes that it had.
 
     Raises:
         UsageError: it was interrupted before it had any.
         RingTuneError: its books are damaged.
     """
     plan = request.resume.plan if request.resume else None
-    found = {manifest.step: manifest for manifest in request.resume.manifests} if request.resume else {}
+    before = request.resume.manifests if request.resume else ()
+    found = {(manifest.step, bool(manifest.shards)): manifest for manifest in before}
     for event in events:
         match event.WhichOneof("event"):
             case "plan_json":
                 plan = Plan.from_json(json.loads(event.plan_json))
             case "resumed_json":
                 step = int(json.loads(event.resumed_json)["step"])
-                found = {at: manifest for at, manifest in found.items() if at <= step}
-            case "checkpoint_json":
-                manifest = CheckpointManifest.parse(event.checkpoint_json)
-                found[manifest.step] = manifest
+                found = {at: manifest for at, manifest in found.items() if at[0] <= step}
+            case "checkpoint_json" | "kept_turn_json":
+                manifest = CheckpointManifest.parse(event.checkpoint_json or event.kept_turn_json)
+                found[manifest.step, bool(manifest.shards)] = manifest
     waiting = request._replace(join_s=max(request.join_s, NODES_S))
-    if plan is not None and found:
-        manifests = tuple(found[step] for step in sorted(found, reverse=True)[:KEPT])
+    newest = _newest(found.values())
+    if plan is not None and newest:
         lengths = request.resume.lengths if request.resume else ()
-        resume = Resume(plan=plan, manifests=manifests, lengths=lengths)
+        resume = _of_one_course(request, plan, newest, lengths)
+        if resume.saved_step < 0:  # nodes that have lost the last turns begin anew, as they were asked to
+            return waiting._replace(resume=resume)
         return waiting._replace(resume=resume, plan=None, choices=NO_CHOICES)
     nodes = record.nodes or request.nodes
     if request.plan is None and not nodes and not request.num_nodes:
         raise UsageError("it had no nodes yet; submit it again")
     return waiting._replace(nodes=() if request.plan else nodes)
+
+
+def _newest(found: Iterable[CheckpointManifest]) -> tuple[CheckpointManifest, ...]:
+    """The newest checkpoints and ends of turns, as many as nodes keep; of one step the checkpoint comes first."""
+    ordered = sorted(found, key=lambda one: (one.step, bool(one.shards)), reverse=True)
+    saved = [one for one in ordered if one.shards][:KEPT]
+    kept = [one for one in ordered if not one.shards][:TURNS_KEPT]
+    return tuple(one for one in ordered if one in saved or one in kept)
+
+
+def _of_one_course(
+    request: RunRequest, plan: Plan, newest: tuple[CheckpointManifest, ...], lengths: tuple[Length, ...]
+) -> Resume:
+    """What to go on from, without what is from before an owner was left out, unless there is nothing else."""
+    plan = as_it_was(request.job, plan, [newest[0].plan_digest], lengths)
+    known = set[str]().union(*digests(request.job, plan, lengths).values())
+    manifests = tuple(one for one in newest if one is newest[0] or one.plan_digest in known)
+    return Resume(plan=plan, manifests=manifests, lengths=lengths)

@@ -84,8 +84,8 @@ def not_there(
             "'ringtune plan JOB --save FILE'"
         )
     return DeadlineError(
-        f"{waited}: a run goes on with the nodes that it began with ({listed}), because their parts of the checkpoint "
-        "are there; start the missing ones again"
+        f"{waited}: a run goes on with the nodes that it had ({listed}), because their rows or their parts of the "
+        "checkpoint are nowhere else; start the missing ones again"
     )
 
 

@@ -127,7 +127,7 @@ class Following:
         is_anew = after.first_run == after.run_id
         self._say(
             f"run {self._run_id} was interrupted when the coordinator ended; run {after.run_id} "
-            + ("begins anew, as there was no checkpoint" if is_anew else "goes on from its checkpoint")
+            + ("begins anew, as there was no checkpoint" if is_anew else "goes on from what its nodes have saved")
         )
         if is_anew and self._folder is not None:
             self._folder.begin_anew()

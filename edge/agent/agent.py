@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edge.agent.active_run import ActiveRun
 from edge.agent.link_measuring import LinkMeasuring
@@ -34,7 +34,7 @@ from edge.measuring.timing_request import TimingRequest
 from edge.run.loop import AgentRun
 from edge.run.shared_clock import SharedClock
 from edge.run.totals import Totals
-from edge.shards.saver import GoesOn, ShardAsked, check_shards
+from edge.shards.saver import GoesOn
 from edge.weights.borrow import Borrower
 from ringtune.errors import FrameError, RingTuneError
 from ringtune.files.chunks import write_files
@@ -46,6 +46,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, Turn
 from ringtune.v1 import control_pb2
 
+T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _FLUSH_S = 5.0
 
@@ -143,7 +144,7 @@ class Agent:
         timeout_s: float,
         goes_on: GoesOn | None = None,
     ) -> int:
-        """Build the slice and open the links; with ``goes_on`` load the shard of a checkpoint.
+        """Build the slice and open the links; with ``goes_on`` load what a checkpoint or the end of a turn has.
 
         Returns:
             Bytes of weights that were materialised.
@@ -152,15 +153,16 @@ class Agent:
             PlanError: the plan is not readable or does not have this node.
             ConnectionFailedError: a peer can't be reached.
             InterruptedRunError: the run was released meanwhile.
-            IntegrityError: the shard is missing or damaged.
+            IntegrityError: what it goes on from is missing or damaged.
             StorageError: the folder for shards can't be used.
         """
         deadline_s = time.monotonic() + timeout_s
         self._release_other("")
         plan = Plan.from_json(read_object(plan_json, "the plan that came"))
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
+        taken = self.moves.from_disks(goes_on, job_toml, addresses, deadline_s)
         active = self.adopt(run_id, epoch, plan, start)
-        self.begin(active, job_toml, addresses, deadline_s, goes_on=goes_on)
+        self.begin(active, job_toml, addresses, deadline_s, goes_on=None if taken else goes_on, taken=taken)
         return int(active.executor.hosted_bytes)
 
     def adopt(self, run_id: str, epoch: int, plan: Plan, start: StartPoint | None) -> ActiveRun:
@@ -179,7 +181,7 @@ class Agent:
         goes_on: GoesOn | None = None,
         taken: TakenOver | None = None,
     ) -> None:
-        """Prepare a run, or its next placement with what was ``taken`` over; see ``prepare``."""
+        """Prepare a run, or go on with what was ``taken`` over; see ``prepare``."""
         run_id, plan = active.run_id, active.plan
         _LOG.info("run %s begins, blocks %s", run_id, plan.slice_of(active.node).text)
         try:
@@ -218,16 +220,9 @@ class Agent:
             write_files(chunks, folder, names=result.loaded, max_bytes=result.max_bytes, source=source)
             run.call(lambda: load(folder), timeout_s=timeout_s, what="the saved result to be loaded")
 
-    def check_shards(self, run_id: str, asked: Sequence[ShardAsked], *, timeout_s: float) -> list[str]:
-        """Check shards of ``run_id`` at this node; return what is wrong with each, empty = intact.
-
-        Raises:
-            BusyError: another process uses this node's folder.
-        """
-        name, state, what = self.options.name, self.options.state, f"node {self.options.name} to check its shards"
-        return self._compute.call(
-            lambda: check_shards(state, name, run_id, asked, timeout_s=timeout_s), timeout_s=timeout_s, what=what
-        )
+    def on_compute_thread(self, work: Callable[[], T], what: str, *, timeout_s: float) -> T:
+        """Do something on the compute thread, after all that was asked of it before, and wait for it."""
+        return self._compute.call(work, timeout_s=timeout_s, what=f"node {self.options.name} to {what}")
 
     def turns_of(self, request: control_pb2.GrantRequest) -> tuple[Turn, ...]:
         """Read the turns of a grant.

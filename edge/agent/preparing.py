@@ -47,7 +47,7 @@ def build_slice(
         ring: the servicer, which takes the run's frames from now on.
         dataset: that was loaded for this run before; None = load it.
         goes_on: the shard; None = the run begins, or moves.
-        taken: what was taken over; None = the run does not move.
+        taken: what was taken over from its last placement, or off disks; None = nothing was.
         deadline_s: when the folder for shards has to be locked, on the monotonic clock.
 
     Raises:
@@ -67,7 +67,7 @@ def build_slice(
         active.plan,
         active.node,
         first_run,
-        is_resumed=goes_on is not None,
+        is_resumed=goes_on is not None or (taken is not None and taken.is_resumed),
         keeps_state=job.keeps_state_on_disk,
         kept=options.kept,
         rows=active.executor.rows_digest(first_run),
@@ -82,6 +82,8 @@ def build_slice(
     if active.plan.placement.cache is not None:
         _open_cache(active)
     if taken is not None:
+        if taken.is_resumed and active.saver is not None:
+            active.saver.require_rows()
         workshop.take_over(active.executor, taken)
     if goes_on is not None and active.saver is not None:
         active.saver.load(

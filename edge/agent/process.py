@@ -21,6 +21,7 @@ from pathlib import Path
 import grpc
 
 from edge.agent.agent import Agent
+from edge.agent.giving_up import give_up
 from edge.agent.membership import Membership
 from edge.agent.servicer import AgentServer
 from edge.agent_options import AgentOptions, advertised_address, bind_address
@@ -110,7 +111,7 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending, on_joi
         where=options.coordinator,
         identity=identity,
         current_run=lambda: agent.current_run,
-        on_run_over=agent.release,
+        on_run_over=lambda run_id, reason: give_up(agent, run_id, reason),
         on_gone=lambda error: ending.ask(error.exit_code, str(error), error),
         rss_bytes=memory_budget.rss_bytes,
         rejoin=not options.watch_parent,

@@ -15,9 +15,11 @@ from edge.agent.moving.agent_moves import NextPlacement
 from edge.agent.moving.ahead import fetch_ahead
 from edge.agent.moving.servicer import SnapshotServicer
 from edge.measuring.timing_request import DEFAULT_BUDGET_S, TimingRequest
-from edge.shards.saver import GoesOn, ShardAsked
+from edge.shards.saver import GoesOn, SavedStart, ShardAsked, check_shards, list_parts
 from edge.wire.probe import add_probe_sink
 from ringtune.files.chunks import cut_pieces
+from ringtune.ids import check_run_id
+from ringtune.rounds.whereabouts import SavedSource
 from ringtune.rpc.codec import step_kind
 from ringtune.rpc.connections import Server
 from ringtune.rpc.statuses import answer, answer_stream
@@ -40,14 +42,23 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         self._agent = agent
 
     def Inspect(self, request: control_pb2.InspectRequest, context: grpc.ServicerContext) -> control_pb2.InspectReply:
-        """Return the node's facts for the planner, and the state of each shard that is asked about."""
+        """Return the node's facts for the planner, and what its disk has of the run that it may go on with."""
         facts = answer(
             context,
             lambda: self._agent.inspect(request.run_id, request.job_toml, _timing(request), timeout_s=_left_s(context)),
         )
         return control_pb2.InspectReply(
-            facts_json=facts, shards=answer(context, lambda: self._shards(request, context))
+            facts_json=facts,
+            shards=answer(context, lambda: self._shards(request, context)),
+            saved=answer(context, lambda: self._saved(request)),
         )
+
+    def _saved(self, request: control_pb2.InspectRequest) -> list[control_pb2.SavedPart]:
+        if not request.checkpoint_run:
+            return []
+        options = self._agent.options
+        found = list_parts(options.state, options.name, request.checkpoint_run)
+        return [control_pb2.SavedPart(**part._asdict()) for part in found]  # fields have the same names
 
     def _shards(
         self, request: control_pb2.InspectRequest, context: grpc.ServicerContext
@@ -55,7 +66,12 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         if not request.shards:
             return []
         asked = [ShardAsked(shard.step, shard.sha256) for shard in request.shards]
-        problems = self._agent.check_shards(request.checkpoint_run, asked, timeout_s=_left_s(context))
+        options, left_s = self._agent.options, _left_s(context)
+        problems = self._agent.on_compute_thread(
+            lambda: check_shards(options.state, options.name, request.checkpoint_run, asked, timeout_s=left_s),
+            "check its shards",
+            timeout_s=left_s,
+        )
         pairs = zip(asked, problems, strict=True)
         return [control_pb2.ShardState(step=shard.step, problem=problem) for shard, problem in pairs]
 
@@ -187,10 +203,15 @@ def _timing(request: control_pb2.InspectRequest) -> TimingRequest | None:
 
 
 def _goes_on(request: control_pb2.PrepareRequest) -> GoesOn | None:
+    run, holder = request.checkpoint_run, request.start_holder
+    if request.HasField("saved"):
+        saved = request.saved
+        sources = tuple(SavedSource(one.node, one.start, one.stop, one.sha256) for one in saved.sources)
+        start = SavedStart(check_run_id(saved.attempt), sources, saved.head_sha256)
+        return GoesOn(run, ShardAsked(saved.step, ""), holder, saved=start)
     if not request.HasField("shard"):
         return None
-    shard = ShardAsked(request.shard.step, request.shard.sha256)
-    return GoesOn(request.checkpoint_run, shard, request.start_holder, request.checkpoint_plan)
+    return GoesOn(run, ShardAsked(request.shard.step, request.shard.sha256), holder, request.checkpoint_plan)
 
 
 def _next_placement(request: control_pb2.MoveRequest) -> NextPlacement:
@@ -235,7 +256,7 @@ class AgentServer:
             control_pb2_grpc.add_AgentServicer_to_server(AgentServicer(agent), server)
             add_probe_sink(server)
             control_pb2_grpc.add_SnapshotsServicer_to_server(
-                SnapshotServicer(agent.moves.shelf, agent.moves.kept), server
+                SnapshotServicer(agent.moves.shelf, agent.moves.kept, agent.moves.saved), server
             )
             if agent.models is not None:
                 weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(agent.models.offers), server)

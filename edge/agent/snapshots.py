@@ -31,9 +31,11 @@ class TakenOver(NamedTuple):
         metadata: what they have to be of.
         head: the head, at the owner that has it.
         shards_run: under which run its shards of checkpoints are kept.
+        is_resumed: whether it was taken off disks.
     """
 
     files: tuple[Pieces, ...]
     metadata: Mapping[str, str]
     head: Pieces | None
     shards_run: str
+    is_resumed: bool = False

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from edge.compute.executor import NodeExecutor
 from edge.model.tensor_bytes import is_finite
+from edge.shards.block_files import METADATA
 from edge.shards.shard_file import PREFIXES
 from ringtune.engine.diverged import LOWER_THE_RATE
 from ringtune.errors import DivergedError, FrameError, IntegrityError
@@ -19,8 +20,6 @@ from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
 from ringtune.files.strict import parse_json
 from ringtune.schedule.placement import Slice
-
-_METADATA = "ringtune"
 
 
 class Snapshot:
@@ -48,7 +47,7 @@ class Snapshot:
         if not self._piece.start <= start < stop <= self._piece.stop:
             raise FrameError(f"blocks [{start}, {stop}) are asked for, this node hosted {self._piece.text}; plan anew")
         found = {name: value for name, value in self._tensors.items() if start <= _block_of(name) < stop}
-        return write_tensors(found, metadata={_METADATA: json.dumps(self.metadata, sort_keys=True)})
+        return write_tensors(found, metadata={METADATA: json.dumps(self.metadata, sort_keys=True)})
 
 
 def kept_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[str, str]) -> bytes:
@@ -66,7 +65,7 @@ def kept_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[str, 
     for name, value in found.items():
         if not is_finite(value):
             raise DivergedError(f"the training diverged: {name} is not finite at the turn's end; {LOWER_THE_RATE}")
-    return bytes(write_tensors(found, metadata={_METADATA: json.dumps(dict(of), sort_keys=True)}))
+    return bytes(write_tensors(found, metadata={METADATA: json.dumps(dict(of), sort_keys=True)}))
 
 
 def take_over(executor: NodeExecutor, files: Sequence[Pieces], metadata: Mapping[str, str]) -> None:
@@ -90,7 +89,7 @@ def take_over(executor: NodeExecutor, files: Sequence[Pieces], metadata: Mapping
 
 def _check(file: TensorFile, metadata: Mapping[str, str]) -> None:
     try:
-        found = dict(parse_json(file.metadata[_METADATA]))
+        found = dict(parse_json(file.metadata[METADATA]))
     except (KeyError, ValueError, TypeError) as error:
         raise IntegrityError("a snapshot does not say what it is of; use one version on all machines") from error
     if found != dict(metadata):

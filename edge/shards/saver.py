@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from edge.shards.kept import KEPT, Kept
+from edge.shards.parts import SavedParts
 from edge.shards.state_folder import LOCK_WAIT_S, RunShards, StateFolder
 from ringtune.errors import BusyError, DataError, DivergedError, IntegrityError, StorageError, UsageError
 from ringtune.files.pieces import Pieces
+from ringtune.ids import check_run_id
 from ringtune.rounds.checkpoint import Shard
+from ringtune.rounds.whereabouts import SavedPart, SavedSource
 from ringtune.schedule.plan import Plan
 
 _LOG = logging.getLogger(__name__)
@@ -97,11 +100,7 @@ class Saver:
             DataError: this owner's rows are not those that the run began with.
         """
         shards = self.open()
-        if self._rows and shards.rows() not in ("", self._rows):
-            raise DataError(
-                f"owner {self._node}: its rows, or their order, are not those that the run began with, so it would not "
-                "go on as it was; put the files back as they were, or train anew without --resume"
-            )
+        self.require_rows()
         content = shards.read(step, sha256, node=self._node)
         try:
             written = self._metadata(step) | ({"plan_digest": plan_digest} if plan_digest else {})
@@ -112,6 +111,18 @@ class Saver:
             raise IntegrityError(
                 f"node {self._node} can't read its shard {shards.path(step)}: {error.strerror}"
             ) from error
+
+    def require_rows(self) -> None:
+        """Refuse other rows of this owner than those that the run began with.
+
+        Raises:
+            DataError: they are others, or in another order.
+        """
+        if self._rows and self.open().rows() not in ("", self._rows):
+            raise DataError(
+                f"owner {self._node}: its rows, or their order, are not those that the run began with, so it would not "
+                "go on as it was; put the files back as they were, or train anew without --resume"
+            )
 
     def moments(self) -> Path:
         """Return the folder for optimizer state that lasts no longer than the run at this node.
@@ -132,8 +143,23 @@ class Saver:
         return self.open().hidden
 
     def keep_from(self, step: int) -> None:
-        """Delete the shards of steps before ``step``."""
+        """Delete the shards of steps before ``step``, and the files beside them."""
         self.open().keep_from(step)
+        self.parts().drop_before(step)
+
+    def parts(self) -> SavedParts:
+        """Return the files beside the shards.
+
+        Raises:
+            BusyError: another process has the node's folder.
+            StorageError: the node's folder can't be used.
+        """
+        return SavedParts(self.open(), self._node)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Under which run shards are kept, and the digest of the node's rows; empty = it has none."""
+        return self._run_id, self._rows
 
     def close(self, *, is_finished: bool = False) -> None:
         """Release the lock, so that another process may use the folder.
@@ -163,6 +189,20 @@ class ShardAsked(NamedTuple):
     sha256: str
 
 
+class SavedStart(NamedTuple):
+    """What a node goes on from where the disks of several nodes have it.
+
+    Attributes:
+        attempt: the run that trained it.
+        sources: of its blocks.
+        head_sha256: of the shard of this node that has the head; empty = a file of it.
+    """
+
+    attempt: str
+    sources: tuple[SavedSource, ...]
+    head_sha256: str = ""
+
+
 class GoesOn(NamedTuple):
     """The shard and the head's holder that a resumed run goes on from.
 
@@ -171,12 +211,14 @@ class GoesOn(NamedTuple):
         shard: this node's.
         holder: the owner that has the head.
         plan_digest: of the plan under which the shard was written; empty = that of the run.
+        saved: where it finds what it goes on from, in place of the shard; None = in the shard.
     """
 
     run_id: str
     shard: ShardAsked
     holder: str
     plan_digest: str = ""
+    saved: SavedStart | None = None
 
 
 def open_saver(
@@ -236,6 +278,17 @@ def check_shards(
     with StateFolder(state, timeout_s=timeout_s) as folder:
         shards = folder.run(run_id)
         return [shards.problem(entry.step, entry.sha256, node=node) for entry in asked]
+
+
+def saved_parts(state: Path | None, node: str, run_id: str) -> SavedParts | None:
+    """Return the files beside the shards of a run, to read them only; None where the node has no folder."""
+    return SavedParts(RunShards(state / check_run_id(run_id)), node) if state is not None else None
+
+
+def list_parts(state: Path | None, node: str, run_id: str) -> tuple[SavedPart, ...]:
+    """List the files beside the shards of a run that are whole."""
+    parts = saved_parts(state, node, run_id)
+    return parts.found() if parts is not None else ()
 
 
 def finish_run(state: Path | None, node: str, run_id: str) -> None:

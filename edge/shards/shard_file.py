@@ -22,6 +22,7 @@ import torch
 from edge.model.optimizers.unit_optimizers import UnitOptimizers
 from edge.model.tensor_bytes import fill, pieces_of, torch_dtype
 from edge.model.training_state import Prefixes, TrainingState
+from edge.shards.block_files import HEAD, METADATA
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
@@ -29,8 +30,6 @@ from ringtune.files.strict import parse_json
 
 FORMAT = "ringtune-shard-1"
 PREFIXES = Prefixes(value="adapter/", state="moments/")
-_HEAD = "head"
-_METADATA = "ringtune"
 _WHERE = "the shard"
 
 Parameters = Mapping[str, torch.nn.Parameter]
@@ -77,9 +76,9 @@ def to_shard(
     for prefix, more in (besides or {}).items():
         tensors |= {f"{prefix}/{name}": pieces_of(value) for name, value in more.tensors().items()}
     if head is not None:
-        tensors[_HEAD] = TensorPieces("U8", (head.size_bytes,), head)
+        tensors[HEAD] = TensorPieces("U8", (head.size_bytes,), head)
     # one entry, so that equal shards are equal bytes
-    return write_tensors(tensors, metadata={_METADATA: json.dumps({"format": FORMAT, **metadata}, sort_keys=True)})
+    return write_tensors(tensors, metadata={METADATA: json.dumps({"format": FORMAT, **metadata}, sort_keys=True)})
 
 
 def load_shard(
@@ -111,7 +110,7 @@ def load_shard(
     """
     file = TensorFile(data, where=_WHERE)
     _check_metadata(file, metadata)
-    if with_head is not (_HEAD in file.infos):
+    if with_head is not (HEAD in file.infos):
         raise IntegrityError(
             "the shard has no head, but this node held it at that step"
             if with_head
@@ -119,13 +118,13 @@ def load_shard(
         )
     state = _state(parameters, optimizers, installed)
     given = {prefix: _small(file, f"{prefix}/") for prefix in besides or {}}
-    state.check(file, besides=(_HEAD, *(f"{prefix}/{name}" for prefix, found in given.items() for name in found)))
+    state.check(file, besides=(HEAD, *(f"{prefix}/{name}" for prefix, found in given.items() for name in found)))
     for prefix, more in (besides or {}).items():
         more.check(given[prefix], where=_WHERE)
     for prefix, more in (besides or {}).items():
         more.load(given[prefix])
     state.load(file)
-    return file.tensor(_HEAD).data if with_head else None
+    return file.tensor(HEAD).data if with_head else None
 
 
 def _state(
@@ -149,7 +148,7 @@ def _small(file: TensorFile, prefix: str) -> dict[str, torch.Tensor]:
 
 def _check_metadata(file: TensorFile, metadata: Mapping[str, str]) -> None:
     try:
-        found = dict(parse_json(file.metadata[_METADATA]))
+        found = dict(parse_json(file.metadata[METADATA]))
     except (KeyError, ValueError, TypeError) as error:
         raise IntegrityError("the shard does not say what it is of") from error
     for key, wanted in {"format": FORMAT, **metadata}.items():

@@ -4,6 +4,7 @@
 
     STATE/lock                          held by the process that writes here
     STATE/<run id>/step-<N>.safetensors
+    STATE/<run id>/copy-*, head-*       copies of others, and ends of turns: ``edge.shards.parts``
     STATE/<run id>/moments/             optimizer state of inactive units, while the run goes on
     STATE/<run id>/hidden/              hidden states of rows that come again, while the run goes on
     STATE/<run id>/rows                 digest of the owner's rows that the run began with
@@ -206,8 +207,10 @@ class RunShards:
         return tuple(sorted(int(match[1]) for match in found if match))
 
     def size_bytes(self) -> int:
-        """Bytes of all shards."""
-        return sum(self.path(step).stat().st_size for step in self.steps())
+        """Bytes of all shards, and of the files beside them."""
+        if not self.folder.is_dir():
+            return 0
+        return sum(entry.stat().st_size for entry in self.folder.iterdir() if is_plain_file(entry))
 
     def rows(self) -> str:
         """Return the digest of the owner's rows that the run began with; empty if none was kept."""

@@ -94,7 +94,7 @@ def test_run_of_a_coordinator_that_is_killed_ends_as_if_nothing_had_been(tmp_pat
             "answer Report 1 kill": "begins anew",
             "answered Report 5 kill": "",  # how many turns go with one grant is a matter of time
             "call Grant 5 kill": "",
-            "call Release 1 kill": "goes on from its checkpoint",
+            "call Release 1 kill": "goes on from what its nodes have saved",
             "write run.json 2 kill": "",
         }
         for number, (moment, told) in enumerate(moments.items(), 1):

@@ -25,15 +25,36 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DyingRing]:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(
-    ("node", "order", "from_step"),
-    [("", "call Prepare 2", -1), ("c", "backward 24", 8), ("c", "write step-16.safetensors 1", 8)],
+    ("node", "order", "from_steps"),
+    [("", "call Prepare 2", {-1}), ("c", "backward 24", {12, 16}), ("c", "write step-16.safetensors 1", {12, 16})],
 )
-@pytest.mark.sampled(1)
-def test_run_goes_on_after_the_death_of_its_coordinator(ring: DyingRing, node: str, order: str, from_step: int) -> None:
-    """While nodes load, in a backward, while a checkpoint is written: equal tensors, and each step once."""
+@pytest.mark.sampled(2)
+def test_run_goes_on_after_the_death_of_its_coordinator(
+    ring: DyingRing, node: str, order: str, from_steps: set[int]
+) -> None:
+    """While nodes load, in a backward, while a checkpoint is written: equal tensors, and each step once.
+
+    The checkpoint is of step 8; it goes on from the last turn that all had done.
+    """
     trial = ring.trial(order, node=node)
-    assert (trial.deaths, trial.from_step) == (1, from_step), trial
+    assert trial.deaths == 1 and trial.from_step in from_steps, trial
     assert trial.is_good, trial
+
+
+@pytest.mark.thorough
+def test_run_without_checkpoints_goes_on_from_its_last_turn(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It does not begin anew."""
+    with dying_ring(tmp_path_factory.mktemp("death"), train__checkpoint_every=0) as ring:
+        trial = ring.trial("backward 24", node="c")
+    assert trial.from_step in {12, 16} and trial.is_good, trial
+
+
+@pytest.mark.thorough
+def test_run_that_keeps_no_copies_goes_on_from_its_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nodes keep no ends of turns then."""
+    with dying_ring(tmp_path_factory.mktemp("death"), recovery__copies="none") as ring:
+        trial = ring.trial("backward 24", node="c")
+    assert (trial.from_step, trial.is_good) == (8, True), trial
 
 
 @pytest.mark.thorough
@@ -44,7 +65,7 @@ def test_nodes_that_have_given_their_run_up_come_back_for_it(ring: DyingRing) ->
         trial = ring.trial("backward 24", node="c")
     finally:
         ring.coordinator.on_death = lambda: None
-    assert (trial.deaths, trial.from_step, trial.is_good) == (1, 8, True), trial
+    assert trial.deaths == 1 and trial.from_step in {12, 16} and trial.is_good, trial
 
 
 @pytest.mark.parametrize(("event", "with_coordinator"), [('"preparing"', False), ('"step": 10', True)])
@@ -60,14 +81,14 @@ def test_run_that_moves_goes_on_after_the_death_of_its_coordinator(tmp_path_fact
     """In the middle of the move, which is done again."""
     with dying_ring(tmp_path_factory.mktemp("death"), moves=True) as ring:
         trial = ring.trial("call Move 3")
-    assert (trial.deaths, trial.from_step, trial.is_good) == (1, 8, True), trial
+    assert (trial.deaths, trial.from_step, trial.is_good) == (1, 12, True), trial
 
 
 @pytest.mark.thorough
 def test_run_that_has_lost_a_host_goes_on_after_the_death_of_its_coordinator(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """In the middle of the recovery: the coordinator that comes back waits for the host."""
+    """In the middle of the recovery: the host that comes back takes its blocks from the copies of the next one."""
     with dying_ring(tmp_path_factory.mktemp("death"), recovery__copies="next") as ring:
         trial = ring.trial("call Move 1", loses="c")
-    assert (trial.deaths, trial.from_step, trial.is_good) == (1, 8, True), trial
+    assert trial.deaths == 1 and trial.from_step in {12, 16} and trial.is_good, trial

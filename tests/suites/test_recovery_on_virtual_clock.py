@@ -85,6 +85,18 @@ def story(result: RingResult) -> list[tuple[Any, ...]]:
     return sorted(found, key=repr)
 
 
+def check_kept(result: RingResult, plan: Plan) -> None:
+    """Each turn that is committed is told once, right after its lines, with what is known of the losses then."""
+    kept = [at for at, entry in enumerate(result.logged) if isinstance(entry, rd.LogKept)]
+    turns = [entry.turn for entry in result.logged if isinstance(entry, rd.LogTurn) and entry.turn.kind.has_update]
+    assert len(kept) == len(turns)
+    for at in kept:
+        entry, before = result.logged[at], result.logged[at - 1]
+        assert isinstance(entry, rd.LogKept) and isinstance(before, rd.LogTurn)
+        assert (entry.step, entry.holder) == (before.turn.end_step, before.turn.owner)
+        entry.unfreezing.check(plan.course, entry.step)
+
+
 def plan_of(rng: random.Random) -> Plan:
     """Any plan that may move, of several nodes; some move by themselves."""
     while True:
@@ -134,6 +146,7 @@ def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: 
             continue
         recovered += bool(recoveries(result))
         assert story(result) == story(wanted), seed
+        check_kept(result, plan)
         assert ring.surprises == [], seed
     assert recovered >= 5
 

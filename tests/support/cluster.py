@@ -283,6 +283,13 @@ class Cluster:
             AGENTS.discard(agent)
             leaks.KEPT.discard(agent.pid)
 
+    def wait_lost(self, name: str) -> None:
+        """Wait until an agent that was killed is no living member any more."""
+        deadline_s = time.monotonic() + START_S
+        while name in self._instances():
+            assert time.monotonic() < deadline_s, f"{name} is still a member"
+            time.sleep(0.02)
+
     def close(self) -> None:
         """Stop all agents."""
         for agent in self.agents.values():

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
-from edge.agent.moving.kept import KeptTurns, metadata
+from edge.agent.moving.kept import KeptTurns
 from edge.compute.executor import NodeExecutor
 from edge.compute.snapshot import Snapshot, kept_file, take_over
 from edge.data.rows import OwnerDataset
+from edge.shards.block_files import metadata
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job, parse_job
 from ringtune.models.adapters.trim_support import may_trim

@@ -71,7 +71,7 @@ def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, effort
         RingTuneError: no plan fits, the given plan or profile is of another job, or a link is too slow for it.
     """
     job, facts = request.job, profile.by_name
-    if request.plan is not None:
+    if kept is None and request.plan is not None:
         kept = accept_plan(request.plan, job, facts)
     planned = kept or make_plan(
         job,
@@ -115,20 +115,20 @@ class PlanningThread:
             The profile that is planned with.
 
         Raises:
-            RingTuneError: there is nothing to plan with, or the plan to keep does not fit.
+            RingTuneError: there is nothing to plan with.
         """
         profile = run_profile(self._request, facts, links)
-        kept = checkpoints.planned(profile.by_name)
-        threading.Thread(target=self._plan, args=(profile, kept), name="plan", daemon=True).start()
+        threading.Thread(target=self._plan, args=(profile, checkpoints), name="plan", daemon=True).start()
         return profile
 
     def cancel(self) -> None:
         """Let the thread end soon: nobody waits for its plan any more."""
         self._cancelled.set()
 
-    def _plan(self, profile: Profile, kept: Planned | None) -> None:
+    def _plan(self, profile: Profile, checkpoints: Checkpointing) -> None:
         effort = Effort(seconds=self._request.job.runtime.plan_s, is_cancelled=self._cancelled.is_set)
         try:
+            kept = checkpoints.planned(profile, effort)
             self._on_done(PlanReady(plan_run(self._request, profile, kept, effort), profile))
         except RingTuneError as error:
             self._on_done(rounds.PlanFailed(type(error).__name__, str(error)))

@@ -17,21 +17,25 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from edge.agent.active_run import ActiveRun
 from edge.agent.moving.fetch import fetch
+from edge.agent.moving.from_disks import take_from_disks
 from edge.agent.moving.keeping import TurnKeeper
-from edge.agent.moving.kept import KeptTurns, metadata
+from edge.agent.moving.kept import KeptFile, KeptTurns
+from edge.agent.moving.leaving import save_turns
 from edge.agent.moving.shelf import SnapshotShelf
 from edge.agent.open_links import check_private
 from edge.agent.snapshots import TakenOver
 from edge.agent.torch_side import Workshop
 from edge.agent_options import AgentOptions
 from edge.run.loop import AgentRun
-from edge.shards.saver import finish_run
-from ringtune.errors import ConnectionFailedError, DeadlineError, InterruptedRunError
+from edge.shards.block_files import metadata
+from edge.shards.parts import SavedParts
+from edge.shards.saver import GoesOn, Saver, finish_run, saved_parts
+from ringtune.errors import ConnectionFailedError, DeadlineError, InterruptedRunError, StorageError
 from ringtune.files.pieces import Pieces
 from ringtune.files.strict import read_object
 from ringtune.jobs.job import Job, parse_job
@@ -113,6 +117,7 @@ class AgentMoves:
         self._lock = threading.Lock()
         self._num_calls = 0
         self._left = ("", "")
+        self._place = ("", "")
 
     def rest(self, run_id: str, epoch: int, *, timeout_s: float) -> str:
         """Keep what the slice has trained, and offer it; a lost link does not end the run from here on.
@@ -139,6 +144,9 @@ class AgentMoves:
         """Make what keeps the ends of the turns of a run; None where its placement has no copies."""
         if not active.plan.placement.copies:
             return None
+        saver = active.saver
+        self._place = saver.place if saver is not None else ("", "")
+        has_checkpoints = saver is not None and active.plan.course.checkpoint_every > 0
         return TurnKeeper(
             active.run_id,
             self._node,
@@ -149,6 +157,50 @@ class AgentMoves:
             addresses=addresses,
             patience_s=job.runtime.lease_s,
             on_lost=active.on_link_lost,
+            save=self._saving(active.run_id, saver) if saver is not None and has_checkpoints else None,
+        )
+
+    def _saving(self, run_id: str, saver: Saver) -> Callable[[KeptFile], None]:
+        """Make what puts a copy of another node on this node's disk; a full disk costs the copy, not the run."""
+
+        def save(file: KeptFile) -> None:
+            try:
+                saver.parts().write(file.step, run_id, file.content, is_head=file.is_head)
+            except StorageError as error:
+                _LOG.warning("node %s keeps no copy on its disk: %s", self._node, error)
+
+        return save
+
+    def save(self) -> None:
+        """Put all that is kept of the ends of turns on the disk; on the compute thread, after the run has ended."""
+        attempt, files = self.kept.everything()
+        shards_run, rows = self._place
+        state = self._agent.options.state
+        if files and shards_run and state is not None:
+            save_turns(state, self._node, shards_run, attempt, files, rows=rows)
+
+    def saved(self, run_id: str) -> SavedParts | None:
+        """Return the files on this node's disk of a run; None where it has no folder."""
+        return saved_parts(self._agent.options.state, self._node, run_id)
+
+    def from_disks(
+        self, goes_on: GoesOn | None, job_toml: str, addresses: Mapping[str, str], deadline_s: float
+    ) -> TakenOver | None:
+        """Take what a run goes on from off the disks of its nodes; None where it begins, or this node's shard has it.
+
+        Raises:
+            RingTuneError: as for ``take_from_disks``.
+        """
+        if goes_on is None or goes_on.saved is None:
+            return None
+        return take_from_disks(
+            self._agent.options,
+            goes_on,
+            goes_on.saved,
+            addresses,
+            deadline_s,
+            self._check,
+            lease_s=_lease_s(job_toml, goes_on.run_id),
         )
 
     def halt(self, run_id: str, *, timeout_s: float) -> None:
@@ -197,7 +249,7 @@ class AgentMoves:
             deadline_s,
             self._check,
             step=to.from_step,
-            lease_s=parse_job(to.job_toml, source=f"the job of run {to.run_id}").runtime.lease_s,
+            lease_s=_lease_s(to.job_toml, to.run_id),
         )
         fetched_bytes = sum(file.size_bytes for file in files)
         if to.from_step is not None:
@@ -274,3 +326,7 @@ class AgentMoves:
         if not address:
             raise ConnectionFailedError(f"node {self._node} got no address of node {node}; let it join again")
         check_private(self._agent.options, node, address)
+
+
+def _lease_s(job_toml: str, run_id: str) -> float:
+    return parse_job(job_toml, source=f"the job of run {run_id}").runtime.lease_s

@@ -13,6 +13,7 @@ from edge.agent.moving.shelf import part_name
 from ringtune.errors import IntegrityError
 from ringtune.files.chunks import FileJoiner, cut_pieces
 from ringtune.files.pieces import Pieces
+from ringtune.rounds.whereabouts import SavedSource
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.repeating.asking import repeated
 from ringtune.rpc.statuses import error_of_call
@@ -26,18 +27,19 @@ _LEAST_S = 60.0
 def fetch(
     run_id: str,
     epoch: int,
-    sources: Sequence[Source],
+    sources: Sequence[Source | SavedSource],
     addresses: Mapping[str, str],
     deadline_s: float,
     check: Callable[[str, str], None],
     *,
     step: int | None = None,
     lease_s: float = 0.0,
+    attempt: str = "",
 ) -> tuple[Pieces, ...]:
     """Fetch the parts of other nodes' snapshots into memory.
 
     Args:
-        run_id: of the run.
+        run_id: of the run; that under which shards are kept, where an attempt is given.
         epoch: in which the sources hosted the blocks.
         sources: other nodes, with the blocks.
         addresses: ``host:port`` by node.
@@ -45,32 +47,43 @@ def fetch(
         check: raises if a node may not be reached so.
         step: take them as they were kept after so many steps; None = as they are.
         lease_s: a node that does not answer is asked again for so long.
+        attempt: take them off the disks, as this run trained them; empty = out of memory.
 
     Raises:
         ConnectionFailedError: a node can't be reached.
-        FrameError: it has no such snapshot.
+        FrameError: it has no such snapshot in memory.
         IntegrityError: what came is damaged.
         DeadlineError: not in time.
     """
-    return tuple(_fetched(run_id, epoch, source, addresses, deadline_s, check, step, lease_s) for source in sources)
+    return tuple(
+        _fetched(_request(run_id, epoch, source, step, attempt), source, addresses, deadline_s, check, lease_s)
+        for source in sources
+    )
+
+
+def _request(
+    run_id: str, epoch: int, source: Source | SavedSource, step: int | None, attempt: str
+) -> control_pb2.SnapshotRequest:
+    request = control_pb2.SnapshotRequest(run_id=run_id, plan_epoch=epoch, start=source.start, stop=source.stop)
+    if attempt:
+        request.is_saved, request.attempt = True, attempt
+        request.sha256 = source.sha256 if isinstance(source, SavedSource) else ""
+    if step is not None:
+        request.is_kept, request.step = not attempt, step
+    return request
 
 
 def _fetched(
-    run_id: str,
-    epoch: int,
-    source: Source,
+    request: control_pb2.SnapshotRequest,
+    source: Source | SavedSource,
     addresses: Mapping[str, str],
     deadline_s: float,
     check: Callable[[str, str], None],
-    step: int | None,
     lease_s: float,
 ) -> Pieces:
     address = addresses.get(source.node, "")
     check(source.node, address)
     name, peer = part_name(source.start, source.stop), f"node {source.node} at {address}"
-    request = control_pb2.SnapshotRequest(run_id=run_id, plan_epoch=epoch, start=source.start, stop=source.stop)
-    if step is not None:
-        request.is_kept, request.step = True, step
     with open_channel(address, peer=node_party(source.node)) as channel:
         stub = control_pb2_grpc.SnapshotsStub(channel)
 

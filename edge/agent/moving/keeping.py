@@ -5,6 +5,7 @@
     compute thread   trained tensors -> a file, on the shelf of this node
     own thread       that file -> next host, and the head -> next owner, if the turn is of this one;
                      once they are there, the coordinator hears that the turn is done here
+    checkpoint       what others gave this node of that step goes to its disk, before they hear that it is here
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from edge.agent.moving.fetch import push
-from edge.agent.moving.kept import KeptTurns, metadata
+from edge.agent.moving.kept import KeptTurns, Save
+from edge.shards.block_files import metadata
 from ringtune.errors import ConnectionFailedError, RingTuneError
 from ringtune.rounds.going_back.kept_copies import trained_blocks
 from ringtune.schedule.copy_holders import copy_holder
@@ -52,6 +54,7 @@ class TurnKeeper:
         addresses: ``host:port`` by node.
         patience_s: so long the next host is tried again before it counts as lost.
         on_lost: told that the node of a copy can't be reached, and why.
+        save: puts a file on this node's disk; None = it has none.
     """
 
     def __init__(
@@ -66,9 +69,10 @@ class TurnKeeper:
         addresses: Mapping[str, str],
         patience_s: float,
         on_lost: Callable[[str, str], None],
+        save: Save | None = None,
     ) -> None:
         self._run_id, self._node, self._plan, self._executor = run_id, node, plan, executor
-        self._kept, self._make_file, self._on_lost = kept, make_file, on_lost
+        self._kept, self._make_file, self._on_lost, self._save = kept, make_file, on_lost, save
         self._holder = copy_holder(plan.placement, node)
         self._head_holder = head_holder(plan.course, node)
         self._addresses, self._patience_s = addresses, patience_s
@@ -90,6 +94,8 @@ class TurnKeeper:
 
     def end(self, turn: Turn, then: Callable[[], None]) -> None:
         """Keep what was trained until the end of a turn; ``then`` follows once a copy is where it shall be."""
+        if turn.kind is StepKind.CHECKPOINT and self._save is not None:
+            self._kept.save_at(turn.first_step, self._save, with_head=turn.owner != self._node)
         if turn.kind is not StepKind.TRAIN:
             then()
             return

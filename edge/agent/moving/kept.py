@@ -10,17 +10,29 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
+from edge.shards.block_files import METADATA, block_of, metadata
 from ringtune.errors import FrameError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
 from ringtune.schedule.copy_holders import TURNS_KEPT
 
-METADATA: Final = "ringtune"
 FILE: Final = "kept.safetensors"
 MAX_BYTES: Final = 1 << 30
 """Most bytes of a copy; adapters with their moments have some megabytes."""
+
+
+class KeptFile(NamedTuple):
+    """A file of what was trained until the end of a turn, or the head then."""
+
+    step: int
+    content: bytes
+    is_head: bool
+
+
+Save = Callable[[KeptFile], None]
 
 
 class KeptTurns:
@@ -36,12 +48,13 @@ class KeptTurns:
         self._run_id = ""
         self._files: dict[int, dict[str, bytes]] = {}  # step -> whose, or which part of whose -> file
         self._heads: dict[int, bytes] = {}
+        self._saves: dict[int, Save] = {}
 
     def begin(self, run_id: str) -> None:
         """Keep files of this run from now on, and of no other."""
         with self._lock:
             if run_id != self._run_id:
-                self._run_id, self._files, self._heads = run_id, {}, {}
+                self._run_id, self._files, self._heads, self._saves = run_id, {}, {}, {}
 
     def keep(self, run_id: str, step: int, whose: str, file: bytes, head: bytes | None = None) -> None:
         """Keep what a node had trained after ``step`` steps, and the head; let the oldest turn go.
@@ -58,6 +71,9 @@ class KeptTurns:
                 del self._files[old]
             oldest = min(self._files)
             self._heads = {at: content for at, content in self._heads.items() if at >= oldest}
+            save = self._saves.get(step) if whose != self._node else None
+        if save is not None:
+            save(KeptFile(step, file, is_head=False))
 
     def keep_head(self, run_id: str, step: int, head: bytes) -> None:
         """Keep the head as another owner had it after ``step`` steps, until that turn is let go.
@@ -70,6 +86,34 @@ class KeptTurns:
             self._heads[step] = head
             for old in sorted(self._heads)[: -TURNS_KEPT - 1]:
                 del self._heads[old]
+            save = self._saves.get(step)
+        if save is not None:
+            save(KeptFile(step, head, is_head=True))
+
+    def save_at(self, step: int, save: Save, *, with_head: bool) -> None:
+        """Save what is kept of other nodes at the end of ``step``: what is here already, and what comes later.
+
+        Args:
+            step: optimizer steps done.
+            save: takes each file, on the thread that brings it, before its sender hears that it is here.
+            with_head: whether the head is another owner's, too.
+        """
+        with self._lock:
+            newest = sorted({*self._saves, step})[-TURNS_KEPT:]
+            self._saves = {at: self._saves.get(at, save) for at in newest}
+            files = [file for whose, file in self._files.get(step, {}).items() if whose != self._node]
+            found = [KeptFile(step, file, is_head=False) for file in files]
+            if with_head and step in self._heads:
+                found.append(KeptFile(step, self._heads[step], is_head=True))
+        for each in found:
+            save(each)
+
+    def everything(self) -> tuple[str, tuple[KeptFile, ...]]:
+        """Return all files of the run that is kept, with its id; empty = none is."""
+        with self._lock:
+            files = [KeptFile(step, file, is_head=False) for step, of in self._files.items() for file in of.values()]
+            heads = [KeptFile(step, head, is_head=True) for step, head in self._heads.items()]
+            return self._run_id, (*files, *heads)
 
     def check_run(self, run_id: str) -> None:
         """Refuse files of a run that is not under way here.
@@ -90,7 +134,7 @@ class KeptTurns:
         """Let the files of a run go; empty = of any run."""
         with self._lock:
             if run_id in ("", self._run_id):
-                self._run_id, self._files, self._heads = "", {}, {}
+                self._run_id, self._files, self._heads, self._saves = "", {}, {}, {}
 
     def head(self, run_id: str, step: int) -> Pieces:
         """Return the head as it was after ``step`` steps.
@@ -121,14 +165,3 @@ class KeptTurns:
                 f"node {self._node} keeps blocks {sorted(missing)} of run {run_id} after step {step} no longer"
             )
         return write_tensors(found, metadata={METADATA: json.dumps(metadata(run_id, step), sort_keys=True)})
-
-
-def metadata(run_id: str, step: int) -> dict[str, str]:
-    """What a file of the end of a turn is of."""
-    return {"run": run_id, "step": str(step)}
-
-
-def block_of(name: str) -> int:
-    """The block of a tensor ``adapter/3.attention...``, or of its state; -1 if it is of none."""
-    number = name.partition("/")[2].partition(".")[0]
-    return int(number) if number.isdecimal() else -1

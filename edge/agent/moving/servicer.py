@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 
 from edge.agent.moving.kept import FILE, MAX_BYTES, KeptTurns
 from edge.agent.moving.shelf import SnapshotShelf, part_name
+from edge.shards.parts import SavedParts
 from ringtune.errors import IntegrityError
 from ringtune.files.chunks import FileJoiner, cut_pieces
 from ringtune.files.pieces import Pieces
@@ -26,10 +27,13 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
     Args:
         shelf: of this node.
         kept: what it and the host before it in the ring had trained at the ends of turns.
+        saved: returns the files on this node's disk of a run; None where it has no folder.
     """
 
-    def __init__(self, shelf: SnapshotShelf, kept: KeptTurns) -> None:
-        self._shelf, self._kept = shelf, kept
+    def __init__(
+        self, shelf: SnapshotShelf, kept: KeptTurns, saved: Callable[[str], SavedParts | None] = lambda run_id: None
+    ) -> None:
+        self._shelf, self._kept, self._saved = shelf, kept, saved
 
     def Fetch(
         self, request: control_pb2.SnapshotRequest, context: grpc.ServicerContext
@@ -39,6 +43,12 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         yield from answer_stream(context, cut_pieces(part_name(request.start, request.stop), part))
 
     def _part(self, request: control_pb2.SnapshotRequest) -> Pieces:
+        if request.is_saved:
+            saved = self._saved(request.run_id)
+            if saved is None:
+                raise IntegrityError(f"this node has no folder, so it has nothing of run {request.run_id}")
+            asked = (request.step, request.attempt, request.start, request.stop)
+            return saved.part(*asked, sha256=request.sha256)
         if request.is_kept:
             return self._kept.part(request.run_id, request.step, request.start, request.stop)
         return self._shelf.get(request.run_id, request.plan_epoch).part(request.start, request.stop)

@@ -61,10 +61,12 @@ class CheckpointManifest:
         model_digest: of the base model (``profile.ModelFacts``).
         step: optimizer steps done.
         holder: the owner whose shard has the head.
-        shards: one for each node of that part, in its order.
+        shards: one for each node of that part, in its order; none = it is no checkpoint, but the end of a turn that
+            every node kept in memory, and that may be on their disks since the coordinator ended.
         unfreezing: what is known of the losses, so that the run goes on with the very decisions it would have made.
         operations: the table in force, if the run chooses its tables.
         epoch: of the placement that held.
+        attempt: the run that had trained so far: ``run_id``, or one that goes on with it; empty = it is not known.
     """
 
     run_id: str
@@ -78,10 +80,13 @@ class CheckpointManifest:
     unfreezing: Unfreezing = NOTHING_KNOWN
     operations: Operations | None = None
     epoch: int = 0
+    attempt: str = ""
 
     def __post_init__(self) -> None:
         """Refuse a wrong schema, and a run id or node name that may not become part of a path."""
         check_run_id(self.run_id)
+        if self.attempt:
+            check_run_id(self.attempt)
         for shard in self.shards:
             check_node_name(shard.node)
         if self.schema != SCHEMA:
@@ -91,7 +96,7 @@ class CheckpointManifest:
     def digest(self) -> str:
         """SHA-256 of the canonical JSON form, without ``unfreezing`` where nothing is known of the losses.
 
-        The first epoch is left out as well.
+        The first epoch is left out as well, and an unknown attempt.
         """
         value = self._fields()
         if self.unfreezing == NOTHING_KNOWN:
@@ -103,7 +108,14 @@ class CheckpointManifest:
         del value["operations"]
         if not self.epoch:
             del value["epoch"]
+        if not self.attempt:
+            del value["attempt"]
         return value if self.operations is None else value | {"operations": self.operations.to_json()}
+
+    @property
+    def name(self) -> str:
+        """What it is, and of which step, for messages."""
+        return f"the checkpoint of step {self.step}" if self.shards else f"the end of step {self.step}"
 
     def shard_of(self, node: str) -> Shard:
         """The shard of a node.
@@ -161,7 +173,7 @@ class Resume:
 
     Attributes:
         plan: of the run; it stays as it was, but for its length.
-        manifests: newest first; the first one whose shards are intact everywhere is taken.
+        manifests: newest first; the first one of which everything is somewhere is taken (``whereabouts``).
         lengths: that the run had before it was made longer.
     """
 
@@ -203,7 +215,7 @@ class Resume:
             raise UsageError("there is no checkpoint to go on from; start the run without --resume")
         known = digests(job, self.plan, self.lengths)
         for manifest in self.manifests:
-            name = f"the checkpoint of step {manifest.step}"
+            name = manifest.name
             if manifest.job_digest not in known:
                 raise PlanError(f"{name} is of another job; give the job that the run was started with")
             if manifest.plan_digest not in known[manifest.job_digest]:
@@ -211,7 +223,8 @@ class Resume:
                     f"{name} is of plan {manifest.plan_digest[:12]}, plan.json is {self.plan.digest[:12]}; they have "
                     "to be of one run"
                 )
-            if tuple(shard.node for shard in manifest.shards) != self.plan.at(manifest.epoch).nodes:
+            nodes = tuple(shard.node for shard in manifest.shards)
+            if manifest.shards and nodes != self.plan.at(manifest.epoch).nodes:
                 raise PlanError(f"{name} does not have a shard of every node of the plan")
             StartPoint.of(self.plan.course, step=manifest.step, holder=manifest.holder)
             manifest.unfreezing.check(self.plan.course, manifest.step)
@@ -219,26 +232,20 @@ class Resume:
         if len({manifest.run_id for manifest in self.manifests}) != 1:
             raise PlanError("the checkpoints are of different runs; keep those of one")
 
+    @property
+    def run_id(self) -> str:
+        """The run under which nodes keep what it goes on from."""
+        return self.manifests[0].run_id
+
+    @property
+    def saved_step(self) -> int:
+        """The step of the newest checkpoint; -1 = there is none."""
+        return max((one.step for one in self.manifests if one.shards), default=-1)
+
+    def rest(self, epoch: int) -> Plan:
+        """The part of the plan from an epoch on: nodes of placements before it need not be there any more."""
+        return Plan(self.plan.course, tuple(one for one in self.plan.placements if one.epoch >= epoch))
+
     def manifests_of(self, node: str) -> tuple[CheckpointManifest, ...]:
         """The manifests that name a shard of a node: all of them, unless the run moves."""
         return tuple(one for one in self.manifests if any(shard.node == node for shard in one.shards))
-
-    def choose(self, problems: Mapping[str, Mapping[int, str]]) -> tuple[CheckpointManifest, tuple[str, ...]]:
-        """The newest checkpoint whose shards are intact everywhere.
-
-        Args:
-            problems: node -> step -> what is wrong with its shard there.
-
-        Returns:
-            The manifest, and why each newer one was passed over.
-
-        Raises:
-            IntegrityError: there is none; names what is wrong with each.
-        """
-        passed: list[str] = []
-        for manifest in self.manifests:
-            wrong = [found[manifest.step] for _, found in sorted(problems.items()) if found.get(manifest.step)]
-            if not wrong:
-                return manifest, tuple(passed)
-            passed.append(f"the checkpoint of step {manifest.step} can't be used: {'; '.join(wrong)}")
-        raise IntegrityError(f"{'. '.join(passed)}. No other checkpoint is left; start the run without --resume")

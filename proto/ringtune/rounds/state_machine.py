@@ -194,7 +194,9 @@ class Rounds:
             return
         left_out = [node for node in self._nodes if node not in self.plan.nodes]
         commands += [rd.Release(node, "the plan does not need this node") for node in left_out]
-        self._nodes = self.plan.nodes
+        self._nodes = tuple(
+            node for node in self.plan.nodes if node in self._nodes
+        )  # those of past placements may lack
         self._moving = Moving(self.plan, self._start_point, wait_s=self._wait_s)
         part = self._moving.part
         self._enter("preparing", now_s, commands, part.nodes)
@@ -322,8 +324,10 @@ class Rounds:
                 break
             granting.close(turn)
             commands.append(rd.LogTurn(turn))
+            unfreezing = granting.depths.unfreezing
+            if turn.kind is StepKind.TRAIN and self._made_moving.part.placement.copies:
+                commands.append(rd.LogKept(turn.end_step, turn.owner, unfreezing))
             if turn.kind is StepKind.CHECKPOINT:
-                unfreezing = granting.depths.unfreezing
                 commands.append(rd.LogCheckpoint(turn.first_step, turn.owner, unfreezing, turn.operations))
             self._grant_ahead(now_s, commands)
             if turn.kind is StepKind.EVALUATE:

@@ -339,7 +339,7 @@ class CheckpointNoted(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class RunEvent(_message.Message):
-    __slots__ = ("state", "job_toml", "profile_json", "plan_json", "metrics_json", "step_json", "report_json", "file", "failure", "done", "run_id", "checkpoint_json", "note", "kept", "operations_json", "resumed_json", "members_json")
+    __slots__ = ("state", "job_toml", "profile_json", "plan_json", "metrics_json", "step_json", "report_json", "file", "failure", "done", "run_id", "checkpoint_json", "note", "kept", "operations_json", "resumed_json", "members_json", "kept_turn_json")
     STATE_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +357,7 @@ class RunEvent(_message.Message):
     OPERATIONS_JSON_FIELD_NUMBER: _ClassVar[int]
     RESUMED_JSON_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_JSON_FIELD_NUMBER: _ClassVar[int]
+    KEPT_TURN_JSON_FIELD_NUMBER: _ClassVar[int]
     state: str
     job_toml: str
     profile_json: str
@@ -374,7 +375,8 @@ class RunEvent(_message.Message):
     operations_json: str
     resumed_json: str
     members_json: str
-    def __init__(self, state: _Optional[str] = ..., job_toml: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., metrics_json: _Optional[str] = ..., step_json: _Optional[str] = ..., report_json: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., failure: _Optional[_Union[RunFailure, _Mapping]] = ..., done: _Optional[bool] = ..., run_id: _Optional[str] = ..., checkpoint_json: _Optional[str] = ..., note: _Optional[str] = ..., kept: _Optional[bool] = ..., operations_json: _Optional[str] = ..., resumed_json: _Optional[str] = ..., members_json: _Optional[str] = ...) -> None: ...
+    kept_turn_json: str
+    def __init__(self, state: _Optional[str] = ..., job_toml: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., metrics_json: _Optional[str] = ..., step_json: _Optional[str] = ..., report_json: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., failure: _Optional[_Union[RunFailure, _Mapping]] = ..., done: _Optional[bool] = ..., run_id: _Optional[str] = ..., checkpoint_json: _Optional[str] = ..., note: _Optional[str] = ..., kept: _Optional[bool] = ..., operations_json: _Optional[str] = ..., resumed_json: _Optional[str] = ..., members_json: _Optional[str] = ..., kept_turn_json: _Optional[str] = ...) -> None: ...
 
 class FileChunk(_message.Message):
     __slots__ = ("path", "chunk", "last", "sha256")
@@ -509,15 +511,29 @@ class ShardState(_message.Message):
     def __init__(self, step: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class InspectReply(_message.Message):
-    __slots__ = ("facts_json", "shards")
+    __slots__ = ("facts_json", "shards", "saved")
     FACTS_JSON_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     facts_json: str
     shards: _containers.RepeatedCompositeFieldContainer[ShardState]
-    def __init__(self, facts_json: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardState, _Mapping]]] = ...) -> None: ...
+    saved: _containers.RepeatedCompositeFieldContainer[SavedPart]
+    def __init__(self, facts_json: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardState, _Mapping]]] = ..., saved: _Optional[_Iterable[_Union[SavedPart, _Mapping]]] = ...) -> None: ...
+
+class SavedPart(_message.Message):
+    __slots__ = ("step", "attempt", "blocks", "has_head")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HAS_HEAD_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    attempt: str
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    has_head: bool
+    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., blocks: _Optional[_Iterable[int]] = ..., has_head: _Optional[bool] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("run_id", "plan_epoch", "plan_json", "job_toml", "addresses", "checkpoint_run", "start_holder", "shard", "checkpoint_plan")
+    __slots__ = ("run_id", "plan_epoch", "plan_json", "job_toml", "addresses", "checkpoint_run", "start_holder", "shard", "checkpoint_plan", "saved")
     class AddressesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -534,6 +550,7 @@ class PrepareRequest(_message.Message):
     START_HOLDER_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_PLAN_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     plan_epoch: int
     plan_json: str
@@ -543,7 +560,20 @@ class PrepareRequest(_message.Message):
     start_holder: str
     shard: ShardRef
     checkpoint_plan: str
-    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., plan_json: _Optional[str] = ..., job_toml: _Optional[str] = ..., addresses: _Optional[_Mapping[str, str]] = ..., checkpoint_run: _Optional[str] = ..., start_holder: _Optional[str] = ..., shard: _Optional[_Union[ShardRef, _Mapping]] = ..., checkpoint_plan: _Optional[str] = ...) -> None: ...
+    saved: SavedStart
+    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., plan_json: _Optional[str] = ..., job_toml: _Optional[str] = ..., addresses: _Optional[_Mapping[str, str]] = ..., checkpoint_run: _Optional[str] = ..., start_holder: _Optional[str] = ..., shard: _Optional[_Union[ShardRef, _Mapping]] = ..., checkpoint_plan: _Optional[str] = ..., saved: _Optional[_Union[SavedStart, _Mapping]] = ...) -> None: ...
+
+class SavedStart(_message.Message):
+    __slots__ = ("step", "attempt", "sources", "head_sha256")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    HEAD_SHA256_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    attempt: str
+    sources: _containers.RepeatedCompositeFieldContainer[SnapshotSource]
+    head_sha256: str
+    def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., head_sha256: _Optional[str] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
     __slots__ = ("hosted_bytes",)
@@ -596,14 +626,16 @@ class MoveRequest(_message.Message):
     def __init__(self, prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., step: _Optional[int] = ..., holder: _Optional[str] = ..., first_turn: _Optional[int] = ..., first_seq: _Optional[int] = ..., from_epoch: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., recovers: _Optional[bool] = ..., repeats: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SnapshotSource(_message.Message):
-    __slots__ = ("node", "start", "stop")
+    __slots__ = ("node", "start", "stop", "sha256")
     NODE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
     node: str
     start: int
     stop: int
-    def __init__(self, node: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+    sha256: str
+    def __init__(self, node: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class MoveReply(_message.Message):
     __slots__ = ("hosted_bytes", "fetched_bytes")
@@ -614,20 +646,26 @@ class MoveReply(_message.Message):
     def __init__(self, hosted_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("run_id", "plan_epoch", "start", "stop", "is_kept", "step")
+    __slots__ = ("run_id", "plan_epoch", "start", "stop", "is_kept", "step", "is_saved", "attempt", "sha256")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     IS_KEPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    IS_SAVED_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     plan_epoch: int
     start: int
     stop: int
     is_kept: bool
     step: int
-    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., is_kept: _Optional[bool] = ..., step: _Optional[int] = ...) -> None: ...
+    is_saved: bool
+    attempt: str
+    sha256: str
+    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., is_kept: _Optional[bool] = ..., step: _Optional[int] = ..., is_saved: _Optional[bool] = ..., attempt: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class KeepChunk(_message.Message):
     __slots__ = ("run_id", "step", "node", "file", "is_head")

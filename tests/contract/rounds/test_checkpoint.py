@@ -119,7 +119,7 @@ def test_resume_reads_what_it_wrote() -> None:
     [
         ({"job_digest": "00"}, "step 4 is of another job"),
         ({"plan_digest": "00"}, "step 4 is of plan 00"),
-        ({"shards": ()}, "a shard of every node"),
+        ({"shards": manifest().shards[:1]}, "a shard of every node"),
         ({"step": 3}, "turn boundary"),
         ({"holder": "b"}, "no owner"),
     ],
@@ -154,20 +154,17 @@ def test_resume_with_a_length_that_is_none_is_refused(length: object) -> None:
         Resume.parse(json.dumps(value | {"lengths": [length]}))
 
 
-def test_resume_chooses_the_newest_checkpoint_that_is_whole() -> None:
-    """A damaged shard is named, and the checkpoint before it is taken."""
-    resume = Resume(plan=PLAN, manifests=(manifest(8), manifest(4)))
-    assert resume.choose({"a": {}, "b": {4: "", 8: ""}}) == (manifest(8), ())
-    chosen, passed = resume.choose({"a": {8: ""}, "b": {8: "node b: shard x is damaged"}})
-    assert chosen == manifest(4)
-    assert passed == ("the checkpoint of step 8 can't be used: node b: shard x is damaged",)
-
-
-def test_resume_without_any_whole_checkpoint_names_all_damage() -> None:
-    """Nothing is begun anew behind the user's back."""
-    resume = Resume(plan=PLAN, manifests=(manifest(8), manifest(4)))
-    with pytest.raises(IntegrityError, match=r"step 8 .*gone.*step 4 .*torn.*without --resume"):
-        resume.choose({"a": {8: "gone", 4: "torn"}})
+def test_manifest_of_the_end_of_a_turn_has_no_shards_and_says_who_trained_it() -> None:
+    """It reads what it wrote; one that does not say who trained it has the digest that it had."""
+    kept = manifest(8, shards=(), attempt=manifest().run_id)
+    assert CheckpointManifest.parse(json.dumps(kept.to_json())) == kept
+    assert (kept.name, manifest(8).name) == ("the end of step 8", "the checkpoint of step 8")
+    assert "attempt" not in manifest().to_json()
+    resume = Resume(plan=PLAN, manifests=(kept, manifest(4)))
+    resume.check(JOB)
+    assert (resume.saved_step, Resume(plan=PLAN, manifests=(kept,)).saved_step) == (4, -1)
+    with pytest.raises(IntegrityError, match="run id"):
+        CheckpointManifest.from_json({**kept.to_json(), "attempt": "../x"})
 
 
 def test_job_digest_is_that_of_versions_that_did_not_have_every_key() -> None:

@@ -143,6 +143,57 @@ def test_run_that_went_on_before_goes_on_from_what_came_before_it() -> None:
     assert later.resume == Resume(plan=PLAN, manifests=(manifest(8), manifest(4)), lengths=lengths)
 
 
+def kept(step: int, *, attempt: int = 1, **changes: Any) -> control_pb2.RunEvent:
+    """The event of a turn that every node kept."""
+    found = replace(manifest(step), shards=(), attempt=run_id(attempt), **changes)
+    return control_pb2.RunEvent(kept_turn_json=json.dumps(found.to_json()))
+
+
+def steps_of(request: RunRequest) -> list[tuple[int, bool]]:
+    """The steps that a request may go on from, and whether each is a checkpoint."""
+    assert request.resume is not None
+    return [(one.step, bool(one.shards)) for one in request.resume.manifests]
+
+
+def test_run_goes_on_from_the_newest_turn_that_all_nodes_kept() -> None:
+    """As many turns as nodes keep, with the checkpoints between them; of one step the checkpoint comes first."""
+    events = [PLANNED, *(kept(step) for step in (1, 2, 3)), saved(3), *(kept(step) for step in (4, 5))]
+    found = request_to_go_on(REQUEST, interrupted(1), [*events, kept(6), saved(6)])
+    assert steps_of(found) == [(6, True), (6, False), (5, False), (4, False), (3, True)]
+    assert (found.plan, found.choices) == (None, Choices((), ()))
+    resumed = control_pb2.RunEvent(resumed_json=json.dumps({"step": 4, "saved_step": 3, "passed_over": []}))
+    later = request_to_go_on(
+        REQUEST._replace(resume=found.resume), interrupted(2), [PLANNED, resumed, kept(5, attempt=2)]
+    )
+    assert steps_of(later) == [(5, False), (4, False), (3, True)]
+    assert later.resume is not None and later.resume.manifests[0].attempt == run_id(2)
+
+
+def test_run_without_a_checkpoint_goes_on_from_its_last_turns_or_begins_as_it_was_asked_to() -> None:
+    """What its nodes have lost is planned and trained anew, so what was asked stays in the request."""
+    given = GivenPlan(plan=PLAN)
+    found = request_to_go_on(REQUEST._replace(plan=given), interrupted(1, saved_step=-1), [PLANNED, kept(2), kept(4)])
+    assert steps_of(found) == [(4, False), (2, False)]
+    assert (found.plan, found.choices) == (given, REQUEST.choices)
+
+
+def test_turns_that_end_count_as_progress_of_a_run_that_is_taken_up() -> None:
+    """A run without checkpoints that comes further each time is taken up again; one that does not is left."""
+
+    def attempts(*kept_steps: int) -> list[RunRecord]:
+        first = interrupted(1, saved_step=-1, kept_step=kept_steps[0])
+        return [
+            first,
+            *(
+                interrupted(number, saved_step=-1, kept_step=step, takes_up=run_id(number - 1))
+                for number, step in enumerate(kept_steps[1:], 2)
+            ),
+        ]
+
+    assert chosen(*attempts(4, 6, 8, 10, 12)) == run_id(5)
+    assert chosen(*attempts(4, 4, 4, 4)) == ""
+
+
 def test_run_without_a_checkpoint_begins_anew_with_its_nodes() -> None:
     """Those that were asked about themselves, or of the given plan; a number of nodes where none was there yet."""
     begun = interrupted(1, saved_step=-1, nodes=("a", "b"))

@@ -107,7 +107,8 @@ def test_run_falls_back_to_the_checkpoint_before_a_damaged_shard(stopped: Path) 
         run(cluster, stopped, resume=find_resume(stopped, JOB, print), notes=notes)
         assert cluster.agents["a"].prepared.shard.step == before
     assert notes.texts == [
-        f"the checkpoint of step {newest} can't be used: node b: shard step-{newest} is damaged",
+        f"the checkpoint of step {newest} can't be used: node b: shard step-{newest} is damaged; no node that is there "
+        "has what was trained of block 3, which node b had, or a copy of it",
         f"going on after step {before}",
     ]
     assert [line["step"] for line in steps_of(stopped / "metrics.jsonl")] == list(range(1, 9))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.agent.moving.kept import FILE, KeptTurns
+from edge.agent.moving.kept import FILE, KeptFile, KeptTurns
 from edge.agent.moving.servicer import SnapshotServicer
 from edge.agent.moving.shelf import SnapshotShelf
 from ringtune.errors import FrameError, IntegrityError, RingTuneError
@@ -84,3 +84,29 @@ def has_head(kept: KeptTurns, step: int) -> bool:
         return bytes(kept.head("run", step)) == b"a head"
     except FrameError:
         return False
+
+
+def test_copies_of_a_checkpoint_are_saved_whenever_they_come(kept: KeptTurns) -> None:
+    """What is here already at once, what comes later before its sender hears of it; this node's own has a shard."""
+    saved: list[KeptFile] = []
+    kept.keep("run", 8, "a", file_of(0))
+    kept.keep("run", 8, "b", file_of(2), b"own head")
+    kept.save_at(8, saved.append, with_head=False)
+    assert saved == [KeptFile(8, file_of(0), is_head=False)]
+    kept.keep("run", 8, "c", file_of(3))
+    kept.keep("run", 12, "a", file_of(0))
+    kept.keep_head("run", 8, b"head")
+    assert saved[1:] == [KeptFile(8, file_of(3), is_head=False), KeptFile(8, b"head", is_head=True)]
+    kept.save_at(12, saved.append, with_head=True)
+    assert saved[3:] == [KeptFile(12, file_of(0), is_head=False)]
+    kept.drop("run")
+    assert kept.everything() == ("", ())
+
+
+def test_everything_that_is_kept_is_told_with_its_run(kept: KeptTurns) -> None:
+    """Files of all nodes, and heads."""
+    kept.keep("run", 8, "a", file_of(0))
+    kept.keep("run", 8, "b", file_of(2), b"head")
+    run_id, files = kept.everything()
+    wanted = [(8, file_of(0), False), (8, file_of(2), False), (8, b"head", True)]
+    assert run_id == "run" and sorted(files) == sorted(wanted)

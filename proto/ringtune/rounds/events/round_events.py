@@ -325,6 +325,14 @@ class LogCheckpoint(NamedTuple):
     operations: Operations | None = None
 
 
+class LogKept(NamedTuple):
+    """Log that every node keeps in memory what it has trained up to ``step``, and ``holder`` the head."""
+
+    step: int
+    holder: str
+    unfreezing: Unfreezing = NOTHING_KNOWN
+
+
 class LogEvaluation(NamedTuple):
     """Log a complete evaluation: counts summed over the owners."""
 
@@ -378,6 +386,7 @@ Command = (
     | LogOperations
     | LogCacheLost
     | LogCheckpoint
+    | LogKept
     | LogEvaluation
     | Collect
     | Release
