@@ -100,7 +100,7 @@ class MoveDriving:
         )
 
     def _move(self, command: rounds.Move) -> None:
-        node, part, start, from_epoch, sources, from_step = command
+        node, part, start, from_epoch, sources, from_step, head_from = command
         epoch = part.placement.epoch
         request = control_pb2.MoveRequest(
             prepare=self._prepare_request(part),
@@ -111,6 +111,7 @@ class MoveDriving:
             from_epoch=from_epoch,
             recovers=from_step is not None,
             repeats=start.repeats,
+            head_from=head_from,
         )
         for source in sources:
             request.sources.add(node=source.node, start=source.start, stop=source.stop)

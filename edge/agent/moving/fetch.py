@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import grpc
 
-from edge.agent.moving.kept import FILE
-from edge.agent.moving.shelf import part_name
+from edge.agent.moving.kept import FILE, MAX_BYTES
+from edge.agent.moving.shelf import HEAD_FILE, part_name
 from ringtune.errors import IntegrityError
 from ringtune.files.chunks import FileJoiner, cut_pieces
 from ringtune.files.pieces import Pieces
@@ -61,20 +61,49 @@ def _fetched(
     check: Callable[[str, str], None],
     step: int | None,
 ) -> Pieces:
-    address = addresses.get(source.node, "")
-    check(source.node, address)
-    name, peer = part_name(source.start, source.stop), f"node {source.node} at {address}"
     request = control_pb2.SnapshotRequest(run_id=run_id, plan_epoch=epoch, start=source.start, stop=source.stop)
     if step is not None:
         request.is_kept, request.step = True, step
-    file = io.BytesIO()
+    address = addresses.get(source.node, "")
+    check(source.node, address)
+    return _received(request, part_name(source.start, source.stop), source.node, address, deadline_s)
+
+
+def fetch_head(
+    run_id: str, step: int, node: str, address: str, deadline_s: float, check: Callable[[str, str], None]
+) -> Pieces:
+    """Fetch the head, as another node kept it after so many steps, into memory.
+
+    Args:
+        run_id: of the run.
+        step: optimizer steps done.
+        node: that keeps it.
+        address: of this node.
+        deadline_s: until when, on the monotonic clock.
+        check: raises if a node may not be reached so.
+
+    Raises:
+        RingTuneError: as for ``fetch``.
+    """
+    check(node, address)
+    request = control_pb2.SnapshotRequest(run_id=run_id, is_kept=True, step=step, is_head=True)
+    return _received(request, HEAD_FILE, node, address, deadline_s)
+
+
+def _received(
+    request: control_pb2.SnapshotRequest, name: str, node: str, address: str, deadline_s: float
+) -> Pieces:
+    """Receive a file of this name from another node; a head is no larger than a copy may be."""
+    peer, file = f"node {node} at {address}", io.BytesIO()
     joiner = FileJoiner(name, file, source=peer)
-    with open_channel(address, peer=node_party(source.node)) as channel:
+    with open_channel(address, peer=node_party(node)) as channel:
         stub = control_pb2_grpc.SnapshotsStub(channel)
         try:
             for chunk in stub.Fetch(request, timeout=max(0.1, deadline_s - time.monotonic())):
                 if chunk.path != name:
                     raise IntegrityError(f"{peer} sent {chunk.path!r}, not {name!r}; use one version on all machines")
+                if request.is_head and file.tell() + len(chunk.chunk) > MAX_BYTES:
+                    raise IntegrityError(f"{peer} sends more than {MAX_BYTES} B as {name}; use one version everywhere")
                 if joiner.add(chunk):
                     return Pieces.of(file.getbuffer())
         except grpc.RpcError as error:

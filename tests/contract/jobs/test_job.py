@@ -109,6 +109,7 @@ dtype = "float32"
 [recovery]
 copies = "auto"
 owners = "wait"
+wait_s = 300.0
 
 [runtime]
 threads = 0

@@ -7,7 +7,17 @@ from typing import Any, NamedTuple
 
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.rounds.copy_digests import CopyDigest
-from ringtune.rounds.events.recovery_events import Halt, Halted, LogRecovery, NotPlaced, PlaceAgain, Placed, ShowStep
+from ringtune.rounds.events.recovery_events import (
+    AwaitNodes,
+    Halt,
+    Halted,
+    LogRecovery,
+    NodeJoined,
+    NotPlaced,
+    PlaceAgain,
+    Placed,
+    ShowStep,
+)
 from ringtune.rounds.events.replanning_events import FetchAhead, FetchedAhead, LogFetched, Replanned
 from ringtune.schedule.epochs import Source
 from ringtune.schedule.operations.scores import BlockScores
@@ -168,6 +178,7 @@ Event = (
     | Halted
     | Placed
     | NotPlaced
+    | NodeJoined
     | Replanned
     | FetchedAhead
     | StepReported
@@ -227,6 +238,7 @@ class Move(NamedTuple):
         sources: the trained blocks that the node takes over, perhaps from itself.
         from_step: the run recovers, so that blocks and head are taken as they were kept after this step; None = as
             they are.
+        head_from: the node from which it fetches the head as it was kept then; empty = from nobody.
     """
 
     node: str
@@ -235,6 +247,7 @@ class Move(NamedTuple):
     from_epoch: int
     sources: tuple[Source, ...]
     from_step: int | None = None
+    head_from: str = ""
 
 
 class LogPlan(NamedTuple):
@@ -365,6 +378,7 @@ Command = (
     | FetchAhead
     | Halt
     | PlaceAgain
+    | AwaitNodes
     | LogRecovery
     | ShowStep
     | LogMove
