@@ -90,9 +90,7 @@ def fetch_head(
     return _received(request, HEAD_FILE, node, address, deadline_s)
 
 
-def _received(
-    request: control_pb2.SnapshotRequest, name: str, node: str, address: str, deadline_s: float
-) -> Pieces:
+def _received(request: control_pb2.SnapshotRequest, name: str, node: str, address: str, deadline_s: float) -> Pieces:
     """Receive a file of this name from another node; a head is no larger than a copy may be."""
     peer, file = f"node {node} at {address}", io.BytesIO()
     joiner = FileJoiner(name, file, source=peer)

@@ -390,11 +390,7 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def check_range(name: str, value: float, least: float, most: float) -> None:
-    """Refuse a number outside a range.
-
-    Raises:
-        JobError: names the key and the end that is passed.
-    """
+    """Refuse a number outside a range; the error names the key and the end that is passed."""
     if not value >= least:
         raise JobError(f"{name} is {value}, it has to be at least {least:,}")
     if value > most:

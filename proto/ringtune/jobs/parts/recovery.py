@@ -23,9 +23,9 @@ class RecoverySettings:
         copies: who keeps a copy of what a host has trained at each turn's end, so that the run goes on without the
             host: the next host in the ring, or none; then the run ends when a host is lost, and can be resumed. auto =
             the next host, where the method may move and the nodes have memory for it.
-        owners: what happens when an owner of rows is lost. wait = the run waits for it, as long as wait_s says, and goes
-            on from copies when it is back; skip = the run goes on from copies without it, and the owner's turns are
-            left out from then on.
+        owners: what happens when an owner of rows is lost. wait = the run waits for it, as long as wait_s says, and
+            goes on from copies when it is back; skip = the run goes on from copies without it, and the owner's turns
+            are left out from then on.
         wait_s: longest time that the run waits for a node without which it can't go on, in seconds: an owner of rows,
             or any node with room for blocks that fit nowhere else. Then it ends, and can be resumed. 0 = it ends at
             once, as it does where no copies are kept, and with --local, whose nodes nobody starts again.

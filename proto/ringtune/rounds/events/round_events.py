@@ -236,9 +236,8 @@ class Move(NamedTuple):
         start: where the run goes on.
         from_epoch: in which the trained blocks were hosted as ``sources`` says.
         sources: the trained blocks that the node takes over, perhaps from itself.
-        from_step: the run recovers, so that blocks and head are taken as they were kept after this step; None = as
-            they are.
-        head_from: the node from which it fetches the head as it was kept then; empty = from nobody.
+        from_step: the run recovers, and blocks and head are as they were kept after this step; None = as they are.
+        head_from: from whom it fetches the head as it was kept then; empty = from nobody.
     """
 
     node: str
