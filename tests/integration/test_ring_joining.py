@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from coordinator.drive import replanning
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.replanning import Replanned
 from coordinator.records.step_lines import is_step
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.jobs.job import Job
@@ -101,68 +105,115 @@ def test_run_waits_for_an_owner_that_is_killed_and_goes_on_when_it_is_back(ring:
     ring.wait_idle(*ring.names)
 
 
-def slow(profile: Profile, *names: str) -> Profile:
-    """The profile with measured links, and with nodes that take a thousand times as long as they do."""
-    nodes = []
-    for node in profile.nodes:
-        factor = 1000.0 if node.node in names else 1.0
-        times = tuple(
-            dataclasses.replace(
-                time, median_s=factor * time.median_s, low_s=factor * time.low_s, high_s=factor * time.high_s
-            )
-            for time in node.work_times
-        )
-        nodes.append(dataclasses.replace(node, work_times=times))
-    names_of_all = [one.node for one in nodes]
-    links = tuple(
+def measured(profile: Profile, names: str) -> Profile:
+    """The profile of these nodes as if they were on machines of their own, whose links were measured."""
+    links = (
         LinkFacts(source=source, target=target, rate_bytes_per_s=1e9, latency_s=1e-4)
-        for source, target in itertools.permutations(names_of_all, 2)
+        for source, target in itertools.permutations(names, 2)
     )
-    return dataclasses.replace(profile, nodes=tuple(nodes), links=links)
+    return Profile(nodes=tuple(node for node in profile.nodes if node.node in names), links=tuple(links))
 
 
-def test_host_that_is_killed_and_started_again_takes_blocks_again(ring: Cluster) -> None:
-    """The run goes on without it; the profile says that the others are slow, so that moving to it pays."""
-    job = job_of(ring, train__max_steps=200, train__eval_every=0, train__checkpoint_every=100)
+def pays(patch: pytest.MonkeyPatch, slices: Any) -> None:
+    """Let the planner find that these slices pay, as soon as all of their nodes are there."""
+
+    def replanned(part: Plan, job: Job, profile: Profile, **_: object) -> Replanned | None:
+        found = dataclasses.replace(part.placement, slices=slices_of(slices))
+        is_there = {piece.node for piece in found.slices} <= profile.by_name.keys()
+        return Replanned(found, "the ring of the test", 1000.0, 1.0, 5.0) if is_there else None
+
+    patch.setattr(replanning, "replanned", replanned)
+
+
+class Hold:
+    """Keeps the grants of a run back, so that it has not ended when a node has come.
+
+    Args:
+        follower: of the run.
+    """
+
+    def __init__(self, follower: Follower) -> None:
+        self._moving = follower.driver._require_moving()
+        self._lock, self._held, self._is_open = threading.Lock(), list[Any](), False
+        self._grant = self._moving.grant
+        self._moving.grant = self._keep  # type: ignore[method-assign]
+
+    def _keep(self, turns: Any) -> None:
+        with self._lock:
+            if self._is_open or not turns:
+                self._grant(turns)
+            else:
+                self._held.append(turns)
+
+    def let_go(self) -> None:
+        """Grant what was kept back, and whatever follows."""
+        with self._lock:
+            self._is_open = True
+            for turns in self._held:
+                self._grant(turns)
+
+
+def until_c_may_have_blocks(follower: Follower) -> None:
+    """Wait until the run knows of c."""
+    follower.wait_for(lambda outcome: any("node c may have blocks of this run" in note for note in outcome.notes))
+
+
+def moves(outcome: Outcome) -> list[dict[str, Any]]:
+    """The moves that came about."""
+    return [line for line in of_kind(outcome, "move") if not line.get("problem")]
+
+
+LONG: dict[str, Any] = {"train__max_steps": 96, "train__eval_every": 0, "train__checkpoint_every": 48}
+
+
+def test_host_that_is_killed_and_started_again_takes_blocks_again(
+    ring: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run goes on without it, and moves back to it when the planner finds that this pays."""
+    pays(monkeypatch, RING)
+    job = job_of(ring, **LONG, runtime__wait_s=300.0)
     plan, profile = planned(ring, job, RING)
-    asked = RunRequest(job=job, join_s=START_S, plan=GivenPlan(plan=plan), profile=slow(profile, "a", "b"))
+    asked = RunRequest(job=job, join_s=START_S, plan=GivenPlan(plan=plan), profile=measured(profile, "abc"))
     follower = Follower(ring.coordinator.run(asked))
     follower.wait_for_steps(5)
     ring.signal("c", signal.SIGKILL)
     follower.wait_for(lambda outcome: bool(of_kind(outcome, "recovery")))
+    hold = Hold(follower)
     restart(ring, "c")
+    until_c_may_have_blocks(follower)
+    hold.let_go()
     outcome = follower.wait()
     assert_trained(ring, job, outcome)
     (recovery,) = of_kind(outcome, "recovery")
     assert recovery["lost"] == ["c"] and "back" not in recovery
-    moved = [line for line in of_kind(outcome, "move") if not line.get("problem")]
-    assert moved, outcome.notes
+    (move,) = moves(outcome)
+    assert move["fetched_bytes"]["c"] > 0
     assert outcome.plan is not None
-    assert [piece.node for piece in outcome.plan.placements[1].slices if piece.node == "c"] == []
-    assert any(piece.node == "c" and piece.num_blocks for piece in outcome.plan.placements[-1].slices)
+    middle, last = outcome.plan.placements[-2:]
+    assert not any(piece.node == "c" for piece in middle.hosts) and last.slices == plan.placement.slices
     ring.wait_idle(*ring.names)
 
 
-def test_new_node_joins_a_run_of_two(ring: Cluster) -> None:
-    """It was not there when the run was planned; what it was not known for is in the books all the same."""
-    job = job_of(ring, train__max_steps=200, train__eval_every=0, train__checkpoint_every=100)
+def test_new_node_joins_a_run_of_two(ring: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was not there when the run was planned, and has no copy of the model; its figures are in the books."""
+    pays(monkeypatch, RING)
+    job = job_of(ring, **LONG, runtime__wait_s=300.0)
     plan, profile = planned(ring, job, (("a", 0, 2), ("b", 2, 4)))
     ring.signal("c", signal.SIGTERM)
     ring.wait_exit("c")
-    two = slow(profile, "a", "b")
-    two = Profile(
-        nodes=tuple(node for node in two.nodes if node.node != "c"),
-        links=tuple(link for link in two.links if "c" not in (link.source, link.target)),
-    )
-    follower = Follower(
-        ring.coordinator.run(RunRequest(job=job, join_s=START_S, plan=GivenPlan(plan=plan), profile=two))
-    )
-    follower.wait_for_steps(1)
+    asked = RunRequest(job=job, join_s=START_S, plan=GivenPlan(plan=plan), profile=measured(profile, "ab"))
+    follower = Follower(ring.coordinator.run(asked))
+    follower.wait_for_steps(5)
+    hold = Hold(follower)
     ring.start("c")
+    until_c_may_have_blocks(follower)
+    hold.let_go()
     outcome = follower.wait()
     assert_trained(ring, job, outcome)
-    (move,) = [line for line in of_kind(outcome, "move") if not line.get("problem")]
-    assert move["fetched_bytes"].get("c", 0) > 0
-    assert outcome.report["nodes"]["c"]["actions"] > 0
-    assert any("node c may have blocks of this run" in note for note in outcome.notes)
+    (move,) = moves(outcome)
+    assert move["step"] > 0 and "c" in move["fetched_bytes"]
+    assert outcome.report["nodes"]["c"]["actions"] > 0 and outcome.report["nodes"]["c"]["blocks"] == [1, 3]
+    assert outcome.plan is not None and outcome.plan.placements[-1].slices == slices_of(RING)
+    trace = json.loads(outcome.files["trace.json"])
+    assert "c" in [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]
     ring.wait_idle(*ring.names)

@@ -12,10 +12,13 @@ The others have stopped meanwhile and keep what they had at the end of the last 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
+from ringtune.errors import CapacityError, PeerLostError, StorageError
 from ringtune.rounds.events.recovery_events import AwaitNodes
 
-RESUME = "start it again and --resume the run"
+RESUME: Final = "start it again and --resume the run"
+_OF_ROOM: Final = (CapacityError.__name__, StorageError.__name__)
 
 
 class Waiting:
@@ -59,7 +62,7 @@ class Waiting:
         self._owners[node] = now_s + self.wait_s
 
     def for_room(self, error: str, problem: str, lost: Iterable[str], now_s: float) -> bool:
-        """Wait for any node because nothing fits; False if that was waited for long enough.
+        """Wait for any node because nothing fits; False if that was waited for long enough, or no node would help.
 
         Args:
             error: class of the error with which the run would end.
@@ -67,6 +70,8 @@ class Waiting:
             lost: who is lost.
             now_s: the time.
         """
+        if error not in _OF_ROOM:
+            return False
         if self._room_until_s is None:
             self._room_until_s = now_s + self.wait_s
         if now_s >= self._room_until_s:
@@ -93,15 +98,17 @@ class Waiting:
     @property
     def why(self) -> str:
         """Why the run can't go on without them."""
-        parts = [f"{', '.join(self.owners)} owns rows, which no other node has"] if self._owners else []
+        owns = "own" if len(self._owners) > 1 else "owns"
+        parts = [f"{', '.join(self.owners)} {owns} rows, which no other node has"] if self._owners else []
         return "; ".join([*parts, self._problem] if self._problem else parts)
 
     def told(self) -> AwaitNodes:
         """What people are told."""
-        return AwaitNodes(self.awaited, self.why, self.until_s)
+        others = "; another node with room does as well" if self._problem else ""
+        return AwaitNodes(self.awaited, self.why + others, self.until_s)
 
     def late(self) -> tuple[str, str]:
         """The class and the message of the error with which the run ends when time is up."""
         waited = f"waited {self.wait_s:g} s (recovery.wait_s) for node {', '.join(self.awaited)}"
-        error = "PeerLostError" if self._owners else self._error
+        error = PeerLostError.__name__ if self._owners else self._error
         return error, f"{waited}: {self.why}; {RESUME}"
