@@ -107,6 +107,9 @@ class Driver(abc.ABC):
     def noted(self, step: int) -> None:  # noqa: B027 - a measurement has no checkpoints
         """Hear that the submitter has the manifest of a checkpoint on disk; work without checkpoints ignores it."""
 
+    def joined(self, member: Member) -> None:  # noqa: B027 - a measurement goes on with those it began with
+        """Hear that a node has joined the coordinator, for the first time or again, while the work is under way."""
+
     def node_failed(self, node: str, error: RingTuneError) -> None:
         """Queue that a node has failed or ended."""
         self._queue.put(rounds.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
@@ -176,6 +179,10 @@ class Driver(abc.ABC):
             self._outbox.emit(event)
         else:
             self._keeper(event)
+
+    def _note(self, text: str) -> None:
+        """Tell the submitter something."""
+        self._emit(control_pb2.RunEvent(note=text))
 
     def _next(self) -> Any:
         """Take the next entry of the queue; None if none came for ``TICK_S``."""
@@ -255,6 +262,15 @@ class Driver(abc.ABC):
             if not named and (not wanted or time.monotonic() >= deadline_s):
                 raise too_few(living, wanted, join_s)
             raise_if_over(self._next())
+
+    def _admit(self, member: Member, calls: AgentCalls) -> str:
+        """Count on a node from now on; return which process of its name took part before, empty = none."""
+        before = self._instances.get(member.node, "")
+        if member.node in self._calls:
+            self._calls[member.node].close()
+        self._calls[member.node], self._instances[member.node] = calls, member.instance
+        self._needed |= {member.node}
+        return before
 
     def _silent_nodes(self) -> Iterator[tuple[str, str]]:
         """Yield each node whose lease is over, with the message that it is lost."""

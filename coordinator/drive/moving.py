@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from coordinator.drive.agent_calls import AgentCalls
-from coordinator.drive.answers import NodeMoved, NodeRested
+from coordinator.drive.answers import NodeMoved, NodePrepared, NodeRested
 from coordinator.drive.checkpointing import Checkpointing
 from coordinator.records.report import RunLedger
 from ringtune.errors import PeerLostError, RingTuneError
+from ringtune.files.pieces import Pieces
 from ringtune.files.strict import read_object
 from ringtune.jobs.job import Job
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.rounds import rounds
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.turns import Turn
 from ringtune.v1 import control_pb2
 
 
@@ -46,15 +48,32 @@ class MoveDriving:
         checkpoints: Checkpointing,
         addresses: Mapping[str, str],
         calls: Mapping[str, AgentCalls],
-        put: Callable[
-            [NodeRested | NodeMoved | rounds.MoveFailed | rounds.Halted | rounds.FetchedAhead | rounds.NodeFailed], None
-        ],
+        put: Callable[[NodePrepared | NodeRested | NodeMoved | rounds.Event], None],
     ) -> None:
         self.part = part
         self._job_toml, self._checkpoints, self._addresses = job.to_toml(), checkpoints, addresses
         self._calls, self._put = calls, put
         self._wait_s, self._recovers = job.runtime.wait_s, part.placement.copies
         self._place()
+
+    def prepare(self, command: rounds.Prepare, saved: Mapping[str, Pieces] | None) -> None:
+        """Hand a node the plan, with files of a saved result to begin with."""
+        node, plan = command
+        self._calls[node].prepare(
+            json.dumps(plan.to_json()),
+            self._job_toml,
+            {name: self._addresses[name] for name in plan.nodes},
+            timeout_s=self._wait_s,
+            on_result=lambda hosted: self._put(NodePrepared(node, hosted)),
+            on_progress=lambda: self._put(rounds.Progressed(node)),
+            saved=saved,
+            extend=lambda request: self._checkpoints.go_on(node, request),
+        )
+
+    def grant(self, turns: Sequence[Turn]) -> None:
+        """Grant turns to all nodes that work on them, and let shards go that are not needed any more."""
+        for node in self.part.nodes:
+            self._calls[node].grant(turns, keep_from_step=self._checkpoints.keep_from_step)
 
     def tell(self, command: rounds.FetchAhead | rounds.Rest | rounds.Move | rounds.Halt) -> None:
         """Let a node fetch what it will need, rest, move, or stop as another one is lost, which gives its move up."""
@@ -100,7 +119,7 @@ class MoveDriving:
         )
 
     def _move(self, command: rounds.Move) -> None:
-        node, part, start, from_epoch, sources, from_step = command
+        node, part, start, from_epoch, sources, from_step, head_from = command
         epoch = part.placement.epoch
         request = control_pb2.MoveRequest(
             prepare=self._prepare_request(part),
@@ -111,6 +130,7 @@ class MoveDriving:
             from_epoch=from_epoch,
             recovers=from_step is not None,
             repeats=start.repeats,
+            head_from=head_from,
         )
         for source in sources:
             request.sources.add(node=source.node, start=source.start, stop=source.stop)
@@ -142,8 +162,11 @@ class MoveDriving:
         came = format_bytes(sum(count for _, count in command.fetched_bytes))
         out, num_steps = ", ".join(command.left_out), self.part.course.num_steps
         shorter = f"; the rows of {out} are left out, so that the run ends with step {num_steps}" if out else ""
+        gone = [node for node in command.lost if node not in command.back]
+        who = [f"node {', '.join(gone)} is lost"] if gone else []
+        who += [f"node {', '.join(command.back)} is back"] if command.back else []
         return (
-            f"node {', '.join(command.lost)} is lost; the run goes on from step {command.step}, in placement"
+            f"{' and '.join(who)}; the run goes on from step {command.step}, in placement"
             f" {self.part.placement.epoch}, after {format_seconds(command.seconds)}; {came} of copies were fetched"
         ) + shorter
 

@@ -9,33 +9,56 @@ from coordinator.drive.moving import MoveDriving
 from coordinator.drive.replanning import Replanning
 from coordinator.drive.reports import Reports
 from coordinator.drive.requests import RunRequest
+from coordinator.drive.status_board import StatusBoard
 from coordinator.records.books import RunBooks
 from coordinator.records.run_clock import now_unix_s
 from ringtune.errors import PlanError
 from ringtune.jobs.parts.recovery import SKIP
+from ringtune.quantities import format_seconds
 from ringtune.rounds import rounds
 
 
-def rounds_of(request: RunRequest) -> rounds.Rounds:
-    """Make the state machine that a request wants: where the plan has copies it goes on without lost nodes."""
+def rounds_of(request: RunRequest, *, awaits_nodes: bool = True) -> rounds.Rounds:
+    """Make the state machine that a request wants: where the plan has copies it goes on without lost nodes.
+
+    Args:
+        request: what is asked for.
+        awaits_nodes: whether lost nodes may come back, so that it waits for one that it can't do without.
+    """
     runtime, plan_only = request.job.runtime, request.plan_only
     if request.evaluation is not None:
         return rounds.Rounds(None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
-    leaves_out = request.job.recovery.owners == SKIP
+    recovery = request.job.recovery
     return rounds.RecoveringRounds(
-        None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s, leaves_out=leaves_out
+        None,
+        plan_only=plan_only,
+        plan_s=runtime.plan_s,
+        wait_s=runtime.wait_s,
+        leaves_out=recovery.owners == SKIP,
+        awaits_s=recovery.wait_s if awaits_nodes and request.is_training else 0.0,
+    )
+
+
+def await_nodes(command: rounds.AwaitNodes, board: StatusBoard, now_s: float) -> str:
+    """Show on the board for whom the run waits; return the sentence for the user."""
+    nodes, why, until_s = command
+    board.awaits(nodes, why, until_s)
+    left = format_seconds(max(0.0, until_s - now_s))
+    return (
+        f"the run waits for node {', '.join(nodes)}, {left} at most (recovery.wait_s): {why}; start it again with its"
+        " name and its data, or stop the run and --resume it later"
     )
 
 
 def recover(
-    command: rounds.PlaceAgain | rounds.LogRecovery,
+    command: rounds.LogMove | rounds.PlaceAgain | rounds.LogRecovery,
     moving: MoveDriving | None,
     books: RunBooks | None,
     replanning: Replanning | None,
     reports: Reports,
     answers: SimpleQueue[Any],
 ) -> str:
-    """Look for a placement without lost nodes, or write a recovery down and grant in its placement from now on.
+    """Look for a placement without lost nodes, or write a move or a recovery down and grant in its placement.
 
     Returns:
         A sentence for the user.
@@ -48,6 +71,11 @@ def recover(
     if isinstance(command, rounds.PlaceAgain):
         replanning.place_again(command, answers.put)
         return f"node {', '.join(command.lost)} is lost; the others go back to the end of step {command.step}"
+    if isinstance(command, rounds.LogMove):
+        told = moving.log(command)
+        books.moved(command, now_unix_s())
+        books.pace = replanning.moved(command)
+        return told
     told = moving.recovered(command)
     books.recovered(command, now_unix_s())
     books.pace = replanning.recovered(command)

@@ -103,6 +103,10 @@ class Reports:
         scores, copies = self._scores.pop((node, turn), ()), self._copies.pop((node, turn), ())
         return rounds.TurnReported(node, turn, tuple(scores), tuple(copies))
 
+    def forget(self, node: str) -> None:
+        """Count the reports of a node from 1 again: another process of its name sends them."""
+        self._num_reports.pop(node, None)
+
     def forgive(self) -> None:
         """Forget who complained about whom: the run goes on without those that were lost."""
         self._blame = Blame()

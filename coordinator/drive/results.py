@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coordinator.drive.agent_calls import AgentCalls
+from coordinator.drive.answers import Files
 from coordinator.records.events import EventSink
 from coordinator.records.file_events import send_file
 from coordinator.records.result_checks import MAX_CONFIG_BYTES, Wanted, check_parts
@@ -18,6 +20,7 @@ from ringtune.files.pieces import Pieces
 from ringtune.files.strict import read_object
 from ringtune.jobs.job import Job
 from ringtune.jobs.result import result_of, result_of_user
+from ringtune.rounds import rounds
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.users import user_sets
 
@@ -53,6 +56,26 @@ class Results:
                 self._folder = tempfile.TemporaryDirectory(prefix="ringtune-", dir=place, ignore_cleanup_errors=True)
             self._holder = node if with_head else self._holder
             return Path(tempfile.mkdtemp(prefix=f"{node}-", dir=self._folder.name))
+
+    def ask(
+        self,
+        command: rounds.Collect,
+        calls: AgentCalls,
+        job: Job,
+        part: Plan,
+        put: Callable[[Files | rounds.Progressed], None],
+    ) -> None:
+        """Ask a node for what it trained; ``put`` takes its files, and hears of bytes that came."""
+        node, with_head, with_private = command
+        calls.collect(
+            self.folder_of(node, with_head=with_head),
+            max_bytes=self.most_bytes(node, job, part),
+            with_head=with_head,
+            with_private=with_private,
+            users=user_sets(part.course),
+            on_result=lambda files: put(Files(node, files)),
+            on_progress=lambda: put(rounds.Progressed(node)),
+        )
 
     def most_bytes(self, node: str, job: Job, part: Plan) -> int:
         """More than what a node sends takes."""

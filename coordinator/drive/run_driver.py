@@ -16,37 +16,37 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from coordinator.drive.agent_calls import ask_frozen
 from coordinator.drive.answers import Answer, Facts, Files, NodeMoved, NodePrepared, NodeRested, Reported, read_facts
 from coordinator.drive.checkpointing import Checkpointing, Noted
 from coordinator.drive.choosing import choose_beside
+from coordinator.drive.coming.comers import ComerFailed, Comes, Joined, Met
+from coordinator.drive.coming.fitness import Known
+from coordinator.drive.coming.joining import Joining
 from coordinator.drive.driver import Driver
 from coordinator.drive.lost_peers import with_role
 from coordinator.drive.moving import MoveDriving, note_figures
 from coordinator.drive.plan_making.first_look import Looked
+from coordinator.drive.plan_making.inspecting import ask_about_itself
 from coordinator.drive.plan_making.link_measuring import LinkAnswer
 from coordinator.drive.plan_making.making import PlanMaking
 from coordinator.drive.plan_making.planning import PlanReady
-from coordinator.drive.recovery import recover, rounds_of
+from coordinator.drive.recovery import await_nodes, recover, rounds_of
 from coordinator.drive.replanning import Considered, Replanning
 from coordinator.drive.reports import Reports
 from coordinator.drive.requests import RunRequest
 from coordinator.drive.results import Results
 from coordinator.drive.resuming.absent import Absent
 from coordinator.members.recruiting import Members, num_neighbours, unused_owners
+from coordinator.members.registry import Member
 from coordinator.planner.job_time import JobTime
 from coordinator.planner.planned import Planned
 from coordinator.records.books import RunBooks
 from coordinator.records.run_clock import now_unix_s
 from ringtune.costs.measured.rehearsal import SKIPPED_ITEMS
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
-from ringtune.errors import IntegrityError, PeerLostError, PlanError, RingTuneError, error_from_name
+from ringtune.errors import FrameError, IntegrityError, PeerLostError, PlanError, RingTuneError, error_from_name
 from ringtune.rounds import rounds
-from ringtune.schedule.users import user_sets
 from ringtune.v1 import control_pb2
-
-# A run measures as it starts, so only briefly; 'ringtune measure' takes longer, and nodes remember the better one.
-_MEASURE_S = 1.0
 
 
 class RunDriver(Driver):
@@ -58,24 +58,44 @@ class RunDriver(Driver):
         members: who is there.
         lease_s: a node that was not heard of for so long is lost.
         on_end: called once, when every node is released.
+        awaits_nodes: whether lost nodes may come back.
     """
 
     def __init__(
-        self, run_id: str, request: RunRequest, members: Members, *, lease_s: float, on_end: Callable[[], None]
+        self,
+        run_id: str,
+        request: RunRequest,
+        members: Members,
+        *,
+        lease_s: float,
+        on_end: Callable[[], None],
+        awaits_nodes: bool = True,
     ) -> None:
         super().__init__(run_id, members, lease_s=lease_s, on_end=on_end)
         self._job = request.job
-        self._job_toml = request.job.to_toml()
+        self._addresses: dict[str, str] = {}
         self._request = request
-        self._rounds = rounds_of(request)
+        self._rounds = rounds_of(request, awaits_nodes=awaits_nodes)
         self._checkpoints = Checkpointing(run_id, request.job, request.resume)
         self._making = PlanMaking(
             request, self._checkpoints, members.links, put=self._queue.put, emit=self._emit, enter=self._enter
         )
         self._reports = Reports(self._checkpoints)
         self._results = Results()
+        self._joining = Joining(
+            run_id,
+            request,
+            members,
+            self._rounds,
+            self._reports,
+            lease_s=lease_s,
+            put=self._queue.put,
+            feed=self._feed,
+            note=self._note,
+            admit=self._admit,
+            addresses=self._addresses,
+        )
         self._timers: dict[str, float] = {}
-        self._addresses: dict[str, str] = {}
         self._neighbours: dict[str, int] = {}
         self._planned: Planned | None = None
         self._books: RunBooks | None = None
@@ -94,6 +114,10 @@ class RunDriver(Driver):
         """Ask for the run's end after the granted turns, with a checkpoint; a second call ends it at once."""
         self._queue.put(rounds.DrainAsked(reason))
 
+    def joined(self, member: Member) -> None:
+        """Queue that a node has joined the coordinator."""
+        self._queue.put(Joined(member))
+
     def noted(self, step: int) -> None:
         """Queue that the submitter has the manifest of the checkpoint of ``step`` on disk."""
         self._queue.put(Noted(step))
@@ -103,9 +127,12 @@ class RunDriver(Driver):
 
         Raises:
             IntegrityError: the node is not in this run.
+            FrameError: it is of a process that was lost, and another one has its place.
         """
         if request.node not in self._addresses:
             raise IntegrityError(f"node {request.node} is not in run {self.run_id}")
+        if request.instance and request.instance != self._instances[request.node]:
+            raise FrameError(f"another process is node {request.node} of run {self.run_id}; forget it")
         self._queue.put(Reported(request))
 
     # ---- the run's thread -------------------------------------------------------------------------
@@ -114,7 +141,7 @@ class RunDriver(Driver):
         """Run the state machine to its end; return the error of a failed run, None after success."""
         request = self._request
         members = self._recruit(
-            self._job_toml,
+            self._job.to_toml(),
             request.num_nodes,
             request.join_s,
             named=self._checkpoints.needed_nodes or (request.plan.plan.nodes if request.plan else request.nodes),
@@ -124,7 +151,7 @@ class RunDriver(Driver):
         )
         if unused := unused_owners(self._members.living(), members) if request.plan else ():
             self._note(f"not in the given plan, so their rows are not trained on: {', '.join(unused)}")
-        self._addresses = {member.node: member.address for member in members}
+        self._addresses |= {member.node: member.address for member in members}
         self._neighbours = num_neighbours(members)
         self._making.begin(members, self._calls)
         self._feed(rounds.Started(tuple(sorted(self._addresses))))
@@ -137,6 +164,7 @@ class RunDriver(Driver):
                 self._check_leases()
         finally:
             self._making.cancel()
+            self._joining.close()
         if self._finish.error:
             return error_from_name(self._finish.error, self._finish.message)
         self._hand_results_in()
@@ -144,7 +172,9 @@ class RunDriver(Driver):
 
     # ---- events -----------------------------------------------------------------------------------
 
-    def _take(self, entry: rounds.Event | Answer | Noted | PlanReady | Looked | LinkAnswer | Considered) -> None:
+    def _take(
+        self, entry: rounds.Event | Answer | Noted | PlanReady | Looked | LinkAnswer | Considered | Comes
+    ) -> None:
         match entry:
             case Reported(request):
                 self._on_report(request)
@@ -169,6 +199,8 @@ class RunDriver(Driver):
             case NodeRested() | NodeMoved():
                 if self._books is not None:
                     self._feed(note_figures(entry, self._books.ledger))
+            case Joined() | Met() | ComerFailed():
+                self._joining.take(entry, self._needed)
             case Noted(step):
                 self._let_go_of_shards(step)
             case _:
@@ -219,7 +251,6 @@ class RunDriver(Driver):
     # ---- commands ---------------------------------------------------------------------------------
 
     def _carry_out(self, command: rounds.Command) -> None:
-        wait_s = self._job.runtime.wait_s
         match command:
             case rounds.EnterPhase(phase):
                 self._enter(phase)
@@ -228,25 +259,12 @@ class RunDriver(Driver):
             case rounds.MakePlan(facts):
                 self._making.plan(facts)
             case rounds.Prepare(node, plan):
-                plan_json, addresses = json.dumps(plan.to_json()), {name: self._addresses[name] for name in plan.nodes}
-                self._calls[node].prepare(
-                    plan_json,
-                    self._job_toml,
-                    addresses,
-                    timeout_s=wait_s,
-                    on_result=lambda hosted: self._queue.put(NodePrepared(node, hosted)),
-                    on_progress=lambda: self._queue.put(rounds.Progressed(node)),
-                    saved=self._request.saved_for(node, plan),
-                    extend=lambda request: self._checkpoints.go_on(node, request),
-                )
+                self._require_moving().prepare(command, self._request.saved_for(node, plan))
             case rounds.FetchAhead() | rounds.Rest() | rounds.Move() | rounds.Halt():
                 self._require_moving().tell(command)
-            case rounds.LogMove():
-                self._note(self._require_moving().log(command))
-                if self._books is not None and self._replanning is not None:
-                    self._books.moved(command, now_unix_s())
-                    self._books.pace = self._replanning.moved(command)
-            case rounds.PlaceAgain() | rounds.LogRecovery():
+            case rounds.AwaitNodes():
+                self._note(await_nodes(command, self.board, time.monotonic()))
+            case rounds.LogMove() | rounds.PlaceAgain() | rounds.LogRecovery():
                 self._note(recover(command, self._moving, self._books, self._replanning, self._reports, self._queue))
             case rounds.LogTurn(turn) if self._books is not None and self._replanning is not None:
                 self._books.log(command)
@@ -255,18 +273,9 @@ class RunDriver(Driver):
             case rounds.Grant(turns):
                 if self._books is not None:
                     self._books.granted(turns)
-                for node in self._require_moving().part.nodes:
-                    self._calls[node].grant(turns, keep_from_step=self._checkpoints.keep_from_step)
-            case rounds.Collect(node, with_head, with_private):
-                self._calls[node].collect(
-                    self._results.folder_of(node, with_head=with_head),
-                    max_bytes=self._results.most_bytes(node, self._job, self._require_moving().part),
-                    with_head=with_head,
-                    with_private=with_private,
-                    users=user_sets(self._require_plan().plan.course),
-                    on_result=lambda files: self._queue.put(Files(node, files)),
-                    on_progress=lambda: self._queue.put(rounds.Progressed(node)),
-                )
+                self._require_moving().grant(turns)
+            case rounds.Collect(node):
+                self._results.ask(command, self._calls[node], self._job, self._require_moving().part, self._queue.put)
             case rounds.Release(node, reason, is_finished):
                 self._needed -= {node}
                 self._released.append(self._calls[node].release(reason, is_finished=is_finished))
@@ -290,22 +299,15 @@ class RunDriver(Driver):
                     self._books.log(command)
 
     def _inspect(self, node: str) -> None:
-        self._calls[node].inspect(
-            self._job_toml,
+        ask_about_itself(
+            self._calls[node],
+            self._job,
             measure=self._making.needs_times,
-            timeout_s=self._job.runtime.wait_s,
-            on_result=lambda reply: self._queue.put(Facts.of(node, reply)),
-            extend=lambda request: self._ask_more(node, request),
+            neighbours=self._neighbours[node],
+            frozen=self._timed_frozen,
+            put=self._queue.put,
+            extend=lambda request: self._checkpoints.ask_about(node, request),
         )
-
-    def _ask_more(self, node: str, request: control_pb2.InspectRequest) -> None:
-        """Add to an inspection how long to measure, with how many neighbours, and which shards are asked for.
-
-        Nodes of one machine are timed at the same moment, as they will compute.
-        """
-        request.measure_s, request.neighbours = _MEASURE_S, self._neighbours[node]
-        ask_frozen(request, self._timed_frozen)
-        self._checkpoints.ask_about(node, request)
 
     def _let_go_of_shards(self, step: int) -> None:
         """Tell nodes which shards they may drop now that the submitter has the manifest of ``step``.
@@ -313,8 +315,7 @@ class RunDriver(Driver):
         A call of its own, because there may be no further grant that could say so.
         """
         if self._checkpoints.note_kept(step) and self._rounds.phase in ("training", "collecting"):
-            for node in self._require_moving().part.nodes:
-                self._calls[node].grant((), keep_from_step=self._checkpoints.keep_from_step)
+            self._require_moving().grant(())
 
     def _enter(self, phase: str) -> None:
         now_s, (name, since_s) = time.monotonic(), self._phase
@@ -350,10 +351,8 @@ class RunDriver(Driver):
             )
             self._replanning = Replanning(plan, part, self._job, made.profile, put=self._queue.put, note=self._note)
             self._books.pace = self._replanning.pace
+            self._joining.begin(Known(plan, made.profile.by_name), self._books, self._replanning)
         self._feed(rounds.PlanMade(plan, start))
-
-    def _note(self, text: str) -> None:
-        self._emit(control_pb2.RunEvent(note=text))
 
     def _require_plan(self) -> Planned:
         if self._planned is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from coordinator.records.step_lines import LastStep
@@ -28,8 +28,15 @@ class StatusBoard:
         self._lock = threading.Lock()
         self._started_s = self._phase_since_s = clock()
         self._ended_s: float | None = None
+        self._awaited_until_s = 0.0
         self._last = LastStep()
         self._now = control_pb2.RunStatus(run_id=run_id, phase="joining")
+
+    def awaits(self, nodes: Sequence[str], why: str, until_s: float) -> None:
+        """Note for whom the run waits, why, and until when on the board's clock; another phase ends that."""
+        with self._lock:
+            self._now.awaited[:] = nodes
+            self._now.awaited_why, self._awaited_until_s = why, until_s
 
     def take(self, event: control_pb2.RunEvent) -> None:
         """Note the phase, plan, steps, figures or failure that an event tells of."""
@@ -49,6 +56,8 @@ class StatusBoard:
 
     def _enter(self, phase: str) -> None:
         self._now.phase = phase
+        for field in ("awaited", "awaited_why"):
+            self._now.ClearField(field)
         self._phase_since_s = self._clock()
 
     def _take_plan(self, plan: Plan) -> None:
@@ -80,5 +89,6 @@ class StatusBoard:
             status.CopyFrom(self._now)
             now_s = self._clock()
             status.phase_s = now_s - self._phase_since_s
+            status.awaited_s = max(0.0, self._awaited_until_s - now_s) if status.awaited_why else 0.0
             status.run_s = (now_s if self._ended_s is None else self._ended_s) - self._started_s
             return status

@@ -10,13 +10,13 @@ from typing import Any
 from coordinator.records.events import EventSink
 from coordinator.records.file_events import GrowingFile
 from coordinator.records.operations_ledger import OperationsLedger
-from coordinator.records.report import RunLedger
+from coordinator.records.report import NodeTotals, RunLedger
 from coordinator.records.step_lines import fetched_line, fetched_text, recovery_line, replan_line
 from coordinator.records.trace_file import TraceText
 from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.measured.pace import PaceWatch
 from ringtune.costs.measured.recorded_times import RecordedProfile
-from ringtune.costs.profile import LinkFacts, Profile
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.engine.spans import Span
 from ringtune.errors import PlanError
 from ringtune.jobs.job import Job
@@ -87,6 +87,7 @@ class RunBooks:
         self.pace: PaceWatch | None = None
         self.end_seq = self.end_step = 0
         self._left_out = Repeats()
+        self._comers: tuple[str, ...] = ()  # before the trace was begun
 
     @property
     def plan(self) -> Plan:
@@ -97,8 +98,9 @@ class RunBooks:
         """Open the trace; ``started_unix_s``, when training begins, is its time zero."""
         self.ledger.begin(started_unix_s)
         num_blocks = self._plan.course.num_blocks
+        nodes = dict.fromkeys((*self._plan.nodes, *self._comers))
         self._trace_text = TraceText(
-            self._plan.nodes, num_blocks=num_blocks, started_unix_s=started_unix_s, epoch=self.ledger.epoch
+            nodes, num_blocks=num_blocks, started_unix_s=started_unix_s, epoch=self.ledger.epoch
         )
         self._trace_file = GrowingFile("trace.json", self._emit)
         self._trace_file.write(self._trace_text.begin().encode())
@@ -120,6 +122,24 @@ class RunBooks:
         if self._trace_file is not None and self._trace_text is not None:
             text = self._trace_text.move(command.part.nodes, command, at_unix_s)
             self._trace_file.write(text.encode())
+
+    def joined(self, facts: NodeFacts, links: Sequence[LinkFacts]) -> None:
+        """Keep books of one more node; of one that was there before they go on.
+
+        Args:
+            facts: of the node.
+            links: between it and the others.
+        """
+        if facts.node in self.ledger.nodes:
+            return
+        self.ledger.nodes[facts.node] = NodeTotals()
+        self._links = (*self._links, *links)
+        self._recorded.joined(facts, links)
+        self._operations.joined(facts.node)
+        if self._trace_file is not None and self._trace_text is not None:
+            self._trace_file.write(self._trace_text.joined(facts.node).encode())
+        else:
+            self._comers = (*self._comers, facts.node)
 
     def recovered(self, command: rounds.LogRecovery, at_unix_s: float) -> None:
         """Write into the books that the run goes on without a node; send the plan and the line to the submitter."""

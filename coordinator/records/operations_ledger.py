@@ -47,6 +47,10 @@ class OperationsLedger:
         self._score_busy_s = 0.0
         self._score_bytes = 0
 
+    def joined(self, node: str) -> None:
+        """Count what one more node does."""
+        self._done.setdefault(node, Done())
+
     # ---- what nodes report ------------------------------------------------------------------------
 
     def add_spans(self, node: str, spans: Iterable[Span]) -> None:

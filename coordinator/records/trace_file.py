@@ -41,13 +41,19 @@ class TraceText:
 
     def begin(self) -> str:
         """Write the first piece: the names of processes and threads."""
-        events: list[dict[str, Any]] = []
-        for node, pid in self._pids.items():
-            events.append(_name("process_name", pid, 0, node))
-            events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
-            events.append(_name("thread_name", pid, _COMPUTE_THREAD, "compute"))
+        events = [event for node in self._pids for event in self._names(node)]
         head = {"displayTimeUnit": "ms", "otherData": {"started_unix_s": self._started_unix_s}}
         return json.dumps(head)[:-1] + ', "traceEvents": [\n' + ",\n".join(json.dumps(event) for event in events)
+
+    def joined(self, node: str) -> str:
+        """Write the piece for one more node: the names of its process and thread."""
+        self._pids[node] = len(self._pids) + 1
+        return "".join(",\n" + json.dumps(event) for event in self._names(node))
+
+    def _names(self, node: str) -> list[dict[str, Any]]:
+        pid = self._pids[node]
+        order = {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
+        return [_name("process_name", pid, 0, node), order, _name("thread_name", pid, _COMPUTE_THREAD, "compute")]
 
     def spans(self, node: str, spans: Iterable[Span]) -> str:
         """Write the piece for some spans of one node, in unix seconds."""

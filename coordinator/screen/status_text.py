@@ -33,6 +33,9 @@ def _run_json(run: control_pb2.RunStatus) -> dict[str, Any]:
         "run_s": round(run.run_s, 3),
         **{name: getattr(run, name) if run.HasField(name) else None for name in _OPTIONAL},
         "helpers": [{"node": one.node, "host": one.host, "start": one.start, "stop": one.stop} for one in run.helpers],
+        "awaited": {"nodes": [*run.awaited], "why": run.awaited_why, "seconds": round(run.awaited_s, 3)}
+        if run.awaited_why
+        else None,
         "message": run.message,
     }
 
@@ -58,6 +61,11 @@ def _run_lines(run: control_pb2.RunStatus) -> list[str]:
         lines.append(
             f"step {run.steps_done}/{run.num_steps}: round {run.round}, {run.initiator}, "
             f"{trained_text(run.depth, run.trains)}, loss {figure(run.loss if run.HasField('loss') else None)}"
+        )
+    if run.awaited_why:
+        lines.append(
+            f"waits for node {', '.join(run.awaited)}, {format_seconds(run.awaited_s)} more: {run.awaited_why}; "
+            "start it again with its name and its data, or stop the run and --resume it later"
         )
     for one in run.helpers:
         lines.append(f"{one.node} fits the adapters of {one.host}'s blocks [{one.start}, {one.stop})")

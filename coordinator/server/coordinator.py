@@ -45,6 +45,7 @@ class Coordinator:
     Attributes:
         links: what was measured between members, in this process's life.
         kept: where the books of runs are kept; None = they are not, and a run ends with its submitter.
+        awaits_nodes: whether nodes that are lost may be started again, so that runs wait for them.
         say: takes a line about who comes and goes, and which runs begin and end. It must not wait.
         sinks: further readers of the events of each run that begins from now on. None may wait; what one raises is
             logged.
@@ -54,6 +55,7 @@ class Coordinator:
         self.lease_s = lease_s
         self.offers = Offers()
         self.kept: KeptRuns | None = None
+        self.awaits_nodes = True
         self.say: Callable[[str], None] = lambda line: None
         self.sinks: list[EventSink] = []
         self.links = LinkCache()
@@ -77,7 +79,11 @@ class Coordinator:
         require_private(member.address, option=f"node {member.node}: its address", insecure=self._insecure)
         require_compatible(f"node {member.node}", member.version)
         with self._lock:
+            was_there = self._registry.is_alive(member.node, time.monotonic())
             self._registry.join(member, time.monotonic())
+            driver = self._driver
+        if driver is not None and not was_there:
+            driver.joined(member)
         _LOG.info("node %s at %s joined", member.node, member.address)
         self.tell(joined_line(member))
 
@@ -202,7 +208,7 @@ class Coordinator:
     def _kept_driver(
         self, run_id: str, request: RunRequest, takes_up: str, *, lease_s: float, on_end: Callable[[], None]
     ) -> RunDriver:
-        driver = RunDriver(run_id, request, self, lease_s=lease_s, on_end=on_end)
+        driver = RunDriver(run_id, request, self, lease_s=lease_s, on_end=on_end, awaits_nodes=self.awaits_nodes)
         if self.kept is not None and request.is_training:
             record = record_of(run_id, request, time.time(), takes_up=takes_up)
             asked = run_request_to_proto(request).SerializeToString()

@@ -97,10 +97,15 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
 def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending, on_joined: Callable[[str], object]) -> int:
     stub = control_pb2_grpc.CoordinatorStub(channel)
     clock = SharedClock()
+
+    def report(request: control_pb2.ReportRequest) -> object:
+        request.instance = identity.instance
+        return stub.Report(request, timeout=_REPORT_S)
+
     agent = Agent(
         options,
         lambda servicer: server.add_ring(servicer),
-        lambda request: stub.Report(request, timeout=_REPORT_S),
+        report,
         models=Borrower(options, lambda: _peers(options, stub)),
         clock=clock,
     )

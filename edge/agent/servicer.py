@@ -234,6 +234,7 @@ def _next_placement(request: control_pb2.MoveRequest) -> NextPlacement:
         from_epoch=request.from_epoch,
         sources=tuple(Source(source.node, source.start, source.stop) for source in request.sources),
         from_step=request.step if request.recovers else None,
+        head_from=request.head_from if request.recovers else "",
     )
 
 

@@ -82,8 +82,8 @@ def test_run_goes_on_without_a_host_that_is_killed(ring: Cluster, after: int) ->
 
 
 def test_run_ends_when_an_owner_is_killed_and_says_so(ring: Cluster) -> None:
-    """Its rows are nowhere else; the run can be resumed."""
-    follower = follow(ring, job_of(ring))
+    """Its rows are nowhere else, and nothing is to be waited for; the run can be resumed."""
+    follower = follow(ring, job_of(ring, recovery__wait_s=0.0))
     follower.wait_for_steps(5)
     ring.signal("b", signal.SIGKILL)
     outcome = follower.wait()

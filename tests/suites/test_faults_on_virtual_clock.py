@@ -23,6 +23,7 @@ from tests.support.recovering_ring import RecoveringRing
 EXAMPLES = int(os.environ.get("RINGTUNE_FAULT_EXAMPLES", "100"))
 KINDS = ("lose", "pause", "late message", "late call", "repeated grant")
 LEASE_S = 30.0
+WAIT_S = 4 * LEASE_S
 
 
 class Fault(NamedTuple):
@@ -31,14 +32,16 @@ class Fault(NamedTuple):
     Attributes:
         at: how many things have begun in the run by then: actions, copies, hand-overs, moves.
         kind: one of ``KINDS``.
-        who: which node, by its number in the plan; of losses the next host without rows.
-        much: seconds that a pause or a delay takes.
+        who: which node, by its number in the plan, or of those that live.
+        much: seconds that a pause or a delay takes, or that a lost node is away.
+        returns: whether a lost node comes back.
     """
 
     at: int
     kind: str
     who: int
     much: float
+    returns: bool
 
 
 FAULTS = st.lists(
@@ -48,6 +51,7 @@ FAULTS = st.lists(
         kind=st.sampled_from(KINDS),
         who=st.integers(0, 9),
         much=st.sampled_from([0.5, 5.0, LEASE_S, 10 * LEASE_S]),
+        returns=st.booleans(),
     ),
     max_size=6,
 )
@@ -65,6 +69,7 @@ class FaultyRing(RecoveringRing):
     def __init__(self, plan: Any, faults: Sequence[Fault], rng: random.Random) -> None:
         self._due = sorted(faults, key=lambda fault: fault.at)
         self._waits = {kind: dict[str, float]() for kind in KINDS}
+        self._away_s: dict[str, float | None] = {}
         super().__init__(
             plan,
             action_s=lambda node, action: rng.random() + self._taken("pause", node),
@@ -74,6 +79,8 @@ class FaultyRing(RecoveringRing):
             notice_s=lambda: 3 * rng.random(),
             copy_s=lambda: rng.choice([0.0, 0.5, 20.0]) * rng.random(),
             place=placing(rng, plan.nodes),
+            back_s=lambda node: self._away_s[node],
+            rounds={"awaits_s": WAIT_S},
         )
         self.when = self._happens
 
@@ -82,9 +89,11 @@ class FaultyRing(RecoveringRing):
             fault = self._due.pop(0)
             nodes = self.plan.nodes
             if fault.kind == "lose":
-                living = [name for name in nodes if self.plan.owner(name) is None and name not in self.lost]
+                living = [name for name in nodes if name not in self.lost]
                 if living:
-                    return living[fault.who % len(living)]
+                    lost = living[fault.who % len(living)]
+                    self._away_s[lost] = fault.much if fault.returns else None
+                    return lost
             else:
                 self._waits[fault.kind][nodes[fault.who % len(nodes)]] = fault.much
         return None
@@ -103,7 +112,7 @@ class FaultyRing(RecoveringRing):
 @settings(max_examples=EXAMPLES)
 @given(seed=st.integers(0, 10_000), faults=FAULTS)
 def test_faults_change_nothing_that_is_trained_or_logged(seed: int, faults: list[Fault]) -> None:
-    """Losses, pauses longer than any lease, late messages and calls, grants that come again, in any order."""
+    """Losses, returns, pauses longer than any lease, late messages and calls, grants that come again, in any order."""
     plan = plan_of(random.Random(seed))
     wanted = FaultyRing(plan, [], random.Random(seed)).run()
     assert wanted.finish == rd.Finish("", "")
@@ -111,8 +120,9 @@ def test_faults_change_nothing_that_is_trained_or_logged(seed: int, faults: list
     found = ring.run()
     assert found.finish is not None, "the run stands still"
     assert ring.surprises == []
-    if found.finish.error:  # only losses end a run, and only where nothing is left to go on from
-        assert ring.lost, found.finish
-        assert any(text in found.finish.message for text in ("no living node", "nothing fits")), found.finish
+    if found.finish.error:  # only losses end a run, and only where nothing is left to go on from, or nobody comes back
+        assert ring.lost or ring.came, found.finish
+        ends = ("no living node", "nothing fits", f"waited {WAIT_S:g} s (recovery.wait_s) for node")
+        assert any(text in found.finish.message for text in ends), found.finish
         return
     assert story(found) == story(wanted)

@@ -127,6 +127,38 @@ def test_run_that_loses_an_owner_equals_one_process_without_its_later_rows(folde
         assert dict(evaluated[step])["loss_sum"] == pytest.approx(trained.evaluations[step][0], rel=1e-9)
 
 
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", OWNERS)
+@pytest.mark.sampled(3)
+def test_run_that_waits_for_an_owner_equals_one_process(folder: Path, name: str, seed: int) -> None:
+    """Any owner at any moment, with the head or without: it comes back with nothing, and has it from the copies."""
+    rng = random.Random(f"waits {name} {seed}")
+    values: dict[str, Any] = {
+        "local_iterations": 2,
+        "num_steps": 17,
+        "every_steps": 3,
+        "owners": ("b", "d", "a"),
+        **OWNERS[name],
+    }
+    case = Case(folder=folder, **values)
+    plan = changed(case.plan((("a", 0, 4),)), slices=slices_of(RINGS[seed % 3]))
+    carrier = make_carrier(case, plan)
+    ring = ring_of(plan, rng, carrier=carrier, keeper=carrier, rounds={"awaits_s": 100.0}, back_s=lambda node: 5.0)
+    lost, moment = rng.choice(["b", "d", "a"]), rng.randint(20, 150)
+    ring.when = lambda what, node: lost if len(ring.moments) == moment else None
+    result = ring.run()
+    assert result.finish == rd.Finish("", "")
+    (recovery,) = recoveries(result)
+    assert recovery.back == (lost,)
+    trained = reference_of(case)
+    got = carrier.collected(recovery.part, ring.holder)
+    assert distance(got, trained.adapter() | trained.head()) < 1e-9
+    evaluated = {entry.step: entry.values for entry in result.logged if isinstance(entry, rd.LogEvaluation)}
+    for step, sums in evaluated.items():
+        assert dict(sums)["loss_sum"] == pytest.approx(trained.evaluations[step][0], rel=1e-9)
+
+
 @pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_files_of_the_ends_of_turns_have_the_bytes_that_were_planned(folder: Path, optimizer: str) -> None:

@@ -53,7 +53,7 @@ def ring_of(plan: Plan, rng: random.Random, **values: Any) -> RecoveringRing:
     speeds = {node: rng.choice([0.1, 1.0, 3.0]) for node in plan.nodes}
     return RecoveringRing(
         plan,
-        action_s=lambda node, action: speeds[node] * rng.random(),
+        action_s=lambda node, action: speeds.get(node, 1.0) * rng.random(),
         message_s=lambda source, target, payload: rng.choice([0.0, 0.1, 2.0]) * rng.random(),
         control_s=lambda node: rng.random(),
         move_s=lambda move: 5 * rng.random(),

@@ -52,6 +52,8 @@ class Outcome:
     files: dict[str, bytearray] = field(default_factory=dict)
     checkpoints: list[CheckpointManifest] = field(default_factory=list)
     operations: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    profile: dict[str, Any] = field(default_factory=dict)
     resumed_at: int = 0
     error: str = ""
     message: str = ""
@@ -126,6 +128,10 @@ class Follower:
                 outcome.checkpoints.append(CheckpointManifest.parse(event.checkpoint_json))
             case "operations_json":
                 outcome.operations.append(event.operations_json)
+            case "note":
+                outcome.notes.append(event.note)
+            case "profile_json":
+                outcome.profile = json.loads(event.profile_json)
             case "resumed_json":
                 outcome.resumed_at = json.loads(event.resumed_json)["step"]
             case "failure":

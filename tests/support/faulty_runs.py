@@ -97,6 +97,7 @@ class FaultyRing:
             "train__eval_every": 8,
             "train__dropout": 0.0,
             "recovery__copies": "next",
+            "recovery__wait_s": 0.0,  # a trial looks at runs that end, too, and resumes them
         }
         self.job: Job = cluster.job(**{**wanted, **changes})
         asked = RunRequest(job=self.job, plan_only=True, num_nodes=len(cluster.names), join_s=START_S)

@@ -1,6 +1,7 @@
 """A run on the virtual clock whose nodes keep copies of what they have trained, and some of whose nodes are lost.
 
-Steps may be bad too: a node tells of it, and does nothing more until all go back.
+Lost ones may come back, with nothing of what they had, and new ones may come. Steps may be bad too: a node tells of it,
+and does nothing more until all go back.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class RecoveringRing(VirtualRing):
         plan: of the run.
         place: finds a placement without lost nodes; None = there is none.
         notice_s: seconds until the coordinator knows that a node is lost.
+        back_s: seconds from then on until it is back; None = it stays away.
         copy_s: seconds until a copy has come to its holder.
         keeper: keeps real tensors.
         rounds: further arguments of ``RecoveringRounds``.
@@ -57,6 +59,7 @@ class RecoveringRing(VirtualRing):
         *,
         place: Callable[[rd.PlaceAgain], Placement | None],
         notice_s: Callable[[], float] = lambda: 1.0,
+        back_s: Callable[[str], float | None] = lambda node: None,
         copy_s: Callable[[], float] = lambda: 0.0,
         keeper: KeepingCarrier | None = None,
         wait_s: float = 1e6,
@@ -69,9 +72,11 @@ class RecoveringRing(VirtualRing):
             lambda facts: plan, wait_s=wait_s, start=values.get("start"), **(rounds or {})
         )
         self._place, self._notice_s, self._copy_s, self._keeper = place, notice_s, copy_s, keeper
+        self._back_s = back_s
         self._turns: dict[int, Turn] = {}
         self._derived = turn_sequence(plan.course, start=values.get("start"))
         self.lost: list[str] = []
+        self.came: list[str] = []
         self.holder = ""
         self.surprises: list[Turn] = []
         self.moments: list[tuple[str, str]] = []
@@ -87,7 +92,25 @@ class RecoveringRing(VirtualRing):
         if self._keeper is not None:
             self._keeper.lose(node)
         failed = rd.NodeFailed(node, "PeerLostError", f"node {node} is lost")
-        self.clock.at(self.clock.now_s + self._notice_s(), self._tell_rounds, failed)
+        self.clock.at(self.clock.now_s + self._notice_s(), self._notice, failed)
+
+    def _notice(self, failed: rd.NodeFailed) -> None:
+        """The coordinator hears of a loss; some time later the node is there again."""
+        self._tell_rounds(failed)
+        back_s = self._back_s(failed.node)
+        if back_s is not None:
+            self.clock.at(self.clock.now_s + back_s, self.come, failed.node)
+
+    def come(self, node: str) -> None:
+        """A node is there that was lost, or a new one; the coordinator knows all of it."""
+        if self.result.finish is not None:
+            return
+        if node in self.lost:
+            self.lost.remove(node)
+            self._stop(node)  # whatever was under way is of its former process
+        self._nodes.setdefault(node, VirtualNode(node, None))
+        self.came.append(node)
+        self._tell_rounds(rd.NodeJoined(node))
 
     def _spoil(self, node: VirtualNode, what: str) -> None:
         """Something is not finite at a node, which tells it; whatever it says comes before it has stopped."""

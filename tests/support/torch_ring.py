@@ -329,6 +329,8 @@ class TorchCarrier:
             files.append(Pieces.of(part))
             own.keep(RUN, step, f"{source.start}-{source.stop}", part)
         take_over(executor, files, metadata(RUN, step))
+        if command.head_from:
+            own.keep_head(RUN, step, bytes(self.kept[command.head_from].head(RUN, step)))
         if node == command.start.holder and step:
             executor.load_head_blob(own.head(RUN, step))
 

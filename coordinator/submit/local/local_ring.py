@@ -42,6 +42,7 @@ def local_ring(
     with contextlib.ExitStack() as stack:
         logs = logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-")))
         server = stack.enter_context(CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s))
+        server.coordinator.awaits_nodes = False  # nobody would start one again
         failed = server.coordinator.node_failed
         stack.enter_context(LocalNodes(setup, job, server.address, logs=logs, on_exit=failed, states=states))
         client = stack.enter_context(Client(server.address))

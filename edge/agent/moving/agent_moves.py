@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from edge.agent.active_run import ActiveRun
-from edge.agent.moving.fetch import fetch
+from edge.agent.moving.fetch import fetch, fetch_head
 from edge.agent.moving.from_disks import take_from_disks
 from edge.agent.moving.keeping import TurnKeeper
 from edge.agent.moving.kept import KeptFile, KeptTurns
@@ -63,6 +63,7 @@ class NextPlacement(NamedTuple):
         from_epoch: of the placement in which the sources hosted the blocks.
         sources: the trained blocks that the node takes over.
         from_step: the run recovers, and they are taken as they were kept after so many steps; None = it moves.
+        head_from: the node from which the head comes as it was kept then; empty = from nobody.
     """
 
     run_id: str
@@ -75,6 +76,7 @@ class NextPlacement(NamedTuple):
     from_epoch: int
     sources: Sequence[Source]
     from_step: int | None = None
+    head_from: str = ""
 
 
 class Host(Protocol):
@@ -253,6 +255,9 @@ class AgentMoves:
         )
         fetched_bytes = sum(file.size_bytes for file in files)
         if to.from_step is not None:
+            self._begin_again(to, to.from_step)
+            if to.head_from:
+                fetched_bytes += self._fetch_head(to, to.from_step, deadline_s)
             taken = self._kept(to, to.from_step, files, others, own)
         else:
             taken = self._snapshot(to, files, own)
@@ -278,13 +283,24 @@ class AgentMoves:
         self, to: NextPlacement, step: int, files: tuple[Pieces, ...], others: Sequence[Source], own: Sequence[Source]
     ) -> TakenOver:
         """What the node goes on with in a recovery: all as it was kept after a step; it keeps what came, too."""
-        self.kept.begin(to.run_id)
-        self.kept.go_back(step)
         for source, file in zip(others, files, strict=True):
             self.kept.keep(to.run_id, step, f"{source.node} {source.start}-{source.stop}", bytes(file))
         files += tuple(self.kept.part(to.run_id, step, source.start, source.stop) for source in own)
         head = self.kept.head(to.run_id, step) if step and to.start.holder == self._node else None
         return TakenOver(files, metadata(to.run_id, step), head, to.shards_run)
+
+    def _begin_again(self, to: NextPlacement, step: int) -> None:
+        """Keep what comes of this run, and forget what was done after a step."""
+        self.kept.begin(to.run_id)
+        self.kept.go_back(step)
+
+    def _fetch_head(self, to: NextPlacement, step: int, deadline_s: float) -> int:
+        """Keep the head that another node has kept; return its bytes."""
+        address = to.addresses.get(to.head_from, "")
+        lease_s = _lease_s(to.job_toml, to.run_id)
+        head = bytes(fetch_head(to.run_id, step, to.head_from, address, deadline_s, self._check, lease_s=lease_s))
+        self.kept.keep_head(to.run_id, step, head)
+        return len(head)
 
     def granted(self, active: ActiveRun, turns: Sequence[Turn]) -> None:
         """Let go of what was kept for a move once there are turns: the run trains again."""

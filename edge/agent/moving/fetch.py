@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import grpc
 
-from edge.agent.moving.kept import FILE
-from edge.agent.moving.shelf import part_name
+from edge.agent.moving.kept import FILE, MAX_BYTES
+from edge.agent.moving.shelf import HEAD_FILE, part_name
 from ringtune.errors import IntegrityError
 from ringtune.files.chunks import FileJoiner, cut_pieces
 from ringtune.files.pieces import Pieces
@@ -83,12 +83,49 @@ def _fetched(
 ) -> Pieces:
     address = addresses.get(source.node, "")
     check(source.node, address)
-    name, peer = part_name(source.start, source.stop), f"node {source.node} at {address}"
-    with open_channel(address, peer=node_party(source.node)) as channel:
+    return _received(request, part_name(source.start, source.stop), source.node, address, deadline_s, lease_s)
+
+
+def fetch_head(
+    run_id: str,
+    step: int,
+    node: str,
+    address: str,
+    deadline_s: float,
+    check: Callable[[str, str], None],
+    *,
+    lease_s: float = 0.0,
+) -> Pieces:
+    """Fetch the head, as another node kept it after so many steps, into memory.
+
+    Args:
+        run_id: of the run.
+        step: optimizer steps done.
+        node: that keeps it.
+        address: of this node.
+        deadline_s: until when, on the monotonic clock.
+        check: raises if a node may not be reached so.
+        lease_s: a node that does not answer is asked again for so long.
+
+    Raises:
+        RingTuneError: as for ``fetch``.
+    """
+    check(node, address)
+    request = control_pb2.SnapshotRequest(run_id=run_id, is_kept=True, step=step, is_head=True)
+    return _received(request, HEAD_FILE, node, address, deadline_s, lease_s)
+
+
+def _received(
+    request: control_pb2.SnapshotRequest, name: str, node: str, address: str, deadline_s: float, lease_s: float
+) -> Pieces:
+    """Receive a file of this name from another node; a head is no larger than a copy may be."""
+    peer, most_bytes = f"node {node} at {address}", MAX_BYTES if request.is_head else None
+    with open_channel(address, peer=node_party(node)) as channel:
         stub = control_pb2_grpc.SnapshotsStub(channel)
 
         def attempt(hear: Callable[[], None]) -> Pieces:
-            return _joined(stub.Fetch(request, timeout=max(0.1, deadline_s - time.monotonic())), name, peer, hear)
+            chunks = stub.Fetch(request, timeout=max(0.1, deadline_s - time.monotonic()))
+            return _joined(chunks, name, peer, hear, most_bytes)
 
         left_s = deadline_s - time.monotonic()
         try:
@@ -97,14 +134,22 @@ def _fetched(
             raise error_of_call(error, peer=peer) from error
 
 
-def _joined(chunks: Iterable[control_pb2.FileChunk], name: str, peer: str, on_progress: Callable[[], None]) -> Pieces:
-    """Put a file together in memory."""
+def _joined(
+    chunks: Iterable[control_pb2.FileChunk],
+    name: str,
+    peer: str,
+    on_progress: Callable[[], None],
+    most_bytes: int | None,
+) -> Pieces:
+    """Put a file of at most so many bytes together in memory."""
     file = io.BytesIO()
     joiner = FileJoiner(name, file, source=peer)
     for chunk in chunks:
         on_progress()
         if chunk.path != name:
             raise IntegrityError(f"{peer} sent {chunk.path!r}, not {name!r}; use one version on all machines")
+        if most_bytes is not None and file.tell() + len(chunk.chunk) > most_bytes:
+            raise IntegrityError(f"{peer} sends more than {most_bytes} B as {name}; use one version everywhere")
         if joiner.add(chunk):
             return Pieces.of(file.getbuffer())
     raise IntegrityError(f"{name} from {peer} is not complete; try again")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from edge.agent.moving.kept import FILE, MAX_BYTES, KeptTurns
-from edge.agent.moving.shelf import SnapshotShelf, part_name
+from edge.agent.moving.shelf import HEAD_FILE, SnapshotShelf, part_name
 from edge.shards.parts import SavedParts
 from ringtune.errors import IntegrityError
 from ringtune.files.chunks import FileJoiner, cut_pieces
@@ -38,9 +38,10 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
     def Fetch(
         self, request: control_pb2.SnapshotRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.FileChunk]:
-        """Stream what this node has trained of some blocks."""
+        """Stream what this node has trained of some blocks, or the head."""
         part = answer(context, lambda: self._part(request))
-        yield from answer_stream(context, cut_pieces(part_name(request.start, request.stop), part))
+        name = HEAD_FILE if request.is_head else part_name(request.start, request.stop)
+        yield from answer_stream(context, cut_pieces(name, part))
 
     def _part(self, request: control_pb2.SnapshotRequest) -> Pieces:
         if request.is_saved:
@@ -49,6 +50,8 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
                 raise IntegrityError(f"this node has no folder, so it has nothing of run {request.run_id}")
             asked = (request.step, request.attempt, request.start, request.stop)
             return saved.part(*asked, sha256=request.sha256)
+        if request.is_head:
+            return self._kept.head(request.run_id, request.step)
         if request.is_kept:
             return self._kept.part(request.run_id, request.step, request.start, request.stop)
         return self._shelf.get(request.run_id, request.plan_epoch).part(request.start, request.stop)

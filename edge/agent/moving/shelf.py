@@ -6,6 +6,7 @@ A snapshot is there from the node's rest until the first turn after the move, or
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 from edge.agent.snapshots import SnapshotLike
 from ringtune.errors import FrameError
@@ -51,6 +52,9 @@ class SnapshotShelf:
             if self._snapshot is None or self._of != (run_id, epoch):
                 raise FrameError(f"node {self._node} keeps no snapshot of run {run_id} in placement epoch {epoch}")
             return self._snapshot
+
+
+HEAD_FILE: Final = "head.safetensors"
 
 
 def part_name(start: int, stop: int) -> str:

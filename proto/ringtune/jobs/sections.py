@@ -50,7 +50,7 @@ _TRAIN_RANGES: dict[str, tuple[float, float]] = {
     "checkpoint_every": (0, MOST_STEPS),
     "seed": (0, (1 << 63) - 1),
 }
-_MOST_WAIT_S = 1_000_000
+MOST_WAIT_S = 1_000_000
 DEFAULT_ROUNDS = 5
 LENGTHS = ("rounds", "epochs", "max_steps")
 """Keys of ``[train]`` of which at most one sets how long a run is."""
@@ -123,8 +123,8 @@ class Data:
             raise JobError(f"data.labels has to be two or more distinct names, not {list(self.labels)}")
         if not all(name.strip() for name in self.labels):
             raise JobError(f"data.labels has an empty name: {list(self.labels)}; give every class a name")
-        _check_range("data.stride", self.stride, 0, MOST_TOKENS)
-        _check_range("data.owners", self.owners, 0, MOST_OWNERS)
+        check_range("data.stride", self.stride, 0, MOST_TOKENS)
+        check_range("data.owners", self.owners, 0, MOST_OWNERS)
         split_alpha(self.split)
 
     def _check_columns(self, names: tuple[str, ...]) -> None:
@@ -221,7 +221,7 @@ class Train:
         check_choice("train.lr_schedule", self.lr_schedule, LR_SCHEDULES)
         for name, (least, most) in _TRAIN_RANGES.items():
             if getattr(self, name) is not None:
-                _check_range(f"train.{name}", getattr(self, name), least, most)
+                check_range(f"train.{name}", getattr(self, name), least, most)
         if not 0 <= self.dropout < 1:
             raise JobError(f"train.dropout is {self.dropout}, it has to be in [0, 1)")
         if self.microbatches > self.batch_size:
@@ -294,7 +294,7 @@ class Unfreeze:
         if self.every_steps is None and self.at is None:
             object.__setattr__(self, "every_steps", EVERY_STEPS)
         if self.every_steps is not None:
-            _check_range("unfreeze.every_steps", self.every_steps, 1, MOST_STEPS)
+            check_range("unfreeze.every_steps", self.every_steps, 1, MOST_STEPS)
         if isinstance(self.at, str):
             self._check_auto()
             return
@@ -304,7 +304,7 @@ class Unfreeze:
         if any(later <= earlier for earlier, later in itertools.pairwise((0, *(self.at or ())))):
             raise JobError(f"unfreeze.at is {list(self.at or ())}, it has to be above 0 and strictly increasing")
         if self.at:
-            _check_range("unfreeze.at", self.at[-1], 1, MOST_STEPS)
+            check_range("unfreeze.at", self.at[-1], 1, MOST_STEPS)
 
     def _check_auto(self) -> None:
         if self.at != "auto":
@@ -313,7 +313,7 @@ class Unfreeze:
             object.__setattr__(self, "patience_steps", PATIENCE_STEPS)
         if self.min_improvement is None:
             object.__setattr__(self, "min_improvement", MIN_IMPROVEMENT)
-        _check_range("unfreeze.patience_steps", self.patience_steps or 0, 1, MOST_STEPS)
+        check_range("unfreeze.patience_steps", self.patience_steps or 0, 1, MOST_STEPS)
         if not 0 <= (self.min_improvement or 0) < 1:
             raise JobError(f"unfreeze.min_improvement is {self.min_improvement}, it has to be in [0, 1)")
 
@@ -345,7 +345,7 @@ class Privacy:
 
     def __post_init__(self) -> None:
         """Refuse a negative number of blocks."""
-        _check_range("privacy.private_blocks", self.private_blocks, 0, MOST_BLOCKS)
+        check_range("privacy.private_blocks", self.private_blocks, 0, MOST_BLOCKS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -372,9 +372,9 @@ class Runtime:
     def __post_init__(self) -> None:
         """Refuse numbers of threads and times that can't be meant, and an unknown type of frozen weights."""
         check_choice("runtime.frozen", self.frozen, FROZEN)
-        _check_range("runtime.threads", self.threads, 0, MOST_THREADS)
+        check_range("runtime.threads", self.threads, 0, MOST_THREADS)
         for name, least_s in (("lease_s", 0.1), ("wait_s", 0.1), ("plan_s", 0.001)):
-            _check_range(f"runtime.{name}", getattr(self, name), least_s, _MOST_WAIT_S)
+            check_range(f"runtime.{name}", getattr(self, name), least_s, MOST_WAIT_S)
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -389,7 +389,8 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise JobError(f"{name} = {value!r} is not one of {', '.join(choices)}{close}")
 
 
-def _check_range(name: str, value: float, least: float, most: float) -> None:
+def check_range(name: str, value: float, least: float, most: float) -> None:
+    """Refuse a number outside a range; the error names the key and the end that is passed."""
     if not value >= least:
         raise JobError(f"{name} is {value}, it has to be at least {least:,}")
     if value > most:

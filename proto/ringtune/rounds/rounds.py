@@ -5,7 +5,17 @@ Example: ``from ringtune.rounds import rounds as rd`` gives ``rd.Rounds``, ``rd.
 
 from __future__ import annotations
 
-from ringtune.rounds.events.recovery_events import Halt, Halted, LogRecovery, NotPlaced, PlaceAgain, Placed, ShowStep
+from ringtune.rounds.events.recovery_events import (
+    AwaitNodes,
+    Halt,
+    Halted,
+    LogRecovery,
+    NodeJoined,
+    NotPlaced,
+    PlaceAgain,
+    Placed,
+    ShowStep,
+)
 from ringtune.rounds.events.replanning_events import FetchAhead, FetchedAhead, LogFetched, Replanned
 from ringtune.rounds.events.round_events import (
     CacheLost,
@@ -54,6 +64,7 @@ from ringtune.rounds.going_back.recovering import RecoveringRounds
 from ringtune.rounds.state_machine import Planner, Rounds
 
 __all__ = [
+    "AwaitNodes",
     "CacheLost",
     "ChooseOperations",
     "Collect",
@@ -87,6 +98,7 @@ __all__ = [
     "MoveFailed",
     "Moved",
     "NodeFailed",
+    "NodeJoined",
     "NotPlaced",
     "OperationsChosen",
     "OperationsFailed",

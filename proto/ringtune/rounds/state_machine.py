@@ -31,7 +31,7 @@ from ringtune.schedule.turns.turns import ITEMS_AHEAD, StartPoint, StepKind
 from ringtune.schedule.turns.versions import unfreezing_steps
 
 Planner = Callable[[Mapping[str, Any]], Plan | tuple[Plan, StartPoint]]
-_PHASE_TIMER = "phase"
+PHASE_TIMER = "phase"
 
 
 class Rounds:
@@ -147,7 +147,7 @@ class Rounds:
     def _set_deadline(self, now_s: float, commands: list[rd.Command]) -> None:
         factor = TRAINING_PATIENCE if self.phase == "training" else 1.0
         more_s = self._plan_s if self.phase == "planning" or self._chooses_for is not None else 0.0
-        commands.append(SetTimer(_PHASE_TIMER, now_s + factor * self._wait_s + more_s))
+        commands.append(SetTimer(PHASE_TIMER, now_s + factor * self._wait_s + more_s))
 
     def _answered(self, node: str, phase: str, now_s: float, commands: list[rd.Command]) -> None:
         if self.phase != phase:
@@ -165,7 +165,7 @@ class Rounds:
         else:
             commands += [rd.Release(name, "the run is done", is_finished=True) for name in self._nodes]
             self.phase = "done"
-            commands += [CancelTimer(_PHASE_TIMER), rd.EnterPhase("done"), rd.Finish("", "")]
+            commands += [CancelTimer(PHASE_TIMER), rd.EnterPhase("done"), rd.Finish("", "")]
 
     def _new_granting(self) -> Granting:
         moving, start = self._made_moving, self._start_point
@@ -190,7 +190,7 @@ class Rounds:
         if self._plan_only:
             self._release(commands, "only a plan was asked for")
             self.phase = "done"
-            commands += [CancelTimer(_PHASE_TIMER), rd.EnterPhase("done"), rd.Finish("", "")]
+            commands += [CancelTimer(PHASE_TIMER), rd.EnterPhase("done"), rd.Finish("", "")]
             return
         left_out = [node for node in self._nodes if node not in self.plan.nodes]
         commands += [rd.Release(node, "the plan does not need this node") for node in left_out]
@@ -387,7 +387,7 @@ class Rounds:
     def _fail(self, error: str, message: str, commands: list[rd.Command]) -> None:
         if self.phase in ("done", "failed"):
             return
-        commands.append(CancelTimer(_PHASE_TIMER))
+        commands.append(CancelTimer(PHASE_TIMER))
         self._release(commands, message)
         self.phase = "failed"
         commands += [rd.EnterPhase("failed"), rd.Finish(error, message)]

@@ -139,7 +139,7 @@ class Span(_message.Message):
     def __init__(self, action: _Optional[str] = ..., start_unix_s: _Optional[float] = ..., end_unix_s: _Optional[float] = ..., worked_s: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number", "transfers", "scores", "copies", "cache_problem")
+    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number", "transfers", "scores", "copies", "instance", "cache_problem")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class ReportRequest(_message.Message):
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     CACHE_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     node: str
@@ -171,8 +172,9 @@ class ReportRequest(_message.Message):
     transfers: _containers.RepeatedCompositeFieldContainer[Transfer]
     scores: _containers.RepeatedCompositeFieldContainer[SubnetScores]
     copies: _containers.RepeatedCompositeFieldContainer[CopyDigest]
+    instance: str
     cache_problem: str
-    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[SubnetScores, _Mapping]]] = ..., copies: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., cache_problem: _Optional[str] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[SubnetScores, _Mapping]]] = ..., copies: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ..., instance: _Optional[str] = ..., cache_problem: _Optional[str] = ...) -> None: ...
 
 class CopyDigest(_message.Message):
     __slots__ = ("turn", "unit", "sha256")
@@ -427,7 +429,7 @@ class StatusReply(_message.Message):
     def __init__(self, version: _Optional[str] = ..., now_unix_s: _Optional[float] = ..., run: _Optional[_Union[RunStatus, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeEntry, _Mapping]]] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "is_over", "phase", "phase_s", "run_s", "num_steps", "steps_done", "round", "initiator", "depth", "loss", "message", "trains", "helpers")
+    __slots__ = ("run_id", "is_over", "phase", "phase_s", "run_s", "num_steps", "steps_done", "round", "initiator", "depth", "loss", "message", "trains", "helpers", "awaited", "awaited_why", "awaited_s")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     IS_OVER_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -442,6 +444,9 @@ class RunStatus(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TRAINS_FIELD_NUMBER: _ClassVar[int]
     HELPERS_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_WHY_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_S_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     is_over: bool
     phase: str
@@ -456,7 +461,10 @@ class RunStatus(_message.Message):
     message: str
     trains: str
     helpers: _containers.RepeatedCompositeFieldContainer[HelperEntry]
-    def __init__(self, run_id: _Optional[str] = ..., is_over: _Optional[bool] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., run_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., steps_done: _Optional[int] = ..., round: _Optional[int] = ..., initiator: _Optional[str] = ..., depth: _Optional[int] = ..., loss: _Optional[float] = ..., message: _Optional[str] = ..., trains: _Optional[str] = ..., helpers: _Optional[_Iterable[_Union[HelperEntry, _Mapping]]] = ...) -> None: ...
+    awaited: _containers.RepeatedScalarFieldContainer[str]
+    awaited_why: str
+    awaited_s: float
+    def __init__(self, run_id: _Optional[str] = ..., is_over: _Optional[bool] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., run_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., steps_done: _Optional[int] = ..., round: _Optional[int] = ..., initiator: _Optional[str] = ..., depth: _Optional[int] = ..., loss: _Optional[float] = ..., message: _Optional[str] = ..., trains: _Optional[str] = ..., helpers: _Optional[_Iterable[_Union[HelperEntry, _Mapping]]] = ..., awaited: _Optional[_Iterable[str]] = ..., awaited_why: _Optional[str] = ..., awaited_s: _Optional[float] = ...) -> None: ...
 
 class HelperEntry(_message.Message):
     __slots__ = ("node", "host", "start", "stop")
@@ -604,7 +612,7 @@ class RestReply(_message.Message):
     def __init__(self, totals_json: _Optional[str] = ...) -> None: ...
 
 class MoveRequest(_message.Message):
-    __slots__ = ("prepare", "step", "holder", "first_turn", "first_seq", "from_epoch", "sources", "recovers", "repeats")
+    __slots__ = ("prepare", "step", "holder", "first_turn", "first_seq", "from_epoch", "sources", "recovers", "repeats", "head_from")
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
@@ -614,6 +622,7 @@ class MoveRequest(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     RECOVERS_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FROM_FIELD_NUMBER: _ClassVar[int]
     prepare: PrepareRequest
     step: int
     holder: str
@@ -623,7 +632,8 @@ class MoveRequest(_message.Message):
     sources: _containers.RepeatedCompositeFieldContainer[SnapshotSource]
     recovers: bool
     repeats: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., step: _Optional[int] = ..., holder: _Optional[str] = ..., first_turn: _Optional[int] = ..., first_seq: _Optional[int] = ..., from_epoch: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., recovers: _Optional[bool] = ..., repeats: _Optional[_Iterable[str]] = ...) -> None: ...
+    head_from: str
+    def __init__(self, prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., step: _Optional[int] = ..., holder: _Optional[str] = ..., first_turn: _Optional[int] = ..., first_seq: _Optional[int] = ..., from_epoch: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., recovers: _Optional[bool] = ..., repeats: _Optional[_Iterable[str]] = ..., head_from: _Optional[str] = ...) -> None: ...
 
 class SnapshotSource(_message.Message):
     __slots__ = ("node", "start", "stop", "sha256")
@@ -646,7 +656,7 @@ class MoveReply(_message.Message):
     def __init__(self, hosted_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("run_id", "plan_epoch", "start", "stop", "is_kept", "step", "is_saved", "attempt", "sha256")
+    __slots__ = ("run_id", "plan_epoch", "start", "stop", "is_kept", "step", "is_saved", "attempt", "sha256", "is_head")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -656,6 +666,7 @@ class SnapshotRequest(_message.Message):
     IS_SAVED_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    IS_HEAD_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     plan_epoch: int
     start: int
@@ -665,7 +676,8 @@ class SnapshotRequest(_message.Message):
     is_saved: bool
     attempt: str
     sha256: str
-    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., is_kept: _Optional[bool] = ..., step: _Optional[int] = ..., is_saved: _Optional[bool] = ..., attempt: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
+    is_head: bool
+    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., is_kept: _Optional[bool] = ..., step: _Optional[int] = ..., is_saved: _Optional[bool] = ..., attempt: _Optional[str] = ..., sha256: _Optional[str] = ..., is_head: _Optional[bool] = ...) -> None: ...
 
 class KeepChunk(_message.Message):
     __slots__ = ("run_id", "step", "node", "file", "is_head")

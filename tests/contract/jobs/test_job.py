@@ -109,6 +109,7 @@ dtype = "float32"
 [recovery]
 copies = "auto"
 owners = "wait"
+wait_s = 300.0
 
 [runtime]
 threads = 0
@@ -140,8 +141,7 @@ RATE = st.floats(0, 1000, allow_nan=False)
 @st.composite
 def trains(draw: st.DrawFn) -> Train:
     """Any valid ``[train]``."""
-    batch = draw(POSITIVE)
-    in_rounds = draw(st.booleans())
+    batch, in_rounds = draw(POSITIVE), draw(st.booleans())
     return Train(
         method=draw(st.sampled_from(method_names())),
         optimizer=(optimizer := draw(st.sampled_from(OPTIMIZERS))),

@@ -13,7 +13,7 @@ from coordinator.drive import replanning
 from coordinator.drive.replanning import FIRST_MOVE_S, Considered, Replanning
 from coordinator.planner.replanning import Replanned
 from ringtune.costs.links.recorded import RecordedLinks
-from ringtune.costs.profile import Profile
+from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import PlanError
 from ringtune.jobs.job import Job, parse_job
 from ringtune.rounds import rounds
@@ -255,3 +255,70 @@ def test_replanning_forgets_what_it_looked_for_before_a_recovery(monkeypatch: py
     assert run.replanning.recovered(recovered) is run.replanning.pace is not None
     assert run.take() is None and len(run.notes) == told
     assert not run.replanning._is_thinking and run.replanning._move_s == 0.0
+
+
+def comer() -> tuple[Any, list[LinkFacts]]:
+    """A third node, with its links to the others."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 3), ("c", 3, 4)], ["a"], num_steps=20, local_iterations=2, method="all")
+    profile = profile_of(plan, links=all_pairs(plan.nodes, 1e8, 1e-3))
+    return profile.by_name["c"], [link for link in profile.links if "c" in (link.source, link.target)]
+
+
+def test_replanning_looks_once_for_a_placement_with_a_node_that_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the next turn, without any other change; both numbers are told, and who it was for."""
+    found(monkeypatch, 60.0, 40.0, nodes="abc")
+    run = Run()
+    assert run.replanning.why_closed == ""
+    facts, links = comer()
+    run.replanning.joined(facts, links, looks=True)
+    run.consider({}, living="abc")
+    assert run.take("abc") == rounds.Replanned(OTHER, 60.0, 40.0, FIRST_MOVE_S)
+    assert run.notes[-1].startswith("with node c: the run is to move: the other one: gains 20")
+    run.consider({}, living="abc")
+    assert run.answers.empty() and not run.replanning._is_thinking
+
+
+def test_replanning_leaves_a_comer_where_it_does_not_pay_and_counts_on_it_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next search, for another reason, has it too; one that was lost meanwhile is in none."""
+    found(monkeypatch, 60.0, 58.0, nodes="abc")
+    run = Run()
+    run.replanning.joined(*comer(), looks=True)
+    run.consider({}, living="abc")
+    assert run.take("abc") is None
+    assert run.notes[-1].startswith("with node c: the run stays on its placement: the other one: gains 2")
+    run.consider({"b": 2.0}, living="abc")
+    assert run.take("abc") is None
+    found(monkeypatch, 60.0, 58.0)
+    run.consider({"b": 4.0}, living="ab")
+    assert run.take("ab") is None
+
+
+def test_replanning_has_a_node_that_came_back_with_its_new_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of what was known of it; nobody looks for its sake where the run has waited for it."""
+    run = Run()
+    before = run.replanning.profile.by_name["b"]
+    now = dataclasses.replace(before, memory_bytes=before.memory_bytes + 1)
+    links = [link for link in run.replanning.profile.links if "b" in (link.source, link.target)]
+    run.replanning.joined(now, links, looks=False)
+    assert run.replanning.profile.by_name["b"] == now
+    assert len(run.replanning.profile.links) == 2
+    run.consider({})
+    assert run.answers.empty() and not run.replanning._is_thinking
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"assumed": True}, "its nodes share a machine"),
+        ({"job": job_of(placement__replan="never")}, "placement.replan is 'never'"),
+        (
+            {"plan": make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], method="pipeadapter")},
+            "the run stays on its placement",
+        ),
+    ],
+)
+def test_replanning_says_why_nobody_may_join(values: dict[str, Any], why: str) -> None:
+    """As for boards that change their pace."""
+    assert Run(**values).replanning.why_closed.startswith(why)

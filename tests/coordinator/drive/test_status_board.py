@@ -156,3 +156,24 @@ def test_run_status_shows_a_run_under_way() -> None:
     assert (found.run.phase, found.run.is_over) == ("training", False)
     assert found.nodes[0].state == "running"
     assert status_lines(found, client.address)[0].startswith(f"run {found.run.run_id}: training for")
+
+
+def test_run_status_says_for_whom_the_run_waits() -> None:
+    """With the time that is left, until another phase begins."""
+    clock = Clock()
+    board = StatusBoard("r1", clock=clock)
+    board.take(control_pb2.RunEvent(state="waiting"))
+    board.awaits(("b",), "b owns rows, which no other node has", clock.now_s + 300.0)
+    clock.now_s += 60.0
+    status = control_pb2.StatusReply(run=board.read())
+    assert json.loads(status_json(status))["run"]["awaited"] == {
+        "nodes": ["b"],
+        "why": "b owns rows, which no other node has",
+        "seconds": 240.0,
+    }
+    (line,) = [line for line in status_lines(status, "127.0.0.1:7070") if line.startswith("waits for node b, ")]
+    assert "b owns rows, which no other node has; start it again" in line
+    board.take(control_pb2.RunEvent(state="moving"))
+    status = control_pb2.StatusReply(run=board.read())
+    assert json.loads(status_json(status))["run"]["awaited"] is None
+    assert not any("waits for" in line for line in status_lines(status, "127.0.0.1:7070"))

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ringtune.costs.links.recorded import RecordedLinks
-from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.costs.times.saving_seconds import VELORA_EXTRA, again_works, count_within, projected_gain, trained_parts
 from ringtune.costs.times.seconds import NodeCosts, padded_size, work_points
 from ringtune.costs.times.top_share import TopShare
@@ -101,6 +101,21 @@ class RecordedProfile:
         self._worked: set[str] = set()
         self.links = RecordedLinks()
         self.pace: dict[tuple[str, Work], tuple[float, float]] = {}
+
+    def joined(self, facts: NodeFacts, links: Sequence[LinkFacts]) -> None:
+        """Take the times of one more node, too, and its transfers.
+
+        Args:
+            facts: of the node.
+            links: between it and the others.
+        """
+        profile, points = self._profile, work_points(facts)
+        nodes = sorted((*profile.nodes, facts), key=lambda node: node.node)
+        self._profile = dataclasses.replace(profile, nodes=tuple(nodes), links=(*profile.links, *links))
+        self._facts = self._profile.by_name
+        self._tables[facts.node] = WorkTable(points, where=f"node {facts.node}")
+        if points:
+            self._costs[facts.node] = NodeCosts(facts, self._course.head)
 
     # ---- what happens -----------------------------------------------------------------------------
 

@@ -33,7 +33,30 @@ class NotPlaced(NamedTuple):
     message: str
 
 
+class NodeJoined(NamedTuple):
+    """A node that was lost is back, or a new one is there: it may have a place from now on.
+
+    The driver has seen that its model, and its rows if it owns some, are those of the plan.
+    """
+
+    node: str
+
+
 # ---- commands ----
+
+
+class AwaitNodes(NamedTuple):
+    """Tell people that the run waits for nodes, why, and until when.
+
+    Attributes:
+        nodes: whose return lets the run go on, as far as they have names.
+        why: it can't go on without them.
+        until_s: on the clock of the state machine.
+    """
+
+    nodes: tuple[str, ...]
+    why: str
+    until_s: float
 
 
 class Halt(NamedTuple):
@@ -77,6 +100,7 @@ class LogRecovery(NamedTuple):
         fetched_bytes: by node, of what others had kept.
         bad_step: what was not finite, where it and what came with it since ``step`` is done once more; else empty.
         left_out: those of ``lost`` that owned rows, and whose turns are left out from here on.
+        back: those of ``lost`` that have come back meanwhile.
     """
 
     step: int
@@ -87,3 +111,4 @@ class LogRecovery(NamedTuple):
     fetched_bytes: tuple[tuple[str, int], ...]
     bad_step: str = ""
     left_out: tuple[str, ...] = ()
+    back: tuple[str, ...] = ()

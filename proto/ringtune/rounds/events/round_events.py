@@ -7,7 +7,17 @@ from typing import Any, NamedTuple
 
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.rounds.copy_digests import CopyDigest
-from ringtune.rounds.events.recovery_events import Halt, Halted, LogRecovery, NotPlaced, PlaceAgain, Placed, ShowStep
+from ringtune.rounds.events.recovery_events import (
+    AwaitNodes,
+    Halt,
+    Halted,
+    LogRecovery,
+    NodeJoined,
+    NotPlaced,
+    PlaceAgain,
+    Placed,
+    ShowStep,
+)
 from ringtune.rounds.events.replanning_events import FetchAhead, FetchedAhead, LogFetched, Replanned
 from ringtune.schedule.epochs import Source
 from ringtune.schedule.operations.scores import BlockScores
@@ -168,6 +178,7 @@ Event = (
     | Halted
     | Placed
     | NotPlaced
+    | NodeJoined
     | Replanned
     | FetchedAhead
     | StepReported
@@ -225,8 +236,8 @@ class Move(NamedTuple):
         start: where the run goes on.
         from_epoch: in which the trained blocks were hosted as ``sources`` says.
         sources: the trained blocks that the node takes over, perhaps from itself.
-        from_step: the run recovers, so that blocks and head are taken as they were kept after this step; None = as
-            they are.
+        from_step: the run recovers, and blocks and head are as they were kept after this step; None = as they are.
+        head_from: from whom it fetches the head as it was kept then; empty = from nobody.
     """
 
     node: str
@@ -235,6 +246,7 @@ class Move(NamedTuple):
     from_epoch: int
     sources: tuple[Source, ...]
     from_step: int | None = None
+    head_from: str = ""
 
 
 class LogPlan(NamedTuple):
@@ -373,6 +385,7 @@ Command = (
     | FetchAhead
     | Halt
     | PlaceAgain
+    | AwaitNodes
     | LogRecovery
     | ShowStep
     | LogMove

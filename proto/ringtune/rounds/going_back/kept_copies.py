@@ -34,19 +34,21 @@ class KeptCopies:
 
     Attributes:
         step: optimizer steps done then; None = there is no turn to which the run could go back.
-        holder: the owner that had the head, or that has the copy of it.
+        owner: that had the head.
+        holder: this owner, or if it is lost the one that has the copy of the head.
         decided: the run's unfreezing decisions until then.
     """
 
     def __init__(self) -> None:
         self.step: int | None = None
+        self.owner = ""
         self._heads: tuple[str, ...] = ()
         self.decided: tuple[int, ...] = ()
         self._nodes: dict[int, tuple[str, ...]] = {}
 
     def begin(self, holder: str) -> None:
         """A run that begins can begin again: nothing was trained yet."""
-        self.step, self._heads = 0, (holder,)
+        self.step, self.owner, self._heads = 0, holder, (holder,)
 
     @property
     def holder(self) -> str:  # noqa: D102 - an attribute of the class
@@ -55,6 +57,7 @@ class KeptCopies:
     def commit(self, course: Course, placement: Placement, turn: Turn) -> None:
         """Note the end of a train turn that every node has done and kept."""
         self.step, self.decided = turn.end_step, turn.unfreeze_at
+        self.owner = turn.owner
         self._heads = tuple(filter(None, (turn.owner, head_holder(course, turn.owner))))
         self._nodes = {}
         for piece in placement.hosts:
@@ -68,6 +71,14 @@ class KeptCopies:
         for source in sources:
             for block in range(source.start, source.stop):
                 self._nodes[block] = tuple(dict.fromkeys((*self._nodes[block], node)))
+
+    def head_source(self, node: str) -> str:
+        """From whom a node fetches the head as it was then; empty if it has it, or all make it by themselves."""
+        return "" if not self.step or node in self._heads else self.holder
+
+    def fetched_head(self, node: str) -> None:
+        """Note that a node has fetched the head, and keeps it."""
+        self._heads = (node, *(each for each in self._heads if each != node))
 
     def lose(self, node: str) -> None:
         """Note that a node is lost."""

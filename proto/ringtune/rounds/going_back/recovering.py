@@ -7,7 +7,8 @@
                                   a placement without  was kept then
                                   it is found
 
-After a bad step (``bad_steps``) all stop and go back in the same way, in the placement that they have.
+After a bad step (``bad_steps``) all stop and go back in the same way, in the placement that they have. Where the run
+can't go on without a node, it waits for it in between (``waiting``).
 
 A turn is *committed* when every node has done it and keeps what it has trained, at two places. Two turns are granted at
 most, so that a node needs to keep three: the committed one, and those that it may have done since. What the run
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringtune.engine.events import TimerFired
+from ringtune.engine.events import SetTimer, TimerFired
 from ringtune.errors import (
     CapacityError,
     ConnectionFailedError,
@@ -29,20 +30,21 @@ from ringtune.errors import (
     error_from_name,
 )
 from ringtune.rounds.events import round_events as rd
-from ringtune.rounds.events.recovery_events import Halted, NotPlaced, Placed, ShowStep
+from ringtune.rounds.events.recovery_events import Halted, NodeJoined, NotPlaced, Placed, ShowStep
 from ringtune.rounds.events.replanning_events import Replanned
 from ringtune.rounds.going_back.bad_steps import NOTHING_KEPT, BadSteps, is_bad_step
 from ringtune.rounds.going_back.kept_copies import KeptCopies
 from ringtune.rounds.going_back.recovery import Recovery
-from ringtune.rounds.state_machine import Planner, Rounds
+from ringtune.rounds.going_back.waiting import RESUME, Waiting
+from ringtune.rounds.state_machine import PHASE_TIMER, Planner, Rounds
 from ringtune.schedule.course import Course
 from ringtune.schedule.epochs import why_it_stays
 from ringtune.schedule.leaving_out import why_it_waits, without_owner
+from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn
 
-_RESUME = "start it again and --resume the run"
-_RECOVERS_IN = ("preparing", "training", "moving", "collecting")
+_RECOVERS_IN = ("preparing", "training", "moving", "waiting", "collecting")
 _UNREACHED = (PeerLostError.__name__, ConnectionFailedError.__name__, DeadlineError.__name__, "FrameError")
 
 
@@ -53,14 +55,22 @@ class RecoveringRounds(Rounds):
         planner: as for ``Rounds``, as are the others.
         begins_anew: whether the weights at step 0 are those that every node makes by itself.
         leaves_out: whether the run goes on without an owner that is lost, and without its rows.
+        awaits_s: longest time to wait for a node without which the run can't go on, in seconds; 0 = it ends at once.
         rounds: further arguments of ``Rounds``.
     """
 
     def __init__(
-        self, planner: Planner | None, *, begins_anew: bool = True, leaves_out: bool = False, **rounds: Any
+        self,
+        planner: Planner | None,
+        *,
+        begins_anew: bool = True,
+        leaves_out: bool = False,
+        awaits_s: float = 0.0,
+        **rounds: Any,
     ) -> None:
         super().__init__(planner, **rounds)
         self._begins_anew, self._leaves_out = begins_anew, leaves_out
+        self.awaited = Waiting(awaits_s)
         self._kept = KeptCopies()
         self._held: list[rd.Command] = []
         self._shown: set[tuple[StepKind, str, int, int]] = set()
@@ -128,10 +138,14 @@ class RecoveringRounds(Rounds):
                 self._on_answer(recovery, event, now_s, commands)
             case Halted() | Placed() | NotPlaced():
                 return
+            case NodeJoined(node):
+                self._on_joined(node, now_s, commands)
             case Replanned(placement) if any(piece.node in self._gone for piece in placement.slices):
                 return
+            case TimerFired() if self.awaited:
+                self._fail(*self.awaited.late(), commands)
             case TimerFired() if recovery is not None:
-                raise DeadlineError(f"{recovery.overdue(self._wait_s)}; {_RESUME}")
+                raise DeadlineError(f"{recovery.overdue(self._wait_s)}; {RESUME}")
             case _:
                 super()._dispatch(event, now_s, commands)
 
@@ -172,19 +186,18 @@ class RecoveringRounds(Rounds):
 
     def _why_it_ends(self, lost: str) -> str:
         """Why the run can't go on without a node; empty if it can."""
-        course = self._course
-        if course.owner(lost) is not None:
+        if self._course.owner(lost) is not None and not self.awaited.wait_s:
             if not self._leaves_out:
-                return f"{lost} owns rows, which no other node has; {_RESUME}, or set recovery.owners = 'skip'"
-            if why := why_it_waits(course, lost):
-                return f"the run can't leave out the rows of {lost}: {why}; {_RESUME}"
+                return f"{lost} owns rows, which no other node has; {RESUME}, or set recovery.owners = 'skip'"
+            if why := why_it_waits(self._course, lost):
+                return f"the run can't leave out the rows of {lost}: {why}; {RESUME}"
         self._kept.lose(lost)
         if self._kept.step is None:
-            return f"no turn has ended since the run was resumed or loaded, so nothing is kept yet; {_RESUME}"
+            return f"no turn has ended since the run was resumed or loaded, so nothing is kept yet; {RESUME}"
         if missing := self._kept.missing:
-            return f"no living node keeps what was trained of {_blocks(missing)}; {_RESUME}"
+            return f"no living node keeps what was trained of {_blocks(missing)}; {RESUME}"
         if self._kept.step and not self._kept.holder:
-            return f"no living node keeps the head as it was after step {self._kept.step}; {_RESUME}"
+            return f"no living node keeps the head as it was after step {self._kept.step}; {RESUME}"
         return ""
 
     @property
@@ -219,11 +232,55 @@ class RecoveringRounds(Rounds):
         commands.append(rd.Release(lost, message))
         course = self._recovery.course if self._recovery else None
         if self._course.owner(lost) is not None:
-            course = without_owner(self._course, lost, self._turns_kept(self._kept.step or 0))
-            if not self._kept.step:
-                self._kept.begin(StartPoint.of(course).holder)
+            if self._leaves_out and not why_it_waits(self._course, lost):
+                course = without_owner(self._course, lost, self._turns_kept(self._kept.step or 0))
+            else:
+                self.awaited.for_owner(lost, now_s)
         recovery = self._go_back((lost,), "", now_s, commands, course)
-        commands += [*recovery.halt(), recovery.look(self._made_moving.part, tuple(sorted(self._gone)))]
+        commands += recovery.halt()
+        self._look(recovery, now_s, commands)
+
+    def _look(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
+        """Look for a placement on the nodes that are there, once nobody is awaited any more."""
+        if self.awaited:
+            if self._drain_reason:
+                self._fail("InterruptedRunError", self._drain_reason, commands)
+                return
+            if self.phase != "waiting":
+                self._enter("waiting", now_s, commands, self._nodes)
+            commands.append(self.awaited.told())
+            self._set_deadline(now_s, commands)
+            return
+        if self.phase == "waiting":
+            self._enter("moving", now_s, commands, self._nodes)
+        if not self._kept.step:
+            self._kept.begin(StartPoint.of(self._course).holder)
+        part = self._made_moving.part
+        if recovery.back and recovery.course is None and set(part.nodes) <= set(self._nodes):
+            self._placed(recovery, part.placement)  # as it was: nobody is missing
+            self._move_on(recovery, now_s, commands)
+        else:
+            commands.append(recovery.look(part, tuple(sorted(self._gone))))
+
+    def _on_joined(self, node: str, now_s: float, commands: list[rd.Command]) -> None:
+        """Let placements have a node; go on with a run that waited for it, or for any node with room."""
+        if self._moving is None or self.phase not in _RECOVERS_IN or node in self._nodes:
+            return
+        self._gone.discard(node)
+        self._nodes = (*self._nodes, node)
+        self._moving.join(node)
+        if self._recovery is None:
+            return
+        self._recovery.join(node)
+        if self.awaited:
+            self.awaited.came(node)
+            self._look(self._recovery, now_s, commands)
+
+    def _set_deadline(self, now_s: float, commands: list[rd.Command]) -> None:
+        if self.awaited:
+            commands.append(SetTimer(PHASE_TIMER, self.awaited.until_s))
+        else:
+            super()._set_deadline(now_s, commands)
 
     def _go_back(
         self,
@@ -243,14 +300,15 @@ class RecoveringRounds(Rounds):
         self._made_granting.halt()
         self._recovery = Recovery(
             epoch=self._newest_epoch,
-            lost=(*(before.lost if before else ()), *lost),
+            lost=tuple(dict.fromkeys((*(before.lost if before else ()), *lost))),
             nodes=self._nodes,
             began_s=before.began_s if before else now_s,
             step=self._kept.step or 0,
             bad_step=bad_step or (before.bad_step if before else ""),
             course=course,
+            back=tuple(node for node in before.back if node not in lost) if before else (),
         )
-        self._enter("moving", now_s, commands, self._nodes)
+        self._enter("waiting" if self.awaited else "moving", now_s, commands, self._nodes)
         return self._recovery
 
     def _turns_kept(self, step: int) -> int:
@@ -265,17 +323,33 @@ class RecoveringRounds(Rounds):
                     raise error_from_name(error, message)
                 recovery.problem = message  # the node that it misses will be missed by all, or time runs out
             case NotPlaced(epoch, error, message) if epoch == recovery.epoch:
-                raise error_from_name(error, f"node {', '.join(recovery.lost)} is lost, and {message}; {_RESUME}")
+                self._not_placed(recovery, error, message, now_s)
+                self._look(recovery, now_s, commands)
+                return
             case Placed(epoch, placement) if epoch == recovery.epoch:
-                plan = Plan(self._course, self._made_plan.placements)
-                plan = plan.extended(placement, self._turns_kept(recovery.step), epoch=epoch)
-                if any(node in self._gone for node in plan.parts[-1].nodes):
-                    raise CapacityError(f"the placement that was found has a lost node; {_RESUME}")
-                recovery.plan = plan
+                self._placed(recovery, placement)
             case Halted(node, epoch) | rd.Moved(node, epoch) if epoch == recovery.epoch:
                 recovery.answered(node, event)
             case _:
                 return
+        self._move_on(recovery, now_s, commands)
+
+    def _placed(self, recovery: Recovery, placement: Placement) -> None:
+        plan = Plan(self._course, self._made_plan.placements)
+        plan = plan.extended(placement, self._turns_kept(recovery.step), epoch=recovery.epoch)
+        if any(node in self._gone for node in plan.parts[-1].nodes):
+            raise CapacityError(f"the placement that was found has a lost node; {RESUME}")
+        recovery.plan = plan
+
+    def _not_placed(self, recovery: Recovery, error: str, message: str, now_s: float) -> None:
+        """Wait for a node with room, or look again where one has come meanwhile."""
+        lost = [node for node in recovery.lost if node in self._gone]
+        problem = f"node {', '.join(recovery.lost)} is lost, and {message}"
+        if not recovery.is_old and not self.awaited.for_room(error, problem, lost, now_s):
+            raise error_from_name(error, f"{problem}; {RESUME}")
+
+    def _move_on(self, recovery: Recovery, now_s: float, commands: list[rd.Command]) -> None:
+        """Send all where they shall be once they have stopped; train once they are there."""
         self._set_deadline(now_s, commands)
         if recovery.may_move:
             commands += recovery.move(self._kept, self._made_granting.last, self._made_granting.repeats)
@@ -286,8 +360,11 @@ class RecoveringRounds(Rounds):
         """Train on from the committed turn, in the placement that all have moved to."""
         plan, moving, granting = recovery.moved_to, self._made_moving, self._made_granting
         self._recovery, self.plan = None, plan
+        self.awaited.end()
         for node, sources in recovery.sources.items():
             self._kept.fetched(node, sources)
+        if recovery.step:
+            self._kept.fetched_head(recovery.moved_at.holder)
         moving.recover(plan, recovery.step, self._kept.decided)
         commands.append(recovery.log(plan, now_s))
         self._before = granting.last

@@ -23,12 +23,14 @@ class Recovery:
         step: to whose end the run goes back.
         bad_step: what was not finite, if the run goes back because of that.
         course: of the run from then on, if owners are left out of it; None = it stays.
+        back: those of ``lost`` that have come back.
 
     Attributes:
         start: where the nodes go on, once they are sent there.
         plan: with the placement that was found; None while it is looked for.
         sources: the blocks that nodes take over.
         problem: why a node can't move, while it may be that another one is lost.
+        is_old: whether a node has come since a placement was last looked for.
     """
 
     def __init__(
@@ -41,13 +43,15 @@ class Recovery:
         step: int,
         bad_step: str = "",
         course: Course | None = None,
+        back: tuple[str, ...] = (),
     ) -> None:
+        self.back = back
         self.epoch, self.lost, self.began_s, self.step, self.bad_step = epoch, lost, began_s, step, bad_step
         self.course = course
         self.plan: Plan | None = None
         self.start: StartPoint | None = None
         self.sources: dict[str, tuple[Source, ...]] = {}
-        self.problem = ""
+        self.problem, self.is_old = "", False
         self._nodes, self._waiting = nodes, set(nodes)
         self._moves = False
         self._bytes: dict[str, int] = {}
@@ -58,8 +62,16 @@ class Recovery:
 
     def look(self, part: Plan, gone: tuple[str, ...]) -> Command:
         """Look for a placement without all that are gone."""
+        self.is_old = False
         asked = part if self.course is None else Plan(self.course, part.placements)
         return PlaceAgain(self.epoch, asked, gone, self.step)
+
+    def join(self, node: str) -> None:
+        """A node has come: it is sent where all are sent, unless they are on their way already."""
+        if not self._moves:
+            self._nodes, self.is_old = (*self._nodes, node), True
+        if node in self.lost:
+            self.back = (*self.back, node)
 
     def answered(self, node: str, answer: Halted | Moved) -> None:
         """Note that a node has stopped, or moved; an answer to another question changes nothing."""
@@ -100,9 +112,10 @@ class Recovery:
         part = self.moved_to.parts[-1]
         if self.course is not None and self.course.checkpoint_every and self.step:
             repeats = tuple(dict.fromkeys((StepKind.CHECKPOINT, *repeats)))  # those before have an owner more
+        owns = part.owner(kept.owner) is not None and kept.owner in self._nodes
         start = StartPoint(
             step=self.step,
-            holder=kept.holder,
+            holder=kept.owner if owns else kept.holder,
             first_turn=last.index + 1 if last else 0,
             first_seq=last.end_seq if last else 0,
             epoch=self.epoch,
@@ -110,8 +123,10 @@ class Recovery:
         )
         self._moves, self._waiting, self.start = True, set(part.nodes), start
         self.sources = {node: kept.sources(part.placement, node) for node in part.nodes}
+        heads = {start.holder: kept.head_source(start.holder)}
         return [
-            Move(node, part, start, self.epoch, self.sources.get(node, ()), from_step=self.step) for node in self._nodes
+            Move(node, part, start, self.epoch, self.sources.get(node, ()), self.step, heads.get(node, ""))
+            for node in self._nodes
         ]
 
     def log(self, plan: Plan, now_s: float) -> LogRecovery:
@@ -119,7 +134,7 @@ class Recovery:
         fetched = tuple(sorted(self._bytes.items()))
         out = tuple(one.owner.node for one in plan.course.left_out if one.owner.node in self.lost)
         part, seconds = plan.parts[-1], now_s - self.began_s
-        return LogRecovery(self.step, self.lost, plan, part, seconds, fetched, self.bad_step, out)
+        return LogRecovery(self.step, self.lost, plan, part, seconds, fetched, self.bad_step, out, self.back)
 
     def overdue(self, wait_s: float) -> str:
         """Say for what the coordinator has waited too long."""

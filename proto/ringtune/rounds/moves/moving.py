@@ -170,6 +170,10 @@ class Moving:
             return self._end(self._problem, now_s)
         return []
 
+    def join(self, node: str) -> None:
+        """Let placements have a node that has come, or come back."""
+        self._lost.discard(node)
+
     def late(self, now_s: float) -> list[Command]:
         """Give up, because nodes did not answer in time.
 
