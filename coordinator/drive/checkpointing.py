@@ -144,9 +144,11 @@ class Checkpointing:
 
     def go_on(self, node: str, request: control_pb2.PrepareRequest) -> None:
         """Add to a preparation what the node shall load, if the run goes on from a saved step."""
-        if self._resume is not None:
-            request.checkpoint_run = self._run_id
-        if self._chosen is None:
+        if self._resume is None:
+            return
+        request.checkpoint_run = self._run_id
+        if self._chosen is None:  # nothing is left: it begins anew, with its shards where they were
+            request.saved.attempt = self._attempt
             return
         manifest, sources = self._chosen.manifest, self._chosen.sources
         request.checkpoint_plan = manifest.plan_digest

@@ -240,6 +240,15 @@ class DyingRing:
             assert time.monotonic() < deadline_s, "a node still waits for its coordinator"
             time.sleep(_POLL_S)
 
+    def forget_turns(self) -> None:
+        """Wait until every node has put the last turns on its disk, and take them away."""
+        deadline_s = time.monotonic() + START_S
+        while not all("saved the ends of steps" in (self._folder / f"{name}.log").read_text() for name in NAMES):
+            assert time.monotonic() < deadline_s, "a node has not saved its last turns"
+            time.sleep(_POLL_S)
+        for path in self._folder.glob("nodes/*/r*/copy-*"):
+            path.unlink()
+
     def submitter_trial(self, event: str, *, with_coordinator: bool = False) -> Trial:
         """Train while the submitter is killed, and fetch the run.
 

@@ -8,6 +8,7 @@ from edge.agent.moving.fetch import fetch
 from edge.agent.snapshots import TakenOver
 from edge.agent_options import AgentOptions
 from edge.shards.block_files import metadata
+from edge.shards.parts import SavedParts
 from edge.shards.saver import GoesOn, SavedStart, saved_parts
 from ringtune.errors import UsageError
 from ringtune.files.pieces import Pieces
@@ -35,29 +36,24 @@ def take_from_disks(
         lease_s: a node that does not answer is asked again for so long.
 
     Raises:
-        UsageError: this node has no folder.
+        UsageError: it is to read from its own disk, and has no folder.
         IntegrityError: a file is damaged, or not there any more.
         RingTuneError: another node can't be reached, or not in time.
     """
     node, step, attempt = options.name, goes_on.shard.step, saved.attempt
-    parts = saved_parts(options.state, node, goes_on.run_id)
+    parts, files, head = saved_parts(options.state, node, goes_on.run_id), list[Pieces](), None
+    for source in saved.sources:
+        if source.node != node:
+            terms = (goes_on.run_id, 0, [source], addresses, deadline_s, check)
+            files += fetch(*terms, step=step, lease_s=lease_s, attempt=attempt)
+        else:
+            files.append(_own(parts, node).part(step, attempt, source.start, source.stop, sha256=source.sha256))
+    if goes_on.holder == node:
+        head = _own(parts, node).head(step, attempt, sha256=saved.head_sha256)
+    return TakenOver(tuple(files), metadata(attempt, step), head, goes_on.run_id, is_resumed=parts is not None)
+
+
+def _own(parts: SavedParts | None, node: str) -> SavedParts:
     if parts is None:
         raise UsageError(f"node {node} has no folder for checkpoints; start it with --state DIR")
-    files: list[Pieces] = []
-    for source in saved.sources:
-        if source.node == node:
-            files.append(parts.part(step, attempt, source.start, source.stop, sha256=source.sha256))
-        else:
-            files += fetch(
-                goes_on.run_id,
-                0,
-                [source],
-                addresses,
-                deadline_s,
-                check,
-                step=step,
-                lease_s=lease_s,
-                attempt=attempt,
-            )
-    head = parts.head(step, attempt, sha256=saved.head_sha256) if goes_on.holder == node else None
-    return TakenOver(tuple(files), metadata(attempt, step), head, goes_on.run_id, is_resumed=True)
+    return parts
