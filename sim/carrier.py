@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ringtune.rounds.events.round_events import Move
+from ringtune.rounds.events.move_events import Move
 from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.turns.turns import Turn
 

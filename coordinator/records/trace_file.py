@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ringtune.engine.spans import Span
-from ringtune.rounds.events.round_events import LogMove
+from ringtune.rounds.events.move_events import LogMove
 from ringtune.schedule.tables.words import action_title, format_action
 
 _COMPUTE_THREAD, _FIRST_WIRE_THREAD = 1, 2

@@ -73,8 +73,7 @@ class Agent:
         models: Borrower | None = None,
         clock: SharedClock | None = None,
     ) -> None:
-        self.models = models
-        self._clock = clock or SharedClock()
+        self.models, self._clock = models, clock or SharedClock()
         self.options = options
         self._attach_ring = attach_ring
         self._ring: Any = None

@@ -23,7 +23,7 @@ from ringtune.models.adapters.trim_support import may_trim
 from ringtune.models.families import family_named
 from ringtune.models.family import CLASS_TASKS
 from ringtune.models.folder import read_config
-from ringtune.rounds.events.round_events import Move
+from ringtune.rounds.events.move_events import Move
 from ringtune.rounds.going_back.kept_copies import trained_blocks
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.copy_holders import copy_holder

@@ -5,6 +5,7 @@ Example: ``from ringtune.rounds import rounds as rd`` gives ``rd.Rounds``, ``rd.
 
 from __future__ import annotations
 
+from ringtune.rounds.events.move_events import LogMove, LogPlan, Move, Moved, MoveFailed, Rest, Rested
 from ringtune.rounds.events.recovery_events import (
     AwaitNodes,
     Halt,
@@ -34,16 +35,11 @@ from ringtune.rounds.events.round_events import (
     LogCheckpoint,
     LogEvaluation,
     LogKept,
-    LogMove,
     LogOperations,
-    LogPlan,
     LogStep,
     LogTurn,
     LogUnfreeze,
     MakePlan,
-    Move,
-    Moved,
-    MoveFailed,
     NodeFailed,
     OperationsChosen,
     OperationsFailed,
@@ -53,8 +49,6 @@ from ringtune.rounds.events.round_events import (
     Prepared,
     Progressed,
     Release,
-    Rest,
-    Rested,
     Started,
     StepReported,
     StopAsked,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.rounds.copy_digests import CopyDigest
+from ringtune.rounds.events.move_events import LogMove, LogPlan, Move, Moved, MoveFailed, Rest, Rested
 from ringtune.rounds.events.recovery_events import (
     AwaitNodes,
     Halt,
@@ -19,7 +20,6 @@ from ringtune.rounds.events.recovery_events import (
     ShowStep,
 )
 from ringtune.rounds.events.replanning_events import FetchAhead, FetchedAhead, LogFetched, Replanned
-from ringtune.schedule.epochs import Source
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
@@ -60,33 +60,6 @@ class Prepared(NamedTuple):
     """A node has built what the plan wants from it."""
 
     node: str
-
-
-class Rested(NamedTuple):
-    """A node of the placement of ``epoch`` keeps what it has trained, and offers it to the others."""
-
-    node: str
-    epoch: int
-
-
-class Moved(NamedTuple):
-    """A node has built what the placement of ``epoch`` wants from it.
-
-    ``fetched_bytes`` came from other nodes: what they have trained.
-    """
-
-    node: str
-    epoch: int
-    fetched_bytes: int = 0
-
-
-class MoveFailed(NamedTuple):
-    """A node can't rest, or move to the placement of ``epoch``; the error's class and message say why."""
-
-    node: str
-    epoch: int
-    error: str
-    message: str
 
 
 class StepReported(NamedTuple):
@@ -220,59 +193,6 @@ class Prepare(NamedTuple):
 
     node: str
     plan: Plan
-
-
-class Rest(NamedTuple):
-    """Let a node keep what it has trained and offer it to the others; ``Rested`` or ``MoveFailed`` answers."""
-
-    node: str
-
-
-class Move(NamedTuple):
-    """Let a node move to another placement, or go back to the one it had; ``Moved`` or ``MoveFailed`` answers.
-
-    Attributes:
-        part: of the plan, with the placement; a node that is not in it only stops.
-        start: where the run goes on.
-        from_epoch: in which the trained blocks were hosted as ``sources`` says.
-        sources: the trained blocks that the node takes over, perhaps from itself.
-        from_step: the run recovers, and blocks and head are as they were kept after this step; None = as they are.
-        head_from: from whom it fetches the head as it was kept then; empty = from nobody.
-    """
-
-    node: str
-    part: Plan
-    start: StartPoint
-    from_epoch: int
-    sources: tuple[Source, ...]
-    from_step: int | None = None
-    head_from: str = ""
-
-
-class LogPlan(NamedTuple):
-    """Log that the plan has another placement from now on, to which the run moves, and why."""
-
-    plan: Plan
-    why: Replanned
-
-
-class LogMove(NamedTuple):
-    """Log that the run has moved after ``step`` steps, or has stayed and why.
-
-    Attributes:
-        epoch: to which it was to move.
-        part: of the plan that holds from here on.
-        seconds: from the last turn before to the first one after.
-        fetched_bytes: by node, of what others had trained.
-        problem: why it stays; empty = it has moved.
-    """
-
-    step: int
-    epoch: int
-    part: Plan
-    seconds: float
-    fetched_bytes: tuple[tuple[str, int], ...]
-    problem: str = ""
 
 
 class Grant(NamedTuple):

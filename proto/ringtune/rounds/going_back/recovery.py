@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ringtune.errors import needed
+from ringtune.rounds.events.move_events import Move, Moved
 from ringtune.rounds.events.recovery_events import Halt, Halted, LogRecovery, PlaceAgain
-from ringtune.rounds.events.round_events import Command, Move, Moved
+from ringtune.rounds.events.round_events import Command
 from ringtune.rounds.going_back.kept_copies import KeptCopies
 from ringtune.schedule.course import Course
 from ringtune.schedule.epochs import Source

@@ -16,8 +16,9 @@ from __future__ import annotations
 import dataclasses
 
 from ringtune.errors import DeadlineError, error_from_name
+from ringtune.rounds.events.move_events import LogMove, LogPlan, Move, Moved, MoveFailed, Rest, Rested
 from ringtune.rounds.events.replanning_events import FetchedAhead, Replanned
-from ringtune.rounds.events.round_events import Command, LogMove, LogPlan, Move, Moved, MoveFailed, Rest, Rested
+from ringtune.rounds.events.round_events import Command
 from ringtune.rounds.moves.fetching_ahead import FetchingAhead
 from ringtune.schedule.epochs import due, sources
 from ringtune.schedule.plan import Plan
