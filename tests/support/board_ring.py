@@ -184,9 +184,9 @@ class BoardRing:
         Args:
             prefix: words before its command.
         """
-        options = ("--bind", self.bed.coordinator, "--lease", f"{LEASE_S:g}", "--insecure", "--json")
-        options = (*options, "--state", str(self.state_of(COORDINATOR)))
-        command = (*prefix, sys.executable, "-P", "-m", "ringtune.cli", "coordinator", *options)
+        where = ("--bind", self.bed.coordinator, "--state", str(self.state_of(COORDINATOR)))
+        options = ("--lease", f"{LEASE_S:g}", "--insecure", "--json")
+        command = (*prefix, sys.executable, "-P", "-m", "ringtune.cli", "coordinator", *where, *options)
         self.processes[COORDINATOR] = self.bed.start(COORDINATOR, command)
         self.said = Said(self.processes[COORDINATOR].log)
 

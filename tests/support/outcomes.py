@@ -109,6 +109,23 @@ class Matrix:
             ring.restart(row.victim, prefix=strike.prefix(ring, row.victim))
         began_s = time.monotonic()
         run = ring.train()
+        struck_s, rejoined_s = self._strike(run, row)
+        _wait(run, ring.said)
+        wall_s = time.monotonic() - began_s
+        ring.wait_idle()
+        again = ring.train("--resume", out=run.out) if run.code else None
+        if again is not None:
+            _wait(again)
+            ring.wait_idle()
+        found = _found(run, again or run, ring.said, struck_s, self._wanted)
+        if strike.prefix is not None:
+            ring.restart(row.victim)
+        problems = tuple(problems_of(row, found, is_resumed=again is not None))
+        return Trial(problems=problems, rejoined_s=rejoined_s, wall_s=wall_s, **found)
+
+    def _strike(self, run: BoardRun, row: Row) -> tuple[float, float | None]:
+        """Let it happen in mid-run and heal it; return when it happened, and how soon the victim was back."""
+        ring, strike = self._ring, STRIKES[row.strike]
         run.until_steps(self._strike_at)
         ring.said.look()
         struck_s = time.monotonic()
@@ -117,28 +134,7 @@ class Matrix:
             _wait(run, ring.said, until_s=struck_s + row.seconds)
         finally:
             strike.heal(ring, row.victim)
-        healed_s = time.monotonic()
-        rejoined_s = self._rejoined_s(row.victim, healed_s)
-        _wait(run, ring.said)
-        wall_s = time.monotonic() - began_s
-        code = run.code or 0
-        ring.wait_idle()
-        again = ring.train("--resume", out=run.out) if code else None
-        if again is not None:
-            _wait(again)
-        ended = run if again is None else again
-        found = _found(run, ended, ring.said, struck_s, self._wanted)
-        trial = Trial(
-            problems=tuple(_problems(row, found, again)),
-            code=code,
-            rejoined_s=rejoined_s,
-            wall_s=wall_s,
-            **found,
-        )
-        ring.wait_idle()
-        if strike.prefix is not None:
-            ring.restart(row.victim)
-        return trial
+        return struck_s, self._rejoined_s(row.victim, time.monotonic())
 
     def _rejoined_s(self, victim: str, healed_s: float) -> float | None:
         """Seconds until the victim is a member, if it is none now."""
@@ -150,7 +146,7 @@ class Matrix:
         return time.monotonic() - healed_s
 
     def _is_member(self, name: str) -> bool:
-        return self._ring.members().get(name, ["lost"])[0] != "lost"
+        return str(self._ring.members().get(name, ["lost"])[0]) != "lost"
 
 
 def _wait(run: BoardRun, *others: Said, until_s: float | None = None) -> None:
@@ -179,6 +175,7 @@ def _found(
     steps = [line["step"] for line in ended.books() if is_step(line)]
     said = run.steps() + (ended.steps() if ended is not run else [])
     return {
+        "code": run.code or 0,
         "message": run.message,
         "detection_s": lost_s - struck_s if lost_s else None,
         "recovery_s": on_s - struck_s if on_s else None,
@@ -188,8 +185,14 @@ def _found(
     }
 
 
-def _problems(row: Row, found: dict[str, Any], again: BoardRun | None) -> list[str]:
-    """Say what is not as the row states it."""
+def problems_of(row: Row, found: dict[str, Any], *, is_resumed: bool) -> list[str]:
+    """Say what is not as a row states it.
+
+    Args:
+        row: what had to come of it.
+        found: what came of it.
+        is_resumed: whether the run ended with an error and was resumed.
+    """
     problems = []
     if found["difference"] > EQUAL:
         problems.append(f"weights differ by {found['difference']:g}")
@@ -197,14 +200,14 @@ def _problems(row: Row, found: dict[str, Any], again: BoardRun | None) -> list[s
         problems.append(f"{found['steps_lost']} steps are missing or twice in the books")
     match row.outcome:
         case Outcome.UNHARMED:
-            if again is not None or found["detection_s"] is not None:
+            if is_resumed or found["detection_s"] is not None:
                 problems.append(f"not unharmed, detected after {found['detection_s']} s: {found['message']!r}")
         case Outcome.WITHOUT:
-            if again is not None or found["recovery_s"] is None:
+            if is_resumed or found["recovery_s"] is None:
                 problems.append(f"did not go on without it: {found['message']!r}")
         case Outcome.RESUMED:
-            if again is None or row.says not in found["message"]:
-                problems.append(f"did not end saying {row.says!r}: {found['message']!r}")
+            if not is_resumed or row.says not in found["message"] or found["code"] != row.code:
+                problems.append(f"did not end with {row.code} and {row.says!r}: {found['code']}, {found['message']!r}")
     if row.detected_s and not (found["detection_s"] is not None and found["detection_s"] <= row.detected_s):
         problems.append(f"detected after {found['detection_s']} s, not within {row.detected_s:g} s")
     return problems
