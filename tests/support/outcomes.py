@@ -11,7 +11,8 @@ from typing import Any
 from safetensors.torch import load_file
 
 from coordinator.records.step_lines import is_step
-from tests.support.board_ring import LOOK_S, NAMES, RUN_S, START_S, STEPS, BoardRing, BoardRun, Said
+from tests.support.board_ring import NAMES, START_S, STEPS, BoardRing
+from tests.support.board_run import LOOK_S, RUN_S, BoardRun, Said
 from tests.support.results import largest_difference
 from tests.support.strikes import STRIKES
 
@@ -91,25 +92,24 @@ class Matrix:
 
     Args:
         ring: whose processes are hit.
-        strike_at: the step at which.
     """
 
-    def __init__(self, ring: BoardRing, *, strike_at: int = 40) -> None:
-        self._ring, self._strike_at = ring, strike_at
+    def __init__(self, ring: BoardRing) -> None:
+        self._ring = ring
         run = ring.train()
         _wait(run)
         assert run.code == 0, run.running.words()
         self._wanted = _trained(run.out)
         ring.wait_idle()
 
-    def carry_out(self, row: Row) -> Trial:
-        """Let the fault happen once; afterwards all is as before."""
+    def carry_out(self, row: Row, *, strike_at: int) -> Trial:
+        """Let the fault happen once, after so many steps; afterwards all is as before."""
         ring, strike = self._ring, STRIKES[row.strike]
         if strike.prefix is not None:
             ring.restart(row.victim, prefix=strike.prefix(ring, row.victim))
         began_s = time.monotonic()
         run = ring.train()
-        struck_s, rejoined_s = self._strike(run, row)
+        struck_s, rejoined_s = self._strike(run, row, strike_at)
         _wait(run, ring.said)
         wall_s = time.monotonic() - began_s
         ring.wait_idle()
@@ -123,10 +123,10 @@ class Matrix:
         problems = tuple(problems_of(row, found, is_resumed=again is not None))
         return Trial(problems=problems, rejoined_s=rejoined_s, wall_s=wall_s, **found)
 
-    def _strike(self, run: BoardRun, row: Row) -> tuple[float, float | None]:
+    def _strike(self, run: BoardRun, row: Row, strike_at: int) -> tuple[float, float | None]:
         """Let it happen in mid-run and heal it; return when it happened, and how soon the victim was back."""
         ring, strike = self._ring, STRIKES[row.strike]
-        run.until_steps(self._strike_at)
+        run.until_steps(strike_at)
         ring.said.look()
         struck_s = time.monotonic()
         strike.begin(ring, row.victim)
@@ -150,9 +150,9 @@ class Matrix:
 
 
 def _wait(run: BoardRun, *others: Said, until_s: float | None = None) -> None:
-    """Look at a run, and at what others say, until it has ended, or until a moment."""
+    """Look at a run, and at what others say, until it has ended; or until a moment, if that comes first."""
     deadline_s = time.monotonic() + RUN_S if until_s is None else until_s
-    while time.monotonic() < deadline_s and (run.code is None or until_s is not None):
+    while run.code is None and time.monotonic() < deadline_s:
         for said in (run, *others):
             said.look()
         time.sleep(LOOK_S)
