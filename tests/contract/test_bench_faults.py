@@ -95,6 +95,7 @@ def test_ratio_is_judged_by_its_interval() -> None:
     assert ratio_figures(pairs(1.01, 0.005), bound=1.03)["verdict"] == "shown"
     assert ratio_figures(pairs(1.06, 0.005), bound=1.03)["verdict"] == "missed"
     assert ratio_figures(pairs(1.03, 0.2), bound=1.03)["verdict"] == "open"
+    assert ratio_figures(pairs(1.01, 0.005)[:3], bound=1.03)["verdict"] == "open", "three pairs say nothing of noise"
 
 
 def test_trials_are_kept_for_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,14 +134,15 @@ class Matrix:
             _wait(run, ring.said, until_s=struck_s + row.seconds)
         finally:
             strike.heal(ring, row.victim)
-        return struck_s, self._rejoined_s(row.victim, time.monotonic())
+        return struck_s, self._rejoined_s(run, row.victim, time.monotonic())
 
-    def _rejoined_s(self, victim: str, healed_s: float) -> float | None:
+    def _rejoined_s(self, run: BoardRun, victim: str, healed_s: float) -> float | None:
         """Seconds until the victim is a member, if it is none now."""
         if victim not in NAMES or self._is_member(victim):
             return None
         while not self._is_member(victim):
             assert time.monotonic() < healed_s + START_S, f"{victim} does not come back: {self._ring.members()}"
+            run.look()
             time.sleep(LOOK_S)
         return time.monotonic() - healed_s
 
