@@ -3,7 +3,7 @@
 #   make demo        train the demo on four local nodes (fetches model and data once)
 #   make test        the tests, on as many processes as WORKERS says: of those with many long cases a sample
 #   make test-all    all tests with all their cases, in twice the time
-#   make faults      any faults on a virtual clock, each node at each place of a real run, half an hour of random ones: build/bench/trust.json
+#   make faults      any faults on a virtual clock, each node at each place of a real run, links, disks, clocks, half an hour of random ones, what it costs, in five hours: build/bench/trust.json
 #   make promises    what is always true of a run, and which tests hold it
 #   make lint        formatting, types, import rules
 #   make docs        write docs/job.md and docs/options.md from the code
@@ -63,8 +63,7 @@ test-all:
 	$(MAKE) test ARGS="--all $(ARGS)"
 
 faults: $(STAMP)
-	RINGTUNE_FAULT_EXAMPLES=5000 $(BIN)/python -m pytest -q tests/suites/test_faults_on_virtual_clock.py
-	$(BIN)/python -m tests.bench.fault_matrix $(ARGS)
+	$(BIN)/python -m tests.bench.trust $(ARGS)
 
 promises: $(STAMP)
 	$(BIN)/python -m tests.support.promises

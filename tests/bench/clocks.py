@@ -76,8 +76,8 @@ class EncryptedRing:
         token = self._folder / f"{name}.token"
         assert self.ringtune("coordinator", "token", name, "--save", str(token)).returncode == 0
         where = ("--coordinator", self.address, "--name", name, "--threads", "1", "--token-file", str(token))
-        where = (*where, "--state", str(self._folder / "state" / name), "--join-s", f"{_JOIN_S:g}")
-        return self.start(name, "edge", *where, *words, prefix=prefix)
+        keeps = ("--state", str(self._folder / "state" / name), "--join-s", f"{_JOIN_S:g}")
+        return self.start(name, "edge", *where, *keeps, *words, prefix=prefix)
 
     def joined(self, name: str, process: subprocess.Popen[bytes]) -> bool:
         """Wait until a node has joined, or ended."""

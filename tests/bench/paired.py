@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 _DRAWS = 2000
 _SHARE = 0.95
+_LEAST_PAIRS = 6
+"""Fewer say nothing of the noise."""
 
 
 def ratio_figures(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], *, bound: float) -> dict[str, object]:
@@ -31,11 +33,12 @@ def ratio_figures(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], *, b
     )
     cut = round(_DRAWS * (1 - _SHARE) / 2)
     low, high = drawn[cut], drawn[-cut - 1]
+    verdict = "shown" if high <= bound else "missed" if low > bound else "open"
     return {
         "ratio": round(statistics.median(ratios), 4),
         "ratio_95": [round(low, 4), round(high, 4)],
         "ratios": len(ratios),
         "pairs": len(groups),
         "bound": bound,
-        "verdict": "shown" if high <= bound else "missed" if low > bound else "open",
+        "verdict": verdict if len(groups) >= _LEAST_PAIRS else "open",
     }

@@ -1,12 +1,9 @@
-"""What it costs to be able to lose a host, and what losing one costs: ``python -m tests.bench.recovery``.
+"""What losing a host costs a run that goes on without it: ``python -m tests.bench.recovery``.
 
-Writes parts of ``build/bench/trust.json``. *copies*: the demo's MiniLM on one ring of four real nodes, with copies of
-each turn's end and without, one run after the other in pairs. *kills*: small rings of which a host is killed at a
-random step (SIGKILL), with a lease of 2 s and with that of a job that says nothing.
+Writes the part *kills* of ``build/bench/trust.json``: small rings of which a host is killed at a random step (SIGKILL),
+with a lease of 2 s and with that of a job that says nothing. What the copies cost is ``tests.bench.overheads``'s.
 
 =================== ======================================================================== =========
-copies_run_ratio    seconds of all steps with copies over those without, median of the pairs  <= 1.03
-copies_turn_ratio   the same of each turn beside its own counterpart, median                  <= 1.03
 detection           seconds from the signal until the coordinator goes back                   reported
 recovery            seconds from the signal until the first turn is granted again             reported
 steps_lost          steps that are missing in the books, or there twice, over all runs        0
@@ -20,75 +17,21 @@ import argparse
 import json
 import random
 import signal
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from coordinator.demo.fetch import demo_cache
-from coordinator.demo.workspace import prepare
 from coordinator.records.step_lines import is_step
 from ringtune.jobs.sections import Runtime
 from ringtune.rounds import rounds as rd
-from tests.bench.encryption import NODES, Ring, standing
-from tests.bench.jobs import write_job
-from tests.bench.rings import RingRun
 from tests.bench.trust_figures import spread, write_part
 from tests.support.cluster import TEMPLATE, Cluster
 
-OUT = Path("build/bench").resolve()
-STEPS, FIRST, TURN = 60, 10, 10
 LEASES_S = (2.0, Runtime().lease_s)
 TRIAL_STEPS, TRIAL_TURN = 60, 5
 _LOOK_S = 0.01
-
-
-def copies_cost(pairs: int) -> dict[str, object]:
-    """Measure so many pairs."""
-    workspace = prepare(OUT / "recovery", demo_cache())
-    folder, data = OUT / "recovery", workspace.job.with_name("train.csv").resolve()
-
-    def job(copies: str) -> Path:
-        more = {"unfreeze.every_steps": 5, "train.local_iterations": TURN, "recovery.copies": copies}
-        path = folder / f"{copies}.toml"
-        return write_job(path, model=workspace.model.resolve(), train=data, steps=STEPS, more=more)
-
-    jobs, plan = {copies: job(copies) for copies in ("none", "next")}, folder / "plan.json"
-    turns: dict[str, list[float]] = {name: [] for name in jobs}
-    runs: dict[str, list[float]] = {name: [] for name in jobs}
-    cpus: dict[str, list[float]] = {name: [] for name in jobs}
-
-    def run(ring: Ring, name: str) -> None:
-        out = folder / f"run-{name}"
-        ring.run("train", jobs[name], "--nodes", NODES, "--plan", plan, "--out", out, "--replace")
-        found = RingRun(folder=out)
-        runs[name].append(found.wall_s(FIRST, STEPS))
-        cpus[name].append(found.cpu_s)
-        turns[name] += [found.wall_s(first, first + TURN) for first in range(FIRST, STEPS, TURN)]
-        print(name, round(runs[name][-1], 3), round(cpus[name][-1], 3), flush=True)  # noqa: T201
-
-    with standing(folder / "ring", 7491, data, encrypted=False) as ring:
-        ring.run("plan", jobs["none"], "--nodes", NODES, "--save", plan)
-        for pair in range(pairs):
-            for name in jobs if pair % 2 else reversed(jobs):
-                run(ring, name)
-    return {
-        "copies_run_ratio": statistics.median(_ratios(runs)),
-        "copies_run_ratios": [round(one, 4) for one in _ratios(runs)],
-        "copies_turn_ratio": statistics.median(_ratios(turns)),
-        "copies_turn_quartiles": [round(one, 4) for one in statistics.quantiles(_ratios(turns), n=4)],
-        "copies_cpu_ratio": statistics.median(_ratios(cpus)),
-        "run_s": runs,
-        "pairs": pairs,
-        "nodes": NODES,
-        "steps": STEPS - FIRST,
-    }
-
-
-def _ratios(found: dict[str, list[float]]) -> list[float]:
-    return [with_s / without_s for with_s, without_s in zip(found["next"], found["none"], strict=True)]
 
 
 class Trial:
@@ -162,21 +105,12 @@ def kills_cost(kills: int) -> list[dict[str, object]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=5, help="runs with and without copies; 0 = none")
-    parser.add_argument("--kills", type=int, default=10, help="for each lease; 0 = none")
+    parser.add_argument("--kills", type=int, default=10, help="for each lease")
     options = parser.parse_args(arguments)
-    is_good = True
-    if options.kills:
-        kills = kills_cost(options.kills)
-        write_part("kills", {"leases": kills})
-        print(json.dumps(kills, indent=2))  # noqa: T201
-        is_good = not any(one["steps_lost"] for one in kills)
-    if options.pairs:
-        copies = copies_cost(options.pairs)
-        write_part("copies", copies)
-        print(json.dumps(copies, indent=2))  # noqa: T201
-        is_good = is_good and float(str(copies["copies_turn_ratio"])) <= 1.03
-    return 0 if is_good else 1
+    kills = kills_cost(options.kills)
+    write_part("kills", {"leases": kills})
+    print(json.dumps(kills, indent=2))  # noqa: T201
+    return int(any(one["steps_lost"] for one in kills))
 
 
 if __name__ == "__main__":

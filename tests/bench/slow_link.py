@@ -58,7 +58,11 @@ def training(layout: Layout, folder: Path, *, tokens: int) -> Iterator[tuple[Tes
     folder.mkdir(parents=True)
     model = tiny.write_model(folder / "model", hidden_size=384, num_heads=12)
     rows = tiny.write_rows(folder / "rows.csv", 400, longest=tokens)
-    more = {"train.local_iterations": TURN, "unfreeze.every_steps": TURN, "train.checkpoint_every": 5 * TURN}
+    more: dict[str, object] = {
+        "train.local_iterations": TURN,
+        "unfreeze.every_steps": TURN,
+        "train.checkpoint_every": 5 * TURN,
+    }
     more |= {"runtime.lease_s": LEASE_S, "recovery.copies": "next", "placement.replan": "never"}
     job = write_job(folder / "job.toml", model=model, train=rows, steps=STEPS, tokens=tokens, more=more)
     first, *others = layout.boards

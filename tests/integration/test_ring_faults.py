@@ -22,8 +22,9 @@ from edge.wire import frames, tensors
 from edge.wire.frames import Hello
 from ringtune.schedule.actions import TensorKey
 from ringtune.v1 import ring_pb2
-from tests.support.cluster import Cluster, Follower, Outcome
+from tests.support.cluster import LEASE_S, Cluster, Follower, Outcome
 from tests.support.meddler import Meddler
+from tests.support.tap import Tap
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +104,35 @@ def test_fault_stuttering_node_changes_nothing(cluster: Cluster) -> None:
     helper.join(WAIT_S)
     assert found.is_done, found.message
     assert_equal_results(found, wanted)
+
+
+@pytest.mark.promise("5 timing changes nothing")
+@pytest.mark.parametrize("silent", ["hears", "speaks"])
+@pytest.mark.sampled(1)
+def test_fault_silent_link_for_less_than_a_lease_changes_nothing(cluster: Cluster, silent: str) -> None:
+    """What others say to a node, or what it answers, is held back for a quarter of a lease: nobody is lost."""
+    with contextlib.closing(Tap(cluster.ports["node-2"])) as tap:
+        restart(cluster, "node-2", advertised=tap.port)
+        wanted = cluster.run(cluster.job(train__max_steps=60))
+        follower = cluster.follow(cluster.job(train__max_steps=60))
+        follower.wait_for_steps(10)
+        passing: threading.Event = getattr(tap, silent)
+        passing.clear()
+        threading.Event().wait(LEASE_S / 4)
+        assert follower.is_alive, "the run did not wait for what was held back"
+        passing.set()
+        found = follower.wait()
+        assert wanted.is_done and found.is_done, found.message
+        assert_equal_results(found, wanted)
+        restart(cluster, "node-2", advertised=cluster.ports["node-2"])
+
+
+def restart(cluster: Cluster, name: str, *, advertised: int) -> None:
+    """End a node in order, and start it with another port that it tells the others."""
+    cluster.signal(name, signal.SIGTERM)
+    cluster.wait_exit(name)
+    cluster.advertised[name] = advertised
+    cluster.start(name)
 
 
 def test_fault_user_stops_the_run(cluster: Cluster) -> None:

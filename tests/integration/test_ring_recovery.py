@@ -81,6 +81,25 @@ def test_run_goes_on_without_a_host_that_is_killed(ring: Cluster, after: int) ->
     assert {line["epoch"] for line in outcome.metrics if is_step(line) and line["step"] > recovery["step"]} == {1}
 
 
+@pytest.mark.promise("1 partition invariance")
+def test_run_goes_on_without_a_host_that_stands_still_and_what_it_says_later_is_fenced(ring: Cluster) -> None:
+    """For longer than its lease; when it goes on its late messages change nothing, and it is a member again."""
+    job = job_of(ring)
+    follower = follow(ring, job)
+    follower.wait_for_steps(5)
+    ring.signal("c", signal.SIGSTOP)
+    try:
+        follower.wait_for(lambda outcome: bool(of_kind(outcome, "recovery")))
+    finally:
+        ring.signal("c", signal.SIGCONT)
+    outcome = follower.wait()
+    assert outcome.is_done, outcome.message
+    wanted = reference_of(ring, job, outcome)
+    assert largest_difference(trained(outcome), wanted.adapter() | wanted.head()) < 1e-9
+    assert [line["step"] for line in outcome.metrics if is_step(line)] == list(range(1, 25))
+    ring.wait_idle("c")
+
+
 def test_run_ends_when_an_owner_is_killed_and_says_so(ring: Cluster) -> None:
     """Its rows are nowhere else, and nothing is to be waited for; the run can be resumed."""
     follower = follow(ring, job_of(ring, recovery__wait_s=0.0))

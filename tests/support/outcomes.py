@@ -11,7 +11,8 @@ from typing import Any
 from safetensors.torch import load_file
 
 from coordinator.records.step_lines import is_step
-from tests.support.board_ring import LOOK_S, NAMES, RUN_S, START_S, STEPS, BoardRing, BoardRun, Said
+from tests.support.board_ring import NAMES, START_S, STEPS, BoardRing
+from tests.support.board_run import LOOK_S, RUN_S, BoardRun, Said
 from tests.support.results import largest_difference
 from tests.support.strikes import STRIKES
 
@@ -91,25 +92,41 @@ class Matrix:
 
     Args:
         ring: whose processes are hit.
-        strike_at: the step at which.
     """
 
-    def __init__(self, ring: BoardRing, *, strike_at: int = 40) -> None:
-        self._ring, self._strike_at = ring, strike_at
+    def __init__(self, ring: BoardRing) -> None:
+        self._ring = ring
         run = ring.train()
         _wait(run)
         assert run.code == 0, run.running.words()
         self._wanted = _trained(run.out)
         ring.wait_idle()
 
-    def carry_out(self, row: Row) -> Trial:
-        """Let the fault happen once; afterwards all is as before."""
+    def carry_out(self, row: Row, *, strike_at: int) -> Trial:
+        """Let the fault happen once, after so many steps; afterwards all is as before."""
         ring, strike = self._ring, STRIKES[row.strike]
         if strike.prefix is not None:
             ring.restart(row.victim, prefix=strike.prefix(ring, row.victim))
         began_s = time.monotonic()
         run = ring.train()
-        run.until_steps(self._strike_at)
+        struck_s, rejoined_s = self._strike(run, row, strike_at)
+        _wait(run, ring.said)
+        wall_s = time.monotonic() - began_s
+        ring.wait_idle()
+        again = ring.train("--resume", out=run.out) if run.code else None
+        if again is not None:
+            _wait(again)
+            ring.wait_idle()
+        found = _found(run, again or run, ring.said, struck_s, self._wanted)
+        if strike.prefix is not None:
+            ring.restart(row.victim)
+        problems = tuple(problems_of(row, found, is_resumed=again is not None))
+        return Trial(problems=problems, rejoined_s=rejoined_s, wall_s=wall_s, **found)
+
+    def _strike(self, run: BoardRun, row: Row, strike_at: int) -> tuple[float, float | None]:
+        """Let it happen in mid-run and heal it; return when it happened, and how soon the victim was back."""
+        ring, strike = self._ring, STRIKES[row.strike]
+        run.until_steps(strike_at)
         ring.said.look()
         struck_s = time.monotonic()
         strike.begin(ring, row.victim)
@@ -117,46 +134,26 @@ class Matrix:
             _wait(run, ring.said, until_s=struck_s + row.seconds)
         finally:
             strike.heal(ring, row.victim)
-        healed_s = time.monotonic()
-        rejoined_s = self._rejoined_s(row.victim, healed_s)
-        _wait(run, ring.said)
-        wall_s = time.monotonic() - began_s
-        code = run.code or 0
-        ring.wait_idle()
-        again = ring.train("--resume", out=run.out) if code else None
-        if again is not None:
-            _wait(again)
-        ended = run if again is None else again
-        found = _found(run, ended, ring.said, struck_s, self._wanted)
-        trial = Trial(
-            problems=tuple(_problems(row, found, again)),
-            code=code,
-            rejoined_s=rejoined_s,
-            wall_s=wall_s,
-            **found,
-        )
-        ring.wait_idle()
-        if strike.prefix is not None:
-            ring.restart(row.victim)
-        return trial
+        return struck_s, self._rejoined_s(run, row.victim, time.monotonic())
 
-    def _rejoined_s(self, victim: str, healed_s: float) -> float | None:
+    def _rejoined_s(self, run: BoardRun, victim: str, healed_s: float) -> float | None:
         """Seconds until the victim is a member, if it is none now."""
         if victim not in NAMES or self._is_member(victim):
             return None
         while not self._is_member(victim):
             assert time.monotonic() < healed_s + START_S, f"{victim} does not come back: {self._ring.members()}"
+            run.look()
             time.sleep(LOOK_S)
         return time.monotonic() - healed_s
 
     def _is_member(self, name: str) -> bool:
-        return self._ring.members().get(name, ["lost"])[0] != "lost"
+        return str(self._ring.members().get(name, ["lost"])[0]) != "lost"
 
 
 def _wait(run: BoardRun, *others: Said, until_s: float | None = None) -> None:
-    """Look at a run, and at what others say, until it has ended, or until a moment."""
+    """Look at a run, and at what others say, until it has ended; or until a moment, if that comes first."""
     deadline_s = time.monotonic() + RUN_S if until_s is None else until_s
-    while time.monotonic() < deadline_s and (run.code is None or until_s is not None):
+    while run.code is None and time.monotonic() < deadline_s:
         for said in (run, *others):
             said.look()
         time.sleep(LOOK_S)
@@ -179,6 +176,7 @@ def _found(
     steps = [line["step"] for line in ended.books() if is_step(line)]
     said = run.steps() + (ended.steps() if ended is not run else [])
     return {
+        "code": run.code or 0,
         "message": run.message,
         "detection_s": lost_s - struck_s if lost_s else None,
         "recovery_s": on_s - struck_s if on_s else None,
@@ -188,8 +186,14 @@ def _found(
     }
 
 
-def _problems(row: Row, found: dict[str, Any], again: BoardRun | None) -> list[str]:
-    """Say what is not as the row states it."""
+def problems_of(row: Row, found: dict[str, Any], *, is_resumed: bool) -> list[str]:
+    """Say what is not as a row states it.
+
+    Args:
+        row: what had to come of it.
+        found: what came of it.
+        is_resumed: whether the run ended with an error and was resumed.
+    """
     problems = []
     if found["difference"] > EQUAL:
         problems.append(f"weights differ by {found['difference']:g}")
@@ -197,14 +201,14 @@ def _problems(row: Row, found: dict[str, Any], again: BoardRun | None) -> list[s
         problems.append(f"{found['steps_lost']} steps are missing or twice in the books")
     match row.outcome:
         case Outcome.UNHARMED:
-            if again is not None or found["detection_s"] is not None:
+            if is_resumed or found["detection_s"] is not None:
                 problems.append(f"not unharmed, detected after {found['detection_s']} s: {found['message']!r}")
         case Outcome.WITHOUT:
-            if again is not None or found["recovery_s"] is None:
+            if is_resumed or found["recovery_s"] is None:
                 problems.append(f"did not go on without it: {found['message']!r}")
         case Outcome.RESUMED:
-            if again is None or row.says not in found["message"]:
-                problems.append(f"did not end saying {row.says!r}: {found['message']!r}")
+            if not is_resumed or row.says not in found["message"] or found["code"] != row.code:
+                problems.append(f"did not end with {row.code} and {row.says!r}: {found['code']}, {found['message']!r}")
     if row.detected_s and not (found["detection_s"] is not None and found["detection_s"] <= row.detected_s):
         problems.append(f"detected after {found['detection_s']} s, not within {row.detected_s:g} s")
     return problems

@@ -167,7 +167,7 @@ def _among_its_mounts(ring: BoardRing, who: str, *words: str) -> None:
 
 
 def _read_only(ring: BoardRing, who: str) -> None:
-    """Mount the folder once more over itself, so that files that are open do not hinder it."""
+    """Mount the folder once more over itself; files that are open stay writable, so whom it hits has to open others."""
     folder = str(ring.state_of(who))
     _among_its_mounts(ring, who, "mount", "--bind", folder, folder)
     _among_its_mounts(ring, who, "mount", "-o", "remount,bind,ro", folder)

@@ -22,6 +22,7 @@ from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import DeadlineError, RingTuneError, needed
 from ringtune.rounds.evaluation_sums import EvaluationSums
 from ringtune.rounds.events import round_events as rd
+from ringtune.rounds.events.move_events import Moved, MoveFailed, Rested
 from ringtune.rounds.events.replanning_events import FetchedAhead, Replanned
 from ringtune.rounds.granting import Granting
 from ringtune.rounds.moves.moving import Moving
@@ -117,7 +118,7 @@ class Rounds:
             case rd.OperationsFailed(step, error, message):
                 if self._chooses_for == step:
                     self._fail(error, message, commands)
-            case rd.Rested() | rd.Moved() | rd.MoveFailed():
+            case Rested() | Moved() | MoveFailed():
                 if self.phase == "moving":
                     self._on_moving(self._made_moving.take(event, now_s), now_s, commands)
             case Replanned() | FetchedAhead():

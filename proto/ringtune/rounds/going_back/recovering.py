@@ -30,6 +30,7 @@ from ringtune.errors import (
     error_from_name,
 )
 from ringtune.rounds.events import round_events as rd
+from ringtune.rounds.events.move_events import Moved, MoveFailed, Rested
 from ringtune.rounds.events.recovery_events import Halted, NodeJoined, NotPlaced, Placed, ShowStep
 from ringtune.rounds.events.replanning_events import Replanned
 from ringtune.rounds.going_back.bad_steps import NOTHING_KEPT, BadSteps, is_bad_step
@@ -134,7 +135,7 @@ class RecoveringRounds(Rounds):
     def _dispatch(self, event: rd.Event, now_s: float, commands: list[rd.Command]) -> None:
         recovery = self._recovery
         match event:
-            case Halted() | Placed() | NotPlaced() | rd.Rested() | rd.Moved() | rd.MoveFailed() if recovery:
+            case Halted() | Placed() | NotPlaced() | Rested() | Moved() | MoveFailed() if recovery:
                 self._on_answer(recovery, event, now_s, commands)
             case Halted() | Placed() | NotPlaced():
                 return
@@ -318,7 +319,7 @@ class RecoveringRounds(Rounds):
     def _on_answer(self, recovery: Recovery, event: rd.Event, now_s: float, commands: list[rd.Command]) -> None:
         """Take a node's answer, or the placement; move once all have stopped, and train once all have moved."""
         match event:
-            case rd.MoveFailed(_, epoch, error, message) if epoch == recovery.epoch:
+            case MoveFailed(_, epoch, error, message) if epoch == recovery.epoch:
                 if error not in _UNREACHED:
                     raise error_from_name(error, message)
                 recovery.problem = message  # the node that it misses will be missed by all, or time runs out
@@ -328,7 +329,7 @@ class RecoveringRounds(Rounds):
                 return
             case Placed(epoch, placement) if epoch == recovery.epoch:
                 self._placed(recovery, placement)
-            case Halted(node, epoch) | rd.Moved(node, epoch) if epoch == recovery.epoch:
+            case Halted(node, epoch) | Moved(node, epoch) if epoch == recovery.epoch:
                 recovery.answered(node, event)
             case _:
                 return
