@@ -26,6 +26,7 @@ from coordinator.screen.happenings import SpokenRun, joined_line, lost_line
 from ringtune.errors import BusyError, FrameError, JobError, PeerLostError, RingTuneError, UsageError
 from ringtune.ids import check_node_name, make_run_id
 from ringtune.jobs.job import Job
+from ringtune.machine.heap import trim_heap
 from ringtune.rpc.addresses import require_private
 from ringtune.rpc.versions import require_compatible
 from ringtune.v1 import control_pb2
@@ -380,6 +381,7 @@ class Coordinator:
                 self._driver = None
                 self._registry.lease_s = self.lease_s
                 self.offers.drop(driver.run_id)
+        trim_heap()  # of what the run, and strangers meanwhile, took
 
 
 def model_folder(job: Job) -> Path | None:

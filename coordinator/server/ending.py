@@ -9,9 +9,12 @@ from types import FrameType, TracebackType
 
 from coordinator.server.coordinator import Coordinator
 from ringtune.errors import FrameError
+from ringtune.machine.grace import end_within
 from ringtune.machine.signals import handled
 
 SAVE_S = 60.0
+GRACE_S = 30.0
+"""The longest that a coordinator takes to end after its run was saved, whatever a thread of it waits for."""
 # Short: the kernel may hand a signal to any thread, and then nothing wakes this one, which runs the handlers.
 _WAIT_S = 0.5
 _POLL_S = 0.1
@@ -45,6 +48,7 @@ class Ending:
         self._count += 1
         self.by_ctrl_c |= number == signal.SIGINT
         self._asked.set()
+        end_within(GRACE_S + (SAVE_S if self._count == 1 else 0.0), 128 + number)
 
     def wait(self) -> bool:
         """Wait for a moment; return whether the end was asked for."""

@@ -13,7 +13,12 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from coordinator.submit.terminal import Terminal
+from ringtune.errors import InterruptedRunError
+from ringtune.machine.grace import end_within
 from ringtune.machine.signals import handled
+
+GRACE_S = 30.0
+"""The longest that a command takes to end that was told to end at once, whatever a thread of it waits for."""
 
 
 class Interrupts:
@@ -59,5 +64,6 @@ class Interrupts:
             self._terminal.closed()
         ask, self._ask = self._ask, None
         if ask is None:
+            end_within(GRACE_S, InterruptedRunError.exit_code)
             raise KeyboardInterrupt
         threading.Thread(target=ask, name="drain", daemon=True).start()

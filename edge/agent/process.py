@@ -35,6 +35,7 @@ from edge.weights.borrow import Borrower
 from ringtune import __version__, failpoints
 from ringtune.errors import PeerLostError, RingTuneError
 from ringtune.machine.cores import usable_cores
+from ringtune.machine.grace import end_within
 from ringtune.machine.signals import handled
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.refusals import why_refused
@@ -45,6 +46,8 @@ from ringtune.v1 import control_pb2, control_pb2_grpc
 _LOG = logging.getLogger(__name__)
 _REPORT_S = 5.0
 _NODES_S = 10.0
+GRACE_S = 20.0
+"""The longest that a node takes to end, whatever a thread of it waits for."""
 _CLOSE_S = 2.0
 # Short: the kernel may hand a signal to any thread, and then nothing wakes this one, which runs the handlers.
 _WAIT_S = 0.5
@@ -64,6 +67,7 @@ class _Ending:
         if not self.wanted.is_set():
             self.code, self.reason, self.error = code, reason, error
             self.wanted.set()
+            end_within(GRACE_S, code)
 
 
 def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lambda address: None) -> int:

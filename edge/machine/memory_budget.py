@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
-import os
 import sys
 from pathlib import Path
 
 from ringtune.machine.control_groups import CGROUP, PROC
+from ringtune.machine.heap import trim_heap
 from ringtune.machine.memory import LIBRARY_BYTES, free_bytes
 
 # Nothing fits into so little: a board that has less than its libraries take is refused, with both numbers.
@@ -72,10 +71,3 @@ def give_memory_back() -> None:
     """Collect garbage and hand freed heap pages back to the system, so that runs do not add up."""
     gc.collect()
     trim_heap()
-
-
-def trim_heap() -> None:
-    """Hand freed heap pages back to the system; no effect with another C library than glibc."""
-    if os.name == "posix" and sys.platform.startswith("linux"):
-        with contextlib.suppress(OSError, AttributeError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)

@@ -21,13 +21,13 @@ from typing import Final, NamedTuple
 import torch
 from torch import nn
 
-from edge.machine.memory_budget import trim_heap
 from edge.model.tensor_bytes import DTYPE_NAMES, fill, is_finite, pieces_of
 from ringtune.costs.memory.unit_state import TABLE_GIVEN_BACK_BYTES
 from ringtune.errors import DivergedError, IntegrityError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_header import TensorInfo
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
+from ringtune.machine.heap import trim_heap
 
 _WHOLE: Final = "grad/"
 _ROWS: Final = "rows/"

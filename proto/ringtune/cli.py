@@ -29,6 +29,7 @@ from typer.exceptions import TyperException
 
 from ringtune import __version__
 from ringtune.errors import InterruptedRunError, RingTuneError, UsageError
+from ringtune.machine.grace import own_process
 from ringtune.options import RENAMED
 from ringtune.texts import log_to_stderr, shown
 
@@ -232,6 +233,7 @@ def options(
 
 def main() -> None:
     """Run the command line and exit; an error that is not ours exits with code 70."""
+    own_process()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors say more than what the C core logs beside them
     try:
         app()

@@ -34,6 +34,9 @@ WITH_GRPC = tuple(
         "guard",
         "joining",
         "renewing_channel",
+        "repeating.asking",
+        "repeating.held",
+        "repeating.once",
         "statuses",
         "weights_servicer",
     )

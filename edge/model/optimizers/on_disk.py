@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from edge.machine.memory_budget import trim_heap
 from edge.model.optimizers.prefetch import Prefetcher
 from edge.model.optimizers.state_file import Shapes, StateFile
 from edge.model.optimizers.torch_optimizers import state_dtype
@@ -20,6 +19,7 @@ from ringtune.files.durable import check_writable
 from ringtune.files.safetensors_header import TensorInfo
 from ringtune.files.safetensors_stream import TensorPieces
 from ringtune.jobs.optimizers import state_shapes
+from ringtune.machine.heap import trim_heap
 from ringtune.quantities import format_bytes
 
 Parameters = Mapping[str, torch.nn.Parameter]

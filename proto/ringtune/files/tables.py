@@ -1,10 +1,14 @@
-"""Tables of an owner: csv with a header, or a JSON object a line; read strictly, errors say where."""
+"""Tables of an owner: csv with a header, or a JSON object a line; read strictly, errors say where.
+
+An error goes to the coordinator and to the user, so it has no cell of a row in it. A first line may be a row, too,
+where somebody forgot the header.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -83,20 +87,34 @@ def class_of(path: Path, record: Record, column: str) -> str:
     value = found[column]
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
         raise DataError(
-            f"{path}, line {number}: column {column!r} is not a class name ({value!r}); give a text or a whole number"
+            f"{path}, line {number}: column {column!r} is not a class name but {_kind(value)}; give a text or a whole "
+            "number"
         )
     return str(value)
+
+
+def _kind(value: object) -> str:
+    """Say what a value is, without the value."""
+    return "empty" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def _checked(path: Path, record: Record, columns: Mapping[str, str]) -> Record:
     number, found = record
     for key, column in columns.items():
         if column not in found:
-            known = ", ".join(repr(name) for name in found)
-            raise DataError(f"{path}, line {number} has no column {column!r}; it has {known}; set {key}")
+            raise DataError(
+                f"{path}, line {number} has no column {column!r}; {_known(found, columns.values())}; set {key}"
+            )
         if found[column] is None:
             raise DataError(f"{path}, line {number} has no column {column!r}: it is null or missing; correct the row")
     return record
+
+
+def _known(found: Mapping[str, object], wanted: Collection[str]) -> str:
+    """Say which columns a table has, if what names them is surely a header: one of those that are wanted is there."""
+    if not any(column in found for column in wanted):
+        return "the first line, or the keys, have to name the columns, and name none of those that are wanted"
+    return "it has " + ", ".join(repr(name) for name in found)
 
 
 def _read_csv(path: Path, file: Iterable[str]) -> Iterator[Record]:
@@ -132,9 +150,10 @@ def _csv_problem(problem: str) -> str:
 
 def _check_header(path: Path, header: Sequence[str], line: int) -> None:
     """Refuse columns that stand twice, and a header that is separated by something else than commas."""
-    twice = next((name for name in header if header.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"{path}, line {line} has the column {twice!r} twice; rename one of them")
+    for index, name in enumerate(header):
+        if name in header[:index]:
+            both = f"columns {header.index(name) + 1} and {index + 1}"
+            raise DataError(f"{path}, line {line} gives {both} the same name; rename one of them")
     if len(header) != 1:
         return
     if "\0" in header[0]:

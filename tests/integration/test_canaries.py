@@ -1,0 +1,160 @@
+"""Canaries in samples and labels: no wire, log or folder of anybody else ever has them, also where a run fails.
+
+Names of classes travel, once for each owner and plan, as every node has to give them the same numbers; which row is of
+which class does not.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import random
+import re
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from coordinator.kept_runs.kept_runs import KeptRuns
+from coordinator.run_folder.saved_run import read_json
+from ringtune.schedule.plan import Plan
+from tests.integration.test_ring_traffic import find_numbers, targets_of
+from tests.support import tiny
+from tests.support.cluster import Cluster, Outcome, _plan_part
+from tests.support.processes import run_ringtune
+from tests.support.tap import Tap
+
+pytestmark = pytest.mark.slow
+
+CLASSES = ("canaryclassone", "canaryclasstwo")
+ROW = re.compile(rb"canary\d{4}row")
+_NAMES = "|".join(CLASSES)
+LABELS = re.compile(rf"(?:{_NAMES})(?:[^A-Za-z]{{1,8}}(?:{_NAMES})){{3}}".encode())
+"""The classes of several rows, one after the other."""
+BAD_ROW = "canary9999row"
+ROWS = 60
+LEASE_S = 60.0
+"""Longer than a busy machine lets a node wait: nobody is to be lost here."""
+
+
+class Watched(Cluster):
+    """A cluster whose nodes and users reach each other through taps.
+
+    Attributes:
+        front: before the coordinator.
+        taps: before each node.
+    """
+
+    front: Tap | None = None
+    taps: tuple[Tap, ...] = ()
+
+    @property
+    def address(self) -> str:
+        """Where the tap before the coordinator listens."""
+        if self.front is None:
+            self.front = Tap(int(self._server.address.rpartition(":")[2]))
+        return f"127.0.0.1:{self.front.port}"
+
+    def traffic(self, *, of_ring: bool) -> bytes:
+        """Everything that went over links of the ring, or over all other connections."""
+        assert self.front is not None
+        flows = [flow for tap in (self.front, *self.taps) for flow in list(tap.flows) if flow.is_ring == of_ring]
+        return b"".join(bytes(flow.sent) + bytes(flow.received) for flow in flows)
+
+
+def write(path: Path, first: int, num_rows: int) -> None:
+    """Write rows that each have a canary of their own, and a class whose name is one."""
+    rng = random.Random(first)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label"])
+        for number in range(first, first + num_rows):
+            words = [rng.choice(tiny.words()) for _ in range(rng.randint(3, 12))]
+            writer.writerow([" ".join([f"canary{number:04d}row", *words]), rng.choice(CLASSES)])
+
+
+@contextmanager
+def watched(folder: Path) -> Iterator[Watched]:
+    """Two owners and a host with copies, checkpoints and a coordinator that keeps runs."""
+    orders = folder / "failpoints"
+    orders.mkdir()
+    cluster = Watched(folder, owners=["node-0", "node-1"], hosts=["node-2"], failpoints=orders, lease_s=LEASE_S)
+    write(cluster.train, 0, ROWS)
+    write(cluster.eval, ROWS, 22)
+    taps = {name: Tap(cluster.ports[name]) for name in cluster.names}
+    cluster.taps = tuple(taps.values())
+    cluster.advertised = {name: tap.port for name, tap in taps.items()}
+    kept = KeptRuns(folder / "kept")
+    cluster.coordinator.kept = kept
+    with closing(kept), cluster.listening():
+        yield cluster
+    assert cluster.front is not None
+    for tap in (cluster.front, *cluster.taps):
+        tap.close()
+
+
+def train(cluster: Watched, name: str, **changes: object) -> tuple[Path, str]:
+    """Train as a user who logs all there is; return the folder and what was printed."""
+    wanted = {
+        "train__checkpoint_every": 4,
+        "train__eval_every": 4,
+        "recovery__copies": "next",
+        "runtime__lease_s": LEASE_S,
+        **changes,
+    }
+    job, out = cluster.folder / f"{name}.toml", cluster.folder / name
+    job.write_text(cluster.job(**wanted).to_toml())
+    done = run_ringtune("-vv", "train", job, "--coordinator", cluster.address, "--out", out)
+    return out, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+
+
+def places(cluster: Watched, printed: str, logged: str) -> dict[str, bytes]:
+    """Everything that anybody but an owner may look at, by where it is; logs of owners too."""
+    found = {"ring": cluster.traffic(of_ring=True), "control": cluster.traffic(of_ring=False)}
+    found |= {"submitter's output": printed.encode(), "coordinator's log": logged.encode()}
+    folders = ("kept", "state", "good", "bad", "diverged")
+    files = [path for name in folders for path in (cluster.folder / name).rglob("*") if path.is_file()]
+    files += [cluster.folder / f"{name}.log" for name in cluster.names]
+    return found | {str(path.relative_to(cluster.folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.promise("4 labels stay")
+def test_canaries_of_rows_and_labels_stay_with_their_owner(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A run that ends well, one with a gradient that is not finite, and one with a row that can't be read."""
+    caplog.set_level(logging.DEBUG)
+    with watched(tmp_path) as cluster:
+        out, good = train(cluster, "good")
+        assert good.startswith("0\n"), good
+        (tmp_path / "failpoints" / "node-2").write_text("after backward 4 spoil")
+        _, diverged = train(cluster, "diverged", recovery__copies="none")
+        assert diverged.startswith("1\n") and "rows" in diverged, diverged
+        with Path(cluster.train).open("a", encoding="utf-8") as file:
+            file.write(f"{BAD_ROW},{BAD_ROW},{BAD_ROW}\n")
+        _, bad = train(cluster, "bad")
+        assert "has 3 cells" in bad, bad
+        found = places(cluster, good + diverged + bad, caplog.text)
+        plan = Plan.from_json(_plan_part(read_json(out / "plan.json")))
+
+    assert len(found["ring"]) > 500_000 and len(found["control"]) > 50_000
+    for part in ("kept/", "state/node-2/", "good/", "diverged/", "node-0.log", "coordinator's log"):
+        assert any(place.startswith(part) and content for place, content in found.items()), f"nothing in {part}"
+    assert b"DEBUG" in found["node-0.log"] and "INFO" in caplog.text
+
+    def with_a_row(content: bytes) -> list[bytes]:
+        return ROW.findall(content)
+
+    assert with_a_row(Path(cluster.train).read_bytes())  # the search finds what is there
+    assert {place: with_a_row(content) for place, content in found.items() if with_a_row(content)} == {}
+    for name in CLASSES:
+        assert name.encode() in found["control"]  # the list of names, which is the same search
+        quiet = [place for place in found if place in ("ring", "node-2.log") or place.startswith("state/")]
+        assert [place for place in quiet if name.encode() in found[place]] == []
+    assert LABELS.search(", ".join(CLASSES * 2).encode())  # labels of four rows; a list of the names has two
+    assert [place for place, content in found.items() if LABELS.search(content)] == []
+
+    with_rows = Path(cluster.train).read_text().splitlines(keepends=True)[:-1]
+    Path(cluster.train).write_text("".join(with_rows))
+    targets = targets_of(cluster, Outcome(plan=plan))
+    assert len(targets) > 3
+    assert {place: numbers for place, content in found.items() if (numbers := find_numbers(content, targets))} == {}
