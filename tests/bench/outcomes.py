@@ -87,7 +87,7 @@ ROWS: tuple[Row, ...] = (
     Row(name="F10", strike="disk full", victim="c", seconds=ENDS_S, outcome=RESUMED, code=9, says="node c"),
     Row(name="F10", strike="disk full", victim=COORDINATOR, seconds=ENDS_S, outcome=RESUMED, code=9, says="space"),
     Row(name="F12", strike="disk read-only", victim="c", seconds=ENDS_S, outcome=RESUMED, code=9, says="node c"),
-    Row(name="F16", strike="out of memory", victim="c", seconds=SHORT_S, outcome=WITHOUT, detected_s=KNOWN_S),
+    Row(name="F16", strike="out of memory", victim="c", seconds=ENDS_S, outcome=WITHOUT, detected_s=KNOWN_S),
     *_unharmed("F15", "clock 2 h behind", "a", "c", COORDINATOR, seconds=1.0),
     *_unharmed("F15", "clock 2 h ahead", "c", seconds=1.0),
     *_unharmed("F15", "clock 400 d ahead", "c", seconds=1.0),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ LOOK_S = 0.02
 
 
 class Said:
-    """The lines of JSON that a process prints, and when each was seen.
+    """The lines of JSON that a process prints, and when each was seen; safe for threads.
 
     Args:
         log: where it prints.
@@ -24,22 +27,44 @@ class Said:
     def __init__(self, log: Path) -> None:
         self.log = log
         self.events: list[tuple[float, dict[str, Any]]] = []
+        self._lock = threading.Lock()
         self._read_bytes = 0
 
     def look(self) -> None:
         """Read what it has said since the last look."""
-        with self.log.open("rb") as file:
+        with self._lock, self.log.open("rb") as file:
             file.seek(self._read_bytes)
             text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._read_bytes += len(whole)
-        now_s = time.monotonic()
-        self.events += [(now_s, json.loads(line)) for line in whole.splitlines() if line.startswith(b"{")]
+            whole = text[: text.rfind(b"\n") + 1]
+            self._read_bytes += len(whole)
+            now_s = time.monotonic()
+            self.events += [(now_s, json.loads(line)) for line in whole.splitlines() if line.startswith(b"{")]
 
     def first_s(self, kind: str, *, after_s: float, text: str = "") -> float | None:
         """When an event of a kind, with some text in it, was first seen after a moment; None = it was not."""
         found = (at for at, event in self.events if at > after_s and event["event"] == kind and text in str(event))
         return next(found, None)
+
+
+@contextmanager
+def listening(*all_said: Said) -> Iterator[None]:
+    """Look all the time at what processes say, whatever else is done."""
+    over = threading.Event()
+
+    def listen() -> None:
+        while not over.wait(LOOK_S):
+            for said in all_said:
+                said.look()
+
+    helper = threading.Thread(target=listen, name="listening")
+    helper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        helper.join()
+        for said in all_said:
+            said.look()
 
 
 class BoardRun(Said):

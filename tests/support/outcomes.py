@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from coordinator.records.step_lines import is_step
 from tests.support.board_ring import NAMES, START_S, STEPS, BoardRing
-from tests.support.board_run import LOOK_S, RUN_S, BoardRun, Said
+from tests.support.board_run import LOOK_S, RUN_S, BoardRun, Said, listening
 from tests.support.results import largest_difference
 from tests.support.strikes import STRIKES
 
@@ -109,8 +109,9 @@ class Matrix:
             ring.restart(row.victim, prefix=strike.prefix(ring, row.victim))
         began_s = time.monotonic()
         run = ring.train()
-        struck_s, rejoined_s = self._strike(run, row, strike_at)
-        _wait(run, ring.said)
+        with listening(run, ring.said):
+            struck_s, rejoined_s = self._strike(run, row, strike_at)
+            _wait(run)
         wall_s = time.monotonic() - began_s
         ring.wait_idle()
         again = ring.train("--resume", out=run.out) if run.code else None
@@ -127,22 +128,20 @@ class Matrix:
         """Let it happen in mid-run and heal it; return when it happened, and how soon the victim was back."""
         ring, strike = self._ring, STRIKES[row.strike]
         run.until_steps(strike_at)
-        ring.said.look()
         struck_s = time.monotonic()
         strike.begin(ring, row.victim)
         try:
-            _wait(run, ring.said, until_s=struck_s + row.seconds)
+            _wait(run, until_s=struck_s + row.seconds)
         finally:
             strike.heal(ring, row.victim)
-        return struck_s, self._rejoined_s(run, row.victim, time.monotonic())
+        return struck_s, self._rejoined_s(row.victim, time.monotonic())
 
-    def _rejoined_s(self, run: BoardRun, victim: str, healed_s: float) -> float | None:
+    def _rejoined_s(self, victim: str, healed_s: float) -> float | None:
         """Seconds until the victim is a member, if it is none now."""
         if victim not in NAMES or self._is_member(victim):
             return None
         while not self._is_member(victim):
             assert time.monotonic() < healed_s + START_S, f"{victim} does not come back: {self._ring.members()}"
-            run.look()
             time.sleep(LOOK_S)
         return time.monotonic() - healed_s
 
@@ -150,12 +149,11 @@ class Matrix:
         return str(self._ring.members().get(name, ["lost"])[0]) != "lost"
 
 
-def _wait(run: BoardRun, *others: Said, until_s: float | None = None) -> None:
-    """Look at a run, and at what others say, until it has ended; or until a moment, if that comes first."""
+def _wait(run: BoardRun, *, until_s: float | None = None) -> None:
+    """Look at a run until it has ended; or until a moment, if that comes first."""
     deadline_s = time.monotonic() + RUN_S if until_s is None else until_s
     while run.code is None and time.monotonic() < deadline_s:
-        for said in (run, *others):
-            said.look()
+        run.look()
         time.sleep(LOOK_S)
     run.look()
     assert until_s is not None or run.code is not None, f"the run does not end: {run.running.words()}"
