@@ -18,7 +18,7 @@ from edge.measuring.timing_request import DEFAULT_BUDGET_S, TimingRequest
 from edge.shards.saver import GoesOn, ShardAsked
 from edge.wire.probe import add_probe_sink
 from ringtune.files.chunks import cut_pieces
-from ringtune.rpc.codec import step_kind
+from ringtune.rpc.codecs.codec import step_kind
 from ringtune.rpc.connections import Server
 from ringtune.rpc.statuses import answer, answer_stream
 from ringtune.rpc.weights_servicer import WeightsServicer
