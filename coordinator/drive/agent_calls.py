@@ -22,8 +22,8 @@ from coordinator.drive.calls.files import FileCalls
 from ringtune.errors import RingTuneError
 from ringtune.files.pieces import Pieces
 from ringtune.models.result_files import part_files
+from ringtune.rpc.codecs.grants import GrantWriter
 from ringtune.rpc.connections import open_channel
-from ringtune.rpc.grants import GrantWriter
 from ringtune.rpc.repeating.asking import Asking
 from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.turns.turns import Turn

@@ -13,9 +13,9 @@ from ringtune.errors import IntegrityError, PeerLostError
 from ringtune.ids import naming_node
 from ringtune.rounds import rounds
 from ringtune.rounds.copy_digests import CopyDigest
-from ringtune.rpc.codec import numbers_from_proto
-from ringtune.rpc.report_checks import check_report
-from ringtune.rpc.scores_codec import scores_from_proto
+from ringtune.rpc.codecs.codec import numbers_from_proto
+from ringtune.rpc.codecs.report_checks import check_report
+from ringtune.rpc.codecs.scores_codec import scores_from_proto
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.texts import printable
 from ringtune.v1 import control_pb2

@@ -22,7 +22,7 @@ from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Train
 from ringtune.jobs.parts.learning_rate import learning_rate
 from ringtune.rounds.events.move_events import LogMove
-from ringtune.rpc.report_checks import total_of
+from ringtune.rpc.codecs.report_checks import total_of
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT, pattern_of
 from ringtune.schedule.operations.table import Operations

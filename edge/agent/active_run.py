@@ -21,7 +21,7 @@ from ringtune.engine.spans import Span
 from ringtune.errors import DivergedError, FrameError, InterruptedRunError, RingTuneError, error_from_name
 from ringtune.files.pieces import Pieces
 from ringtune.models.result_files import NO_RESULT, Result
-from ringtune.rpc.grants import GrantReader
+from ringtune.rpc.codecs.grants import GrantReader
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint

@@ -20,7 +20,7 @@ from edge.wire.probe import add_probe_sink
 from ringtune.files.chunks import cut_pieces
 from ringtune.ids import check_run_id
 from ringtune.rounds.whereabouts import SavedSource
-from ringtune.rpc.codec import step_kind
+from ringtune.rpc.codecs.codec import step_kind
 from ringtune.rpc.connections import Server
 from ringtune.rpc.statuses import answer, answer_stream
 from ringtune.rpc.weights_servicer import WeightsServicer

@@ -34,7 +34,7 @@ from ringtune.engine.node_engine import NodeEngine
 from ringtune.engine.spans import Span
 from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, StorageError, error_from_name
 from ringtune.files.pieces import Pieces
-from ringtune.rpc.scores_codec import scores_to_proto
+from ringtune.rpc.codecs.scores_codec import scores_to_proto
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.exchanges.parcels import credit_boundary
 from ringtune.schedule.operations.table import Operations

@@ -21,7 +21,7 @@ from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.engine.spans import Span
 from ringtune.rounds.checkpoint import Shard
-from ringtune.rpc.codec import numbers_to_proto
+from ringtune.rpc.codecs.codec import numbers_to_proto
 from ringtune.schedule.tables.words import format_action
 from ringtune.v1 import control_pb2
 

@@ -20,7 +20,7 @@ from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import IntegrityError, RingTuneError
 from ringtune.files.strict import read_object
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume
-from ringtune.rpc.grants import table_from_proto
+from ringtune.rpc.codecs.grants import table_from_proto
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2

@@ -23,8 +23,8 @@ from ringtune.errors import RingTuneError
 from ringtune.files.chunks import cut_file
 from ringtune.jobs.job import Job, parse_job
 from ringtune.rpc.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
-from ringtune.rpc.grants import GrantReader
-from ringtune.rpc.scores_codec import scores_to_proto
+from ringtune.rpc.codecs.grants import GrantReader
+from ringtune.rpc.codecs.scores_codec import scores_to_proto
 from ringtune.rpc.statuses import abort
 from ringtune.schedule.actions import Op
 from ringtune.schedule.lowering import legs

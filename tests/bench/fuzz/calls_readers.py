@@ -11,9 +11,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from coordinator.members.member_codec import entry_of, member_of
-from ringtune.rpc.grants import GrantReader, GrantWriter
-from ringtune.rpc.report_checks import check_report
-from ringtune.rpc.scores_codec import scores_from_proto
+from ringtune.rpc.codecs.grants import GrantReader, GrantWriter
+from ringtune.rpc.codecs.report_checks import check_report
+from ringtune.rpc.codecs.scores_codec import scores_from_proto
 from ringtune.schedule.turns.turns import turn_sequence
 from ringtune.v1 import control_pb2, weights_pb2
 from ringtune.weights.codec import manifest_from_proto, manifest_to_proto, pieces_from_proto

@@ -11,7 +11,7 @@ from edge.run import reporter as rp
 from edge.run.recorder import record_line
 from ringtune.engine.handled import Handled
 from ringtune.rounds.turns.turn_scores import check_scores
-from ringtune.rpc.scores_codec import scores_from_proto
+from ringtune.rpc.codecs.scores_codec import scores_from_proto
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StepKind, Turn, turn_sequence
 from tests.support.choosing import DrawnTables, make_choice, table_of

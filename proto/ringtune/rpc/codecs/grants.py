@@ -20,7 +20,7 @@ from typing import Final
 
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.files.strict import parse_json
-from ringtune.rpc.codec import turn_from_proto, turn_to_proto
+from ringtune.rpc.codecs.codec import turn_from_proto, turn_to_proto
 from ringtune.schedule.course import TABLES_AT_ONCE, Course
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.turns.turns import StepKind, Turn

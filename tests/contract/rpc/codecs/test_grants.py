@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ringtune.errors import IntegrityError
-from ringtune.rpc.grants import KEPT_TABLES, GrantReader, GrantWriter
+from ringtune.rpc.codecs.grants import KEPT_TABLES, GrantReader, GrantWriter
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.turns.turns import StepKind, Turn, turn_sequence
 from ringtune.v1 import control_pb2

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import IntegrityError
-from ringtune.rpc import codec
+from ringtune.rpc.codecs import codec
 from ringtune.schedule.passage import Passage
 from ringtune.schedule.turns.turns import StepKind, Turn
 from ringtune.v1 import control_pb2

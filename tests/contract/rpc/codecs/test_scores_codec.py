@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import IntegrityError, PlanError
-from ringtune.rpc.scores_codec import scores_from_proto, scores_to_proto
+from ringtune.rpc.codecs.scores_codec import scores_from_proto, scores_to_proto
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.turns.turns import turn_sequence
 from ringtune.v1 import control_pb2

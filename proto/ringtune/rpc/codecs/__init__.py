@@ -1,0 +1,1 @@
+"""What messages of the control plane say, as types of the rules, and the other way round."""
