@@ -130,7 +130,7 @@ def test_run_that_loses_an_owner_equals_one_process_without_its_later_rows(folde
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", OWNERS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_run_that_waits_for_an_owner_equals_one_process(folder: Path, name: str, seed: int) -> None:
     """Any owner at any moment, with the head or without: it comes back with nothing, and has it from the copies."""
     rng = random.Random(f"waits {name} {seed}")

@@ -64,7 +64,7 @@ def is_waiting(ring: RecoveringRing) -> Callable[[], bool]:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("block", range(10))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_runs_whose_lost_nodes_come_back_log_what_undisturbed_ones_do(block: int) -> None:
     """Owners and hosts, one or two at any moments: no step is lost, and none is logged twice."""
     waited = 0
@@ -86,6 +86,7 @@ def test_runs_whose_lost_nodes_come_back_log_what_undisturbed_ones_do(block: int
     assert waited >= 5
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("owner", ["a", "d", "c"])
 @pytest.mark.parametrize("moment", [moment for moment in MOMENTS if moment not in ("move", "halt")])
 def test_owner_that_is_lost_at_every_kind_of_moment_is_waited_for(moment: str, owner: str) -> None:
