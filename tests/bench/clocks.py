@@ -8,6 +8,7 @@ One that is 400 days ahead is refused, and the node and ``ringtune doctor`` say 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import subprocess
@@ -130,6 +131,7 @@ def outcome(offset: str, wanted: Weights | None) -> tuple[dict[str, object], Wei
 
 def main() -> int:
     """Carry all rows out, write the figures."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     if faketime() is None:
         sys.stderr.write("skipped: libfaketime is not there; pip install libfaketime\n")
         return SKIPPED_EXIT_CODE

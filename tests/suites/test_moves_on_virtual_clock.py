@@ -143,6 +143,18 @@ def test_run_moves_to_a_found_placement_once_its_nodes_have_fetched_what_it_want
     assert later[1][1] > at_once[1][1] > 8
 
 
+def test_run_moves_once_to_a_placement_that_is_found_again() -> None:
+    """A search that began before the run went there may find the same once more; going back is a move of its own."""
+    plan = make_plan(TWO, ["a"], num_blocks=6, num_steps=40)
+    (other,) = moving(plan, (4, [("a", 0, 1), ("b", 1, 6)])).placements[1:]
+    wall_s = VirtualRing(plan, items_ahead=1).run().wall_s
+    found = [(0.30, other), (0.32, other), (0.5, other), (0.6, plan.placement), (0.7, plan.placement), (0.8, other)]
+    result = VirtualRing(plan, items_ahead=1, replans=[(share * wall_s, one) for share, one in found]).run()
+    assert result.finish == rd.Finish("", "")
+    hosts = [entry.part.placement.slices for entry in moves_of(result)]
+    assert hosts == [other.slices, plan.placement.slices, other.slices]
+
+
 def test_run_stays_where_it_is_if_a_node_can_not_fetch_what_a_found_placement_wants() -> None:
     """It says why; a planned placement is tried all the same, because the move fetches too."""
     plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=40), (4, MOVED))

@@ -78,7 +78,7 @@ class Moving:
     def replanned(self, event: Replanned | FetchedAhead, last: Turn | None) -> list[Command]:
         """Let nodes fetch what a placement that was found wants from them; go by it, after ``last``, once they have.
 
-        It comes to nothing where no turn is left, or a node of the placement is lost.
+        It comes to nothing where no turn is left, a node of the placement is lost, or the run is there by then anyway.
         """
         if isinstance(event, Replanned):
             plan = self._extended(event, last)
@@ -104,7 +104,12 @@ class Moving:
         turn = -(-last.end_step // course.local_iterations) if last is not None else 0
         if not turn or turn * course.local_iterations >= course.num_steps:
             return None
-        return self.plan.extended(found.placement, turn)
+        plan = self.plan.extended(found.placement, turn)
+        before, after = plan.placements[-2:]
+        if before.epoch <= self._tried:  # the run is there, or has stayed where it was
+            before = self.part.placement
+        is_there = dataclasses.replace(after, epoch=before.epoch, first_turn=before.first_turn) == before
+        return None if is_there else plan
 
     # ---- one move ---------------------------------------------------------------------------------
 
