@@ -3,6 +3,7 @@
 #   make demo        train the demo on four local nodes (fetches model and data once)
 #   make test        the tests, on as many processes as WORKERS says: of those with many long cases a sample
 #   make test-all    all tests with all their cases, in twice the time
+#   make page-test   the page in a real browser, with pictures: build/page (Chromium; as root it is installed)
 #   make faults      any faults on a virtual clock, each node at each place of a real run, half an hour of random ones: build/bench/trust.json
 #   make promises    what is always true of a run, and which tests hold it
 #   make lint        formatting, types, import rules
@@ -38,7 +39,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all faults promises lint proto docs wheel bench-ring bench-sim bench-memory bench-memory-accuracy bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-examples clean
+.PHONY: help setup demo test test-all page-test faults promises lint proto docs wheel bench-ring bench-sim bench-memory bench-memory-accuracy bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-examples clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -61,6 +62,9 @@ test: $(STAMP)
 
 test-all:
 	$(MAKE) test ARGS="--all $(ARGS)"
+
+page-test: $(STAMP)
+	$(BIN)/python -m tests.page.run $(ARGS)
 
 faults: $(STAMP)
 	RINGTUNE_FAULT_EXAMPLES=5000 $(BIN)/python -m pytest -q tests/suites/test_faults_on_virtual_clock.py

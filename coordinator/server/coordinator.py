@@ -48,6 +48,7 @@ class Coordinator:
         say: takes a line about who comes and goes, and which runs begin and end. It must not wait.
         sinks: further readers of the events of each run that begins from now on. None may wait; what one raises is
             logged.
+        onlookers: further readers that also hear what nodes did in each turn; as for sinks, none may wait.
     """
 
     def __init__(self, *, lease_s: float = 10.0, insecure: bool = False) -> None:
@@ -56,6 +57,7 @@ class Coordinator:
         self.kept: KeptRuns | None = None
         self.say: Callable[[str], None] = lambda line: None
         self.sinks: list[EventSink] = []
+        self.onlookers: list[EventSink] = []
         self.links = LinkCache()
         self._insecure = insecure
         self._lock = threading.Lock()
@@ -285,6 +287,8 @@ class Coordinator:
             driver.listen(spoken)
             for sink in self.sinks:
                 driver.listen(sink)
+            for sink in self.onlookers:
+                driver.listen(sink, closely=True)
             driver.start()
             self._drivers = [*(other for other in self._drivers if not other.join(0.0)), driver]
         return driver
