@@ -71,7 +71,7 @@ def test_page_says_the_same_in_words(served: Served, show: Show) -> None:
     assert "4 actions of 2 nodes" in page.inner_text("#gantt-text")
     for name in ("curves", "gantt", "links"):
         page.click(f"#{name}-details summary")
-        assert page.locator(f"#{name}-table tbody tr").count() >= 2
+        page.wait_for_selector(f"#{name}-table tbody tr:nth-child(2)")
     assert "1.1250" in page.inner_text("#curves-table")
 
 

@@ -48,6 +48,7 @@ function drawMarks(plot) {
   ctx.strokeStyle = colour("trained");
   ctx.fillStyle = colour("muted");
   ctx.lineWidth = scale;
+  ctx.globalAlpha = Math.min(1, 20 / marks.length);
   ctx.font = `${11 * scale}px system-ui, DejaVu Sans, sans-serif`;
   ctx.setLineDash([4 * scale, 4 * scale]);
   let free = -Infinity;
@@ -59,10 +60,12 @@ function drawMarks(plot) {
     ctx.lineTo(x, bbox.top + bbox.height);
     ctx.stroke();
     const text = `${depth} train`;
+    ctx.globalAlpha = 1;
     if (x > free) {
       ctx.fillText(text, x + 3 * scale, bbox.top - 5 * scale);
       free = x + ctx.measureText(text).width + 8 * scale;
     }
+    ctx.globalAlpha = Math.min(1, 20 / marks.length);
   }
   ctx.restore();
 }
@@ -75,11 +78,11 @@ function series(state, name) {
 export function drawCurves(state) {
   newest = state;
   const place = byId("curves");
-  if (!chart) chart = make(place, place.clientWidth || 320);
   marks = state.marks;
   const all = ["loss", "accuracy", "eval_loss", "eval_accuracy"].map((name) => series(state, name));
-  chart.setData(uPlot.join(all));
   const losses = all[0];
+  if (!chart && losses[0].length) chart = make(place, place.clientWidth || 320);
+  chart?.setData(uPlot.join(all));
   const last = losses[0].length - 1;
   const change = marks.length ? ` ${marks.length > 1 ? `${marks.length} times` : "Once"} another number of blocks began to train, last ${marks.at(-1)[1]} at step ${marks.at(-1)[0]}.` : "";
   setText(byId("curves-text"), last < 0 ? "Nothing is trained yet." : `Loss ${number(losses[1][0])} at step ${losses[0][0]}, ${number(losses[1][last])} at step ${losses[0][last]}.${change}`);

@@ -33,6 +33,7 @@ export function drawGantt(state) {
   const busy = new Set(spans.map((span) => span[0]));
   order = known.filter((node) => busy.has(node));
   const end = spans.reduce((most, span) => Math.max(most, span[5] + span[6]), 0);
+  canvas.hidden = !spans.length;
   paint(spans, end);
   const cut = gantt.left_out ? ` ${gantt.left_out} more are left out.` : "";
   setText(byId("gantt-text"), spans.length ? `Step ${gantt.step}, begun by ${gantt.initiator || "?"}: ${spans.length} actions of ${order.length} nodes in ${seconds(end / 1000)}.${cut}` : "Shown when a turn is done.");
@@ -42,7 +43,7 @@ export function drawGantt(state) {
 function paint(spans, end) {
   const scale = Math.min(2, devicePixelRatio || 1);
   const width = canvas.parentElement.clientWidth || 320;
-  const row = order.length > 40 ? 6 : order.length > 14 ? 14 : 28;
+  const row = order.length > 40 ? Math.max(2, Math.floor(420 / order.length)) : order.length > 14 ? 14 : 28;
   const labels = order.length > 40 ? 0 : Math.min(120, width * 0.24);
   const height = Math.max(60, order.length * row + AXIS + 4);
   canvas.width = width * scale;
@@ -64,7 +65,7 @@ function paint(spans, end) {
   for (const span of spans) {
     const at = rows.get(span[0]);
     if (at === undefined) continue;
-    const bar = [labels + (span[5] / end) * room, at * row + 2, Math.max(0.8, (span[6] / end) * room - 0.6), row - (row > 8 ? 4 : 1), span];
+    const bar = [labels + (span[5] / end) * room, at * row + (row > 8 ? 2 : 0), Math.max(0.8, (span[6] / end) * room - 0.6), row - (row > 8 ? 4 : row > 3 ? 1 : 0), span];
     bars.push(bar);
     if (!colours.has(span[1])) colours.set(span[1], opColour(span[1]));
     pen.fillStyle = colours.get(span[1]);

@@ -36,7 +36,7 @@ function updateRow(state, node, plan, { row, stack, bar, cells }) {
   const found = state.nodes[node] ?? {};
   const lost = isLost(state, node);
   const isInitiator = node === initiatorOf(state);
-  const says = lost ? "lost" : isInitiator ? "initiator" : memberState || (plan ? "in the plan" : "");
+  const says = lost ? "lost" : isInitiator ? "initiator" : memberState || (plan ? "took part" : "");
   setAttribute(row, "class", `${lost ? "lost" : says === "running" || isInitiator ? "running" : "idle"}${isInitiator ? " initiator" : ""}`);
   setText(cells.state, says);
   setText(cells.blocks, plan ? blocksText(state, plan) : "not in the run");

@@ -23,6 +23,7 @@ function tile(name, text, value) {
   const parts = tiles.get(name);
   setText(parts.text, text);
   setText(parts.value, value);
+  setAttribute(parts.value, "class", value.length > 11 ? "long" : "");
 }
 
 function drawHead(state) {

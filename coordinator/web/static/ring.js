@@ -35,7 +35,7 @@ export function drawRing(state) {
 
 function layOut(state, nodes, width) {
   const few = nodes.length <= FEW;
-  const margin = few ? Math.min(92, width * 0.2) : 34;
+  const margin = few ? Math.min(92, width * 0.2) : Math.min(74, width * 0.17);
   const radius = width / 2 - margin;
   const height = 2 * radius + (few ? 76 : 60);
   const centre = [width / 2, height / 2];
@@ -170,7 +170,10 @@ function ends(from, to) {
   const arrives = polar(to.centre, to.inner - 27, to.middle - spread(to));
   const [cx, cy] = from.centre;
   const middle = [(leaves[0] + arrives[0]) / 2, (leaves[1] + arrives[1]) / 2];
-  const bend = [cx + (middle[0] - cx) * 0.35, cy + (middle[1] - cy) * 0.35];
+  // neighbours' links stay near the ring, those across go through the middle
+  const apart = Math.abs(Math.atan2(Math.sin(to.middle - from.middle), Math.cos(to.middle - from.middle))) / Math.PI;
+  const near = Math.max(0, 0.95 - 1.2 * apart);
+  const bend = [cx + (middle[0] - cx) * near, cy + (middle[1] - cy) * near];
   return { leaves, arrives, bend };
 }
 

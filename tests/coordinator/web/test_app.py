@@ -241,3 +241,31 @@ def test_app_refuses_a_what_if_that_is_none(body: bytes, status: int) -> None:
 def test_app_says_why_a_what_if_is_not_answered(error: RingTuneError, status: int) -> None:
     """Others ask, or the simulator takes too long."""
     assert page(error=error).post("/api/what-if", json={}).status_code == status
+
+
+def palettes() -> list[dict[str, str]]:
+    """The colours of light and of dark; dark has its own where it names them."""
+    blocks = re.findall(r":root \{(.*?)\}", (STATIC / "page.css").read_text(encoding="utf-8"), re.DOTALL)
+    light, dark = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in blocks)
+    return [light, light | dark]
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of a colour, as WCAG 2 defines it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("palette", palettes(), ids=["light", "dark"])
+def test_page_texts_stand_out(palette: dict[str, str]) -> None:
+    """Every text has a contrast of 4.5 to 1 with what is behind it, the two colours of blocks one that is seen."""
+
+    def contrast(one: str, two: str) -> float:
+        low, high = sorted((luminance(palette[one]), luminance(palette[two])))
+        return (high + 0.05) / (low + 0.05)
+
+    texts = [("ink", "card"), ("ink", "bg"), ("muted", "card"), ("muted", "bg"), ("accent", "card"), ("red", "card")]
+    texts += [("frozen-ink", "frozen"), ("trained-ink", "trained"), ("ink", "soft"), ("ink", "red-soft")]
+    assert {pair: round(contrast(*pair), 2) for pair in texts if contrast(*pair) < 4.5} == {}
+    assert contrast("frozen", "trained") > 1.3
