@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 TICK_S: Final = 0.25
-_START_S: Final = 10.0
+_START_S: Final = 60.0
 _END_S: Final = 5.0
 _MOST_CONNECTIONS: Final = 256
 _MODULES: Final = ("starlette", "uvicorn", "prometheus_client")

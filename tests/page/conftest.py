@@ -19,7 +19,7 @@ from tests.support import leaks
 BROWSER = os.environ.get("RINGTUNE_BROWSER", "")
 collect_ignore_glob = [] if BROWSER else ["test_*.py"]
 PICTURES = ROOT / "build" / "page"
-WAIT_S = 60.0
+WAIT_S = 240.0
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -84,6 +84,7 @@ def show(chromium: Any) -> Iterator[Callable[..., Shown]]:
         def opened(url: str, *, width: int = 1400, height: int = 1500, scheme: str = "light", **more: Any) -> Shown:
             context = chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, **more)
             stack.callback(context.close)
+            context.set_default_timeout(1000 * WAIT_S)
             shown.append(Shown(context.new_page()))
             leaks.KEPT.update(leaks.processes_below())
             shown[-1].page.goto(url)

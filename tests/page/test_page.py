@@ -125,7 +125,7 @@ def test_page_asks_the_simulator(served: Served, show: Show) -> None:
     slider.focus()
     for _ in range(2):
         shown.page.keyboard.press("ArrowLeft")
-    shown.page.wait_for_selector("#wi-bars .row.after", timeout=60_000)
+    shown.until("document.querySelector('#wi-bars .row.after') !== null")
     text = shown.page.inner_text("#wi-bars")
     assert "measured" in text
     assert "4.0 s" in text
