@@ -3,6 +3,7 @@
 #   make demo        train the demo on four local nodes (fetches model and data once)
 #   make test        the tests, on as many processes as WORKERS says: of those with many long cases a sample
 #   make test-all    all tests with all their cases, in twice the time
+#   make page-test   the page in a real browser, with pictures: build/page (Chromium; as root it is installed)
 #   make faults      any faults on a virtual clock, each node at each place of a real run, links, disks, clocks, half an hour of random ones, what it costs, in five hours: build/bench/trust.json
 #   make promises    what is always true of a run, and which tests hold it
 #   make lint        formatting, types, import rules
@@ -17,6 +18,7 @@
 #   make bench-d2ft  measure what operations of subnets cost and save: build/bench/d2ft.json
 #   make bench-d2ft-accuracy  train with operations, text and images, in hours: build/bench/d2ft_accuracy.json
 #   make bench-cola  measure what helpers save and cost: build/bench/cola.json; its part accuracy takes three quarters of an hour
+#   make bench-page  measure what an open page costs a run: build/bench/page.json
 #   make bench-examples  train the three examples, on the ring and in one process: build/bench/examples.json
 #
 #   TORCH    what to install torch from, e.g. TORCH="torch==2.13.0 --index-url URL"
@@ -38,7 +40,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all faults promises lint proto docs wheel bench-ring bench-sim bench-memory bench-memory-accuracy bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-examples clean
+.PHONY: help setup demo test test-all page-test faults promises lint proto docs wheel bench-ring bench-sim bench-memory bench-memory-accuracy bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-examples bench-page clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -61,6 +63,9 @@ test: $(STAMP)
 
 test-all:
 	$(MAKE) test ARGS="--all $(ARGS)"
+
+page-test: $(STAMP)
+	$(BIN)/python -m tests.page.run $(ARGS)
 
 faults: $(STAMP)
 	$(BIN)/python -m tests.bench.trust $(ARGS)
@@ -110,6 +115,9 @@ bench-cola: $(STAMP)
 
 bench-examples: $(STAMP)
 	$(BIN)/python -m tests.bench.examples $(ARGS)
+
+bench-page: $(STAMP)
+	$(BIN)/python -m tests.bench.page $(ARGS)
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -47,6 +47,8 @@ class AgentOptions:
         trust: folder of this node's identity; None = it speaks plain text.
         is_guest: take part in nothing but the evaluation of the own rows.
         kept: how much of finished runs stays in ``state``.
+        metrics: ``host:port`` for figures for Prometheus; empty = none.
+        metrics_token: file with their token; None = a new one.
     """
 
     coordinator: str
@@ -68,6 +70,8 @@ class AgentOptions:
     trust: Path | None = None
     is_guest: bool = False
     kept: Kept = KEPT
+    metrics: str = ""
+    metrics_token: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse options that make no sense, and addresses that leave this machine unencrypted without ``insecure``."""

@@ -71,6 +71,13 @@ def node(
     advertise: Annotated[
         str, typer.Option(metavar="HOST[:PORT]", help="Where peers reach this node, if not at --bind.")
     ] = "",
+    metrics: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Figures for Prometheus at /metrics there; beyond this machine a token is needed."
+        ),
+    ] = "",
+    web_token: options.WebToken = None,
     insecure: options.Insecure = False,
     trust: options.Trust = None,
     token_file: options.TokenFile = None,
@@ -87,6 +94,7 @@ def node(
 
     Stop it with Ctrl-C or SIGTERM; it then leaves in order.
     """
+    from edge.agent.figures import require_metrics
     from edge.agent.process import run_agent
     from edge.agent_options import AgentOptions, default_cache, default_name, default_state, parse_share
     from edge.joining.choose_trust import choose_trust
@@ -97,6 +105,8 @@ def node(
 
     logging.getLogger("edge").setLevel(logging.INFO)  # a device's log tells what it takes part in
     require_libraries()
+    if metrics:
+        require_metrics()
     name = check_node_name(name or default_name())
     state = state or default_state(name)
     used = choose_trust(
@@ -129,6 +139,8 @@ def node(
         join_s=join_s,
         is_guest=guest,
         kept=Kept(days=keep_days, size_bytes=parse_bytes(keep_size)),
+        metrics=metrics,
+        metrics_token=web_token,
     )
     if not watch_parent:  # a local run finds it out itself, and names the key of the job
         check_start(given)

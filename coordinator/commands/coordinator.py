@@ -61,6 +61,8 @@ def coordinator(
             help="Go on by itself with the run that a crash interrupted at most so long ago; 0 = never.",
         ),
     ] = 24.0,
+    web: options.Web = "",
+    web_token: options.WebToken = None,
     json: options.Json = False,
 ) -> None:
     """Listen for nodes and jobs until stopped with Ctrl-C, SIGTERM or SIGHUP; a run is saved before.
@@ -77,6 +79,8 @@ def coordinator(
     from coordinator.server.coordinator import Coordinator
     from coordinator.server.ending import Ending
     from coordinator.server.server import CoordinatorServer
+    from coordinator.web.at_coordinator import watch
+    from coordinator.web.server import PageServer, require_web
     from ringtune import failpoints
     from ringtune.errors import InterruptedRunError
     from ringtune.quantities import parse_bytes
@@ -84,6 +88,8 @@ def coordinator(
 
     failpoints.name_process("coordinator")
     keep_bytes = parse_bytes(keep_size)
+    if web:
+        require_web()
     keeper = keeper_of(trust, insecure=insecure)
     after = contextlib.ExitStack()
 
@@ -97,6 +103,9 @@ def coordinator(
         )
         coordinator.kept = after.enter_context(contextlib.closing(kept))
         coordinator.say = first_lines.append
+        if web:  # before a run is taken up, so that the page sees all of it
+            page = after.enter_context(PageServer(watch(coordinator), web, token_file=web_token))
+            first_lines.extend(page.lines())
         coordinator.take_up(within_s=take_up_hours * 3600)
 
     first_lines: list[str] = []

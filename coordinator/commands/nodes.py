@@ -15,6 +15,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The node.")]
 @app.callback(invoke_without_command=True)
 def nodes(
     context: typer.Context,
+    watch: Annotated[bool, typer.Option("--watch", help="Show them again each second, until Ctrl-C.")] = False,
     coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
     insecure: options.Insecure = False,
     json: options.Json = False,
@@ -26,6 +27,11 @@ def nodes(
     from coordinator.submit.connection import Connection
 
     with Connection(coordinator, insecure=insecure) as client:
+        if watch:
+            from coordinator.screen.node_watch import watch_nodes
+
+            watch_nodes(client.nodes, coordinator, as_json=json)
+            return
         members = client.nodes()
     for line in node_lines(members) if json else node_table(members, coordinator):
         typer.echo(line)

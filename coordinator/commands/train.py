@@ -57,6 +57,11 @@ def train(
             help="How long to wait for a coordinator that crashed or can't be reached, and then to go on.",
         ),
     ] = 300.0,
+    web: options.Web = "",
+    web_token: options.WebToken = None,
+    log: Annotated[
+        str, typer.Option("--log", metavar="tensorboard", help="Write the metrics to DIR/tensorboard, too.")
+    ] = "",
     json: options.Json = False,
 ) -> None:
     """Train a job; its adapter or model, metrics, report and trace go to a folder.
@@ -86,6 +91,7 @@ def train(
         raise UsageError("a plan has its micro-batches and wire dtype; leave out --microbatches and --wire")
     if resume and (plan or microbatches or wire_dtypes):
         raise UsageError("--resume goes on with the run's own plan; leave out --plan, --microbatches and --wire")
+    check_extras(web=web, local=local, log=log, detach=detach)
     if out is None and (local or resume or not detach):
         raise UsageError("give --out DIR, the folder for the run's files")
     wanted = changed_job(job, change or [])
@@ -115,6 +121,9 @@ def train(
         insecure=insecure,
         replace=replace or resume,
         coordinator_wait_s=coordinator_wait_s,
+        web=web,
+        web_token=web_token,
+        log=log,
     )
     if detach:
         submit_and_leave(submission, out, sys.argv[1:], as_json=json)
@@ -126,6 +135,27 @@ def train(
             how_to_resume=lambda step: how_to_resume(step, _typed(sys.argv[1:], job, out, local)),
             as_json=json,
         )
+
+
+def check_extras(*, web: str, local: int, log: str, detach: bool) -> None:
+    """Refuse a page or a log that can't be had, before anything is started.
+
+    Raises:
+        UsageError: a page of a coordinator's run, an unknown log, or libraries that are missing.
+    """
+    from coordinator.run_folder.tensorboard import require_tensorboard
+    from ringtune.errors import UsageError
+
+    if web:
+        from coordinator.web.server import require_web
+
+        if not local:
+            raise UsageError("--web is for --local; start the coordinator with 'ringtune coordinator --web HOST:PORT'")
+        require_web()
+    if log:
+        require_tensorboard(log)
+        if detach and not local:
+            raise UsageError("--log is written by the command that follows the run; leave out --detach")
 
 
 def how_to_resume(step: int, words: Sequence[str]) -> str:

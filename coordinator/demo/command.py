@@ -30,6 +30,8 @@ def demo(
         typer.Option(metavar="DIR", help="Folder for fetched files; default: ringtune/demo in the user's cache."),
     ] = None,
     local: options.Local = NUM_NODES,
+    web: options.Web = "",
+    web_token: options.WebToken = None,
     json: options.Json = False,
 ) -> None:
     """Train MiniLM on film reviews, on four nodes of this machine."""
@@ -48,7 +50,7 @@ def demo(
     workspace = prepare(out, cache)
     counts = f"{workspace.num_train} sentences to train on, {workspace.num_held_out} held out"
     progress.note(f"{counts}; job: {workspace.job}")
-    train(workspace.job, local=local, out=workspace.run, replace=True, json=json)
+    train(workspace.job, local=local, out=workspace.run, replace=True, web=web, web_token=web_token, json=json)
     report = json_module.loads((workspace.run / "report.json").read_text(encoding="utf-8"))
     adapter = workspace.run / "adapter"
     if json:

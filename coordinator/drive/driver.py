@@ -12,6 +12,7 @@ One thread does the work; whatever comes from another one is queued.
 from __future__ import annotations
 
 import abc
+import functools
 import json
 import logging
 import queue
@@ -72,6 +73,7 @@ class Driver(abc.ABC):
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._outbox = Outbox()
         self._listeners: list[EventSink] = []
+        self._onlookers: list[EventSink] = []
         self._keeper: EventSink | None = None
         self._calls: dict[str, AgentCalls] = {}
         self._instances: dict[str, str] = {}
@@ -89,9 +91,16 @@ class Driver(abc.ABC):
         """Ask for the end of the work at once, whatever is under way."""
         self._queue.put(rounds.StopAsked(reason))
 
-    def listen(self, sink: EventSink) -> None:
-        """Let a further reader hear all events; to be called before ``start``."""
+    def listen(self, sink: EventSink, *, closely: bool = False) -> None:
+        """Let a further reader hear all events; to be called before ``start``.
+
+        Args:
+            sink: the reader.
+            closely: whether it also hears what nodes did in each turn, which is neither sent nor kept.
+        """
         self._listeners.append(sink)
+        if closely:
+            self._onlookers.append(sink)
 
     def keep(self, keeper: EventSink) -> None:
         """Let a keeper take all events in place of the submitter; to be called before ``start``.
@@ -170,11 +179,7 @@ class Driver(abc.ABC):
 
     def _emit(self, event: control_pb2.RunEvent) -> None:
         self.board.take(event)
-        for sink in self._listeners:
-            try:
-                sink(event)
-            except Exception:
-                _LOG.exception("%s: a reader of events failed; the work goes on", self.run_id)
+        self._tell(self._listeners, event)
         if self._keeper is None:
             self._outbox.emit(event)
         else:
@@ -183,6 +188,18 @@ class Driver(abc.ABC):
     def _note(self, text: str) -> None:
         """Tell the submitter something."""
         self._emit(control_pb2.RunEvent(note=text))
+
+    @property
+    def _onlooker(self) -> EventSink | None:
+        """Tells those who look closely, and nobody else; None if there are none."""
+        return functools.partial(self._tell, self._onlookers) if self._onlookers else None
+
+    def _tell(self, sinks: Sequence[EventSink], event: control_pb2.RunEvent) -> None:
+        for sink in sinks:
+            try:
+                sink(event)
+            except Exception:
+                _LOG.exception("%s: a reader of events failed; the work goes on", self.run_id)
 
     def _next(self) -> Any:
         """Take the next entry of the queue; None if none came for ``TICK_S``."""

@@ -350,7 +350,7 @@ class RunDriver(Driver):
                 part, self._job, self._checkpoints, self._addresses, self._calls, self._queue.put
             )
             self._replanning = Replanning(plan, part, self._job, made.profile, put=self._queue.put, note=self._note)
-            self._books.pace = self._replanning.pace
+            self._books.pace, self._books.onlooker = self._replanning.pace, self._onlooker
             self._joining.begin(Known(plan, made.profile.by_name), self._books, self._replanning)
         self._feed(rounds.PlanMade(plan, start))
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from coordinator.records.activity import Activity
 from coordinator.records.events import EventSink
 from coordinator.records.file_events import GrowingFile
 from coordinator.records.operations_ledger import OperationsLedger
@@ -57,6 +58,7 @@ class RunBooks:
     Attributes:
         ledger: of the run.
         pace: of its nodes; None where nobody watches it.
+        onlooker: hears after each turn what the nodes did in it; None where nobody looks on.
         end_seq: one past the last granted item.
         end_step: optimizer steps that are done at the end of the granted turns.
     """
@@ -85,6 +87,8 @@ class RunBooks:
         self._operations = OperationsLedger(plan, profile)
         self.ledger = RunLedger(plan, job.train, epoch=(part or plan).placement.epoch if plan.moves else None)
         self.pace: PaceWatch | None = None
+        self.onlooker: EventSink | None = None
+        self._activity = Activity()
         self.end_seq = self.end_step = 0
         self._left_out = Repeats()
         self._comers: tuple[str, ...] = ()  # before the trace was begun
@@ -162,6 +166,8 @@ class RunBooks:
         spans = list(self._spans(request))
         self.ledger.add_spans(node, spans)
         self._operations.add_spans(node, spans)
+        if self.onlooker is not None:
+            self._activity.add(node, spans)
         for span in filter(lambda span: span.is_compute, spans):
             self._recorded.add(node, span.action, span.end_s - span.start_s, worked_s=span.worked_s)
             if self.pace is not None:
@@ -188,6 +194,8 @@ class RunBooks:
 
     def granted(self, turns: Sequence[Turn]) -> None:
         """Expect the times of the actions of these turns from now on."""
+        if self.onlooker is not None:
+            self._activity.granted(turns)
         for turn in turns:
             self.end_seq, self.end_step = max(self.end_seq, turn.end_seq), turn.end_step
             self._recorded.granted(turn)
@@ -233,6 +241,7 @@ class RunBooks:
                 self._operations.turn_done(turn)
                 for line in self.ledger.turn_done(turn):
                     self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
+                self._show_activity(turn)
             case rounds.LogPlan(plan, why):
                 self._plan = plan
                 self.ledger.replanned(plan)
@@ -254,6 +263,12 @@ class RunBooks:
                 text = json.dumps(self.ledger.evaluation_done(step, dict(values)))
                 self._emit(control_pb2.RunEvent(step_json=text))
                 self._emit(control_pb2.RunEvent(metrics_json=text))
+
+    def _show_activity(self, turn: Turn) -> None:
+        if self.onlooker is not None:
+            found = self._activity.turn_done(turn, self._plan.nodes)
+            if found is not None:
+                self.onlooker(control_pb2.RunEvent(activity_json=json.dumps(found)))
 
     def close(self) -> None:
         """Complete the growing files, so that the trace of a failed run opens too."""

@@ -50,6 +50,7 @@ class Coordinator:
         say: takes a line about who comes and goes, and which runs begin and end. It must not wait.
         sinks: further readers of the events of each run that begins from now on. None may wait; what one raises is
             logged.
+        onlookers: further readers that also hear what nodes did in each turn; as for sinks, none may wait.
     """
 
     def __init__(self, *, lease_s: float = 10.0, insecure: bool = False) -> None:
@@ -59,6 +60,7 @@ class Coordinator:
         self.awaits_nodes = True
         self.say: Callable[[str], None] = lambda line: None
         self.sinks: list[EventSink] = []
+        self.onlookers: list[EventSink] = []
         self.links = LinkCache()
         self._insecure = insecure
         self._lock = threading.Lock()
@@ -292,6 +294,8 @@ class Coordinator:
             driver.listen(spoken)
             for sink in self.sinks:
                 driver.listen(sink)
+            for sink in self.onlookers:
+                driver.listen(sink, closely=True)
             driver.start()
             self._drivers = [*(other for other in self._drivers if not other.join(0.0)), driver]
         return driver

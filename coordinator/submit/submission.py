@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from coordinator.run_folder.checkpoints import RunCheckpoints
 from coordinator.run_folder.folder import LOG, RunFolder
 from coordinator.run_folder.place import RunPlace
 from coordinator.screen.output import make_progress
+from coordinator.screen.progress import Progress
+from coordinator.server.coordinator import Coordinator
 from coordinator.submit.client import Client
 from coordinator.submit.detached import lines_of_detached, start_in_background
 from coordinator.submit.interrupts import Interrupts
@@ -38,6 +41,9 @@ class Submission:
         insecure: whether it may be on another machine, without encryption.
         replace: whether the files of a run in the folder may be removed.
         coordinator_wait_s: how long to wait for a coordinator that is away, in seconds.
+        web: ``host:port`` of the page of a local run; empty = none.
+        web_token: file with its token; None = a new one.
+        log: ``tensorboard``, or empty.
     """
 
     request: RunRequest
@@ -46,6 +52,9 @@ class Submission:
     insecure: bool
     replace: bool
     coordinator_wait_s: float = 0.0
+    web: str = ""
+    web_token: Path | None = None
+    log: str = ""
 
 
 def follow_run(
@@ -72,14 +81,14 @@ def follow_run(
             progress.note(note)
         goes_on = False
         try:
-            with _ring(asked, folder) as client:
+            with _ring(asked, folder, progress) as client, _log(asked, out) as logs:
                 try:
                     client.run(
                         asked.request,
                         progress=progress,
                         folder=folder,
                         interrupts=interrupts,
-                        sinks=[_place_writer(out, client.address, asked)],
+                        sinks=[_place_writer(out, client.address, asked), *logs],
                         coordinator_wait_s=0.0 if asked.local else asked.coordinator_wait_s,
                     )
                 finally:
@@ -96,12 +105,46 @@ def follow_run(
 _ONLY_A_FAULT: Final = "resuming helps only if that was a fault of a machine: the same numbers would diverge again"
 
 
-def _ring(asked: Submission, folder: RunFolder) -> AbstractContextManager[Client]:
+def _ring(asked: Submission, folder: RunFolder, progress: Progress) -> AbstractContextManager[Client]:
     if not asked.local:
         return Client(asked.coordinator, insecure=asked.insecure)
     plan = asked.request.resume.plan if asked.request.resume else None
     states = folder.checkpoints.node_states()
-    return local_ring(asked.request.job, asked.local, logs=folder.path / "logs", states=states, goes_on=plan)
+    return local_ring(
+        asked.request.job,
+        asked.local,
+        logs=folder.path / "logs",
+        states=states,
+        goes_on=plan,
+        beside=lambda coordinator: _page(asked, coordinator, progress),
+    )
+
+
+@contextlib.contextmanager
+def _page(asked: Submission, coordinator: Coordinator, progress: Progress) -> Iterator[None]:
+    """Show a local run on a page while it goes on, if that is asked for."""
+    if not asked.web:
+        yield
+        return
+    from coordinator.web.at_coordinator import watch
+    from coordinator.web.server import PageServer
+
+    with PageServer(watch(coordinator), asked.web, token_file=asked.web_token) as page:
+        for line in page.lines():
+            progress.note(line)
+        yield
+
+
+@contextlib.contextmanager
+def _log(asked: Submission, out: Path) -> Iterator[list[EventSink]]:
+    """Write what else is asked for beside ``metrics.jsonl``."""
+    if not asked.log:
+        yield []
+        return
+    from coordinator.run_folder.tensorboard import TensorBoardLog
+
+    with contextlib.closing(TensorBoardLog(out)) as log:
+        yield [log]
 
 
 def _place_writer(out: Path, address: str, asked: Submission) -> EventSink:

@@ -84,7 +84,7 @@ class Agent:
         self._lock = threading.Lock()
         self._active: ActiveRun | None = None
         self._data: tuple[str, Any] = ("", None)
-        self._totals = Totals()
+        self.totals = Totals()
         self.links = LinkMeasuring(options)
         self.moves = AgentMoves(self, options.name)
 
@@ -357,9 +357,9 @@ class Agent:
         self._compute.submit(active.drop)
 
     def _totals_of(self, run_id: str) -> Totals:
-        if self._totals.run_id != run_id:
-            self._totals = Totals(run_id)
-        return self._totals
+        if self.totals.run_id != run_id:
+            self.totals = Totals(run_id)
+        return self.totals
 
     def _release_other(self, run_id: str) -> None:
         active = self._active

@@ -6,6 +6,7 @@ torch call, and the process exits without waiting for it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -21,6 +22,7 @@ from pathlib import Path
 import grpc
 
 from edge.agent.agent import Agent
+from edge.agent.figures import FiguresServer, NodeFigures
 from edge.agent.giving_up import give_up
 from edge.agent.membership import Membership
 from edge.agent.servicer import AgentServer
@@ -128,7 +130,11 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending, on_joi
         why_refused=lambda: why_refused(options.coordinator, COORDINATOR, time.time()),
         on_removed=refuse_removed,
     )
+    beside = contextlib.ExitStack()
     try:
+        if options.metrics:
+            figures = beside.enter_context(_figures(options, agent, identity.memory_bytes))
+            sys.stderr.write(f"{figures.line()}\n")  # once, and in no log: it may have a token
         membership.join(timeout_s=options.join_s, give_up=ending.wanted)
         if not ending.wanted.is_set():
             on_joined(identity.address)
@@ -139,6 +145,7 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending, on_joi
         _LOG.info("node %s ends: %s", options.name, ending.reason)
         agent.abandon(PeerLostError(f"node {options.name} was stopped ({ending.reason}); start it again"))
     finally:
+        beside.close()
         membership.leave()
         if not agent.close(_CLOSE_S):
             _exit_now(ending)
@@ -146,6 +153,24 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending, on_joi
     if ending.error is not None:
         raise ending.error
     return ending.code
+
+
+def _figures(options: AgentOptions, agent: Agent, budget_bytes: int) -> FiguresServer:
+    """Serve the figures of this node."""
+
+    def now() -> NodeFigures:
+        totals = agent.totals
+        return NodeFigures(
+            node=options.name,
+            run_id=agent.current_run,
+            rss_bytes=memory_budget.rss_bytes(),
+            budget_bytes=budget_bytes,
+            actions=totals.actions,
+            busy_s=totals.busy_s,
+            sent_bytes=dict(totals.sent_bytes),
+        )
+
+    return FiguresServer(options.metrics, now, token_file=options.metrics_token)
 
 
 def _exit_now(ending: _Ending) -> None:

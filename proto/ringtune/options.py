@@ -60,6 +60,22 @@ Trust = Annotated[
         help="Folder of keys and certificates; with one, all is encrypted. Default: in the user's state folder.",
     ),
 ]
+Web = Annotated[
+    str,
+    typer.Option(
+        "--web",
+        metavar="HOST:PORT",
+        help="Show the run on a page there, with figures at /metrics; beyond this machine a token is needed.",
+    ),
+]
+WebToken = Annotated[
+    Path | None,
+    typer.Option(
+        "--web-token",
+        metavar="FILE",
+        help="File with the token of pages and figures; made if it is not there. Default: a new token each time.",
+    ),
+]
 TokenFile = Annotated[
     Path | None,
     typer.Option(

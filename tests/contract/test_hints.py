@@ -117,7 +117,7 @@ def test_hints_install_nothing_that_no_index_has() -> None:
     """RingTune is in no package index: a message names a checkout, the file of the wheel, or another package."""
     assert [entry for entry in all_texts() if re.search(r"pip install '?ringtune\b(?!-)", entry[1])] == []
     assert f"ringtune-{__version__}-py3-none-any.whl" == WHEEL
-    for extra in ("node", "sweeps", "plots"):
+    for extra in ("node", "sweeps", "plots", "web", "tensorboard"):
         assert f"[{extra}]" in hint_to_install(extra)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from coordinator.server.coordinator import Coordinator
 from coordinator.server.server import CoordinatorServer
 from coordinator.submit.client import Client
 from coordinator.submit.local.local_nodes import LocalNodes, LocalSetup, node_name
@@ -20,7 +22,13 @@ _STOP_S = 8.0
 
 @contextlib.contextmanager
 def local_ring(
-    job: Job, num_nodes: int, *, logs: Path | None = None, states: Path | None = None, goes_on: Plan | None = None
+    job: Job,
+    num_nodes: int,
+    *,
+    logs: Path | None = None,
+    states: Path | None = None,
+    goes_on: Plan | None = None,
+    beside: Callable[[Coordinator], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Iterator[Client]:
     """Start a coordinator, agents and a client, and end them all with the context.
 
@@ -32,6 +40,7 @@ def local_ring(
         logs: folder for what they print; None = it is not kept.
         states: folder in which each node gets one for its parts of checkpoints; None = their own default.
         goes_on: the plan of the run to go on with; None = begin.
+        beside: made with the coordinator before a node joins, and ended after the nodes.
 
     Raises:
         RingTuneError: it can't be started here.
@@ -43,6 +52,7 @@ def local_ring(
         logs = logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-")))
         server = stack.enter_context(CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s))
         server.coordinator.awaits_nodes = False  # nobody would start one again
+        stack.enter_context(beside(server.coordinator))
         failed = server.coordinator.node_failed
         stack.enter_context(LocalNodes(setup, job, server.address, logs=logs, on_exit=failed, states=states))
         client = stack.enter_context(Client(server.address))

@@ -1,0 +1,189 @@
+"""The page as an application: its files, the state, the stream of frames, what-ifs and figures.
+
+::
+
+    GET  /              the page, and /static/... its parts: they tell nothing of a run, so they need no token
+    GET  /api/login     Authorization: Bearer TOKEN -> a cookie; only beyond this machine
+    GET  /api/state     ?run=ID: everything at once
+    GET  /api/stream    ?run=ID: the same as server-sent events, and then what changes
+    POST /api/what-if   {"speeds": {node: factor}, "rates": {"a>b": factor}, "microbatches": n}
+    GET  /metrics       figures for Prometheus
+
+Everything is read-only. A what-if has to be sent as ``application/json``, which a foreign page can't without asking.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from coordinator.web.asking import Asking
+from coordinator.web.figures import CONTENT_TYPE, Figures
+from coordinator.web.frames import Seen
+from coordinator.web.streams import MOST_STREAMS, Streams
+from ringtune.errors import BusyError, DeadlineError, RingTuneError, UsageError
+from ringtune.texts import shown
+from ringtune.web.guard import Guard
+
+STATIC: Final = Path(__file__).parent / "static"
+MOST_QUESTION_BYTES: Final = 8192
+_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
+_HEADERS: Final = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+def make_app(streams: Streams, asking: Asking, guard: Guard) -> ASGIApp:
+    """Make the application.
+
+    Args:
+        streams: give browsers their frames.
+        asking: answers what-ifs.
+        guard: decides who may look.
+    """
+    pages = _Pages(streams, asking, guard)
+    files = {f"/static/{path.name}": path for path in sorted(STATIC.iterdir()) if path.suffix in _TYPES}
+    files["/"] = STATIC / "index.html"
+    routes = [
+        *(Route(at, _file(path), methods=["GET"]) for at, path in files.items()),
+        Route("/api/login", pages.login, methods=["GET"]),
+        Route("/api/state", pages.guarded(pages.state), methods=["GET"]),
+        Route("/api/stream", pages.guarded(pages.stream), methods=["GET"]),
+        Route("/api/what-if", pages.guarded(pages.what_if), methods=["POST"]),
+        Route("/metrics", pages.guarded(pages.metrics), methods=["GET"]),
+    ]
+    return _Outside(Starlette(routes=routes), guard)
+
+
+class _Outside:
+    """Looks at each request first, and puts the headers of every answer."""
+
+    def __init__(self, app: ASGIApp, guard: Guard) -> None:
+        self._app, self._guard = app, guard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                ours = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *ours]}
+            await send(message)
+
+        refusal = self._guard.refuse_host(Request(scope).headers.get("host"))
+        app = self._app if refusal is None else _problem(refusal.status, refusal.message)
+        await app(scope, receive, send_with_headers)
+
+
+class _Pages:
+    def __init__(self, streams: Streams, asking: Asking, guard: Guard) -> None:
+        self._streams, self._asking, self._guard = streams, asking, guard
+        self._figures = Figures(streams)
+
+    def guarded(self, page: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """Let a page be seen by those only who may look."""
+
+        async def answer(request: Request) -> Response:
+            headers = request.headers
+            refusal = self._guard.refuse(headers.get("host"), headers.get("authorization"), headers.get("cookie"))
+            return await page(request) if refusal is None else _problem(refusal.status, refusal.message)
+
+        return answer
+
+    async def login(self, request: Request) -> Response:
+        headers = request.headers
+        refusal = self._guard.refuse(headers.get("host"), headers.get("authorization"), headers.get("cookie"))
+        if refusal is not None:
+            return _problem(refusal.status, refusal.message)
+        answer = Response(status_code=204)
+        if not self._guard.is_local:
+            name, value = self._guard.cookie_name, self._guard.cookie_value
+            answer.set_cookie(name, value, httponly=True, samesite="strict", path="/")
+        return answer
+
+    async def state(self, request: Request) -> Response:
+        if (gone := self._gone(request)) is not None:
+            return gone
+        frame = self._streams.watching.framer.frame(Seen())
+        return Response(frame, media_type="application/json", headers={"cache-control": "no-store"})
+
+    async def stream(self, request: Request) -> Response:
+        if (gone := self._gone(request)) is not None:
+            return gone
+        if self._streams.open >= MOST_STREAMS:
+            return _problem(503, f"{MOST_STREAMS} browsers show this page already; close one of them")
+        return _Stream(self._streams, request.query_params.get("run", ""))
+
+    async def what_if(self, request: Request) -> Response:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            return _problem(415, "a what-if has to be sent as application/json")
+        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return _problem(403, "a what-if may be asked by this page only")
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MOST_QUESTION_BYTES:
+                return _problem(413, f"a what-if has at most {MOST_QUESTION_BYTES} bytes")
+        try:
+            return JSONResponse(await self._asking.ask(json.loads(body)), headers={"cache-control": "no-store"})
+        except (UsageError, ValueError, RecursionError) as error:
+            is_ours = isinstance(error, UsageError)
+            return _problem(400, str(error) if is_ours else "a what-if has to be JSON")
+        except BusyError as error:
+            return _problem(429, str(error))
+        except DeadlineError as error:
+            return _problem(504, str(error))
+        except RingTuneError as error:
+            return _problem(500, str(error))
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._figures.text(), headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
+
+    def _gone(self, request: Request) -> Response | None:
+        """Refuse a request for another run than the newest one."""
+        asked, has = request.query_params.get("run", ""), self._streams.watching.state.run_id
+        if not asked or asked == has:
+            return None
+        now = f"the page shows {has} now" if has else "there is no run yet"
+        remedy = "if its files were written, 'ringtune page DIR' shows them"
+        return _problem(404, f"run {shown(asked)} is gone: {now}; {remedy}")
+
+
+class _Stream(Response):
+    def __init__(self, streams: Streams, run_id: str) -> None:
+        self._streams, self._run_id = streams, run_id
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._streams.serve(self._run_id, scope, receive, send)
+
+
+def _problem(status: int, message: str) -> Response:
+    return JSONResponse({"error": message}, status_code=status, headers={"cache-control": "no-store"})
+
+
+def _file(path: Path) -> Callable[[Request], Awaitable[Response]]:
+    media_type = _TYPES[path.suffix]
+
+    async def answer(_: Request) -> Response:
+        headers: dict[str, Any] = {"cache-control": "no-cache"}
+        return FileResponse(path, media_type=media_type, headers=headers)
+
+    return answer

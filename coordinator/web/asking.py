@@ -1,0 +1,168 @@
+"""Ask the simulator what the sliders of the page would change: one question at a time, each with a deadline.
+
+The simulator runs in a process of its own, which is started with the first question and ended if it takes too long.
+Answers are remembered, as sliders go back and forth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import math
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from coordinator.web.page_state import PageState
+from ringtune.errors import BusyError, DeadlineError, RingTuneError, UsageError
+
+DEADLINE_S: Final = 30.0
+MOST_WAITING: Final = 4
+MOST_CHANGES: Final = 16
+COMMAND: Final = (sys.executable, "-P", "-m", "coordinator.web.predictor")
+_LEAST_FACTOR, _MOST_FACTOR = 0.01, 100.0
+_MOST_ANSWERS: Final = 64
+_MOST_BYTES: Final = 1 << 20
+_KEYS: Final = ("speeds", "rates", "microbatches")
+
+
+def check_question(value: object) -> dict[str, Any]:
+    """Check what a browser asks: factors of speeds and rates, and a number of micro-batches.
+
+    Raises:
+        UsageError: anything else; names it.
+    """
+    if not isinstance(value, Mapping) or set(value) - set(_KEYS):
+        raise UsageError(f"a what-if is an object with {', '.join(_KEYS)}")
+    found: dict[str, Any] = {"microbatches": value.get("microbatches", 0)}
+    if type(found["microbatches"]) is not int or not 0 <= found["microbatches"] <= 1 << 16:
+        raise UsageError("microbatches has to be a whole number, 0 = as they are")
+    for name in ("speeds", "rates"):
+        factors = value.get(name, {})
+        if not isinstance(factors, Mapping) or len(factors) > MOST_CHANGES:
+            raise UsageError(f"{name} has to be an object of at most {MOST_CHANGES} factors")
+        for key, factor in factors.items():
+            is_number = isinstance(factor, int | float) and not isinstance(factor, bool) and math.isfinite(factor)
+            if not is_number or not _LEAST_FACTOR <= factor <= _MOST_FACTOR or len(key) > 200:
+                raise UsageError(f"{name}: a factor has to be from {_LEAST_FACTOR} to {_MOST_FACTOR:g}")
+        found[name] = {key: round(float(factor), 4) for key, factor in factors.items() if factor != 1}
+    return found
+
+
+def measured_s(state: PageState, steps: int) -> float | None:
+    """Find out what the first so many steps took; None if they are not done, or the run went on from a later one.
+
+    Between the points of a thinned curve the seconds grow evenly.
+    """
+    points = state.curves["seconds"].points()
+    if not points or points[0].step != 1 or points[-1].step < steps:
+        return None
+    before = max((point for point in points if point.step <= steps), key=lambda point: point.step)
+    after = min((point for point in points if point.step >= steps), key=lambda point: point.step)
+    if after.step == before.step:
+        return before.value
+    return before.value + (after.value - before.value) * (steps - before.step) / (after.step - before.step)
+
+
+class Asking:
+    """Asks the simulator.
+
+    Args:
+        state: of the run.
+        deadline_s: longest wait for an answer.
+        command: starts the simulator's process.
+    """
+
+    def __init__(self, state: PageState, *, deadline_s: float = DEADLINE_S, command: Sequence[str] = COMMAND) -> None:
+        self._state, self._deadline_s, self._command = state, deadline_s, command
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()
+
+    async def ask(self, value: object) -> dict[str, Any]:
+        """Answer what a browser asks; see ``predictor.answer``, with ``measured_s`` beside it.
+
+        Raises:
+            UsageError: it makes no sense, or there is no run that can be predicted yet.
+            BusyError: too many wait already.
+            DeadlineError: the simulator takes too long.
+        """
+        question = {**check_question(value), **self._of_run()}
+        line = json.dumps(question, sort_keys=True)
+        key = hashlib.sha256(line.encode()).hexdigest()
+        if key not in self._answers:
+            if self._waiting >= MOST_WAITING:
+                raise BusyError("others ask the simulator too; ask again in a moment")
+            self._waiting += 1
+            try:
+                async with self._turn:
+                    if key not in self._answers:
+                        self._remember(key, await self._answer(line))
+            finally:
+                self._waiting -= 1
+        found = self._answers[key]
+        return {**found, "measured_s": measured_s(self._state, int(found.get("steps", 0)))}
+
+    async def close(self) -> None:
+        """End the simulator's process."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    def _of_run(self) -> dict[str, Any]:
+        state = self._state
+        if state.plan is None or state.profile is None or state.job is None:
+            raise UsageError("there is no plan with measured times yet; ask again when the run trains")
+        local = state.plan.course.local_iterations
+        done = state.curves["seconds"].last
+        return {
+            "plan": json.dumps(state.plan.to_json()),
+            "profile": json.dumps(state.profile.to_json()),
+            "optimizer": state.job.train.optimizer,
+            "dtype": state.job.model.dtype,
+            "steps": done.step // local * local if done and not state.is_over else done.step if done else 0,
+        }
+
+    def _remember(self, key: str, found: dict[str, Any]) -> None:
+        self._answers[key] = found
+        if len(self._answers) > _MOST_ANSWERS:
+            self._answers.popitem(last=False)
+
+    async def _answer(self, line: str) -> dict[str, Any]:
+        try:
+            return await asyncio.wait_for(self._exchange(line), self._deadline_s)
+        except TimeoutError:
+            await self.close()
+            raise DeadlineError(
+                f"the simulator has not answered in {self._deadline_s:g} s; 'ringtune what-if' has no such limit"
+            ) from None
+        except asyncio.CancelledError:  # whoever asks next must not get this answer
+            await self.close()
+            raise
+
+    async def _exchange(self, line: str) -> dict[str, Any]:
+        process = self._process
+        if process is None or process.returncode is not None:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_MOST_BYTES,
+                start_new_session=True,  # Ctrl-C is for the command, which then ends this process
+            )
+        if process.stdin is None or process.stdout is None:
+            raise RingTuneError("the simulator has no pipes; please report this")
+        process.stdin.write(line.encode() + b"\n")
+        await process.stdin.drain()
+        text = await process.stdout.readline()
+        if not text:
+            await self.close()
+            raise RingTuneError("the simulator has ended; the log of this command says why")
+        found: dict[str, Any] = json.loads(text)
+        return found

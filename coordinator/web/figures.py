@@ -1,0 +1,124 @@
+"""Figures for Prometheus: of the newest run, its nodes and links, and of the page itself.
+
+Names have their units, and labels are few: the nodes and links of one run, the largest links only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from coordinator.web.streams import Streams
+from ringtune import __version__
+
+MOST_NODES: Final = 1000
+MOST_LINKS: Final = 500
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_STATES: Final = ("idle", "running", "drained", "draining", "lost")
+_SHARES: Final = ("busy", "waiting", "idle")
+
+
+class Figures(Collector):
+    """Collects the figures of a page; to be asked on the page's own thread.
+
+    Args:
+        streams: of the page.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams, self._watching = streams, streams.watching
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        """Write all figures in the text format of Prometheus."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        """Nothing is known of the figures before they are asked for."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every figure with its present value."""
+        yield from self._of_run()
+        yield from self._of_members()
+        yield from self._of_nodes()
+        yield from self._of_links()
+        yield from self._of_page()
+
+    def _of_run(self) -> Iterator[Metric]:
+        state, plan = self._watching.state, self._watching.state.plan
+        run = state.section("run")
+        last, evaluation = run.get("last", {}), run.get("evaluation", {})
+        yield InfoMetricFamily("ringtune_coordinator", "This process.", value={"version": __version__})
+        if not state.run_id:
+            return
+        labels = {"run_id": state.run_id, "phase": run["phase"], "method": plan.course.method.name if plan else ""}
+        yield InfoMetricFamily("ringtune_run", "The newest run.", value=labels)
+        seconds = state.curves["seconds"].last
+        if seconds is not None:
+            took = CounterMetricFamily("ringtune_step_seconds", "Seconds that all steps of the run took together.")
+            took.add_metric([], seconds.value)
+            yield took
+        figures = {
+            "ringtune_steps_done": ("Optimizer steps that are done.", state.steps_done),
+            "ringtune_steps_planned": ("Optimizer steps of the run.", plan.course.num_steps if plan else None),
+            "ringtune_last_step_seconds": ("Seconds of the newest step.", last.get("seconds")),
+            "ringtune_train_loss": ("Loss of the newest step.", last.get("loss")),
+            "ringtune_train_accuracy_ratio": ("Accuracy of the newest step.", last.get("accuracy")),
+            "ringtune_eval_loss": ("Loss of the newest evaluation.", evaluation.get("loss")),
+            "ringtune_eval_accuracy_ratio": ("Accuracy of the newest evaluation.", evaluation.get("accuracy")),
+            "ringtune_trained_blocks": ("Blocks that the newest step trained.", last.get("depth")),
+            "ringtune_learning_rate": ("Learning rate of the newest step.", last.get("lr")),
+        }
+        for name, (text, value) in figures.items():
+            if isinstance(value, int | float):
+                yield GaugeMetricFamily(name, text, value=value)
+
+    def _of_members(self) -> Iterator[Metric]:
+        members = self._watching.members
+        counts = GaugeMetricFamily("ringtune_nodes", "Members of the coordinator by state.", labels=["state"])
+        for name in _STATES:
+            counts.add_metric([name], sum(one.state == name for one in members.values()))
+        yield counts
+        rss = GaugeMetricFamily("ringtune_node_rss_bytes", "Resident memory of a node.", labels=["node"])
+        budget = GaugeMetricFamily("ringtune_node_budget_bytes", "What a node lets a run use.", labels=["node"])
+        up = GaugeMetricFamily("ringtune_node_up", "1 = a node is heard of, 0 = it is lost.", labels=["node"])
+        for node, one in sorted(members.items())[:MOST_NODES]:
+            rss.add_metric([node], one.rss_bytes)
+            budget.add_metric([node], one.memory_bytes)
+            up.add_metric([node], float(one.state != "lost"))
+        yield from (rss, budget, up)
+
+    def _of_nodes(self) -> Iterator[Metric]:
+        state = self._watching.state
+        text = "Share of a node's time in the newest turn."
+        shares = GaugeMetricFamily("ringtune_node_time_ratio", text, labels=["node", "kind"])
+        for node, found in sorted(state.shares.items())[:MOST_NODES]:
+            for kind, share in zip(_SHARES, found, strict=True):
+                shares.add_metric([node, kind], share)
+        yield shares
+        needed = GaugeMetricFamily("ringtune_node_planned_bytes", "What the plan needs on a node.", labels=["node"])
+        for one in state.section("plan").get("nodes", ())[:MOST_NODES]:
+            needed.add_metric([one["node"]], one["needed_bytes"])
+        yield needed
+
+    def _of_links(self) -> Iterator[Metric]:
+        state = self._watching.state
+        sent = CounterMetricFamily("ringtune_link_bytes", "Payload bytes over a link.", labels=["source", "target"])
+        shown = state.links.view(None)
+        for source, target, total, _, _ in shown[:MOST_LINKS]:
+            sent.add_metric([source, target], total)
+        if len(shown) > MOST_LINKS:
+            sent.add_metric(["other", "other"], sum(one[2] for one in shown[MOST_LINKS:]))
+        yield sent
+
+    def _of_page(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("ringtune_page_browsers", "Open streams of the page.", value=self._streams.open)
+        skipped = CounterMetricFamily("ringtune_page_skipped_frames", "Frames that slow browsers did not get.")
+        skipped.add_metric([], self._streams.skipped)
+        yield skipped

@@ -1,0 +1,192 @@
+"""A run's folder as events: what is there at once, and what a run that goes on adds to it.
+
+The same events as those that filled the folder make the same page. What nodes did in the last step is read from the end
+of ``trace.json``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from coordinator.records.activity import Activity
+from coordinator.run_folder.place import read_place
+from coordinator.run_folder.saved_run import read_json
+from ringtune.engine.spans import Span
+from ringtune.errors import IntegrityError, PlanError, RingTuneError, UsageError
+from ringtune.files.strict import parse_json
+from ringtune.schedule.actions import Op
+from ringtune.schedule.plan_0_1 import read_any_plan
+from ringtune.schedule.tables.words import parse_action
+from ringtune.schedule.turns.turns import StepKind, Turn
+from ringtune.v1 import control_pb2
+
+MOST_TRACE_BYTES: Final = 32 << 20
+"""How much of the end of a trace is read: some 150,000 actions."""
+_MOST_LINE: Final = 8 << 20
+
+
+class FolderFeed:
+    """Reads a run's folder.
+
+    Args:
+        folder: the ``--out`` of a ``ringtune train``.
+
+    Raises:
+        UsageError: there is no run in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is no folder: the run is gone, or never was there; give a run's --out")
+        if not (folder / "plan.json").is_file():
+            raise UsageError(f"{folder} has no plan.json, so no run was begun there; give a run's --out")
+        self._folder = folder
+        self._lines_read = 0
+        self._plan_seen = (0, 0)
+        self._has_begun = self._is_over = False
+
+    def __call__(self) -> Iterator[control_pb2.RunEvent]:
+        """Yield what is new since the last call.
+
+        Raises:
+            RingTuneError: a file is damaged.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            yield from self._head()
+        yield from self._plan()
+        yield from self._metrics()
+        if not self._is_over and (self._folder / "report.json").is_file():
+            self._is_over = True
+            yield from self._end()
+
+    def _head(self) -> Iterator[control_pb2.RunEvent]:
+        place = read_place(self._folder)
+        yield control_pb2.RunEvent(run_id=place.run_id if place else self._folder.resolve().name)
+        if (job := self._folder / "job.toml").is_file():
+            yield control_pb2.RunEvent(job_toml=job.read_text(encoding="utf-8"))
+        if (profile := self._folder / "profile.json").is_file():
+            yield control_pb2.RunEvent(profile_json=json.dumps(read_json(profile)))
+        if not (self._folder / "report.json").is_file():
+            yield control_pb2.RunEvent(state="not finished")
+
+    def _plan(self) -> Iterator[control_pb2.RunEvent]:
+        facts = (self._folder / "plan.json").stat()
+        if (seen := (facts.st_mtime_ns, facts.st_size)) != self._plan_seen:
+            self._plan_seen = seen
+            plan = read_any_plan(read_json(self._folder / "plan.json"))
+            yield control_pb2.RunEvent(plan_json=json.dumps(plan.to_json()))
+
+    def _metrics(self) -> Iterator[control_pb2.RunEvent]:
+        path = self._folder / "metrics.jsonl"
+        if not path.is_file():
+            return
+        if path.stat().st_size < self._lines_read:  # the run was resumed: it begins again at its checkpoint
+            self._lines_read = 0
+        with path.open("rb") as file:
+            file.seek(self._lines_read)
+            while (line := file.readline(_MOST_LINE)).endswith(b"\n"):
+                self._lines_read += len(line)
+                yield control_pb2.RunEvent(metrics_json=line.decode("utf-8", "replace"))
+
+    def _end(self) -> Iterator[control_pb2.RunEvent]:
+        report = read_json(self._folder / "report.json")
+        if (activity := self._activity()) is not None:
+            yield control_pb2.RunEvent(activity_json=json.dumps(activity))
+        yield control_pb2.RunEvent(report_json=json.dumps(report))
+        yield control_pb2.RunEvent(done=True)
+
+    def _activity(self) -> dict[str, Any] | None:
+        plan = read_any_plan(read_json(self._folder / "plan.json"))
+        trace = self._folder / "trace.json"
+        if not trace.is_file():
+            return None
+        try:
+            spans = list(trace_tail(trace, plan.course.num_blocks))
+        except RingTuneError:  # of another version: then the page has no chart of the last step
+            return None
+        updated = [span.action.seq for _, span in spans if span.action.op is Op.UPDATE]
+        if not updated:
+            return None
+        return activity_of(spans, max(updated), plan.course.num_steps, plan.nodes)
+
+
+def activity_of(
+    spans: list[tuple[str, Span]], last_seq: int, step: int, nodes: tuple[str, ...]
+) -> dict[str, Any] | None:
+    """Sum up what nodes did in the items that a trace has, as if they were one turn that ends with ``last_seq``."""
+    first_seq = min(span.action.seq for _, span in spans)
+    turn = Turn(
+        index=0,
+        kind=StepKind.TRAIN,
+        owner=next((node for node, span in spans if span.action.seq == last_seq and span.action.op is Op.HEAD), ""),
+        round=0,
+        first_seq=first_seq,
+        first_step=max(0, step - (last_seq + 1 - first_seq)),
+        num_items=last_seq + 1 - first_seq,
+        first_batch=0,
+    )
+    kept = Activity()
+    kept.granted([turn])
+    for node, span in spans:
+        kept.add(node, [span])
+    found = kept.turn_done(turn, nodes)
+    return {**found, "step": step} if found else None
+
+
+def trace_tail(path: Path, num_blocks: int) -> Iterator[tuple[str, Span]]:
+    """Yield (node, action) of the end of a ``trace.json``, which has one event a line.
+
+    Raises:
+        IntegrityError: the names of the nodes, which stand first, are not readable.
+        PlanError: an action is none.
+    """
+    with path.open("rb") as file:
+        names = _names(file)
+        size = path.stat().st_size
+        if size > MOST_TRACE_BYTES:
+            file.seek(size - MOST_TRACE_BYTES)
+            file.readline(_MOST_LINE)
+        else:
+            file.seek(0)
+        while line := file.readline(_MOST_LINE):
+            event = _event(line)
+            if event.get("ph") == "X" and (found := _span(event, names, num_blocks)) is not None:
+                yield found
+
+
+def _names(file: BinaryIO) -> dict[int, str]:
+    file.readline(_MOST_LINE)
+    found: dict[int, str] = {}
+    while (event := _event(file.readline(_MOST_LINE))).get("ph") == "M":
+        if event.get("name") == "process_name":
+            found[int(event["pid"])] = str(event["args"]["name"])
+    if not found:
+        raise IntegrityError("the trace names no node; copy the run's folder again")
+    return found
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    text = line.strip().strip(b",")
+    if not text.startswith(b"{"):
+        return {}
+    try:
+        value = parse_json(text)
+    except ValueError:  # the head of the file, or its torn end
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _span(event: dict[str, Any], names: dict[int, str], num_blocks: int) -> tuple[str, Span] | None:
+    args, node = event.get("args"), names.get(event.get("pid", -1))
+    if node is None or not isinstance(args, dict) or "action" not in args:
+        return None
+    try:
+        action = parse_action(str(args["action"]), num_blocks)
+        start_s, took_s = float(event["ts"]) / 1e6, float(event["dur"]) / 1e6
+    except (KeyError, TypeError, ValueError) as error:
+        raise PlanError("an event of the trace has no times") from error
+    return node, Span(action, start_s, start_s + took_s)

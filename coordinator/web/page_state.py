@@ -1,0 +1,301 @@
+"""What the page shows of one run, folded from the run's events: of bounded size, however long the run is.
+
+The state is a handful of *sections* (run, plan, nodes, links, ...), each a JSON-able value with a version that counts
+its changes, and three curves. Whoever shows it needs only the sections whose version is another than it has.
+
+Lines of ``metrics.jsonl`` come when all nodes have done a turn. Until then what the owners told of its steps stands at
+the end of the curve, and is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+from coordinator.planner.make_plan import plan_memory
+from coordinator.records.step_lines import LastStep, is_step, number_of
+from coordinator.web.event_lines import EventLine, metrics_event
+from coordinator.web.link_view import LinkTable
+from coordinator.web.plan_view import plan_view, trained_view
+from coordinator.web.thin_curve import ThinCurve
+from ringtune.costs.profile import Profile
+from ringtune.errors import RingTuneError
+from ringtune.files.strict import read_object
+from ringtune.jobs.job import Job, parse_job
+from ringtune.schedule.plan import Plan
+from ringtune.texts import printable
+from ringtune.v1 import control_pb2
+
+MOST_EVENTS: Final = 200
+MOST_MARKS: Final = 256
+CURVES: Final = ("loss", "accuracy", "eval_loss", "eval_accuracy", "seconds")
+SECTIONS: Final = ("run", "plan", "trains", "nodes", "links", "gantt", "events", "marks")
+_MOST_AHEAD: Final = 4096
+_FIGURES: Final = ("step", "round", "initiator", "depth", "trains", "loss", "accuracy", "lr", "seconds")
+_NAMED: Final = re.compile(r"\bnode ([a-z0-9][a-z0-9._-]{0,62})")
+
+
+class PageState:
+    """The state of the newest run.
+
+    Attributes:
+        run_id: of it; empty before the first.
+        versions: of each section.
+        curves: by their names in ``CURVES``; ``seconds`` are those of all steps so far together.
+        ahead: loss and accuracy of steps whose turn is not done yet, by step.
+        plan: of the run.
+        profile: the newest one.
+        job: as resolved.
+    """
+
+    def __init__(self) -> None:
+        self.versions = dict.fromkeys(SECTIONS, 0)
+        self._events: deque[EventLine] = deque(maxlen=MOST_EVENTS)
+        self._begin("")
+
+    def _begin(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.plan: Plan | None = None
+        self.profile: Profile | None = None
+        self.job: Job | None = None
+        self.curves = {name: ThinCurve() for name in CURVES}
+        self.ahead: dict[int, tuple[float | None, float | None]] = {}
+        self.links = LinkTable()
+        self.shares: dict[str, list[float]] = {}
+        self.lost: set[str] = set()
+        self.peaks: dict[str, int] = {}
+        self._run: dict[str, Any] = {"id": run_id, "phase": "waiting for a run" if not run_id else "joining"}
+        self._last = LastStep()
+        self._epoch = 0
+        self._plan_view: dict[str, Any] = {}
+        self._trains: list[list[int]] = []
+        self._gantt: dict[str, Any] = {}
+        self._marks: list[tuple[int, int]] = []
+        self._depth = 0
+        self._step_seconds_s = 0.0
+        for name in SECTIONS:
+            self.versions[name] += 1
+
+    # ---- reading ----------------------------------------------------------------------------------
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that the run has told of."""
+        return int(self._last.line.get("step", 0))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended."""
+        return bool(self._run.get("is_over"))
+
+    def section(self, name: str) -> Any:
+        """Return the value of a section, JSON-able; it must not be changed."""
+        match name:
+            case "run":
+                return self._run
+            case "plan":
+                return self._plan_view
+            case "trains":
+                return self._trains
+            case "nodes":
+                names = self.plan.nodes if self.plan else ()
+                return {node: self._node(node) for node in names}
+            case "links":
+                return self.links.view(self.profile)
+            case "gantt":
+                return self._gantt
+            case "events":
+                return [list(one) for one in self._events]
+            case _:
+                return [list(one) for one in self._marks]
+
+    def _node(self, node: str) -> dict[str, Any]:
+        found: dict[str, Any] = {"lost": node in self.lost}
+        if node in self.shares:
+            found["shares"] = self.shares[node]
+        if node in self.peaks:
+            found["peak_bytes"] = self.peaks[node]
+        return found
+
+    # ---- folding ----------------------------------------------------------------------------------
+
+    def take(self, event: control_pb2.RunEvent, at_unix_s: float | None) -> None:
+        """Fold one event.
+
+        Args:
+            event: of the run; ``run_id`` begins another one.
+            at_unix_s: when it was heard; None = not known.
+
+        Raises:
+            RingTuneError: the event is not readable.
+        """
+        match event.WhichOneof("event"):
+            case "run_id":
+                self._begin(event.run_id)
+                self._change("run", begun_unix_s=at_unix_s)
+                self.tell(EventLine("phase", f"run {event.run_id} begins", at_unix_s))
+            case "state":
+                self._change("run", phase=event.state)
+                self.tell(EventLine("phase", event.state, at_unix_s))
+            case "job_toml":
+                self._take_job(event.job_toml)
+            case "profile_json":
+                self.profile = Profile.from_json(read_object(event.profile_json, "the profile"))
+                self._show_plan()
+            case "plan_json":
+                self.plan = Plan.from_json(read_object(event.plan_json, "the plan"))
+                self._show_plan()
+            case "metrics_json":
+                self._take_line(read_object(event.metrics_json, "a line of metrics"), at_unix_s)
+            case "step_json":
+                self._take_progress(read_object(event.step_json, "a step"))
+            case "activity_json":
+                self._take_activity(read_object(event.activity_json, "an activity"))
+            case "report_json":
+                self._take_report(read_object(event.report_json, "the report"))
+            case "checkpoint_json":
+                step = read_object(event.checkpoint_json, "a checkpoint").get("step")
+                self.tell(EventLine("checkpoint", f"saved after step {step}", at_unix_s))
+            case "resumed_json":
+                step = int(read_object(event.resumed_json, "where the run goes on").get("step", 0))
+                self.tell(EventLine("note", f"goes on after step {step}", at_unix_s))
+            case "note":
+                self.tell(EventLine("note", event.note, at_unix_s))
+            case "failure":
+                self._fail(event.failure.message, at_unix_s)
+            case "done":
+                self._change("run", phase="done", is_over=True, ended_unix_s=at_unix_s)
+                self.tell(EventLine("done", "the run is done", at_unix_s))
+
+    def tell(self, line: EventLine) -> None:
+        """Add a line to the list of events."""
+        self._events.append(line._replace(text=printable(line.text, most=600)))
+        self._touch("events")
+
+    def mark_lost(self, node: str) -> None:
+        """Show a node as lost."""
+        if node not in self.lost:
+            self.lost.add(node)
+            self._touch("nodes")
+
+    def _touch(self, *names: str) -> None:
+        for name in names:
+            self.versions[name] += 1
+
+    def _change(self, name: str, **values: Any) -> None:
+        self._run = {**self._run, **values}
+        self._touch(name)
+
+    def _take_job(self, text: str) -> None:
+        self.job = parse_job(text, source="the run's job")
+        model = self.job.model
+        self._change("run", model=printable(model.path.rstrip("/").rpartition("/")[2], most=80), task=model.task)
+
+    def _show_plan(self) -> None:
+        if self.plan is None:
+            return
+        needed: dict[str, int] = {}
+        if self.profile is not None and self.job is not None:
+            try:
+                memory = plan_memory(self.job, self.plan, self.profile.by_name)
+                needed = {node: one.total_bytes for node, one in memory.items()}
+            except (RingTuneError, KeyError):  # of an older version, or of other nodes: then it is not shown
+                needed = {}
+        if self._epoch not in {one.epoch for one in self.plan.placements}:
+            self._epoch = self.plan.placement.epoch
+        self._plan_view = plan_view(self.plan, self._epoch, self.profile, needed)
+        self._touch("plan", "nodes", "links")
+        self._change("run", num_steps=self.plan.course.num_steps)
+
+    def _take_progress(self, line: Mapping[str, Any]) -> None:
+        """Show a step as soon as its owner tells of it."""
+        kind = line.get("kind")
+        if kind == "train" and self._last.take(line):
+            self._show_step(line)
+        elif kind in ("evaluate", "score", "measure"):
+            self._change("run", doing=f"{kind} {line.get('batch')}/{line.get('batches')}")
+        if kind == "train":
+            self.ahead[int(line["step"])] = (_number(line.get("loss")), _number(line.get("accuracy")))
+            while len(self.ahead) > _MOST_AHEAD:
+                del self.ahead[min(self.ahead)]
+
+    def _show_step(self, line: Mapping[str, Any]) -> None:
+        shown = {name: line[name] for name in _FIGURES if name in line}
+        self._change("run", last={**self._run.get("last", {}), **shown}, doing="")
+        depth = int(line.get("depth", 0))
+        trains = trained_view(self.plan, int(line["step"]), depth) if self.plan else []
+        if trains != self._trains:
+            self._trains = trains
+            self._touch("trains")
+
+    def _take_line(self, line: Mapping[str, Any], at_unix_s: float | None) -> None:
+        """Take a line of ``metrics.jsonl``: a step is settled, anything else is an event."""
+        if is_step(line):
+            self._settle(line)
+            return
+        if (told := metrics_event(line)) is not None:
+            self.tell(told._replace(at_unix_s=at_unix_s))
+        match line.get("kind"):
+            case "evaluation":
+                step = int(line.get("step", 0))
+                for name in ("loss", "accuracy"):
+                    if (value := _number(line.get(name))) is not None:
+                        self.curves[f"eval_{name}"].add(step, value)
+                self._change("run", evaluation={name: line.get(name) for name in ("step", "loss", "accuracy", "count")})
+            case "recovery":
+                self._go_back(line)
+            case "move":
+                self._epoch = int(line.get("epoch", self._epoch))
+                self._show_plan()
+
+    def _go_back(self, line: Mapping[str, Any]) -> None:
+        step = int(line.get("step", 0))
+        self.ahead = {at: value for at, value in self.ahead.items() if at <= step}
+        self._last = LastStep()
+        self.lost |= set(map(str, line.get("lost", ())))
+        self._epoch = int(line.get("epoch", self._epoch))
+        self._show_plan()
+
+    def _settle(self, line: Mapping[str, Any]) -> None:
+        step, depth = number_of(line), int(line.get("depth", 0))
+        if self._last.take({"kind": "train", **line, "step": step}):
+            self._show_step({**line, "step": step})
+        for name in ("loss", "accuracy"):
+            if (value := _number(line.get(name))) is not None:
+                self.curves[name].add(step, value)
+        seconds = _number(line.get("seconds")) or 0.0
+        self._step_seconds_s += seconds
+        self.curves["seconds"].add(step, self._step_seconds_s)
+        self.ahead.pop(step, None)
+        self.links.take(line.get("bytes", {}))
+        if depth != self._depth:
+            self._depth = depth
+            self._marks.append((step, depth))
+            self._marks = self._marks if len(self._marks) <= MOST_MARKS else self._marks[::2]
+            self._touch("marks")
+        self._change("run", last={**self._run.get("last", {}), "seconds": seconds}, steps_s=self._step_seconds_s)
+        self._touch("links")
+
+    def _take_activity(self, value: Mapping[str, Any]) -> None:
+        self.shares = dict(value["nodes"])
+        self._gantt = {name: value[name] for name in ("step", "initiator", "spans", "left_out")}
+        self._touch("nodes", "gantt")
+
+    def _take_report(self, report: Mapping[str, Any]) -> None:
+        nodes = report.get("nodes", {})
+        self.peaks = {node: int(one.get("peak_rss_bytes", 0)) for node, one in nodes.items() if isinstance(one, dict)}
+        self._change("run", wall_s=report.get("wall_s"), predicted_steps_s=report.get("predicted_steps_s"))
+        self._touch("nodes")
+
+    def _fail(self, message: str, at_unix_s: float | None) -> None:
+        self._change("run", phase="failed", is_over=True, message=printable(message), ended_unix_s=at_unix_s)
+        self.tell(EventLine("failed", message, at_unix_s))
+        found = _NAMED.search(message)
+        if found and self.plan and found[1] in self.plan.nodes:
+            self.mark_lost(found[1])
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,117 @@
+"""Predict what the page's sliders ask, in a process of its own: ``python -m coordinator.web.predictor``.
+
+A prediction is seconds of plain Python. In the coordinator's process it would hold up the thread that drives the run,
+so it is asked here, one question and one answer a line, with a lower priority. The process ends with its input.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from coordinator.what_if.what_if import PredictedPlan, WhatIf
+from ringtune.costs.profile import Profile
+from ringtune.errors import PlanError, RingTuneError
+from ringtune.schedule.plan import Plan
+
+MOST_ACTIONS: Final = 150_000
+"""Actions of one prediction; a board does some 20,000 a second."""
+_NICE: Final = 10
+
+
+def answer(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer one question.
+
+    Args:
+        question: ``plan``, ``profile`` (as JSON texts), ``optimizer``, ``dtype``, ``steps`` (to compare with what was
+            measured; 0 = as many as can be predicted), ``speeds`` by node, ``rates`` by link, both as factors, and
+            ``microbatches`` (0 = as they are).
+
+    Returns:
+        ``steps``, and the seconds ``before_s`` and ``after_s`` for so many; ``whole_before_s`` and ``whole_after_s`` of
+        all steps where these are few enough; or ``error``.
+    """
+    try:
+        asked = _what_if(question["plan"], question["profile"], question["optimizer"], question["dtype"])
+        changes = _changes(question, asked.profile)
+        steps = _steps(asked.plan, int(question["steps"]))
+        found = {"steps": steps, **_seconds(asked, steps, changes, "")}
+        if (total := asked.plan.course.num_steps) != steps and total <= _affordable(asked.plan):
+            found |= _seconds(asked, total, changes, "whole_")
+    except RingTuneError as error:
+        return {"error": str(error)}
+    return found
+
+
+@functools.lru_cache(maxsize=2)
+def _what_if(plan_text: str, profile_text: str, optimizer: str, dtype: str) -> WhatIf:
+    plan, profile = Plan.from_json(json.loads(plan_text)), Profile.from_json(json.loads(profile_text))
+    newest = dataclasses.replace(plan.placements[-1], epoch=0, first_turn=0)  # a run that has moved stays there
+    return WhatIf(plan=Plan(plan.course, (newest,)), profile=profile, optimizer=optimizer, dtype=dtype)
+
+
+def _changes(question: Mapping[str, Any], profile: Profile) -> list[str]:
+    """Write the sliders as changes of ``ringtune what-if``."""
+    rates = {f"{one.source}>{one.target}": one for one in profile.links}
+    found = [f"{node}.compute={float(factor)!r}" for node, factor in sorted(question["speeds"].items())]
+    for name, factor in sorted(question["rates"].items()):
+        if (link := rates.get(name)) is None:
+            raise PlanError(f"the rate of link {name} was not measured, so it can't be changed; change a node instead")
+        rate = link.rate_bytes_per_s * float(factor)
+        found.append(f"link.{link.source}.{link.target}.rate={rate!r}")
+    if question["microbatches"]:
+        found.append(f"microbatches={int(question['microbatches'])}")
+    return found
+
+
+def _affordable(plan: Plan) -> int:
+    """How many steps can be predicted within the limit."""
+    course = plan.course
+    per_step = course.microbatches * (3 * len(plan.placement.hosts) + 2) + len(plan.nodes)
+    return max(course.local_iterations, MOST_ACTIONS // per_step)
+
+
+def _steps(plan: Plan, wanted: int) -> int:
+    """Choose how many steps to compare: whole turns, as far as they can be predicted."""
+    course = plan.course
+    most = min(wanted or course.num_steps, course.num_steps, _affordable(plan))
+    if most == course.num_steps:
+        return most
+    return max(1, most // course.local_iterations) * course.local_iterations
+
+
+def _seconds(asked: WhatIf, steps: int, changes: Sequence[str], prefix: str) -> dict[str, float]:
+    short = () if steps == asked.plan.course.num_steps else (f"num_steps={steps}",)
+    before = _base(asked, short)
+    after = asked.after([*short, *changes]) if changes else before
+    return {f"{prefix}before_s": _until_last_step_s(before), f"{prefix}after_s": _until_last_step_s(after)}
+
+
+def _until_last_step_s(found: PredictedPlan) -> float:
+    """Seconds until the last step is done, as steps are measured: with the evaluations before it, without the last."""
+    course, prediction = found.plan.course, found.prediction
+    before = (course.num_steps - 1) // course.eval_every if course.eval_every else 0
+    return prediction.train_s + prediction.evaluation_s * before / (before + 1)
+
+
+@functools.lru_cache(maxsize=8)
+def _base(asked: WhatIf, short: Sequence[str]) -> PredictedPlan:
+    """The prediction without a slider moved, which every answer shows beside."""
+    return asked.after(short)
+
+
+def main() -> None:
+    """Answer a line of JSON for each line of the standard input."""
+    os.nice(_NICE)
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Serve the page at an address, on a thread of its own, while a command runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import socket
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from coordinator.web.asking import Asking
+from coordinator.web.streams import Streams
+from coordinator.web.watching import Watching
+from ringtune.errors import ConnectionFailedError, UsageError
+from ringtune.hints import hint_to_install
+from ringtune.rpc.addresses import is_loopback, is_wildcard, join_address, own_host, split_address
+from ringtune.web.guard import Guard
+from ringtune.web.tokens import token_of
+
+if TYPE_CHECKING:
+    import uvicorn
+
+_LOG = logging.getLogger(__name__)
+TICK_S: Final = 0.25
+_START_S: Final = 60.0
+_END_S: Final = 5.0
+_MOST_CONNECTIONS: Final = 256
+_MODULES: Final = ("starlette", "uvicorn", "prometheus_client")
+
+
+def require_web() -> None:
+    """Refuse to serve a page without the libraries for it.
+
+    Raises:
+        UsageError: names the extra that brings them.
+    """
+    missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"the page needs {', '.join(missing)}, not installed here; {hint_to_install('web')}")
+
+
+class PageServer:
+    """The page, which is served while in its context.
+
+    Args:
+        watching: what is shown.
+        bind: ``host:port``; port 0 = any free one.
+        token_file: has the token that is needed beyond this machine; None = a new one.
+
+    Attributes:
+        watching: as given.
+        address: ``host:port`` where it listens.
+
+    Raises:
+        UsageError: the libraries are missing, or ``bind`` is no address.
+        ConnectionFailedError: the address can't be bound.
+        StorageError: the token can't be read or written.
+    """
+
+    def __init__(self, watching: Watching, bind: str, *, token_file: Path | None = None) -> None:
+        require_web()
+        self.watching = watching
+        host, port = split_address(bind, option="--web")
+        self._socket = _bound(host, port, bind)
+        self.address = join_address(host, self._socket.getsockname()[1])
+        is_local = is_loopback(self.address)
+        try:
+            token = "" if is_local else token_of(token_file)
+        except BaseException:
+            self._socket.close()
+            raise
+        self._guard = Guard(is_local, token, self._socket.getsockname()[1])
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._server: uvicorn.Server | None = None
+        self._streams: Streams | None = None
+        self._thread = threading.Thread(target=self._run, name="page", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """The address to open, with the token where one is needed."""
+        at = self.address
+        if is_wildcard(at):
+            at = join_address(own_host() or "localhost", self._guard.port)
+        return f"http://{at}/" + (f"#token={self._guard.token}" if self._guard.token else "")
+
+    def lines(self) -> list[str]:
+        """Say where the page is, for the terminal of whoever started it."""
+        found = [f"page: {self.url}"]
+        if self._guard.token:
+            found.append("the page is plain HTTP: who can listen on that network can read it; an SSH tunnel hides it")
+        return found
+
+    def __enter__(self) -> PageServer:
+        """Begin to answer.
+
+        Raises:
+            ConnectionFailedError: the thread does not come up in time.
+        """
+        self._thread.start()
+        if not self._ready.wait(_START_S):
+            raise ConnectionFailedError(f"the page did not begin to listen at {self.address} within {_START_S:g} s")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Show the last events, say goodbye to browsers, and stop listening."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
+            self._loop.call_soon_threadsafe(self._end)
+        self._thread.join(_END_S)
+        self._socket.close()
+
+    # ---- the page's thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        import uvicorn
+
+        from coordinator.web.app import make_app
+
+        self._streams = Streams(self.watching)
+        asking = Asking(self.watching.state)
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        config = uvicorn.Config(
+            make_app(self._streams, asking, self._guard),
+            http="h11",
+            ws="none",
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        ticking = asyncio.ensure_future(self._tick(self._streams))
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            ticking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await ticking
+            await asking.close()
+
+    async def _tick(self, streams: Streams) -> None:
+        while True:
+            if self._server is not None and self._server.started:
+                self._ready.set()
+            try:
+                if self.watching.tick(time.monotonic()):
+                    streams.wake()
+            except Exception:  # the page goes on with what it has
+                _LOG.exception("the page could not be brought up to date")
+            await asyncio.sleep(TICK_S if self._ready.is_set() else 0.01)
+
+    def _end(self) -> None:
+        self.watching.tick(time.monotonic())
+        if self._streams is not None:
+            self._streams.end()
+        if self._server is not None:
+            self._server.should_exit = True
+
+
+def _bound(host: str, port: int, bind: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        made.listen(128)
+    except OSError as error:
+        made.close()
+        reason = error.strerror or error
+        raise ConnectionFailedError(f"can't listen on {bind} for the page: {reason}; take another --web") from error
+    return made

@@ -1,0 +1,1 @@
+"""Who may look at pages and figures."""

@@ -1,0 +1,108 @@
+"""What each node did in a turn: shares of its time, and the actions of the last step."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.records.activity import MOST_SPANS, Activity
+from coordinator.records.books import RunBooks
+from ringtune.costs.profile import Profile
+from ringtune.engine.spans import Span
+from ringtune.rounds import rounds
+from ringtune.schedule.actions import Action, Op
+from ringtune.schedule.turns.turns import StepKind, Turn
+from ringtune.v1 import control_pb2
+from tests.support.fake_agents import facts, job
+from tests.support.plans import make_plan
+
+
+def turn(index: int, *, steps: int = 2, kind: StepKind = StepKind.TRAIN) -> Turn:
+    """A turn of some steps, behind others of as many."""
+    first = index * steps
+    return Turn(
+        index=index, kind=kind, owner="a", round=0, first_seq=first, num_items=steps, first_step=first, first_batch=0
+    )
+
+
+def span(seq: int, start_s: float, end_s: float, op: Op = Op.BACKWARD) -> Span:
+    """An action of an item."""
+    return Span(Action(op, seq, 0, 0, 2), start_s, end_s)
+
+
+def test_activity_shares_add_up() -> None:
+    """The docstring's picture: 3 s of work, 2 s of waiting inside an item, the rest idle."""
+    kept = Activity()
+    kept.granted([turn(0)])
+    kept.add("a", [span(0, 0, 1), span(0, 1, 2), span(0, 4, 5), span(1, 8, 10)])
+    kept.add("b", [span(1, 0, 10)])
+    found = kept.turn_done(turn(0), ["a", "b", "c"])
+    assert found is not None
+    assert found["nodes"] == {"a": [0.5, 0.2, 0.3], "b": [1.0, 0.0, 0.0], "c": [0.0, 0.0, 1.0]}
+    assert (found["step"], found["seconds"]) == (2, 10.0)
+
+
+def test_activity_counts_what_a_later_turn_did_meanwhile() -> None:
+    """Work for the next turn that is done early is busy time of this one, and is not counted again."""
+    kept = Activity()
+    kept.granted([turn(0), turn(1)])
+    kept.add("a", [span(0, 0, 4), span(2, 4, 6), span(1, 9, 10)])
+    assert kept.turn_done(turn(0), ["a"])["nodes"] == {"a": [0.7, 0.3, 0.0]}  # type: ignore[index]
+    kept.add("a", [span(2, 10, 12), span(3, 18, 20)])
+    assert kept.turn_done(turn(1), ["a"])["nodes"] == {"a": [0.4, 0.0, 0.6]}  # type: ignore[index]
+
+
+def test_activity_shows_the_last_step_of_a_turn() -> None:
+    """Its actions in the order of their starts, in milliseconds from the first one."""
+    kept = Activity()
+    kept.granted([turn(0)])
+    kept.add("b", [span(1, 5.5, 6.0)])
+    kept.add("a", [span(0, 0, 1), span(1, 5.0, 5.25, Op.FORWARD)])
+    found = kept.turn_done(turn(0), ["a", "b"])
+    assert found is not None
+    assert found["spans"] == [["a", "F", 0, 0, 2, 0.0, 250.0], ["b", "B", 0, 0, 2, 500.0, 500.0]]
+
+
+def test_activity_leaves_messages_and_strange_items_out() -> None:
+    """What travels keeps no processor busy; an item of no granted turn is nobody's."""
+    kept = Activity()
+    kept.granted([turn(0)])
+    kept.add("a", [Span(Action(Op.SEND, 0, 0, 2, 0, "b", "h"), 0, 9), span(77, 0, 9)])
+    assert kept.turn_done(turn(0), ["a"]) is None
+
+
+def test_activity_is_bounded() -> None:
+    """Of a step with very many actions some are left out, and counted; of long turns items are put together."""
+    kept = Activity()
+    kept.granted([turn(0, steps=2000)])
+    kept.add("a", (span(seq, seq, seq + 0.5) for seq in range(1999)))
+    kept.add("a", (span(1999, 1999 + at / 10_000, 1999 + (at + 0.5) / 10_000) for at in range(MOST_SPANS + 5)))
+    found = kept.turn_done(turn(0, steps=2000), ["a"])
+    assert found is not None
+    assert (len(found["spans"]), found["left_out"]) == (MOST_SPANS, 5)
+    assert found["nodes"]["a"][0] == pytest.approx(0.5, abs=0.01)
+
+
+def test_activity_of_an_evaluation_is_not_shown() -> None:
+    """It takes its time; the next train turn begins after it."""
+    kept = Activity()
+    kept.granted([turn(0, kind=StepKind.EVALUATE), turn(1)])
+    kept.add("a", [span(0, 0, 5), span(2, 5, 6), span(3, 7, 10)])
+    assert kept.turn_done(turn(0, kind=StepKind.EVALUATE), ["a"]) is None
+    assert kept.turn_done(turn(1), ["a"])["seconds"] == 5.0  # type: ignore[index]
+
+
+def test_books_tell_an_onlooker_and_nobody_else() -> None:
+    """What nodes did is neither sent to the submitter nor kept; without an onlooker it is not even counted."""
+    sent: list[control_pb2.RunEvent] = []
+    seen: list[control_pb2.RunEvent] = []
+    books = RunBooks(
+        make_plan([("a", 0, 2), ("b", 2, 4)], ["a"]), job(), Profile(nodes=(facts("a"), facts("b"))), sent.append
+    )
+    books.onlooker = seen.append
+    books.granted([turn(0)])
+    report = control_pb2.ReportRequest(node="a")
+    report.spans.add(action="F1.0[0,2)", start_unix_s=10.0, end_unix_s=11.0)
+    books.add_report(report)
+    books.log(rounds.LogTurn(turn(0)))
+    assert [event.WhichOneof("event") for event in seen] == ["activity_json"]
+    assert "activity_json" not in {event.WhichOneof("event") for event in sent}

@@ -1,0 +1,1 @@
+"""The page of a run: its state, its frames, its server."""

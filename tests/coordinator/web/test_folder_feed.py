@@ -1,0 +1,122 @@
+"""A run's folder on a page: the same state as the run's events make, and what a run adds while it goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coordinator.records.trace_file import TraceText
+from coordinator.web.folder_feed import FolderFeed, trace_tail
+from coordinator.web.page_state import PageState
+from coordinator.web.watching import Watching
+from ringtune.engine.spans import Span
+from ringtune.errors import UsageError
+from ringtune.schedule.actions import Action, Op
+from tests.support.fake_agents import FakeCluster
+from tests.support.fake_runs import run
+from tests.support.page_runs import PLAN, profile, step_line
+
+
+def state_of(folder: Path) -> PageState:
+    """The state that a folder makes."""
+    state = PageState()
+    for event in FolderFeed(folder)():
+        state.take(event, None)
+    return state
+
+
+def begun(folder: Path, steps: int) -> Path:
+    """The folder of a run that has done some steps."""
+    folder.mkdir()
+    (folder / "plan.json").write_text(json.dumps(PLAN.to_json()))
+    (folder / "profile.json").write_text(json.dumps(profile().to_json()))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(step_line(step)) + "\n" for step in range(1, steps + 1)))
+    return folder
+
+
+def test_folder_feed_of_a_finished_run_shows_it_as_it_was(tmp_path: Path) -> None:
+    """The losses are those of metrics.jsonl, the slices those of the plan, and the run is done."""
+    with FakeCluster("a", "b") as cluster:
+        done = run(cluster, tmp_path / "run")
+    state = state_of(tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [(line["step"], line["loss"]) for line in lines if line["kind"] == "train"]
+    assert steps
+    assert state.curves["loss"].points() == steps
+    assert state.plan == done.plan
+    assert state.section("run")["phase"] == "done"
+
+
+def test_folder_feed_goes_on_with_a_run(tmp_path: Path) -> None:
+    """Lines that are added are shown at the next look; one that is written in part waits for its rest."""
+    folder = begun(tmp_path / "run", 2)
+    watching = Watching(feed=FolderFeed(folder))
+    watching.tick(0.0)
+    assert watching.state.steps_done == 2
+    text = json.dumps(step_line(3)) + "\n"
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(text[:20])
+    watching.tick(2.0)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(text[20:])
+    watching.tick(4.0)
+    assert watching.state.curves["loss"].points()[-1] == (3, 1.0 + 1.0 / 3)
+    assert watching.state.section("run")["phase"] == "not finished"
+
+
+def test_folder_feed_of_a_resumed_run_goes_back(tmp_path: Path) -> None:
+    """Steps after the checkpoint are done again, and are there once."""
+    folder = begun(tmp_path / "run", 6)
+    watching = Watching(feed=FolderFeed(folder))
+    watching.tick(0.0)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(step_line(step)) + "\n" for step in (1, 2)))
+    watching.tick(2.0)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(step_line(3, loss=7.0)) + "\n")
+    watching.tick(4.0)
+    assert watching.state.curves["loss"].points() == [(1, 2.0), (2, 1.5), (3, 7.0)]
+
+
+def write_trace(folder: Path) -> None:
+    """A trace of two items; of the last one each node has an action."""
+    text = TraceText(["a", "b"], num_blocks=4, started_unix_s=100.0)
+    spans = {
+        "a": [Span(Action(Op.FORWARD, 0, 0, 0, 2), 100.0, 101.0), Span(Action(Op.BACKWARD, 1, 0, 0, 2), 103.0, 104.0)],
+        "b": [
+            Span(Action(Op.SEND, 1, 0, 2, 0, "a", "h"), 101.0, 102.0),
+            Span(Action(Op.UPDATE, 1, -1, 2, 4), 102.0, 104.0),
+        ],
+    }
+    pieces = [text.begin(), *(text.spans(node, found) for node, found in spans.items()), text.end()]
+    (folder / "trace.json").write_text("".join(pieces))
+
+
+def test_folder_feed_reads_the_last_step_of_a_trace(tmp_path: Path) -> None:
+    """Its actions and the shares of the nodes over what the trace has."""
+    folder = begun(tmp_path / "run", 8)
+    write_trace(folder)
+    (folder / "report.json").write_text("{}")
+    state = state_of(folder)
+    gantt = state.section("gantt")
+    assert [span[:2] for span in gantt["spans"]] == [["b", "U"], ["a", "B"]]
+    assert gantt["step"] == 8
+    assert state.shares["b"] == [0.5, 0.0, 0.5]
+
+
+def test_trace_tail_reads_the_end_of_a_long_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands before is left out, and the first line that is cut, too."""
+    folder = begun(tmp_path / "run", 1)
+    write_trace(folder)
+    assert len(list(trace_tail(folder / "trace.json", 4))) == 4
+    monkeypatch.setattr("coordinator.web.folder_feed.MOST_TRACE_BYTES", 300)
+    assert [span.action.op for _, span in trace_tail(folder / "trace.json", 4)] == [Op.UPDATE]
+
+
+def test_folder_feed_refuses_what_is_no_run(tmp_path: Path) -> None:
+    """A folder that is gone, and one without a plan, each with a sentence of its own."""
+    with pytest.raises(UsageError, match="is no folder: the run is gone"):
+        FolderFeed(tmp_path / "gone")
+    with pytest.raises(UsageError, match=r"has no plan\.json"):
+        FolderFeed(tmp_path)

@@ -1,0 +1,173 @@
+"""The state of a page, folded from events: what it says, and that it stays small."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from coordinator.web.frames import Framer, Seen
+from coordinator.web.page_state import MOST_EVENTS, MOST_MARKS, PageState
+from ringtune.v1 import control_pb2
+from tests.support.page_runs import (
+    PLAN,
+    RUN_ID,
+    activity,
+    beginning,
+    metrics,
+    profile,
+    progress,
+    state_of,
+    step_line,
+    trained,
+)
+from tests.support.plans import make_plan
+
+
+def texts(state: PageState) -> list[str]:
+    """The lines of the list of events."""
+    return [text for _, text, _ in state.section("events")]
+
+
+def test_page_state_has_the_plans_slices() -> None:
+    """Who hosts what, owns rows, has which budget, and what the plan needs of it."""
+    plan = state_of(beginning()).section("plan")
+    assert [(one["node"], one["start"], one["stop"], one["owner"]) for one in plan["nodes"]] == [
+        ("a", 0, 2, True),
+        ("b", 2, 4, True),
+    ]
+    assert {one["budget_bytes"] for one in plan["nodes"]} == {1 << 30}
+    assert all(one["needed_bytes"] > 0 for one in plan["nodes"])
+    assert (plan["num_blocks"], plan["num_steps"], plan["microbatches"]) == (4, 8, 2)
+
+
+def test_page_state_has_the_true_losses() -> None:
+    """The curve is the one of the metrics, step by step."""
+    state = state_of(trained(8))
+    assert state.curves["loss"].points() == [(step, 1.0 + 1.0 / step) for step in range(1, 9)]
+    assert state.curves["seconds"].points()[-1] == (8, 4.0)
+    assert state.section("run")["last"]["step"] == state.steps_done == 8
+
+
+def test_page_state_marks_unfreezing_and_knows_what_trains() -> None:
+    """A mark where another number of blocks trains; the units of the newest step, the head included."""
+    state = state_of(trained(5))
+    assert state.section("marks") == [[1, 1], [3, 2], [5, 3]]
+    assert state.section("trains") == [[1, 5]]
+
+
+def test_page_state_shows_steps_before_their_turn_is_done() -> None:
+    """They stand behind the settled ones, and are forgotten with the turn's metrics."""
+    state = state_of([*beginning(), *(progress(step_line(step)) for step in (1, 2, 3))])
+    assert sorted(state.ahead) == [1, 2, 3]
+    assert state.curves["loss"].points() == []
+    for step in (1, 2):
+        state.take(metrics(step_line(step)), None)
+    assert (sorted(state.ahead), len(state.curves["loss"].points())) == ([3], 2)
+
+
+def test_page_state_marks_a_lost_node_by_a_recovery() -> None:
+    """The node is red, the list says so, and steps that are done again are not there twice."""
+    state = state_of([*beginning(), *(progress(step_line(step)) for step in (1, 2, 3, 4))])
+    recovery = {"kind": "recovery", "step": 2, "lost": ["b"], "epoch": 0, "seconds": 1.5, "fetched_bytes": {}}
+    state.take(metrics(recovery), 5.0)
+    assert state.section("nodes")["b"]["lost"]
+    assert not state.section("nodes")["a"]["lost"]
+    assert "node b is lost; the run goes on from step 2, after 1.5 s" in texts(state)
+    assert sorted(state.ahead) == [1, 2]
+    state.take(progress(step_line(3, loss=9.0)), None)
+    assert state.section("run")["last"]["loss"] == 9.0
+
+
+def test_page_state_marks_the_node_that_a_failure_names() -> None:
+    """A run that fails because a node is lost shows which one."""
+    state = state_of(beginning())
+    failure = control_pb2.RunFailure(error="PeerLostError", message="node b is lost: last heard of 10 s ago")
+    state.take(control_pb2.RunEvent(failure=failure), 7.0)
+    assert state.section("nodes")["b"]["lost"]
+    assert (state.is_over, state.section("run")["phase"]) == (True, "failed")
+
+
+def test_page_state_of_a_strange_name_is_text() -> None:
+    """Escapes and very long texts of other machines are made harmless before they are kept."""
+    state = state_of([*beginning(), control_pb2.RunEvent(note="\x1b[2J" + "x" * 5000)])
+    assert "\x1b" not in texts(state)[-1]
+    assert len(texts(state)[-1]) < 700
+
+
+def test_page_state_begins_anew_with_a_run() -> None:
+    """Of the run before only the list of events is left."""
+    state = state_of([*trained(4), *beginning(run_id=RUN_ID.replace("0a", "0b"))])
+    assert state.curves["loss"].points() == []
+    assert not state.is_over
+    assert f"run {RUN_ID} begins" in texts(state)
+
+
+def test_page_state_counts_traffic_of_links() -> None:
+    """Bytes so far and of the newest step, most first, with the measured rate."""
+    assert state_of(trained(3)).section("links") == [["a", "b", 3000, 1000, 1e6], ["b", "a", 30, 10, 1e6]]
+
+
+@pytest.mark.parametrize("num_steps", [3000, pytest.param(100_000, marks=pytest.mark.thorough)])
+def test_page_state_is_small_whatever_the_length_of_the_run(num_steps: int) -> None:
+    """What a browser gets of 200 nodes and as many as 100,000 steps is bounded."""
+    nodes = [f"n{index:03}" for index in range(200)]
+    plan = make_plan(
+        [(node, at, at + 1) for at, node in enumerate(nodes)],
+        nodes[:20],
+        num_blocks=200,
+        num_steps=num_steps,
+        every_steps=400,
+    )
+    links = {f"{one}>{two}": 1000 for one, two in itertools.pairwise(nodes)}
+    state = PageState()
+    for event in beginning(plan):
+        state.take(event, 0.0)
+    for step in range(1, num_steps + 1):
+        sent = links if step % 1000 == 0 else {"n000>n001": 7}
+        line = {"kind": "train", "step": step, "depth": 1 + step // 400, "loss": 1.0 / step, "seconds": 0.1}
+        state.take(metrics({**line, "bytes": sent, "initiator": "n000", "round": 1}), 0.0)
+    state.take(activity(num_steps, nodes), 0.0)
+    frame = Framer(state, lambda: (0, {})).frame(Seen())
+    assert len(frame) < 400_000
+    assert len(state.curves["loss"].points()) <= 1025
+    assert len(state.section("marks")) <= MOST_MARKS
+
+
+def test_page_state_keeps_a_bounded_list_of_events() -> None:
+    """The newest stay."""
+    state = state_of([*beginning(), *(control_pb2.RunEvent(note=f"note {index}") for index in range(1000))])
+    assert len(texts(state)) == MOST_EVENTS
+    assert texts(state)[-1] == "note 999"
+
+
+def test_page_state_says_when_a_run_moves_and_is_saved() -> None:
+    """Checkpoints, evaluations and moves are lines of the list."""
+    state = state_of(beginning())
+    state.take(control_pb2.RunEvent(checkpoint_json=json.dumps({"step": 4})), 1.0)
+    state.take(metrics({"kind": "evaluation", "step": 4, "loss": 0.25, "accuracy": 0.75, "count": 9}), 1.0)
+    state.take(metrics({"kind": "move", "step": 4, "to": 1, "epoch": 0, "seconds": 2.0, "problem": "no room"}), 1.0)
+    assert texts(state)[-3:] == [
+        "saved after step 4",
+        "evaluated after step 4: loss 0.2500, accuracy 0.7500",
+        "stays on placement 0 after step 4: no room",
+    ]
+    assert state.curves["eval_accuracy"].points() == [(4, 0.75)]
+
+
+@pytest.mark.parametrize("event", [control_pb2.RunEvent(kept=True), control_pb2.RunEvent()])
+def test_page_state_ignores_what_it_does_not_show(event: control_pb2.RunEvent) -> None:
+    """Nothing changes."""
+    state = state_of(beginning())
+    before = dict(state.versions)
+    state.take(event, None)
+    assert state.versions == before
+
+
+def test_page_state_without_a_profile_has_no_budgets() -> None:
+    """A plan alone is shown, too."""
+    state = state_of([control_pb2.RunEvent(run_id=RUN_ID), control_pb2.RunEvent(plan_json=json.dumps(PLAN.to_json()))])
+    assert {one["needed_bytes"] for one in state.section("plan")["nodes"]} == {0}
+    state.take(control_pb2.RunEvent(profile_json=json.dumps(profile().to_json())), None)
+    assert {one["budget_bytes"] for one in state.section("plan")["nodes"]} == {1 << 30}

@@ -1,0 +1,31 @@
+"""The example dashboard asks for figures that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from coordinator.web.figures import Figures
+from coordinator.web.streams import Streams
+from coordinator.web.watching import MemberNow, Watching
+from tests.contract.test_structure import ROOT
+from tests.support.page_runs import metrics, trained
+
+
+def test_dashboard_names_figures_that_a_coordinator_has() -> None:
+    """A figure that is renamed would leave an empty panel behind."""
+    watching = Watching(members=lambda: {"a": MemberNow("idle", 1, 2, "cpu")})
+    for event in trained():
+        watching.hear(event)
+    watching.hear(metrics({"kind": "evaluation", "step": 8, "loss": 0.25, "accuracy": 0.75}))
+    watching.tick(0.0)
+    there = set(re.findall(r"^(ringtune_\w+)", Figures(Streams(watching)).text().decode(), re.MULTILINE))
+    dashboard = json.loads((ROOT / "deploy" / "metrics" / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"ringtune_\w+", target["expr"])
+    }
+    assert len(asked) > 8
+    assert asked <= there
