@@ -31,6 +31,7 @@ COMMANDS = (
     "measure",
     "node",
     "nodes",
+    "page",
     "plan",
     "runs",
     "sim",

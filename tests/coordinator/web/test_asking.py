@@ -210,7 +210,7 @@ def test_predictor_changes_microbatches() -> None:
     [
         ({"speeds": {"zz": 2.0}}, "no node 'zz'"),
         ({"rates": {"b>zz": 2.0}}, "was not measured"),
-        ({"microbatches": 99}, "microbatches"),
+        ({"microbatches": 99}, "micro-batches do not fit"),
     ],
 )
 def test_predictor_says_what_makes_no_sense(changes: dict[str, Any], message: str) -> None:
