@@ -6,7 +6,7 @@
 #   make faults      any faults on a virtual clock, each node at each place of a real run, half an hour of random ones: build/bench/trust.json
 #   make promises    what is always true of a run, and which tests hold it
 #   make lint        formatting, types, import rules
-#   make docs        write docs/job.md, docs/options.md and the drawings of docs/how from the code
+#   make docs        write docs/job.md, docs/options.md and the drawings from the code, and build the site: build/docs/index.html
 #   make proto       regenerate the code of the wire's messages
 #   make wheel       build the sdist and from it dist/ringtune-VERSION-py3-none-any.whl, for machines without a checkout
 #   make smoke       install the wheel into empty environments, train with it, and load the result without RingTune
@@ -84,6 +84,7 @@ docs: $(STAMP)
 	PYTHONPATH=proto:. $(BIN)/python -m docs.make_job
 	PYTHONPATH=proto:. $(BIN)/python -m docs.make_options
 	PYTHONPATH=proto:. $(BIN)/python -m docs.how.drawings
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs build/docs
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --outdir dist .

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 _TINY_JOB: Final = Path(__file__).with_name("tiny_job.py")
+_LOAD: Final = "from edge.machine.libraries import load_libraries; load_libraries()"
 _LOADS: Final = """
 import sys
 import torch
@@ -89,6 +90,7 @@ def node(folder: Path, work: Path, wheel: Path, torch: str) -> None:
     made.install(f"{wheel}[node]")
     made.ringtune("--version")
     made.python(str(_TINY_JOB), str(work))
+    made.python("-c", _LOAD)  # for the first time from the disk, which takes long beside other work
     made.ringtune("doctor", "--model", "model", "--disk", str(work))
     made.ringtune("train", "job.toml", "--local", "2", "--out", "run")
     made.python("-c", _LOADS)

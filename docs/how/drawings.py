@@ -55,8 +55,9 @@ def ring() -> str:
         x = 40 + 240 * index
         parts += [box(x, 70, 180, 130, "white"), words(x + 90, 62, f"node-{index}")]
         parts.append(box(x + 20, 85, 140, 34, _TRAINS if trains else _FROZEN, blocks))
-        parts.append(box(x + 20, 125, 140, 28, _TRAINS if index == 0 else _FROZEN, "embedding, head"))
-        parts.append(words(x + 90, 178, "rows and labels: never leave"))
+        parts.append(box(x + 20, 125, 80, 28, _FROZEN, "embedding"))
+        parts.append(box(x + 105, 125, 55, 28, _TRAINS if index == 0 else _FROZEN, "head"))
+        parts.append(words(x + 90, 178, "rows, labels: stay here"))
     for index in range(2):
         x = 220 + 240 * index
         parts += [arrow([(x, 95), (x + 60, 95)], _WIRE), words(x + 30, 88, "hidden", fill=_WIRE)]
@@ -104,7 +105,7 @@ def _course(num_blocks: int, every_steps: int, num_steps: int) -> Course:
 
 def pipelining() -> str:
     """Draw what three hosts do in two steps of three micro-batches; on the lowest one nothing trains."""
-    unit, left = 36, 90
+    unit, left = 36, 110
     parts = [words(360, 20, "two steps of three micro-batches: the frozen host runs ahead, backward goes first")]
     for host in range(_HOSTS):
         name = f"node-{host}, {'trains' if host else 'frozen'}"
