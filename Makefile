@@ -7,9 +7,11 @@
 #   make faults      any faults on a virtual clock, each node at each place of a real run, links, disks, clocks, half an hour of random ones, what it costs, in five hours: build/bench/trust.json
 #   make promises    what is always true of a run, and which tests hold it
 #   make lint        formatting, types, import rules
-#   make docs        write docs/job.md and docs/options.md from the code
+#   make docs        write docs/job.md, docs/options.md and the drawings from the code, and build the site: build/docs/index.html
 #   make proto       regenerate the code of the wire's messages
-#   make wheel       build dist/ringtune-VERSION-py3-none-any.whl, for machines without a checkout
+#   make wheel       build the sdist and from it dist/ringtune-VERSION-py3-none-any.whl, for machines without a checkout
+#   make smoke       install the wheel into empty environments, train with it, and load the result without RingTune
+#   make arm64       a ring of an emulated 64-bit ARM node and one of this machine (root, Debian; an hour on a busy machine)
 #   make bench-ring  measure the ring against one process: build/bench/ring.json
 #   make bench-sim   measure predictions against boards of a testbed: build/bench/sim.json
 #   make bench-memory  measure what boards need against what the plan says: build/bench/memory.json
@@ -40,7 +42,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all page-test faults promises lint proto docs wheel bench-ring bench-sim bench-memory bench-memory-accuracy bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-examples bench-page clean
+.PHONY: help setup demo test test-all page-test faults promises lint proto docs wheel smoke arm64 bench-ring bench-sim bench-memory bench-memory-accuracy bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-examples clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -51,7 +53,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet $(TORCH)
-	$(PIP) install --quiet -e '.[node,dev]'
+	$(PIP) install --quiet -e '.[node,dev,docs]'
 	touch $@
 
 demo: $(STAMP)
@@ -85,9 +87,18 @@ proto: $(STAMP)
 docs: $(STAMP)
 	PYTHONPATH=proto:. $(BIN)/python -m docs.make_job
 	PYTHONPATH=proto:. $(BIN)/python -m docs.make_options
+	PYTHONPATH=proto:. $(BIN)/python -m docs.how.drawings
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs build/docs
 
 wheel: $(STAMP)
-	$(PIP) wheel --no-deps --wheel-dir dist .
+	$(BIN)/python -m build --outdir dist .
+
+smoke: wheel
+	$(BIN)/python -m deploy.smoke dist/ringtune-$$($(BIN)/python -c 'import ringtune; print(ringtune.__version__)')-py3-none-any.whl --torch "$(TORCH)" $(ARGS)
+
+# Exit code 77: this machine can't.
+arm64: $(STAMP)
+	$(BIN)/python -m deploy.arm64 $(ARGS)
 
 bench-ring: $(STAMP)
 	$(BIN)/python -m tests.bench.ring $(ARGS)

@@ -41,13 +41,13 @@ def evaluate(
     from coordinator.run_folder.saved_run import read_run
     from coordinator.screen.progress import Progress
     from coordinator.screen.progress_lines import figure
-    from coordinator.submit.evaluation import evaluate_alone, evaluate_on_ring
+    from coordinator.submit.evaluation import evaluate_alone, evaluate_on_ring, rows_to_evaluate
 
     if coordinator and data is None:
         refuse_options_of_the_node_here(context)
     run = read_run(folder)
     require_user(run, user)
-    rows = rows_of(data, run.job.data.eval, on_ring=bool(coordinator))
+    rows = rows_to_evaluate(data, run.job.data.eval, on_ring=bool(coordinator))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     progress = Progress()
     where = f"the nodes of {coordinator}" if coordinator else "this machine"
@@ -83,22 +83,3 @@ def refuse_options_of_the_node_here(context: typer.Context) -> None:
     if typed:
         words = " and ".join(typed)
         raise UsageError(f"{words} would be for a node here that has the rows; give --data FILE, or leave out {words}")
-
-
-def rows_of(given: Path | None, of_job: str, *, on_ring: bool) -> Path | None:
-    """Choose the rows of an evaluation: those given, those of the run's job, or None for those of a ring's nodes.
-
-    Raises:
-        DataError: the file is not there.
-        UsageError: none is given, and the job has none.
-    """
-    from ringtune.errors import DataError, UsageError
-
-    if given is None and on_ring:
-        return None
-    if given is None and not of_job:
-        raise UsageError("the run's job has no data.eval; give --data FILE, or nodes with --eval-data")
-    rows = given or Path(of_job)
-    if not rows.exists():
-        raise DataError(f"{rows} is not there; give --data a file with the columns of the run's data.train")
-    return rows

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from ringtune import options
-from ringtune.texts import printable
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -53,17 +52,11 @@ def plan(
     otherwise sizes come from the model's files, nodes are taken as equal, and the time is a rough guess. Where rows
     depend on the tokenizer (question answering, plain text) they are estimated, and the plan says so.
     """
+    from coordinator.api import planning
     from coordinator.commands.overrides import changed_job
     from coordinator.planner.alternatives import read_choices
-    from coordinator.planner.explaining.plan import explain as explained
-    from coordinator.planner.given_plan import GivenPlan
-    from coordinator.planner.job_time import guessed_time, measured_time
-    from coordinator.planner.make_plan import check_inputs, make_plan, planned_as
-    from coordinator.screen.plan_text import plan_json, plan_text
-    from ringtune import __version__
     from ringtune.errors import UsageError
-    from ringtune.files.durable import check_writable, write_durably
-    from ringtune.quantities import parse_bytes
+    from ringtune.files.durable import check_writable
 
     wanted = changed_job(job, change or [])
     choices = read_choices(microbatches, wire_dtypes, batch_size=wanted.train.batch_size)
@@ -73,70 +66,23 @@ def plan(
         raise UsageError("--assume and --memory are for nodes that are not there; coordinator and profile have some")
     if nodes and not coordinator:
         raise UsageError(f"--nodes is for --coordinator; to plan for equal nodes that are not there: --assume {nodes}")
-    if not (profile or coordinator) and max(map(len, choices)) > 1:
-        raise UsageError("nothing was measured to choose by; give --profile FILE or --coordinator HOST:PORT")
     if save is not None:
         check_writable(save)
-    note = ""
     if profile:
-        from coordinator.planner.given_profile import read_profile
-
-        found = read_profile(profile)
-        check_inputs(wanted, found)
-        planned = make_plan(wanted, found.by_name, links=found.links, **choices._asdict())
+        found = planning.plan_measured(wanted, profile, choices=choices, why=explain)
     elif coordinator:
-        from coordinator.submit.client import Client
-
-        with Client(coordinator, insecure=insecure) as client:
-            made, found, note = client.plan(wanted, num_nodes=nodes, join_s=join_s, choices=choices)
-        planned = planned_as(wanted, made, found, again=explain, **choices._asdict())
-    else:
-        from coordinator.estimates.facts import estimated_facts
-        from coordinator.estimates.row_counts import estimate_note
-        from ringtune.costs.profile import Profile
-
-        assumed = estimated_facts(wanted, assume, memory_bytes=parse_bytes(memory) if memory else 0)
-        found = Profile(nodes=tuple(assumed.values()))
-        planned = make_plan(wanted, assumed, **choices._asdict())
-        note = estimate_note(wanted)
-    note = "; ".join(filter(None, (note, planned.note)))
-    is_measured, model = bool(coordinator or profile), found.nodes[0].model
-    time = (
-        measured_time(planned, found, wanted.train.optimizer) if is_measured else guessed_time(planned, wanted, model)
-    )
-    why = None
-    if explain and planned.choice is not None:
-        why = explained(
-            planned.choice,
-            relative=not is_measured,
-            plan=planned.plan,
-            profile=planned.profile,
-            optimizer=wanted.train.optimizer,
-            dropout=wanted.train.dropout,
-            helping=planned.helping,
-            replicas=planned.replicas,
-            phases=planned.phases,
+        found = planning.plan_there(
+            wanted, coordinator, insecure=insecure, num_nodes=nodes, join_s=join_s, choices=choices, why=explain
         )
-    given = GivenPlan(plan=planned.plan, version=__version__, model_digest=model.digest)
-    value = plan_json(given, planned.memory, note=note, why=why, time=time)
+    else:
+        found = planning.plan_assumed(wanted, assume, memory, choices=choices, why=explain)
     if save is not None:
-        write_durably(save, (value + "\n").encode())
+        found.save(save)
     if json:
-        typer.echo(value)
+        typer.echo(found.text())
         return
     is_shown = table or at_step > 0 or steps > 1
-    for line in plan_text(
-        planned.plan,
-        planned.memory,
-        at_step=at_step,
-        num_steps=steps if is_shown else 0,
-        measured=is_measured,
-        note=note,
-        why=why,
-        time=time,
-        budgets={node.node: node.memory_bytes for node in found.nodes},
-        facts=found.nodes[0],
-    ):
-        typer.echo(printable(line))
+    for line in found.lines(at_step=at_step, num_steps=steps if is_shown else 0):
+        typer.echo(line)
     if save is not None:
         typer.echo(f"the plan is in {save}")

@@ -40,6 +40,7 @@ def logs(
     Ctrl-C ends this command, not the run.
     """
     from coordinator.kept_runs.taking_up import last_of
+    from coordinator.screen.output import make_progress
     from coordinator.submit.connection import Connection
     from coordinator.submit.find_run import find_run, only_run
     from coordinator.submit.run_log import show_events, show_file
@@ -54,7 +55,8 @@ def logs(
         records = client.runs()
         run_id = found.run_id or only_run(records, lambda _: True, "run").run_id
         run_id = last_of({record.run_id: record for record in records}, run_id)
-        show_events(client, run_id, follow=follow, as_json=json)
+        with make_progress(as_json=json, live=False) as progress:
+            show_events(client, run_id, follow=follow, progress=progress)
 
 
 def fetch(
@@ -75,10 +77,9 @@ def fetch(
     import dataclasses
     import json as json_module
 
-    from coordinator.kept_runs.taking_up import last_of
     from coordinator.submit.connection import Connection
-    from coordinator.submit.fetching import fetch_run
-    from coordinator.submit.find_run import find_run, only_run
+    from coordinator.submit.fetching import fetch_run, kept_record
+    from coordinator.submit.find_run import find_run
     from ringtune.errors import UsageError
 
     found = find_run(run, coordinator)
@@ -87,23 +88,13 @@ def fetch(
     with Connection(
         found.coordinator, insecure=None if found.place is not None and found.place.is_local else insecure
     ) as client:
-        records = {record.run_id: record for record in client.runs()}
-        run_id = (
-            found.run_id
-            or only_run(
-                list(records.values()), lambda record: record.has_books and not record.is_fetched, "new run"
-            ).run_id
-        )
-        if run_id not in records:
-            raise UsageError(f"run {run_id} is not kept there; 'ringtune runs' lists those that are")
-        target = out or found.folder or Path(run_id)
-        run_id = last_of(records, run_id)
-        fetch_run(client, records[run_id], target, replace=replace or target == found.folder)
-    record = records[run_id]
+        record = kept_record(client, found.run_id)
+        target = out or found.folder or Path(found.run_id or record.run_id)
+        fetch_run(client, record, target, replace=replace or target == found.folder)
     if json:
         typer.echo(json_module.dumps({"event": "fetched", **dataclasses.asdict(record), "out": str(target)}))
         return
-    typer.echo(f"run {run_id} ({record.state}, {record.steps_done} steps) is in {target}")
+    typer.echo(f"run {record.run_id} ({record.state}, {record.steps_done} steps) is in {target}")
 
 
 def stop(

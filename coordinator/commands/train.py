@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -69,16 +70,12 @@ def train(
     Ctrl-C once ends the run after the turns that are under way, with a checkpoint; twice at once. SIGTERM and a closed
     terminal (SIGHUP) count as Ctrl-C: all end with exit code 130. The run can be resumed.
     """
+    from coordinator.api.asking import make_submission
     from coordinator.commands.overrides import changed_job
-    from coordinator.drive.requests import RunRequest
     from coordinator.planner.alternatives import read_choices
-    from coordinator.planner.given_plan import read_given_plan, require_members
-    from coordinator.planner.given_profile import read_profile
-    from coordinator.run_folder.checkpoints import find_resume
-    from coordinator.submit.connection import Connection
-    from coordinator.submit.fetching import bring_up_to_date
-    from coordinator.submit.local.local_nodes import node_name
-    from coordinator.submit.submission import Submission, follow_run, submit_and_leave
+    from coordinator.planner.given_plan import read_given_plan
+    from coordinator.screen.output import make_progress
+    from coordinator.submit.submission import follow_run, submit_and_leave
     from ringtune.errors import UsageError
 
     if bool(local) == bool(coordinator):
@@ -96,35 +93,22 @@ def train(
         raise UsageError("give --out DIR, the folder for the run's files")
     wanted = changed_job(job, change or [])
     choices = read_choices(microbatches, wire_dtypes, batch_size=wanted.train.batch_size)
-    given = read_profile(profile) if profile else None
-    given_plan = read_given_plan(plan) if plan else None
-    if given_plan is not None and local:
-        require_members(given_plan.plan, [node_name(index, local) for index in range(local)])
-    notes: list[str] = []
-    if resume and out is not None and coordinator:
-        with Connection(coordinator, insecure=insecure) as client:
-            notes += filter(None, [bring_up_to_date(client, out)])
-    start = find_resume(out, wanted, notes.append) if resume and out is not None else None
-    request = RunRequest(
-        job=wanted,
-        num_nodes=local or nodes,
-        join_s=join_s,
-        resume=start,
-        profile=given,
-        plan=given_plan,
-        choices=choices,
-    )
-    submission = Submission(
-        request=request,
+    submission, notes = make_submission(
+        wanted,
+        out,
         local=local,
         coordinator=coordinator,
         insecure=insecure,
-        replace=replace or resume,
+        nodes=nodes,
+        join_s=join_s,
+        replace=replace,
+        resume=resume,
+        profile=profile,
+        plan=read_given_plan(plan) if plan else None,
+        choices=choices,
         coordinator_wait_s=coordinator_wait_s,
-        web=web,
-        web_token=web_token,
-        log=log,
     )
+    submission = dataclasses.replace(submission, web=web, web_token=web_token, log=log)
     if detach:
         submit_and_leave(submission, out, sys.argv[1:], as_json=json)
     elif out is not None:
@@ -133,7 +117,7 @@ def train(
             out,
             notes,
             how_to_resume=lambda step: how_to_resume(step, _typed(sys.argv[1:], job, out, local)),
-            as_json=json,
+            show=lambda: make_progress(as_json=json),
         )
 
 

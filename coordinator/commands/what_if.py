@@ -64,9 +64,8 @@ def what_if(
     import json as json_module
 
     from coordinator.screen.what_if.what_if_text import comparison_json, comparison_lines
-    from coordinator.what_if.differences import difference_text, job_differences
-    from coordinator.what_if.prediction_inputs import read_inputs, read_recorded
-    from coordinator.what_if.what_if import WhatIf
+    from coordinator.what_if.asking import make_question
+    from coordinator.what_if.differences import difference_text
     from ringtune.errors import UsageError
     from ringtune.jobs.job import load_job
 
@@ -74,22 +73,17 @@ def what_if(
         raise UsageError("nothing changes; give --change, --sweep, --drop, --add or --replan")
     if (csv or plot) and not sweep:
         raise UsageError("--csv and --plot are for a --sweep")
-    given = read_inputs(plan, profile)
     asked = load_job(replan) if replan else None
-    question = WhatIf(
-        plan=given.plan,
-        profile=given.profile,
-        optimizer=given.optimizer,
-        dtype=given.dtype,
-        shape=given.shape,
-        changes=tuple(change or ()),
-        drop=tuple(drop or ()),
+    question, other = make_question(
+        plan,
+        profile,
+        changes=change or (),
+        drop=drop or (),
         add=tuple(zip(add or (), _models(add or [], like or []), strict=True)),
         job=asked,
-        recorded=read_recorded(trace, given.plan, seed=seed) if trace else None,
+        trace=trace,
+        seed=seed,
     )
-    question.check([()])
-    other = job_differences(given.job, asked) if given.job and asked else {}
     if other and not json:
         typer.echo(f"{replan} is not the job of the run: {difference_text(other)}")
     told = {"job_changed": {name: list(values) for name, values in other.items()}} if asked else {}

@@ -58,7 +58,8 @@ _OF_COMMAND = (PLACE, LOG, "logs", FETCHING)
 _REMOVE_S = 5.0
 _RETRY_S = 0.1
 _PART = ".part"
-_JOB, _PLAN, _METRICS, _REPORT = "job.toml", "plan.json", "metrics.jsonl", "report.json"
+METRICS = "metrics.jsonl"
+_JOB, _PLAN, _REPORT = "job.toml", "plan.json", "report.json"
 _PATH = re.compile(r"[a-z0-9][A-Za-z0-9._-]*(/[a-zA-Z0-9][A-Za-z0-9._-]*){0,2}")
 
 
@@ -155,12 +156,12 @@ class RunFolder:
         except ValueError as error:
             raise IntegrityError(f"{name} that came is not JSON: {error}; use one version on all machines") from error
         if name == _REPORT:
-            value = self._parts.completed(value, self.path / _METRICS)
+            value = self._parts.completed(value, self.path / METRICS)
         self.write_text(name, json.dumps(value, indent=1) + "\n")
 
     def add_metrics(self, line: str) -> None:
         """Append a line to ``metrics.jsonl``."""
-        target = self._target(_METRICS)
+        target = self._target(METRICS)
         with storage_errors(target), target.open("a", encoding="utf-8") as file:
             file.write(line.rstrip("\n") + "\n")
 
@@ -170,7 +171,7 @@ class RunFolder:
         Raises:
             StorageError: no room; earlier checkpoints are intact.
         """
-        force_to_disk(self.path / _METRICS)
+        force_to_disk(self.path / METRICS)
         self.checkpoints.add(manifest)
 
     def go_back_to(self, step: int) -> None:
@@ -180,7 +181,7 @@ class RunFolder:
         """
         self._let_go()
         self.checkpoints.go_back_to(step)
-        cut_metrics(self.path / _METRICS, step)
+        cut_metrics(self.path / METRICS, step)
         self.tables.go_back_to(step)
         self._parts.begin(step)
 

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,3 +63,16 @@ def read_place(folder: Path) -> RunPlace | None:
     except (OSError, ValueError, InvalidInputError, UsageError) as error:
         raise IntegrityError(f"{path} can't be used ({error}); name the run by its id") from error
     return place
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:1] != ["Z"]
+    return True

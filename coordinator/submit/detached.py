@@ -24,7 +24,7 @@ _LATER_PHASES = ("training", "collecting")
 _TAIL_BYTES = 4096
 
 
-def start_in_background(out: Path, arguments: Sequence[str]) -> RunPlace:
+def start_in_background(out: Path, arguments: Sequence[str]) -> tuple[RunPlace, subprocess.Popen[bytes]]:
     """Start the command in a session of its own, and wait until its run trains.
 
     What it prints goes to the log in the run's folder. Closing the terminal does not reach it.
@@ -34,7 +34,7 @@ def start_in_background(out: Path, arguments: Sequence[str]) -> RunPlace:
         arguments: of ``ringtune``, ``--detach`` among them.
 
     Returns:
-        Where its run is driven.
+        Where its run is driven, and the process.
 
     Raises:
         DeadlineError: it has not begun in time.
@@ -48,9 +48,9 @@ def start_in_background(out: Path, arguments: Sequence[str]) -> RunPlace:
             code = process.poll()
             place = read_place(out)
             if place is not None and place.pid == process.pid and (code == 0 or _trains(place)):
-                return place
+                return place, process
             if code is not None:
-                raise exit_error("the detached run", code, _tail(log), log=log)
+                raise ended_error(code, log)
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         process.send_signal(signal.SIGINT)
@@ -72,6 +72,16 @@ def _start(log: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
             )
     except OSError as error:
         raise UsageError(f"can't use {log.parent} for the run's files: {error.strerror}; choose another") from error
+
+
+def ended_error(code: int, log: Path) -> RingTuneError:
+    """Make the error of a detached run whose command has ended.
+
+    Args:
+        code: its exit code, negative for a signal.
+        log: what it printed.
+    """
+    return exit_error("the detached run", code, _tail(log), log=log)
 
 
 def _trains(place: RunPlace) -> bool:

@@ -18,13 +18,30 @@ from coordinator.server.server import CoordinatorServer
 from coordinator.submit.client import Client
 from coordinator.submit.local.local_nodes import LocalNodes, LocalSetup
 from coordinator.submit.outcome import Outcome
-from ringtune.errors import BusyError, DeadlineError, IntegrityError, RingTuneError
+from ringtune.errors import BusyError, DataError, DeadlineError, IntegrityError, RingTuneError, UsageError
 from ringtune.files.durable import write_durably
 from ringtune.jobs.job import Job
 from ringtune.trust.speaking import is_encrypted
 
 _POLL_S = 0.1
 _STOP_S = 8.0
+
+
+def rows_to_evaluate(given: Path | None, of_job: str, *, on_ring: bool) -> Path | None:
+    """Choose the rows of an evaluation: those given, those of the run's job, or None for those of a ring's nodes.
+
+    Raises:
+        DataError: the file is not there.
+        UsageError: none is given, and the job has none.
+    """
+    if given is None and on_ring:
+        return None
+    if given is None and not of_job:
+        raise UsageError("the run's job has no data.eval; give --data FILE, or nodes with --eval-data")
+    rows = given or Path(of_job)
+    if not rows.exists():
+        raise DataError(f"{rows} is not there; give --data a file with the columns of the run's data.train")
+    return rows
 
 
 def evaluate_alone(

@@ -13,9 +13,29 @@ from coordinator.run_folder.fetched_folder import fetched_folder
 from coordinator.run_folder.place import RunPlace, read_place
 from coordinator.run_folder.saved_run import read_json
 from coordinator.submit.connection import Connection
+from coordinator.submit.find_run import only_run
 from ringtune.errors import BusyError, IntegrityError, UsageError
 from ringtune.hints import hint
 from ringtune.v1 import control_pb2
+
+
+def kept_record(client: Connection, run_id: str) -> RunRecord:
+    """Find the run that is to be fetched: the last one of those that go on with it.
+
+    Args:
+        client: of the coordinator.
+        run_id: of the run; empty = the only one that is new.
+
+    Raises:
+        UsageError: the coordinator does not keep it, or there is more than one new run, or none.
+    """
+    records = {record.run_id: record for record in client.runs()}
+    if not run_id:
+        new = only_run(list(records.values()), lambda record: record.has_books and not record.is_fetched, "new run")
+        run_id = new.run_id
+    if run_id not in records:
+        raise UsageError(f"run {run_id} is not kept there; 'ringtune runs' lists those that are")
+    return records[last_of(records, run_id)]
 
 
 def fetch_run(client: Connection, record: RunRecord, out: Path, *, replace: bool) -> None:

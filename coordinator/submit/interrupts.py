@@ -67,3 +67,18 @@ class Interrupts:
             end_within(GRACE_S, InterruptedRunError.exit_code)
             raise KeyboardInterrupt
         threading.Thread(target=ask, name="drain", daemon=True).start()
+
+
+@contextmanager
+def heard_interrupts(log: Path) -> Iterator[Interrupts]:
+    """Yield interrupts that hear signals in the main thread; elsewhere no thread may, and they hear none.
+
+    Args:
+        log: as in ``Interrupts``.
+    """
+    interrupts = Interrupts(log=log)
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts
+        return
+    with interrupts:
+        yield interrupts

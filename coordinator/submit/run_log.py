@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import typer
 
 from coordinator.run_folder.folder import LOG
-from coordinator.run_folder.place import RunPlace
-from coordinator.screen.output import make_progress
+from coordinator.run_folder.place import RunPlace, is_running
+from coordinator.screen.progress import Progress
 from coordinator.submit.connection import Connection
 from coordinator.submit.outcome import Outcome
 from coordinator.submit.shown_events import ShownEvents
@@ -21,28 +20,31 @@ _POLL_S = 0.5
 _PIECE_BYTES = 1 << 16
 
 
-def show_events(client: Connection, run_id: str, *, follow: bool, as_json: bool) -> None:
+def show_events(client: Connection, run_id: str, *, follow: bool, progress: Progress) -> Outcome | None:
     """Show the events of a run as the command shows them that follows it from its start.
 
     Args:
         client: of the coordinator.
         run_id: of the run.
         follow: until the run is over; else those that are there.
-        as_json: as JSON lines.
+        progress: where they are shown.
+
+    Returns:
+        What has come of the run so far; None if it has not begun.
 
     Raises:
         RingTuneError: there is no such run, or the connection is lost.
     """
     outcome: Outcome | None = None
-    with make_progress(as_json=as_json, live=False) as progress:
-        for event in client.events(run_id, wait=follow, whole=False, with_files=False):
-            if event.WhichOneof("event") == "job_toml":
-                outcome = Outcome(parse_job(event.job_toml, source=f"run {run_id}", is_record=True))
-            if outcome is not None:
-                outcome(event)
-                ShownEvents(progress, outcome)(event)
-        if outcome is not None and outcome.error is not None:
-            progress.note(f"the run ended: {outcome.error}")
+    for event in client.events(run_id, wait=follow, whole=False, with_files=False):
+        if event.WhichOneof("event") == "job_toml":
+            outcome = Outcome(parse_job(event.job_toml, source=f"run {run_id}", is_record=True))
+        if outcome is not None:
+            outcome(event)
+            ShownEvents(progress, outcome)(event)
+    if outcome is not None and outcome.error is not None:
+        progress.note(f"the run ended: {outcome.error}")
+    return outcome
 
 
 def show_file(folder: Path, place: RunPlace, *, follow: bool) -> None:
@@ -61,19 +63,9 @@ def show_file(folder: Path, place: RunPlace, *, follow: bool) -> None:
         raise UsageError(f"{path} is not there: the run was not detached, so it speaks in its own terminal")
     with path.open(encoding="utf-8", errors="replace") as file:
         while True:
-            is_running = follow and _is_running(place.pid)
+            goes_on = follow and is_running(place.pid)
             while piece := file.read(_PIECE_BYTES):
                 typer.echo(piece, nl=False)
-            if not is_running:
+            if not goes_on:
                 return
             time.sleep(_POLL_S)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from coordinator.screen.progress import Progress
@@ -33,7 +34,7 @@ class ShownEvents:
             case "plan_json" if self._outcome.plan is not None:
                 self._progress.plan(self._outcome.plan, self._outcome.memory)
             case "step_json":
-                self._show_step(read_object(event.step_json, "a step"))
+                show_step(self._progress, read_object(event.step_json, "a step"))
             case "note":
                 self._progress.note(event.note)
             case "resumed_json":
@@ -41,18 +42,25 @@ class ShownEvents:
             case "done" if self._outcome.report:
                 self._progress.report(self._outcome.report)
 
-    def _show_step(self, step: dict[str, Any]) -> None:
-        match step.get("kind"):
-            case "evaluation":
-                self._progress.evaluation(step)
-            case "unfreeze":
-                self._progress.unfreeze(step)
-            case "operations":
-                self._progress.operations(step)
-            case _:
-                self._progress.step(step)
-
     def _show_resumed(self, resumed: dict[str, Any]) -> None:
         for reason in resumed["passed_over"]:
             self._progress.note(str(reason))
         self._progress.note(f"going on after step {int(resumed['step'])}")
+
+
+def show_step(progress: Progress, step: Mapping[str, Any]) -> None:
+    """Show an item that is done, an evaluation, or a decision of a run.
+
+    Args:
+        progress: where.
+        step: its numbers, with its ``kind``; a step without is one that trains.
+    """
+    match step.get("kind"):
+        case "evaluation":
+            progress.evaluation(step)
+        case "unfreeze":
+            progress.unfreeze(step)
+        case "operations":
+            progress.operations(step)
+        case _:
+            progress.step(step)

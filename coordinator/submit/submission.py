@@ -19,12 +19,11 @@ from coordinator.records.events import EventSink
 from coordinator.run_folder.checkpoints import RunCheckpoints
 from coordinator.run_folder.folder import LOG, RunFolder
 from coordinator.run_folder.place import RunPlace
-from coordinator.screen.output import make_progress
 from coordinator.screen.progress import Progress
 from coordinator.server.coordinator import Coordinator
 from coordinator.submit.client import Client
 from coordinator.submit.detached import lines_of_detached, start_in_background
-from coordinator.submit.interrupts import Interrupts
+from coordinator.submit.interrupts import heard_interrupts
 from coordinator.submit.local.local_ring import local_ring
 from ringtune.errors import DivergedError, RingTuneError
 from ringtune.v1 import control_pb2
@@ -58,24 +57,29 @@ class Submission:
 
 
 def follow_run(
-    asked: Submission, out: Path, notes: Sequence[str], *, how_to_resume: Callable[[int], str], as_json: bool
+    asked: Submission,
+    out: Path,
+    notes: Sequence[str],
+    *,
+    how_to_resume: Callable[[int], str],
+    show: Callable[[], Progress],
 ) -> None:
-    """Run a job and follow it to its end.
+    """Run a job and follow it to its end; in the main thread, signals end it in order.
 
     Args:
         asked: what, and where.
         out: folder of the run.
         notes: to be shown first.
         how_to_resume: writes for the step of the newest checkpoint how to go on.
-        as_json: show JSON lines.
+        show: makes what shows the run, once what is printed is guarded against a closed terminal.
 
     Raises:
         RingTuneError: whatever the run failed with.
     """
     with (
-        Interrupts(log=out / LOG) as interrupts,
+        heard_interrupts(log=out / LOG) as interrupts,
         RunFolder(out, replace=asked.replace, resume=asked.request.resume is not None) as folder,
-        make_progress(as_json=as_json) as progress,
+        show() as progress,
     ):
         for note in notes:
             progress.note(note)
@@ -177,7 +181,7 @@ def submit_and_leave(asked: Submission, out: Path | None, arguments: Sequence[st
     Raises:
         RingTuneError: the run can't be started.
     """
-    place = start_in_background(out, arguments) if asked.local and out is not None else _submit(asked, out)
+    place = start_in_background(out, arguments)[0] if asked.local and out is not None else submit(asked, out)
     if as_json:
         typer.echo(json.dumps({"event": "detached", **dataclasses.asdict(place), "out": str(out) if out else ""}))
         return
@@ -185,7 +189,19 @@ def submit_and_leave(asked: Submission, out: Path | None, arguments: Sequence[st
         typer.echo(line)
 
 
-def _submit(asked: Submission, out: Path | None) -> RunPlace:
+def submit(asked: Submission, out: Path | None) -> RunPlace:
+    """Start a run on a coordinator that keeps it, and return as soon as it trains.
+
+    Args:
+        asked: what, and where.
+        out: folder of the run, which gets nothing but where the run is driven; None = none.
+
+    Returns:
+        Where it is driven.
+
+    Raises:
+        RingTuneError: the coordinator keeps no runs, or the run failed before it trained.
+    """
     with Client(asked.coordinator, insecure=asked.insecure) as client:
         if out is not None:
             with RunFolder(out, replace=asked.replace, resume=asked.request.resume is not None):

@@ -2,14 +2,16 @@
 
 What torch says of the processor decides, and no measurement, because a run's result depends on the answer: it has to be
 the same tomorrow. ``python -m tests.bench.frozen_weights`` measures what it is worth: 4 times on AVX512-BF16. Without
-such instructions torch computes the same products by other means, more slowly than in float32.
+such instructions torch computes the same products by other means, more slowly than in float32. A torch that can't be
+asked (2.9 has no such function) counts as one without them.
 
 Source: torch 2.13, ``torch.cpu.get_capabilities`` and ``torch.cuda.is_bf16_supported``.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import torch
 
@@ -25,6 +27,7 @@ def multiplies_bfloat16_fast(device: str) -> bool:
     """
     if device == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    found = torch.cpu.get_capabilities()
+    say = getattr(torch.cpu, "get_capabilities", dict)
+    found: Mapping[str, Any] = say()
     has_kernels = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return bool(has_kernels) and any(bool(found.get(name)) for name in INSTRUCTIONS)

@@ -2,8 +2,7 @@
 
 A package adds a command with an entry point in the group ``ringtune.commands`` (name -> ``module:app``, a
 ``typer.Typer`` or a function). Such a module imports nothing heavy at its top, so that ``ringtune --help``
-stays fast. In a checkout the entry points of ``pyproject.toml`` count too: it may be newer than what was
-installed from it, or not installed at all.
+stays fast.
 
 Exit codes are those of ``ringtune.errors``; 70 is a bug of ours.
 """
@@ -11,16 +10,12 @@ Exit codes are those of ``ringtune.errors``; 70 is a bug of ours.
 from __future__ import annotations
 
 import errno
-import importlib
 import json
 import logging
 import os
 import sys
-import tomllib
 import traceback
 from collections.abc import Iterator, MutableMapping
-from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -28,6 +23,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from ringtune import __version__
+from ringtune.entry_points import load_target, targets_of
 from ringtune.errors import InterruptedRunError, RingTuneError, UsageError
 from ringtune.machine.grace import own_process
 from ringtune.options import RENAMED
@@ -39,12 +35,8 @@ HELP_OPTIONS = ["-h", "--help"]
 
 
 def command_targets() -> dict[str, str]:
-    """Find every command: its name -> ``module:attribute``, sorted by name.
-
-    The entry points of a checkout win over those of what is installed.
-    """
-    found = {entry.name: entry.value for entry in entry_points(group=GROUP)}
-    return dict(sorted((found | _targets_of_checkout()).items()))
+    """Find every command: its name -> ``module:attribute``, sorted by name."""
+    return targets_of(GROUP)
 
 
 def all_commands() -> dict[str, Any]:
@@ -57,22 +49,9 @@ def all_commands() -> dict[str, Any]:
     return found
 
 
-def _targets_of_checkout() -> dict[str, str]:
-    project = Path(__file__).parents[2] / "pyproject.toml"
-    if not project.is_file():
-        return {}
-    with project.open("rb") as file:
-        described = tomllib.load(file).get("project", {})
-    if described.get("name") != "ringtune":
-        return {}
-    groups = described.get("entry-points", {})
-    return {str(name): str(target) for name, target in groups.get(GROUP, {}).items()}
-
-
 def _load(name: str, target: str) -> Any:
-    module_name, _, attribute = target.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
+        found = load_target(target)
     except ModuleNotFoundError as error:
         return _missing(name, str(error.name))
     app = found if isinstance(found, typer.Typer) else typer.Typer(add_completion=False)

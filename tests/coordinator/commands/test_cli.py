@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from coordinator.submit import connection
-from ringtune import cli
+from ringtune import cli, entry_points
 from ringtune.errors import CapacityError, ConnectionFailedError, JobError, UsageError, all_errors
 
 REPOSITORY = Path(__file__).parents[3]
@@ -188,5 +188,5 @@ def test_cli_explains_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_cli_finds_commands_of_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an installed distribution the entry points come from pyproject.toml."""
-    monkeypatch.setattr(cli, "entry_points", lambda group: ())
+    monkeypatch.setattr(entry_points, "entry_points", lambda group: ())
     assert tuple(cli.command_targets()) == COMMANDS

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.commands.evaluate import app, rows_of
+from coordinator.commands.evaluate import app
 from coordinator.drive.requests import Evaluation, RunRequest, invited
 from coordinator.members.registry import Member
 from coordinator.run_folder.saved_run import evaluation_job, read_run
 from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
-from coordinator.submit.evaluation import evaluate_on_ring
+from coordinator.submit.evaluation import evaluate_on_ring, rows_to_evaluate
 from coordinator.submit.outcome import Outcome
 from ringtune.errors import BusyError, DataError, IntegrityError, RingTuneError, UsageError
 from tests.support.fake_agents import CALL_S, FakeCluster, facts, job
@@ -78,13 +78,13 @@ def test_evaluation_rows_are_given_or_those_of_the_job(tmp_path: Path) -> None:
     given, of_job = tmp_path / "given.csv", tmp_path / "job.csv"
     for path in (given, of_job):
         path.write_text("text,label\n", encoding="utf-8")
-    assert rows_of(given, str(of_job), on_ring=False) == rows_of(given, "", on_ring=True) == given
-    assert rows_of(None, str(of_job), on_ring=False) == of_job
-    assert rows_of(None, str(of_job), on_ring=True) is None
+    assert rows_to_evaluate(given, str(of_job), on_ring=False) == rows_to_evaluate(given, "", on_ring=True) == given
+    assert rows_to_evaluate(None, str(of_job), on_ring=False) == of_job
+    assert rows_to_evaluate(None, str(of_job), on_ring=True) is None
     with pytest.raises(UsageError, match=r"no data\.eval; give --data FILE"):
-        rows_of(None, "", on_ring=False)
+        rows_to_evaluate(None, "", on_ring=False)
     with pytest.raises(DataError, match="is not there"):
-        rows_of(None, str(tmp_path / "gone.csv"), on_ring=False)
+        rows_to_evaluate(None, str(tmp_path / "gone.csv"), on_ring=False)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from coordinator.kept_runs.record import RunRecord
 from coordinator.run_folder.checkpoints import find_resume
 from coordinator.run_folder.folder import RunFolder
 from coordinator.run_folder.place import RunPlace, read_place
+from coordinator.screen.progress import JsonProgress
 from coordinator.screen.run_list import run_lines, run_table
 from coordinator.submit.client import Client
 from coordinator.submit.fetching import bring_up_to_date, fetch_run
@@ -130,7 +132,7 @@ def test_log_of_a_run_is_what_its_submitter_would_have_seen(tmp_path: Path, caps
     """Phases, steps and the report, until the run is over."""
     with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
         run_id = start(client)
-        show_events(client, run_id, follow=True, as_json=True)
+        show_events(client, run_id, follow=True, progress=JsonProgress(sys.stdout))
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["event"] for line in lines].count("step") >= 8
         assert lines[-1]["event"] == "report"

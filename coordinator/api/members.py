@@ -1,0 +1,118 @@
+"""``ringtune.connect``: a coordinator, its nodes, and the runs that it keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinator.api.jobs import JobLike
+from coordinator.api.run import Run
+from coordinator.api.table import Table
+from ringtune.trust.speaking import speaker, speaking_as
+
+if TYPE_CHECKING:
+    from coordinator.api.planning import PlannedJob
+    from coordinator.submit.connection import Connection
+
+
+class Coordinator:
+    """A handle to a coordinator; ``connect`` makes one. Each call connects anew, so nothing has to be closed.
+
+    Args:
+        address: ``host:port``.
+        insecure: whether it may be on another machine, without encryption.
+
+    Attributes:
+        address: as given.
+    """
+
+    def __init__(self, address: str, *, insecure: bool = False) -> None:
+        self.address = address
+        self._insecure = insecure
+
+    def __repr__(self) -> str:
+        return f"Coordinator({self.address!r})"
+
+    def train(self, job: JobLike = None, **options: Any) -> Run:
+        """Train a job on the coordinator's nodes; options as of ``ringtune.train``."""
+        from coordinator.api.train import train
+
+        return train(job, coordinator=self.address, insecure=self._insecure, **options)
+
+    def plan(self, job: JobLike = None, **options: Any) -> PlannedJob:
+        """Plan a job for the coordinator's nodes; options as of ``ringtune.plan``."""
+        from coordinator.api.plan import plan
+
+        return plan(job, coordinator=self.address, insecure=self._insecure, **options)
+
+    def nodes(self) -> Table:
+        """List the nodes that have joined: name, state, rows, cores, memory in bytes, address."""
+        from coordinator.screen.node_list import node_lines
+
+        with self._connected() as client:
+            return Table([json.loads(line) for line in node_lines(client.nodes())])
+
+    def runs(self) -> Table:
+        """List the runs that the coordinator keeps, oldest first.
+
+        Raises:
+            RingTuneError: it keeps none, or can't be asked.
+        """
+        from coordinator.screen.run_list import run_lines
+
+        with self._connected() as client:
+            return Table([json.loads(line) for line in run_lines(client.runs())])
+
+    def status(self) -> dict[str, Any]:
+        """Tell what the coordinator does now: the run with phase, step and loss, and every node with its state."""
+        from coordinator.screen.status_text import status_json
+
+        with self._connected() as client:
+            return dict(json.loads(status_json(client.status())))
+
+    def fetch(self, run_id: str = "", out: str | PathLike[str] | None = None, *, replace: bool = False) -> Run:
+        """Write the files of a run that the coordinator keeps into a folder, as ``ringtune fetch`` does.
+
+        Args:
+            run_id: of the run; empty = the only one that is new.
+            out: folder for the run's files; None = one that is named by the id.
+            replace: remove an earlier run's files from the folder.
+
+        Raises:
+            RingTuneError: there is no such run, or the folder can't be used.
+        """
+        from coordinator.submit.fetching import fetch_run, kept_record
+
+        with self._connected() as client:
+            record = kept_record(client, run_id)
+            folder = Path(run_id or record.run_id) if out is None else Path(out)
+            fetch_run(client, record, folder, replace=replace)
+        return Run(folder, insecure=self._insecure)
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        from coordinator.submit.connection import Connection
+
+        with speaking_as(speaker()), Connection(self.address, insecure=self._insecure) as client:
+            yield client
+
+
+def connect(address: str, *, insecure: bool = False) -> Coordinator:
+    """Connect to a coordinator.
+
+    Args:
+        address: ``host:port``, as it was given to ``ringtune coordinator --bind``.
+        insecure: whether it may be on another machine, without encryption; trusted networks only.
+
+    Raises:
+        UsageError: the address is none, or leaves this machine without ``insecure``; or the versions differ.
+        ConnectionFailedError: nobody answers there.
+        TrustError: one side does not take the other's certificate.
+    """
+    made = Coordinator(address, insecure=insecure)
+    with made._connected():
+        return made

@@ -1,0 +1,199 @@
+"""Plan for nodes that are assumed, that were measured before, or that a coordinator has; without training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.planner.alternatives import NO_CHOICES, Choices
+from coordinator.planner.explaining.plan import Explanation
+from coordinator.planner.explaining.plan import explain as explained
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.job_time import JobTime, guessed_time, measured_time
+from coordinator.planner.make_plan import check_inputs, make_plan, planned_as
+from coordinator.planner.planned import Planned
+from coordinator.screen.plan_text import plan_json, plan_text
+from ringtune import __version__
+from ringtune.costs.memory.terms import MemoryEstimate
+from ringtune.costs.profile import Profile
+from ringtune.errors import UsageError
+from ringtune.files.durable import write_durably
+from ringtune.jobs.job import Job
+from ringtune.quantities import parse_bytes
+from ringtune.schedule.plan import Plan
+from ringtune.texts import printable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedJob:
+    """A plan with all that is to be said of it.
+
+    Attributes:
+        plan: who hosts what, and everything that the result depends on.
+        memory: what each node holds at most.
+        profile: of the nodes that it was made for.
+        is_measured: whether they were measured, or equal ones assumed.
+        note: what of it is only an estimate, and what else is to be known; mostly empty.
+        time: predicted or guessed; None where nothing can be said.
+        why: the planner's reasons, if they were asked for.
+    """
+
+    plan: Plan
+    memory: Mapping[str, MemoryEstimate]
+    profile: Profile
+    is_measured: bool
+    note: str = ""
+    time: JobTime | None = None
+    why: Explanation | None = None
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes that the plan reserves on each node, beside the libraries."""
+        return {node: estimate.total_bytes for node, estimate in self.memory.items()}
+
+    def lines(self, *, at_step: int = 0, num_steps: int = 0) -> list[str]:
+        """Write the plan for people.
+
+        Args:
+            at_step: first step of a table of what every node does when.
+            num_steps: steps of that table; 0 = none.
+        """
+        found = plan_text(
+            self.plan,
+            self.memory,
+            at_step=at_step,
+            num_steps=num_steps,
+            measured=self.is_measured,
+            note=self.note,
+            why=self.why,
+            time=self.time,
+            budgets={node.node: node.memory_bytes for node in self.profile.nodes},
+            facts=self.profile.nodes[0],
+        )
+        return [printable(line) for line in found]
+
+    @property
+    def given(self) -> GivenPlan:
+        """The plan as a run is given it."""
+        return GivenPlan(plan=self.plan, version=__version__, model_digest=self.profile.nodes[0].model.digest)
+
+    def text(self) -> str:
+        """Write the plan as one line of JSON, as ``ringtune plan --json`` prints it and ``--save`` writes it."""
+        return plan_json(self.given, self.memory, note=self.note, why=self.why, time=self.time)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``text`` writes, as dictionaries, lists, numbers and strings."""
+        return dict(json.loads(self.text()))
+
+    def save(self, path: str | Path) -> Path:
+        """Write a file that ``train(plan=...)`` and ``ringtune train --plan`` take; return its path.
+
+        Raises:
+            StorageError: it can't be written.
+        """
+        write_durably(Path(path), (self.text() + "\n").encode())
+        return Path(path)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def plan_assumed(job: Job, num_nodes: int, memory: str, *, choices: Choices = NO_CHOICES, why: bool) -> PlannedJob:
+    """Plan for equal nodes that are not there; nothing is started.
+
+    Args:
+        job: to be planned.
+        num_nodes: how many; 0 = as many as the job has owners.
+        memory: budget of each, such as ``512MiB``; empty = they share what is free here.
+        choices: what the planner may choose in place of the job's values.
+        why: whether reasons are wanted.
+
+    Raises:
+        UsageError: nothing was measured to choose by.
+        RingTuneError: it can't be planned.
+    """
+    from coordinator.estimates.facts import estimated_facts
+    from coordinator.estimates.row_counts import estimate_note
+
+    if max(map(len, choices)) > 1:
+        raise UsageError("nothing was measured to choose by; give --profile FILE or --coordinator HOST:PORT")
+    assumed = estimated_facts(job, num_nodes, memory_bytes=parse_bytes(memory) if memory else 0)
+    found = Profile(nodes=tuple(assumed.values()))
+    planned = make_plan(job, assumed, **choices._asdict())
+    return _with_words(job, planned, found, estimate_note(job), is_measured=False, why=why)
+
+
+def plan_measured(job: Job, profile: Path, *, choices: Choices = NO_CHOICES, why: bool) -> PlannedJob:
+    """Plan for the nodes of a profile; arguments as ``plan_assumed``.
+
+    Raises:
+        RingTuneError: the profile can't be used, or it can't be planned.
+    """
+    from coordinator.planner.given_profile import read_profile
+
+    found = read_profile(profile)
+    check_inputs(job, found)
+    planned = make_plan(job, found.by_name, links=found.links, **choices._asdict())
+    return _with_words(job, planned, found, "", is_measured=True, why=why)
+
+
+def plan_there(
+    job: Job,
+    coordinator: str,
+    *,
+    insecure: bool,
+    num_nodes: int,
+    join_s: float,
+    choices: Choices = NO_CHOICES,
+    why: bool,
+) -> PlannedJob:
+    """Plan for the nodes of a coordinator, which measure themselves.
+
+    Args:
+        job: to be planned.
+        coordinator: ``host:port``.
+        insecure: whether it may be on another machine, without encryption.
+        num_nodes: wait until so many have joined; 0 = take those that are there.
+        join_s: how long to wait for them, in seconds.
+        choices: what the planner may choose in place of the job's values.
+        why: whether reasons are wanted.
+
+    Raises:
+        RingTuneError: whatever measuring or planning failed with.
+    """
+    from coordinator.submit.client import Client
+
+    with Client(coordinator, insecure=insecure) as client:
+        made, found, note = client.plan(job, num_nodes=num_nodes, join_s=join_s, choices=choices)
+    planned = planned_as(job, made, found, again=why, **choices._asdict())
+    return _with_words(job, planned, found, note, is_measured=True, why=why)
+
+
+def _with_words(job: Job, planned: Planned, found: Profile, note: str, *, is_measured: bool, why: bool) -> PlannedJob:
+    optimizer, model = job.train.optimizer, found.nodes[0].model
+    time = measured_time(planned, found, optimizer) if is_measured else guessed_time(planned, job, model)
+    reasons = None
+    if why and planned.choice is not None:
+        reasons = explained(
+            planned.choice,
+            relative=not is_measured,
+            plan=planned.plan,
+            profile=planned.profile,
+            optimizer=optimizer,
+            dropout=job.train.dropout,
+            helping=planned.helping,
+            replicas=planned.replicas,
+            phases=planned.phases,
+        )
+    return PlannedJob(
+        plan=planned.plan,
+        memory=planned.memory,
+        profile=found,
+        is_measured=is_measured,
+        note="; ".join(filter(None, (note, planned.note))),
+        time=time,
+        why=reasons,
+    )

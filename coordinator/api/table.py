@@ -1,0 +1,110 @@
+"""A small table: rows that are mappings, columns by name; pandas only for those who have it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, overload
+
+from coordinator.screen.text_table import table_lines
+from ringtune.errors import RingTuneError, UsageError
+
+_MOST_SHOWN: Final = 20
+_HALF: Final = _MOST_SHOWN // 2
+
+
+class Table(Sequence[Mapping[str, Any]]):
+    """Rows in their order.
+
+    ``table["loss"]`` is a column, ``table[0]`` a row, ``table[-10:]`` a table of the last ten rows.
+
+    Args:
+        rows: a mapping each, from names of columns to values.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = tuple(rows)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of all columns that a row has, in the order in which they first come."""
+        return tuple(dict.fromkeys(name for row in self._rows for name in row))
+
+    @overload
+    def __getitem__(self, wanted: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, wanted: slice) -> Table: ...
+    @overload
+    def __getitem__(self, wanted: str) -> list[Any]: ...
+    def __getitem__(self, wanted: int | slice | str) -> Mapping[str, Any] | Table | list[Any]:
+        """Return a row by its place, a column by its name, or the rows of a slice.
+
+        Raises:
+            UsageError: no row has such a column; lists those that there are.
+            IndexError: there is no such row.
+        """
+        if isinstance(wanted, str):
+            if wanted not in self.columns:
+                raise UsageError(f"there is no column {wanted!r}; there are {', '.join(self.columns) or 'no rows'}")
+            return [row.get(wanted) for row in self._rows]
+        return Table(self._rows[wanted]) if isinstance(wanted, slice) else self._rows[wanted]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self._rows)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and self._rows == other._rows
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        if not self._rows:
+            return "(no rows)"
+        titles = self.columns
+        cells = [[_cell(row.get(name)) for name in titles] for row in self._rows]
+        if len(cells) > _MOST_SHOWN:
+            cells = [*cells[:_HALF], ["..."] * len(titles), *cells[-_HALF:]]
+        return "\n".join([*table_lines(titles, cells), f"({len(self._rows)} rows)"])
+
+    def to_pandas(self) -> Any:
+        """Return the rows as a ``pandas.DataFrame``.
+
+        Raises:
+            RingTuneError: pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ModuleNotFoundError as error:
+            raise RingTuneError("to_pandas() needs the package 'pandas'; pip install pandas") from error
+        return pandas.DataFrame([dict(row) for row in self._rows], columns=list(self.columns))
+
+
+class Metrics(Table):
+    """The training steps of a run, a row each, and beside them everything else that it noted.
+
+    Args:
+        rows: of the steps.
+        others: rows of other kinds, such as ``evaluation`` and ``unfreeze``.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(rows)
+        self._others = tuple(others)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of rows beside the steps, sorted."""
+        return tuple(sorted({str(row["kind"]) for row in self._others}))
+
+    def of(self, kind: str) -> Table:
+        """Return the rows of another kind, e.g. ``run.metrics.of("evaluation")``; a run may have none."""
+        return Table([row for row in self._others if row["kind"] == kind])
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,109 @@
+"""``ringtune.what_if``: what a faster board, a slower link or another batch would change; nothing is run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from coordinator.api.folders import RunLike, folder_of
+from coordinator.api.jobs import JobLike, read_job
+from coordinator.api.table import Table
+from coordinator.screen.what_if.what_if_text import comparison_json, comparison_lines, sweep_rows
+from coordinator.what_if.asking import make_question
+from coordinator.what_if.what_if import PredictedPlan, WhatIf
+from ringtune.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What a plan does before and after a change.
+
+    Attributes:
+        before: the plan as it is, with its prediction.
+        after: the plan with the change.
+        cells: a row for each combination of a sweep's values, with ``wall_s`` and what else it does; else no rows.
+    """
+
+    before: PredictedPlan
+    after: PredictedPlan
+    cells: Table
+
+    @property
+    def ratio(self) -> float:
+        """Wall time after over wall time before: 0.5 is half of the time."""
+        return self.after.prediction.wall_s / self.before.prediction.wall_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``ringtune what-if --json`` prints, with the cells."""
+        return {**comparison_json(self.before, self.after), "cells": [dict(row) for row in self.cells]}
+
+    def __str__(self) -> str:
+        lines = comparison_lines(self.before, self.after)
+        return "\n".join([*lines, *([repr(self.cells)] if len(self.cells) else [])])
+
+
+def what_if(
+    plan: RunLike,
+    change: Mapping[str, object] | None = None,
+    *,
+    profile: str | PathLike[str] | None = None,
+    drop: Sequence[str] = (),
+    add: Mapping[str, str] | None = None,
+    replan: JobLike = None,
+    trace: RunLike | None = None,
+    seed: int = 0,
+    sweep: Mapping[str, Sequence[object] | str] | None = None,
+    jobs: int = -1,
+) -> Comparison:
+    """Predict what a change of nodes, links or plan does to wall time, idle shares and memory.
+
+    Example: ``print(ringtune.what_if(run, {"node-1.compute": 0.5, "microbatches": 8}))``.
+
+    Args:
+        plan: a run, its folder, or a ``plan.json`` with ``profile``.
+        change: what changes, key -> value, with the keys of ``ringtune what-if --change``.
+        profile: file of measured times; None = that of the run.
+        drop: nodes that leave.
+        add: nodes that join: name -> the node that each is like; with ``replan``.
+        replan: plan anew for this job.
+        trace: take times from this recorded run, stragglers included, not medians.
+        seed: of draws from recorded times, where the plan is another.
+        sweep: several values: key -> a list of them, or ``FROM:TO:COUNT``; with two keys the grid.
+        jobs: workers of a sweep; -1 = one for each core.
+
+    Raises:
+        RingTuneError: something can't be read, a change makes no sense, or what comes of it does not fit.
+    """
+    if not (change or drop or add or replan or sweep):
+        raise UsageError("nothing changes; give change=, sweep=, drop=, add= or replan=")
+    question, _ = make_question(
+        folder_of(plan),
+        Path(profile) if profile is not None else None,
+        changes=[f"{key}={value}" for key, value in (change or {}).items()],
+        drop=drop,
+        add=tuple((add or {}).items()),
+        job=read_job(replan, {}) if replan is not None else None,
+        trace=folder_of(trace) if trace is not None else None,
+        seed=seed,
+    )
+    before = question.before()
+    cells = _cells(question, before, sweep, jobs) if sweep else Table([])
+    return Comparison(before=before, after=question.after(), cells=cells)
+
+
+def _cells(question: WhatIf, before: PredictedPlan, sweep: Mapping[str, Sequence[object] | str], jobs: int) -> Table:
+    from sim.sweep import check_workers, each_cell, grid, parse_axis
+
+    axes = [
+        parse_axis(f"{key}={values if isinstance(values, str) else ','.join(map(str, values))}")
+        for key, values in sweep.items()
+    ]
+    cells = grid(axes)
+    check_workers(jobs, "loky", "")
+    question.check(cells)
+    with contextlib.closing(each_cell(question, cells, jobs=jobs)) as running:
+        return Table(sweep_rows(axes, before, list(running)))
