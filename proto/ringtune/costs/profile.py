@@ -62,6 +62,9 @@ class ModelFacts:
         pair_projected_token_bytes: of the same, with projections of inputs.
         kinds: of adapters that single users chose in place of the job's own.
         beside_block_bytes: of the matrices of a block beside which any kind stands; 0 where there is one kind.
+        attention_width: of all heads together; 0 = ``hidden_size``.
+        more_kept_values: of a token, that further norms of a block keep for backward besides the usual two.
+        kept_scores: how often a block's attention keeps its scores without dropout.
     """
 
     model_type: str
@@ -98,6 +101,9 @@ class ModelFacts:
     pair_projected_token_bytes: int = 0
     kinds: tuple[KindFacts, ...] = ()
     beside_block_bytes: int = 0
+    attention_width: int = 0
+    more_kept_values: int = 0
+    kept_scores: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""
