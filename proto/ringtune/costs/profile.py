@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtune.costs.kind_facts import KindFacts
+from ringtune.costs.profile_schema import SCHEMA, TOKENS_SCHEMA, schema_of
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import InvalidInputError, PlanError
 from ringtune.files.strict import read_dataclass, read_value
 from ringtune.models.adapters.kept_inputs import KeptInput
 from ringtune.schedule.extent import UserRows
 from ringtune.schedule.frozen_weights import AS_COMPUTED
-
-SCHEMA = 3
-_TOKENS_SCHEMA = 2  # the schema before: activations were counted per micro-batch of the measured shape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,8 +303,8 @@ class NodeFacts:
         Raises:
             PlanError: another schema, a key is missing, unknown or mistyped.
         """
-        schema, fields = _schema_of(value)
-        fields = _per_token(fields) if schema == _TOKENS_SCHEMA else fields
+        schema, fields = schema_of(value)
+        fields = _per_token(fields) if schema == TOKENS_SCHEMA else fields
         return read_dataclass(NodeFacts, fields, where="", error=PlanError)
 
 
@@ -360,25 +358,11 @@ class Profile:
         Raises:
             PlanError: another schema, a key is missing, unknown or mistyped.
         """
-        schema, fields = _schema_of(value)
+        schema, fields = schema_of(value)
         nodes = fields.get("nodes")
-        if schema == _TOKENS_SCHEMA and isinstance(nodes, list):
+        if schema == TOKENS_SCHEMA and isinstance(nodes, list):
             fields["nodes"] = [_per_token(node) if isinstance(node, Mapping) else node for node in nodes]
         return read_dataclass(Profile, fields, where="", error=PlanError)
-
-
-def _schema_of(value: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """The schema of a table and its other fields.
-
-    Raises:
-        PlanError: the schema is none that can be read.
-    """
-    if not isinstance(value, Mapping):
-        raise PlanError("a profile has to be a table; measure anew with 'ringtune measure'")
-    schema = value.get("schema")
-    if schema not in (_TOKENS_SCHEMA, SCHEMA):
-        raise PlanError(f"profile schema {schema!r} is not {SCHEMA}; measure anew with 'ringtune measure'")
-    return schema, {key: item for key, item in value.items() if key != "schema"}
 
 
 def _per_token(node: Mapping[str, Any]) -> dict[str, Any]:
