@@ -9,6 +9,8 @@ from pathlib import Path
 from ringtune.jobs.described import KeyFacts, SectionFacts, describe_job
 from ringtune.models.adapters.adapter_config import known_configurations, other_names, refused_configurations
 from ringtune.models.adapters.adapter_options import option_rules
+from ringtune.models.families import FAMILIES
+from ringtune.models.plugged import METHODS
 
 PAGE = Path(__file__).parent / "job.md"
 EXAMPLES = {
@@ -176,6 +178,16 @@ Adapters of several kinds add up to a `linear` beside all matrices that any of t
 on that machine. Of users who trained alone no forward saw the sum, and it is worse than
 theirs (ColA, section 4.3), so there both commands ask for a name.
 """
+_PLUGGED = """\
+### Models that are plugged in
+
+AdapterHub has no class for models with the `model_type` {families}. Their adapters are put in by its plug-in interface,
+which takes configurations of the kinds {kinds}, and `full`, `linear` and `mlp` as everywhere. `mtl_lora` and what
+stands outside the blocks are refused by name. A bottleneck reads what attention or feed-forward part gives plus the
+residual, as in Llama, and never passes a norm of the block: Gemma's norms behind both parts come after it. The folder
+of the result has `adapter_interface.json` besides; README.md has the lines that load it. These models have the tasks
+`sequence-classification` (by one matrix without bias, the architecture's own head) and `causal-lm`.
+"""
 _FULL = """\
 ### Without an adapter
 
@@ -232,7 +244,16 @@ def example(key: KeyFacts) -> str:
 
 def page() -> str:
     """The whole page."""
-    adapters = [_ADAPTERS, _configurations(), *map(_options, _kinds()), _refused(), _AUXILIARY, _USERS, _FULL]
+    adapters = [
+        _ADAPTERS,
+        _configurations(),
+        *map(_options, _kinds()),
+        _refused(),
+        _plugged(),
+        _AUXILIARY,
+        _USERS,
+        _FULL,
+    ]
     return "\n".join([_BEGIN, *map(_section, describe_job()), *adapters])
 
 
@@ -271,6 +292,13 @@ def _configurations() -> str:
 def _options(kind: str) -> str:
     rows = [(_code(name), words) for name, words in option_rules(kind).items()]
     return f"### Options of the kind {kind}\n\n{_table(('option', 'has to be'), rows)}"
+
+
+def _plugged() -> str:
+    """Say which adapters the families have that are plugged in."""
+    names = [f"`{name}`" for name, family in FAMILIES.items() if family.plugged]
+    kinds = ", ".join(_code(kind) for kind in METHODS)
+    return _PLUGGED.format(families=", ".join(names), kinds=kinds)
 
 
 def _refused() -> str:

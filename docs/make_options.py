@@ -20,9 +20,10 @@ it is. Every command has `-h`, `--help` and `--json`. `ringtune --install-comple
 
 - `--coordinator` is the address of a coordinator. Without it `{options.COORDINATOR_VARIABLE}` of the environment
   counts. Without both a command that can't do without one asks `{options.DEFAULT_COORDINATOR}`, where
-  `ringtune coordinator` listens by itself. `--local N`, and for `plan` also `--assume N`, `--memory SIZE` and
-  `--profile FILE`, say that none is asked: then the environment does not count; `--coordinator ""` says so too. An
-  address beyond this machine needs a certificate, or `--insecure` on the command line: no variable stands for that.
+  `ringtune coordinator` listens by itself; if none listens there, `ringtune node` looks for one on the local network.
+  `--local N`, and for `plan` also `--assume N`, `--memory SIZE` and `--profile FILE`, say that none is asked: then the
+  environment does not count; `--coordinator ""` says so too. An address beyond this machine needs a certificate, or
+  `--insecure` on the command line: no variable stands for that.
 - `--trust` is a folder of keys and certificates. `{places.VARIABLE}` of the environment names that of the user's, for
   commands that talk to a coordinator.
 - `--out DIR` is a folder that is written, `--save FILE` a file.

@@ -19,7 +19,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def node(
-    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    coordinator: options.Coordinator = "",
     name: Annotated[
         str, typer.Option(help="Name of this node: small letters, digits, '.', '-', '_'. Default: the host's name.")
     ] = "",
@@ -92,12 +92,15 @@ def node(
 ) -> None:
     """Start an agent: it joins the coordinator, hosts a slice of the model, and stays for run after run.
 
+    Without --coordinator it takes the one on this machine, or looks for one on the network and joins that of its token.
+
     Stop it with Ctrl-C or SIGTERM; it then leaves in order.
     """
     from edge.agent.figures import require_metrics
     from edge.agent.process import run_agent
     from edge.agent_options import AgentOptions, default_cache, default_name, default_state, parse_share
     from edge.joining.choose_trust import choose_trust
+    from edge.joining.looking import find_coordinator
     from edge.machine.libraries import require_libraries
     from edge.start_checks import check_start
     from ringtune.ids import check_node_name
@@ -109,6 +112,9 @@ def node(
         require_metrics()
     name = check_node_name(name or default_name())
     state = state or default_state(name)
+    token = None
+    if not coordinator:
+        coordinator, token = find_coordinator(name, trust, token_file, state=state, insecure=insecure)
     used = choose_trust(
         name,
         trust,
@@ -118,6 +124,7 @@ def node(
         insecure=insecure,
         is_local=watch_parent,
         join_s=join_s,
+        token=token,
     )
     given = AgentOptions(
         coordinator=coordinator,

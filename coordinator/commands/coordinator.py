@@ -63,6 +63,13 @@ def coordinator(
     ] = 24.0,
     web: options.Web = "",
     web_token: options.WebToken = None,
+    announce: Annotated[
+        bool,
+        typer.Option("--announce", help="Announce it on the local network though it listens for this machine only."),
+    ] = False,
+    no_announce: Annotated[
+        bool, typer.Option("--no-announce", help="Don't announce it on the local network, though others can reach it.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Listen for nodes and jobs until stopped with Ctrl-C, SIGTERM or SIGHUP; a run is saved before.
@@ -72,21 +79,25 @@ def coordinator(
     """
     if context.invoked_subcommand is not None:
         return
-    from coordinator.commands.own_trust import keeper_of
+    from coordinator.commands.own_trust import authority_of, keeper_of
     from coordinator.kept_runs.kept_runs import KeptRuns, default_folder
     from coordinator.screen.join_hints import reachable_address
     from coordinator.screen.output import make_progress
+    from coordinator.server.announcing import announcing
     from coordinator.server.coordinator import Coordinator
     from coordinator.server.ending import Ending
     from coordinator.server.server import CoordinatorServer
     from coordinator.web.at_coordinator import watch
     from coordinator.web.server import PageServer, require_web
     from ringtune import failpoints
-    from ringtune.errors import InterruptedRunError
+    from ringtune.errors import InterruptedRunError, UsageError
     from ringtune.quantities import parse_bytes
     from ringtune.rpc.addresses import own_host
 
     failpoints.name_process("coordinator")
+    if announce and no_announce:
+        raise UsageError("--announce and --no-announce exclude each other; give one of them, or none")
+    asked = announce or (False if no_announce else None)
     keep_bytes = parse_bytes(keep_size)
     if web:
         require_web()
@@ -121,6 +132,9 @@ def coordinator(
         server.coordinator.say = progress.note
         for line in first_lines:
             progress.note(line)
+        after.enter_context(
+            announcing(server.address, asked=asked, authority_sha256=authority_of(keeper), say=progress.note)
+        )
         while not ending.wait():
             server.coordinator.say_who_is_lost()
             if keeper is not None:

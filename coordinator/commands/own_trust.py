@@ -34,3 +34,12 @@ def keeper_of(trust: Path | None, *, insecure: bool) -> Keeper | None:
     keeper = Keeper(folder)
     speak_as(keeper.speaker)
     return keeper
+
+
+def authority_of(keeper: Keeper | None) -> str:
+    """Return the SHA-256 of the coordinator's authority, hex; empty in plain text."""
+    if keeper is None:
+        return ""
+    from ringtune.trust.certificates import fingerprint
+
+    return fingerprint(keeper.speaker.identity.authority_pem)

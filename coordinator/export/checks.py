@@ -102,7 +102,7 @@ def check_head(run: SavedRun, config: Mapping[str, Any]) -> None:
     if run.job.model.task not in CLASS_TASKS:
         return
     described = config.get("config")
-    ids = described.get("label2id") if isinstance(described, dict) else None
+    ids = (described if isinstance(described, dict) else config).get("label2id")
     labels = run.plan.course.labels
     if ids != {label: index for index, label in enumerate(labels)}:
         raise IntegrityError(f"head_config.json has the classes {ids}, the run had {labels}; it mixes runs")

@@ -21,7 +21,7 @@ from ringtune.errors import IntegrityError, StorageError, UsageError
 from ringtune.files.durable import rename_durably, write_pieces_durably
 from ringtune.files.pieces import FilePieces, Pieces
 from ringtune.models.adapters.adapter_config import FULL, trains_own_weights
-from ringtune.models.result_files import BLOCKS_FILE
+from ringtune.models.result_files import BLOCKS_FILE, INTERFACE_FILE
 
 _CARD = "README.md"
 _PART = ".part"
@@ -138,7 +138,7 @@ def _checked(run: SavedRun, contents: Mapping[str, Pieces], card: str, *, is_mod
 
 def _adapter_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces], str]:
     """Check the adapter, and return the content of its files by name, and of its card."""
-    names = run.result.files
+    names = (*run.result.files, *(name for name in run.result.more if (run.saved / name).is_file()))
     configs = {name: read_json(run.saved / name) for name in names if name.endswith(".json")}
     adapter = configs[names[0]]
     check_adapter(run, adapter, where=names[0])
@@ -147,6 +147,8 @@ def _adapter_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces]
     base_model = checked_id(base_model or str(adapter.get("model_name", "")))
     contents: dict[str, Pieces] = {name: FilePieces(run.saved / name) for name in names}
     for name, config in configs.items():
+        if name == INTERFACE_FILE:
+            continue
         contents[name] = _json({**config, "model_name": base_model})
     digests = {name: content.sha256() for name, content in contents.items()}
     return contents, adapter_card(run, base_model=base_model, adapter=adapter, digests=digests)

@@ -14,7 +14,8 @@ from typing import Any
 
 from coordinator.run_folder.saved_run import SavedRun
 from ringtune.models.adapters.adapter_config import auxiliary_of, library_config
-from ringtune.models.result_files import has_trained_head
+from ringtune.models.plugged import WRITTEN_OUT
+from ringtune.models.result_files import INTERFACE_FILE, has_trained_head
 from ringtune.quantities import format_seconds
 
 _LOADING = """```python
@@ -33,6 +34,21 @@ model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
 ```
 
 The head is the base model's own: it did not train, so it is not in this folder."""
+_LOADING_PLUGGED = """```python
+import json
+
+import adapters
+from transformers import {loader}
+
+with open("PATH_OF_THIS_FOLDER/adapter_interface.json") as file:
+    interface = adapters.AdapterModelInterface(**json.load(file)["interface"])
+model = {loader}.from_pretrained({base}{choices})
+adapters.init(model, interface=interface)
+model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
+```
+
+AdapterHub has no class for this model: the plug-in interface that this folder describes puts its adapters in.{what}"""
+_OWN_HEAD = " The head is the base model's own: it did not train, so it is not in this folder."
 
 _LOADING_AUXILIARY = """```python
 from adapters import AutoAdapterModel
@@ -84,15 +100,28 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
     if auxiliary_of(run.job.adapter.config):
         loading = _LOADING_AUXILIARY if has_head else _LOADING_AUXILIARY_WITH_OWN_HEAD
         library = "ringtune"
+    choices, loader = "", "AutoModelForCausalLM"
+    if INTERFACE_FILE in digests:
+        loading, what = _LOADING_PLUGGED, "" if has_head else _OWN_HEAD
+        loader = "AutoModelForSequenceClassification" if has_head else loader
+        choices = _choices(run, str(adapter.get("model_type", "")))
     return _card(
         run,
         digests,
         front=_front_matter(base_model, library, str(adapter.get("model_type", ""))),
         title=f"# Adapter for {base_model}",
         what=f"adapter configuration `{run.job.adapter.config}`",
-        loading=loading.format(base=json.dumps(base_model), what=what),
+        loading=loading.format(base=json.dumps(base_model), what=what, loader=loader, choices=choices),
         library=("library", adapter.get("version", "") if library == "adapters" else ""),
     )
+
+
+def _choices(run: SavedRun, model_type: str) -> str:
+    """Write the further arguments with which a model that is plugged in has to be loaded."""
+    labels = run.plan.course.labels
+    found = [f"num_labels={len(labels)}"] if labels else []
+    found += ['attn_implementation="eager"'] if model_type in WRITTEN_OUT else []
+    return "".join(f", {choice}" for choice in found)
 
 
 def whole_model_card(

@@ -28,6 +28,7 @@ from ringtune.models.result_files import (
     DESCRIPTIONS,
     HEAD_CONFIG_FILE,
     HEAD_FILE,
+    INTERFACE_FILE,
     USERS_FOLDER,
     block_of,
     of_user,
@@ -52,7 +53,7 @@ _TWICE: Final = "ln_before"
 """An option with which a tensor is saved under two names."""
 _WITH_BASES: Final = "reft"
 """Adapters beside which two square matrices are saved that do not train."""
-_CONFIGS: Final = (*DESCRIPTIONS, HEAD_CONFIG_FILE, CONFIG_FILE)
+_CONFIGS: Final = (*DESCRIPTIONS, HEAD_CONFIG_FILE, INTERFACE_FILE, CONFIG_FILE)
 
 
 class First(NamedTuple):

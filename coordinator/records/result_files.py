@@ -117,9 +117,9 @@ def result_folder(
     Raises:
         IntegrityError: a file is missing, broken, or not the same everywhere.
     """
-    if not result.is_model:
-        return adapter_folder(files, result.files)
     sent = {name for own in files.values() for name in own}
+    if not result.is_model:
+        return adapter_folder(files, [*result.files, *(name for name in result.more if name in sent)])
     names = [name for name in (*result.files, *result.more) if name != WEIGHTS_FILE]
     folder = adapter_folder(files, [name for name in names if name in result.files or name in sent])
     parts = {node: own[WEIGHTS_FILE] for node, own in files.items() if WEIGHTS_FILE in own}
@@ -149,7 +149,7 @@ def users_folders(files: Mapping[str, Mapping[str, Pieces]], results: Mapping[st
     of_kind: dict[tuple[str, bytes], set[str]] = {}
     kinds: dict[str, tuple[str, bytes]] = {}
     for user, result in results.items():
-        for name in result.files:
+        for name in (*result.files, *(more for more in result.more if more in sent)):
             path = of_user(user, name)
             if name == ADAPTER_FILE:
                 own[path] = tensors_of({node: given[path] for node, given in files.items() if path in given})

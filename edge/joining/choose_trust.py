@@ -29,6 +29,7 @@ def choose_trust(
     insecure: bool,
     is_local: bool = False,
     join_s: float = 0.0,
+    token: Token | None = None,
 ) -> Path | None:
     """Speak as this node from now on; in plain text if it has no identity and no token.
 
@@ -43,6 +44,7 @@ def choose_trust(
         insecure: whether the user wants plain text.
         join_s: how long to try to reach the coordinator with a token, seconds.
         is_local: the node is of a local run, which is plain unless it has a token.
+        token: that of ``token_file``, if it was read already; standard input can be read once.
 
     Returns:
         The folder of the identity; None = plain text.
@@ -59,21 +61,21 @@ def choose_trust(
         speak_as(None)
         return None
     if token_file is not None and not (folder / IDENTITY).is_file():
-        join_as(node_party(name), token_file, folder, coordinator, join_s)
-    _require_name(speak_from(folder).identity.party, node_party(name), folder)
+        join_as(node_party(name), token_file, folder, coordinator, join_s, token=token)
+    require_name(speak_from(folder).identity.party, node_party(name), folder)
     return folder
 
 
-def join_as(party: Party, token_file: Path, folder: Path, coordinator: str, join_s: float) -> None:
+def join_as(
+    party: Party, token_file: Path, folder: Path, coordinator: str, join_s: float, *, token: Token | None = None
+) -> None:
     """Get a certificate for a token that is for this party; a coordinator that is not there yet is waited for.
 
     Raises:
         TrustError: the token can't be used, or is for somebody else.
         ConnectionFailedError: nobody answers at the coordinator's host.
     """
-    token = read_token(token_file)
-    if token.party != party:
-        raise TokenError(f"the join token in {token_file} is for {token.party}, not for {party}; ask for another one")
+    token = token or token_for(party, token_file)
     from ringtune.rpc.joining import join
 
     deadline_s = time.monotonic() + join_s
@@ -86,6 +88,19 @@ def join_as(party: Party, token_file: Path, folder: Path, coordinator: str, join
                 raise
             _LOG.info("%s can't join yet: %s", party, error)
         time.sleep(_RETRY_S)
+
+
+def token_for(party: Party, token_file: Path) -> Token:
+    """Read the token of a file, which has to be for this party.
+
+    Raises:
+        TokenError: it is damaged, or for somebody else.
+        UsageError: the file can't be read.
+    """
+    token = read_token(token_file)
+    if token.party != party:
+        raise TokenError(f"the join token in {token_file} is for {token.party}, not for {party}; ask for another one")
+    return token
 
 
 def read_token(file: Path) -> Token:
@@ -104,7 +119,12 @@ def read_token(file: Path) -> Token:
         raise UsageError(f"can't read --token-file {file}: {error.strerror}; correct the path") from error
 
 
-def _require_name(found: Party, wanted: Party, folder: Path) -> None:
+def require_name(found: Party, wanted: Party, folder: Path) -> None:
+    """Refuse the certificate of somebody else, and speak as nobody then.
+
+    Raises:
+        TrustError: names both.
+    """
     if found != wanted:
         speak_as(None)
         raise TrustError(f"the certificate in {folder} is of {found}, not of {wanted}; correct --name or --trust")

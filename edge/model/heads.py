@@ -146,6 +146,7 @@ class CausalLanguageModel(_OneOutput):
 
         with without_weights():
             head = CausalLMHead(model, HEAD, layers=1, activation_function=None, layer_norm=False, bias=False)
+        head.logit_cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
         model.add_prediction_head(head)
         return _head(model)
 
@@ -181,13 +182,18 @@ class CausalLanguageModel(_OneOutput):
         return int((batch.labels[:, 1:] != IGNORED).sum())
 
     def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
-        """Compute the loss from all tokens' logits at once if these are few, else a chunk at a time."""
+        """Compute the loss from all tokens' logits at once if these are few, else a chunk at a time.
+
+        Logits with a cap always come in chunks, of half the size, as each has a second number beside it.
+        """
         table_VD = head.get_output_embeddings().weight  # V vocabulary
         vocabulary, item_bytes = table_VD.shape[0], last_BTD.element_size()
-        if logits_fit(last_BTD.shape[:2].numel(), vocabulary, item_bytes):
+        cap = getattr(head, "logit_cap", 0.0)
+        if not cap and logits_fit(last_BTD.shape[:2].numel(), vocabulary, item_bytes):
             return super().run(head, last_BTD, batch, more)
-        chunk = max(1, MOST_LOGIT_BYTES // (vocabulary * item_bytes))
-        found = token_loss(last_BTD.flatten(0, 1), table_VD, _next_tokens(batch), chunk=chunk, ignored=IGNORED)
+        chunk = max(1, MOST_LOGIT_BYTES // (vocabulary * item_bytes) // (2 if cap else 1))
+        labels_N, hidden_ND = _next_tokens(batch), last_BTD.flatten(0, 1)
+        found = token_loss(hidden_ND, table_VD, labels_N, chunk=chunk, ignored=IGNORED, cap=cap)
         return self._counts(found.loss_sum, found.num_correct, batch)
 
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:

@@ -2,10 +2,12 @@
 
 Source: the modules of transformers 4.57 and adapters 1.3.0. In the Llama family the library's ``intermediate_lora``
 wraps the matrix ``down``, and its ``output_lora`` the matrix ``up``; here a module is called after what it computes.
+Where adapters are plugged in, the two are as their names say.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -31,6 +33,12 @@ class BlockLayout:
         feed_forward_adapter: bottleneck behind the feed-forward part; it adds the residual.
         norm_first: whether norms come before attention and feed-forward part, not behind them.
         inputs_first: matrices that are stored with a row for each input, not for each output.
+        swaps_lora: the library calls ``down`` the intermediate matrix and ``up`` the output.
+        adds_residual: the block itself adds the residual behind a bottleneck, which is plugged in.
+        query_norm: of each head's queries, before they are turned; empty without one.
+        key_norm: the same of keys.
+        attention_last_norm: of what the attention adds, behind its bottleneck; empty without one.
+        feed_forward_last_norm: the same of the feed-forward part.
     """
 
     attention: str
@@ -48,6 +56,12 @@ class BlockLayout:
     feed_forward_adapter: str
     norm_first: bool
     inputs_first: bool = False
+    swaps_lora: bool = False
+    adds_residual: bool = False
+    query_norm: str = ""
+    key_norm: str = ""
+    attention_last_norm: str = ""
+    feed_forward_last_norm: str = ""
 
     @property
     def is_merged(self) -> bool:
@@ -57,12 +71,12 @@ class BlockLayout:
     @property
     def lora_intermediate(self) -> str:
         """The matrix that the library calls ``intermediate_lora``; in the Llama family it is ``down``."""
-        return self.down if self.gate else self.up
+        return self.down if self.swaps_lora else self.up
 
     @property
     def lora_output(self) -> str:
         """The matrix that the library calls ``output_lora``; in the Llama family it is ``up``."""
-        return self.up if self.gate else self.down
+        return self.up if self.swaps_lora else self.down
 
 
 _BERT: Final = BlockLayout(
@@ -126,7 +140,17 @@ _LLAMA: Final = BlockLayout(
     attention_adapter="attention_adapters",
     feed_forward_adapter="output_adapters",
     norm_first=True,
+    swaps_lora=True,
 )
+_PLUGGED: Final = dataclasses.replace(_LLAMA, swaps_lora=False, adds_residual=True)
+_QWEN3: Final = dataclasses.replace(_PLUGGED, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")
+_GEMMA2: Final = dataclasses.replace(
+    _PLUGGED,
+    attention_last_norm="post_attention_layernorm",
+    feed_forward_norm="pre_feedforward_layernorm",
+    feed_forward_last_norm="post_feedforward_layernorm",
+)
+_GEMMA3: Final = dataclasses.replace(_GEMMA2, query_norm=_QWEN3.query_norm, key_norm=_QWEN3.key_norm)
 _VIT: Final = BlockLayout(
     attention="attention.attention",
     query="attention.attention.query",
@@ -152,5 +176,11 @@ LAYOUTS: Final[Mapping[str, BlockLayout]] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "vit": _VIT,
+    "qwen2": _PLUGGED,
+    "qwen3": _QWEN3,
+    "gemma": _PLUGGED,
+    "gemma2": _GEMMA2,
+    "gemma3_text": _GEMMA3,
+    "smollm3": _PLUGGED,
 }
 """``model_type`` -> layout of its blocks."""

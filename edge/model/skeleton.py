@@ -29,6 +29,7 @@ from torch import nn
 from edge.model.auxiliary.build import add_auxiliary
 from edge.model.dropout import set_dropout
 from edge.model.families import FamilyForward, family_of
+from edge.model.families.plugged import plugged_model
 from edge.model.layouts import LAYOUTS
 from ringtune.errors import JobError, ModelError
 from ringtune.jobs.job import Job
@@ -46,7 +47,8 @@ class Skeleton(NamedTuple):
     """A model with adapters and head, but without base weights.
 
     Attributes:
-        model: an ``AutoAdapterModel``; adapters and head are real float32 tensors, frozen weights stride-0 zeros.
+        model: an ``AutoAdapterModel``, or what takes its place (``edge.model.families.plugged``); adapters and head are
+            real float32 tensors, frozen weights stride-0 zeros.
         family: how to run it.
         layout: where its blocks and an owner's parts are.
         own_weights: names inside a block of its own weights that train; empty with an adapter.
@@ -89,7 +91,6 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
         ModelError: no such folder, or a family that is not supported.
         JobError: the library refuses the adapter configuration, or it has parts outside the blocks.
     """
-    from adapters import AutoAdapterModel
     from transformers import AutoConfig
     from transformers.modeling_utils import no_init_weights
 
@@ -98,7 +99,7 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
     config.name_or_path = folder.resolve().name  # ends up in adapter_config.json: no local path
     set_dropout(config, job.train.dropout)
     with without_weights(), no_init_weights():  # draws no values for what is dropped: half the time
-        model = AutoAdapterModel.from_config(config)
+        model = _model(config, layout)
     _fill_with_zeros(model)
     full = job.method.full_parameters
     skeleton = Skeleton(model=model, family=family_of(layout.model_type), layout=layout, full_parameters=full)
@@ -113,6 +114,14 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
         skeleton.model.eval()
     add_auxiliary(skeleton.blocks, LAYOUTS[layout.model_type], auxiliary, name=ADAPTER)
     return skeleton._replace(auxiliary=auxiliary, has_library=bool(library), seed=job.train.seed)
+
+
+def _model(config: Any, layout: Family) -> Any:
+    if layout.plugged:
+        return plugged_model(config, layout)
+    from adapters import AutoAdapterModel
+
+    return AutoAdapterModel.from_config(config)
 
 
 def _training_own_weights(skeleton: Skeleton) -> Skeleton:

@@ -20,6 +20,7 @@ from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support import reference
+from tests.support.stock_plugged import SCORES_CAPPED, with_room
 from tests.support.tiny_families import DECODERS, MODEL_TYPES
 from tests.support.torch_ring import (
     Case,
@@ -165,6 +166,8 @@ def loaded_plainly(case: Case, folder: Path) -> Any:
 
     if (folder / "adapter.json").exists():
         return loaded_auxiliary(case, folder)
+    if (folder / "adapter_interface.json").exists():
+        return loaded_with_interface(case, folder)
     if case.task == "causal-lm":
         assert sorted(path.name for path in folder.iterdir()) == ["adapter.safetensors", "adapter_config.json"]
         plain = AutoModelForCausalLM.from_pretrained(str(case.folder / "model"))
@@ -175,6 +178,25 @@ def loaded_plainly(case: Case, folder: Path) -> Any:
     plain.load_adapter(str(folder), use_safetensors=True, set_active=True)
     assert plain.active_head == "ringtune"
     return plain
+
+
+def loaded_with_interface(case: Case, folder: Path) -> Any:
+    """The pretrained model of a family that is plugged in with the result of a run, by the documented lines."""
+    import adapters
+    import transformers
+    from adapters import AdapterModelInterface
+
+    interface = AdapterModelInterface(**json.loads((folder / "adapter_interface.json").read_text())["interface"])
+    name, base = "AutoModelForCausalLM", str(case.folder / "model")
+    choice: dict[str, Any] = {}
+    if case.labels:
+        name, choice = "AutoModelForSequenceClassification", {"num_labels": len(case.labels)}
+    if json.loads((case.folder / "model" / "config.json").read_text())["model_type"] in SCORES_CAPPED:
+        choice["attn_implementation"] = "eager"
+    plain = getattr(transformers, name).from_pretrained(base, **choice)
+    adapters.init(plain, interface=interface)
+    plain.load_adapter(str(folder), use_safetensors=True, set_active=True)
+    return with_room(plain)
 
 
 def loaded_auxiliary(case: Case, folder: Path) -> Any:

@@ -17,7 +17,7 @@ from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.turns.turns import Item
 from tests.support.operation_masks import SPLITS, Masks, collected, mixed_table, one_process, run
 from tests.support.stale_reference import StaleProcess
-from tests.support.tiny_families import MODEL_TYPES
+from tests.support.tiny_families import MODEL_TYPES, PLUGGED
 from tests.support.torch_ring import Case, distance, make_carrier, write_family_inputs
 
 LORA = "lora[r=4, attn_matrices=['q','k','v'], intermediate_lora=True, output_lora=True, init_weights='bert']"
@@ -30,6 +30,7 @@ MIXED = [
     for turn, split in enumerate(SPLITS)
     if at == 0 or (at + shift) % len(SPLITS) == turn
 ]
+GROUPED = ("llama", "mistral", *PLUGGED)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def case_of(folder: Path, *, subnets: int, adapter: str = "seq_bn", **changes: A
 def family_case(inputs: Any, model_type: str, adapter: str) -> Case:
     """As many subnets as key/value heads."""
     task = "image-classification" if model_type == "vit" else "sequence-classification"
-    subnets = 2 if model_type in ("llama", "mistral") else 4
+    subnets = 2 if model_type in GROUPED else 4
     return case_of(inputs(model_type), subnets=subnets, adapter=ADAPTERS[adapter], task=task)
 
 

@@ -22,8 +22,10 @@ from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
 from tests.support import reference
+from tests.support.tiny_families import PLUGGED
 
 TOP = {"gpt2": ("ln_f.",), "llama": ("norm.",), "mistral": ("norm.",), "vit": ("layernorm.",)}
+TOP |= dict.fromkeys(PLUGGED, ("norm.",))
 """How the tensors of the base model that follow the last block begin."""
 
 Tensors = dict[str, torch.nn.Parameter]
@@ -42,7 +44,8 @@ def units_of(model: Any) -> list[Tensors]:
             seen.add(id(value))
     for name, value in model.heads[model.active_head].named_parameters():
         if id(value) not in seen:
-            head["lm_head.weight" if model.active_head == "default" else f"heads.{reference.NAME}.{name}"] = value
+            prefix = getattr(model, "head_prefix", f"heads.{reference.NAME}.")
+            head["lm_head.weight" if model.active_head == "default" else f"{prefix}{name}"] = value
     named = [
         {f"{path}.{name}": value for name, value in block.items()}
         for path, block in zip(_block_paths(model), blocks, strict=True)

@@ -25,6 +25,7 @@ from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support.reference import adapter_of, inputs_of, targets_of, whole_model
+from tests.support.tiny_families import PLUGGED
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier
 
 Slices = tuple[tuple[str, int, int], ...]
@@ -43,6 +44,7 @@ WAYS_OUT = {
     "llama": ("self_attn.o_proj", "mlp.down_proj"),
     "mistral": ("self_attn.o_proj", "mlp.down_proj"),
     "vit": ("attention.output.dense", "output.dense"),
+    **dict.fromkeys(PLUGGED, ("self_attn.o_proj", "mlp.down_proj")),
 }
 
 
@@ -54,7 +56,8 @@ class Masks:
         for index, block in model.iter_layers():
             block.register_forward_hook(functools.partial(self._block, index), with_kwargs=True)
             for name in WAYS_OUT[model.config.model_type] if subnets > 1 else ():
-                block.get_submodule(name).register_forward_hook(functools.partial(self._way_out, index))
+                hook = functools.partial(self._way_out, index)
+                block.get_submodule(name).register_forward_hook(hook, prepend=True)  # before a bottleneck plugged in
 
     def _block(self, index: int, block: Any, args: Any, kwargs: Any, output: Any) -> Any:
         hidden = args[0] if args else kwargs["hidden_states"]
@@ -113,7 +116,9 @@ def one_process(case: Case) -> dict[str, torch.Tensor]:
             group["lr"] = learning_rate(case.job.train, item.step, case.num_steps)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    heads = {name: value for name, value in model.state_dict().items() if name.startswith("heads.ringtune.")}
+    heads = {
+        name: value for name, value in model.state_dict().items() if name.startswith(("heads.ringtune.", "score."))
+    }
     return adapter_of(model) | heads
 
 

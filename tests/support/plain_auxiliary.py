@@ -14,6 +14,7 @@ from torch import nn
 
 from ringtune.jobs.job import Job
 from ringtune.models.adapters.adapter_config import parse_adapter_config
+from tests.support.tiny_families import PLUGGED
 
 # letter or option -> where the matrix is, in the names of each family
 MATRICES: dict[str, dict[str, str]] = {
@@ -21,8 +22,10 @@ MATRICES: dict[str, dict[str, str]] = {
     "distilbert": {"q": "q_lin", "k": "k_lin", "v": "v_lin", "intermediate": "ffn.lin1", "output": "ffn.lin2"},
     "gpt2": {"qkv": "attn.c_attn", "intermediate": "mlp.c_fc", "output": "mlp.c_proj"},
     "llama": {"q": "q_proj", "k": "k_proj", "v": "v_proj", "intermediate": "mlp.down_proj", "output": "mlp.up_proj"},
+    "qwen2": {"q": "q_proj", "k": "k_proj", "v": "v_proj", "intermediate": "mlp.up_proj", "output": "mlp.down_proj"},
 }
 ALIKE = dict.fromkeys(("roberta", "xlm-roberta", "electra", "vit"), "bert") | {"mistral": "llama"}
+ALIKE |= dict.fromkeys(PLUGGED, "qwen2")
 WORDS = {"q": "query", "k": "key", "v": "value"}
 
 

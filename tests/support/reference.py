@@ -22,6 +22,8 @@ from ringtune.jobs.parts.learning_rate import learning_rate
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import Item, StartPoint, StepKind, Turn, items, turn_sequence
 from tests.support.plain_auxiliary import add_plain_auxiliary, is_auxiliary, others_of
+from tests.support.stock_plugged import add_heads, is_plugged, stock_model
+from tests.support.tiny_families import DECODERS
 
 NAME = "ringtune"
 
@@ -49,7 +51,8 @@ class Trained:
         if self.model.active_head == "default":
             return {}
         head = self.model.heads[self.model.active_head]
-        return {f"heads.{NAME}.{name}": value.detach() for name, value in head.named_parameters()}
+        prefix = getattr(self.model, "head_prefix", f"heads.{NAME}.")
+        return {f"{prefix}{name}": value.detach() for name, value in head.named_parameters()}
 
 
 def adapter_of(model: Any) -> dict[str, torch.Tensor]:
@@ -81,15 +84,21 @@ def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | No
     for key in [key for key, value in config.to_dict().items() if isinstance(value, float) and _is_dropout(key)]:
         setattr(config, key, job.train.dropout)
     choice = {} if attention is None else {"attn_implementation": attention}
-    model = AutoAdapterModel.from_pretrained(str(model_folder), config=config, **choice)
+    plugged, labels = is_plugged(config.model_type), tuple(plan.course.labels)
+    if plugged:
+        model = stock_model(model_folder, job.model.task, labels, config=config, attention=attention)
+    else:
+        model = AutoAdapterModel.from_pretrained(str(model_folder), config=config, **choice)
     torch.manual_seed(job.train.seed)
     own_kind, library = is_auxiliary(job.adapter.config), others_of(job.adapter.config)
     if library and library != "full":
         model.add_adapter(NAME, config=AdapterConfig.load(library).replace(dropout=job.train.dropout))
     if own_kind:
         add_plain_auxiliary(model, job, NAME)
-    classes = {"num_labels": len(plan.course.labels), "id2label": dict(enumerate(plan.course.labels))}
-    if job.model.task == "sequence-classification":
+    classes = {"num_labels": len(labels), "id2label": dict(enumerate(labels))}
+    if plugged:
+        add_heads(model, job.model.task, NAME)
+    elif job.model.task == "sequence-classification":
         model.add_classification_head(NAME, **classes)
     elif job.model.task == "image-classification":
         model.add_image_classification_head(NAME, **classes)
@@ -102,16 +111,21 @@ def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | No
     if job.adapter.config == "full":
         own = own_weights_of(model)
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in own or name.startswith(f"heads.{NAME}."))
+            parameter.requires_grad_(name in own or name.startswith(_new_head(model)))
         return model.to(getattr(torch, job.model.dtype))
     if own_kind:
         if library:
             model.train_adapter(NAME)
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(f".{NAME}." in name or name.startswith(f"heads.{NAME}."))
+            parameter.requires_grad_(f".{NAME}." in name or name.startswith(_new_head(model)))
         return model.to(getattr(torch, job.model.dtype))
     model.train_adapter(NAME)
     return model.to(getattr(torch, job.model.dtype))
+
+
+def _new_head(model: Any) -> str:
+    """How the tensors of a head begin that trains."""
+    return "score." if is_plugged(model.config.model_type) else f"heads.{NAME}."
 
 
 def _is_dropout(key: str) -> bool:
@@ -125,7 +139,7 @@ def inputs_of(model: Any, batch: Batch) -> dict[str, Any]:
     inputs: dict[str, Any] = {"input_ids": batch.ids, "attention_mask": batch.mask}
     if model.config.model_type in ("bert", "electra"):
         inputs["token_type_ids"] = batch.token_type_ids
-    if model.config.model_type in ("gpt2", "llama", "mistral"):
+    if model.config.model_type in DECODERS:
         inputs["use_cache"] = False
     return inputs
 

@@ -83,10 +83,43 @@ _SPECS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "initializer_range": 0.3,
         },
     ),
+    "qwen2": (
+        "Qwen2",
+        "num_hidden_layers",
+        {**_LLAMA, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", "num_hidden_layers", {**_LLAMA, "head_dim": 12}),
+    "gemma": ("Gemma", "num_hidden_layers", {**_LLAMA, "head_dim": 12}),
+    "gemma2": (
+        "Gemma2",
+        "num_hidden_layers",
+        {
+            **_LLAMA,
+            "head_dim": 12,
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 16,
+            "final_logit_softcapping": 3.0,
+            "attn_logit_softcapping": 2.0,
+        },
+    ),
+    "gemma3_text": (
+        "Gemma3Text",
+        "num_hidden_layers",
+        {
+            **_LLAMA,
+            "head_dim": 12,
+            "sliding_window": 5,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 16,
+            "rope_local_base_freq": 100.0,
+        },
+    ),
+    "smollm3": ("SmolLM3", "num_hidden_layers", {**_LLAMA, "no_rope_layer_interval": 2}),
 }
 MODEL_TYPES = tuple(_SPECS)
 TEXT_FAMILIES = tuple(name for name in _SPECS if name != "vit")
-DECODERS = ("gpt2", "llama", "mistral")
+PLUGGED = ("qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3")
+DECODERS = ("gpt2", "llama", "mistral", *PLUGGED)
 
 
 def write_family(
@@ -116,7 +149,7 @@ def write_family(
     library: Any = importlib.import_module("transformers")
     name, blocks_key, values = _SPECS[model_type]
     configuration = getattr(library, f"{name}Config")(**{**values, blocks_key: num_blocks, **config})
-    decoder = {"GPT2": "GPT2LMHeadModel"}.get(name, f"{name}ForCausalLM")
+    decoder = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}.get(name, f"{name}ForCausalLM")
     folder.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.modeling_outputs import BaseModelOutput
 
 from coordinator.records.result_files import result_folder
-from edge.model.heads import task_of
+from edge.data.tokens import Batch
+from edge.model.heads import HEAD, task_of
 from edge.model.result.saving import result_files
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import Skeleton, build_skeleton
-from edge.model.slice import materialise
+from edge.model.slice import BlockRunner, materialise
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import parse_job
 from ringtune.models.family import CLASS_TASKS
@@ -67,9 +69,42 @@ def _move(model: torch.nn.Module) -> None:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
 
 
-def whole(folder: Path, task: str) -> Any:
+class OfBlocks:
+    """The model that a skeleton computes block by block, called as a model of the library with its head is.
+
+    Args:
+        skeleton: with all blocks, embedding and head.
+    """
+
+    def __init__(self, skeleton: Skeleton) -> None:
+        self._skeleton, self._head = skeleton, skeleton.model.heads[HEAD]
+
+    def eval(self) -> OfBlocks:
+        """Return the model: it never trains."""
+        return self
+
+    def get_labels(self) -> Any:
+        """The names of the head's classes; None without."""
+        return list(self._head.config.get("label2id") or ()) or None
+
+    def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Run embedding, blocks and head."""
+        batch = Batch(ids=input_ids, mask=attention_mask, labels=input_ids, token_type_ids=torch.zeros_like(input_ids))
+        runner = BlockRunner(self._skeleton, dropout=0.0, seed=0)
+        hidden = self._skeleton.family.embed(self._skeleton.base, batch)
+        context = runner.context(hidden, attention_mask)
+        hidden = runner.run(hidden, attention_mask, context, 0, NUM_BLOCKS)
+        last, more = self._skeleton.family.finish(self._skeleton.base, hidden, batch)
+        logits = self._head(BaseModelOutput(last_hidden_state=last), return_dict=True, **more).logits
+        cap = getattr(self._head, "logit_cap", 0.0)
+        return {"logits": cap * torch.tanh(logits / cap) if cap else logits}
+
+
+def whole(folder: Path, task: str, *, trained: bool = True) -> Any:
     """The trained model as one process has it, with the head active."""
-    skeleton = hosted(folder, task, range(NUM_BLOCKS), is_owner=True)
+    skeleton = hosted(folder, task, range(NUM_BLOCKS), is_owner=True, trained=trained)
+    if skeleton.layout.plugged:
+        return OfBlocks(skeleton)
     if hasattr(skeleton.base, "pooler"):
         skeleton.base.pooler = Unhosted()
     skeleton.model.active_head = "ringtune"

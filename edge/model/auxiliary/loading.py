@@ -24,11 +24,13 @@ from torch import nn
 
 from edge.model.auxiliary.build import places_by_module
 from edge.model.auxiliary.modules import FUSED_PARTS, Delta, FusedDelta, LinearDelta, MlpDelta, put_beside
+from edge.model.families.plugged import plug_in
 from edge.model.layouts import LAYOUTS
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.files.strict import parse_json
 from ringtune.models.adapters.auxiliary_config import LINEAR, PLACES, AuxiliaryConfig, in_block
 from ringtune.models.adapters.auxiliary_file import Described, described, is_of_library
+from ringtune.models.families import FAMILIES
 from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AUXILIARY_CONFIG_FILE
 
 Tensors = Mapping[str, torch.Tensor]
@@ -151,12 +153,11 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
 
 def _load_library(model: Any, facts: Described, tensors: Tensors) -> None:
     """Let the library load its adapters, from a folder as it writes one."""
-    import adapters
     from adapters.model_mixin import ModelAdaptersMixin
     from safetensors.torch import save_file
 
     if not isinstance(model, ModelAdaptersMixin):
-        adapters.init(model)
+        plug_in(model, FAMILIES[facts.model_type])
     with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
         (Path(folder) / ADAPTER_CONFIG_FILE).write_text(json.dumps(facts.library), encoding="utf-8")
         own = {name: tensor for name, tensor in tensors.items() if is_of_library(name, facts.name)}

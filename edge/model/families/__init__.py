@@ -33,6 +33,12 @@ MODULES: Mapping[str, str] = {
     "llama": "llama",
     "mistral": "llama",
     "vit": "vit",
+    "qwen2": "layered",
+    "qwen3": "layered",
+    "gemma": "gemma",
+    "gemma2": "gemma",
+    "gemma3_text": "gemma3",
+    "smollm3": "layered",
 }
 
 

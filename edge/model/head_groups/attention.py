@@ -30,11 +30,28 @@ def _gpt2(module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch
 
 
 def _llama(module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch.Tensor, context: Any) -> torch.Tensor:
+    q_BHTW, k_BHTW = _turned(q_BHTW, k_BHTW, context.rotary)
+    return _library(module, q_BHTW, k_BHTW, v_BHTW, context.mask, scaling=module.scaling)
+
+
+def _layered(
+    module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch.Tensor, context: Any
+) -> torch.Tensor:
+    """Attend as a block of its type, turned unless it has no positions; scores are capped where the module does it."""
+    own = context.of(module)
+    if getattr(module, "use_rope", True):
+        q_BHTW, k_BHTW = _turned(q_BHTW, k_BHTW, own.rotary)
+    cap = getattr(module, "attn_logit_softcapping", None)
+    choices = {} if cap is None else {"softcap": cap}
+    return _library(module, q_BHTW, k_BHTW, v_BHTW, own.mask, scaling=module.scaling, **choices)
+
+
+def _turned(q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, rotary: Any) -> tuple[torch.Tensor, torch.Tensor]:
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-    turned: Any = apply_rotary_pos_emb
-    q_BHTW, k_BHTW = turned(q_BHTW, k_BHTW, *context.rotary)
-    return _library(module, q_BHTW, k_BHTW, v_BHTW, context.mask, scaling=module.scaling)
+    turn: Any = apply_rotary_pos_emb
+    q_BHTW, k_BHTW = turn(q_BHTW, k_BHTW, *rotary)
+    return q_BHTW, k_BHTW
 
 
 def _vit(module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch.Tensor, context: Any) -> torch.Tensor:
@@ -60,5 +77,6 @@ ATTEND: Final[Mapping[str, Attend]] = {
     "llama": _llama,
     "mistral": _llama,
     "vit": _vit,
+    **dict.fromkeys(("qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3"), _layered),
 }
 """``model_type`` -> (attention module, queries, keys, values (B, H, T, W), context) -> (B, T, H, W)."""

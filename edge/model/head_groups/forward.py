@@ -88,7 +88,9 @@ class PartialBlock:
             total = total + rest
         after = None if self._layout.norm_first else norm
         found: torch.Tensor = bottleneck.bottleneck_layer_forward(total, hidden_BTD, after)
-        return found
+        if last := self._modules.get(f"{name}_last_norm"):
+            found = last(found)
+        return hidden_BTD + found if self._layout.adds_residual else found
 
     def _attention(self, x_BTD: torch.Tensor, active: Active, with_bias: bool, context: Any) -> torch.Tensor:
         q, k, v = self._merged(x_BTD, active) if self._layout.is_merged else self._separate(x_BTD, active)
@@ -97,7 +99,9 @@ class PartialBlock:
 
     def _separate(self, x_BTD: torch.Tensor, active: Active) -> list[torch.Tensor]:
         """Compute the active heads of queries, keys and values: (B, H, T, width of a head) each."""
-        return [self._heads(name, self._outputs(name, x_BTD, active)) for name in _ATTENTION]
+        found = [self._heads(name, self._outputs(name, x_BTD, active)) for name in _ATTENTION]
+        norms = [self._modules.get(f"{name}_norm") for name in _ATTENTION]
+        return [x if norm is None else norm(x) for norm, x in zip(norms, found, strict=True)]
 
     def _merged(self, x_BTD: torch.Tensor, active: Active) -> list[torch.Tensor]:
         """Do the same where one matrix gives all three: one product, and LoRA has a part for each that it wraps."""

@@ -31,6 +31,7 @@ class OwnHead(NamedTuple):
 
 _ROBERTA = {"1": "classifier.dense", "4": "classifier.out_proj"}
 _SPANS = {"1": "qa_outputs"}
+_SCORE = {"1": "score"}
 
 _OWN: Mapping[tuple[str, str], OwnHead] = {
     ("bert", CLASSIFICATION): OwnHead("BertForSequenceClassification", {"1": "bert.pooler.dense", "4": "classifier"}),
@@ -46,6 +47,18 @@ _OWN: Mapping[tuple[str, str], OwnHead] = {
     ("gpt2", CAUSAL_LM): OwnHead("GPT2LMHeadModel", {}),
     ("llama", CAUSAL_LM): OwnHead("LlamaForCausalLM", {}),
     ("mistral", CAUSAL_LM): OwnHead("MistralForCausalLM", {}),
+    ("qwen2", CLASSIFICATION): OwnHead("Qwen2ForSequenceClassification", _SCORE),
+    ("qwen3", CLASSIFICATION): OwnHead("Qwen3ForSequenceClassification", _SCORE),
+    ("gemma", CLASSIFICATION): OwnHead("GemmaForSequenceClassification", _SCORE),
+    ("gemma2", CLASSIFICATION): OwnHead("Gemma2ForSequenceClassification", _SCORE),
+    ("gemma3_text", CLASSIFICATION): OwnHead("Gemma3TextForSequenceClassification", _SCORE),
+    ("smollm3", CLASSIFICATION): OwnHead("SmolLM3ForSequenceClassification", _SCORE),
+    ("qwen2", CAUSAL_LM): OwnHead("Qwen2ForCausalLM", {}),
+    ("qwen3", CAUSAL_LM): OwnHead("Qwen3ForCausalLM", {}),
+    ("gemma", CAUSAL_LM): OwnHead("GemmaForCausalLM", {}),
+    ("gemma2", CAUSAL_LM): OwnHead("Gemma2ForCausalLM", {}),
+    ("gemma3_text", CAUSAL_LM): OwnHead("Gemma3ForCausalLM", {}),
+    ("smollm3", CAUSAL_LM): OwnHead("SmolLM3ForCausalLM", {}),
 }
 
 

@@ -26,7 +26,10 @@ from typing import Any
 import torch
 
 from edge.model.auxiliary.build import deltas_of
+from edge.model.families.plugged import adapter_interface
 from edge.model.heads import HEAD
+from edge.model.result.own_heads import own_head
+from edge.model.result.static_head import as_static
 from edge.model.result.whole_model import model_files, model_tensors
 from edge.model.skeleton import ADAPTER, Skeleton
 from edge.model.tensor_bytes import is_finite, pieces_of
@@ -35,6 +38,7 @@ from ringtune.errors import DivergedError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import write_tensors
 from ringtune.models.adapters.auxiliary_file import describe
+from ringtune.models.family import CLASSIFICATION
 from ringtune.models.result_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -42,6 +46,7 @@ from ringtune.models.result_files import (
     BLOCKS_FILE,
     HEAD_CONFIG_FILE,
     HEAD_FILE,
+    INTERFACE_FILE,
     of_user,
 )
 
@@ -184,7 +189,7 @@ def _with_configs(skeleton: Skeleton, found: Mapping[str, Tensors], *, with_head
     """Write these tensors to files, and with the head the configs."""
     files = {name: _written(tensors) for name, tensors in found.items()}
     if with_head:
-        files |= _descriptions(skeleton)
+        files |= _descriptions(skeleton) | _interface(skeleton)
     if HEAD_FILE in files:
         files[HEAD_CONFIG_FILE] = Pieces.of(_head(skeleton)[1])
     return files
@@ -199,6 +204,15 @@ def _descriptions(skeleton: Skeleton) -> dict[str, Pieces]:
     if skeleton.auxiliary:
         return {AUXILIARY_CONFIG_FILE: Pieces.of(_description(skeleton))}
     return {} if skeleton.own_weights else {ADAPTER_CONFIG_FILE: Pieces.of(_adapter(skeleton)[1])}
+
+
+def _interface(skeleton: Skeleton) -> dict[str, Pieces]:
+    """Write the interface by which the library's adapters are plugged in, for a family without a class of its own."""
+    if not skeleton.layout.plugged or skeleton.auxiliary or skeleton.own_weights:
+        return {}
+    with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
+        adapter_interface(skeleton.layout)._save(folder, skeleton.model.config)
+        return {INTERFACE_FILE: Pieces.of((Path(folder) / INTERFACE_FILE).read_bytes())}
 
 
 def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Tensors]:
@@ -261,7 +275,9 @@ def _adapter(skeleton: Skeleton) -> tuple[Tensors, bytes]:
 def _head(skeleton: Skeleton) -> tuple[Tensors, bytes]:
     from adapters.loading import PredictionHeadLoader
 
-    return _saved(PredictionHeadLoader(skeleton.model, use_safetensors=True), HEAD, HEAD_CONFIG_FILE)
+    found = _saved(PredictionHeadLoader(skeleton.model, use_safetensors=True), HEAD, HEAD_CONFIG_FILE)
+    form = own_head(skeleton.layout.model_type, CLASSIFICATION) if skeleton.layout.plugged else None
+    return found if form is None else as_static(*found, form)
 
 
 def _saved(loader: Any, name: str, config_file: str) -> tuple[Tensors, bytes]:

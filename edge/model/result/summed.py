@@ -19,7 +19,13 @@ from ringtune.files.pieces import FilePieces, Piece, Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
 from ringtune.files.strict import parse_json
 from ringtune.models.adapters.summed_adapters import GROWING
-from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AUXILIARY_CONFIG_FILE, block_of
+from ringtune.models.result_files import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    AUXILIARY_CONFIG_FILE,
+    INTERFACE_FILE,
+    block_of,
+)
 
 _DOWN, _UP = "lora_A", "lora_B"
 
@@ -40,6 +46,8 @@ def summed_files(folders: Sequence[Path], names: Sequence[str], *, is_own: Calla
         IntegrityError: a file is damaged, or the adapters do not have the same tensors.
     """
     files: dict[str, Pieces] = {name: FilePieces(folders[0] / name) for name in names}
+    if (folders[0] / INTERFACE_FILE).is_file():
+        files[INTERFACE_FILE] = FilePieces(folders[0] / INTERFACE_FILE)
     files[ADAPTER_FILE] = _summed([opened(folder / ADAPTER_FILE) for folder in folders], folders, is_own)
     for name in (ADAPTER_CONFIG_FILE, AUXILIARY_CONFIG_FILE):
         if name in files:

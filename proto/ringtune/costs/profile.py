@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtune.costs.kind_facts import KindFacts
+from ringtune.costs.profile_schema import SCHEMA, TOKENS_SCHEMA, schema_of
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import InvalidInputError, PlanError
 from ringtune.files.strict import read_dataclass, read_value
 from ringtune.models.adapters.kept_inputs import KeptInput
 from ringtune.schedule.extent import UserRows
 from ringtune.schedule.frozen_weights import AS_COMPUTED
-
-SCHEMA = 3
-_TOKENS_SCHEMA = 2  # the schema before: activations were counted per micro-batch of the measured shape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +60,9 @@ class ModelFacts:
         pair_projected_token_bytes: of the same, with projections of inputs.
         kinds: of adapters that single users chose in place of the job's own.
         beside_block_bytes: of the matrices of a block beside which any kind stands; 0 where there is one kind.
+        attention_width: of all heads together; 0 = ``hidden_size``.
+        more_kept_values: of a token, that further norms of a block keep for backward besides the usual two.
+        kept_scores: how often a block's attention keeps its scores without dropout.
     """
 
     model_type: str
@@ -98,6 +99,9 @@ class ModelFacts:
     pair_projected_token_bytes: int = 0
     kinds: tuple[KindFacts, ...] = ()
     beside_block_bytes: int = 0
+    attention_width: int = 0
+    more_kept_values: int = 0
+    kept_scores: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""
@@ -299,8 +303,8 @@ class NodeFacts:
         Raises:
             PlanError: another schema, a key is missing, unknown or mistyped.
         """
-        schema, fields = _schema_of(value)
-        fields = _per_token(fields) if schema == _TOKENS_SCHEMA else fields
+        schema, fields = schema_of(value)
+        fields = _per_token(fields) if schema == TOKENS_SCHEMA else fields
         return read_dataclass(NodeFacts, fields, where="", error=PlanError)
 
 
@@ -354,25 +358,11 @@ class Profile:
         Raises:
             PlanError: another schema, a key is missing, unknown or mistyped.
         """
-        schema, fields = _schema_of(value)
+        schema, fields = schema_of(value)
         nodes = fields.get("nodes")
-        if schema == _TOKENS_SCHEMA and isinstance(nodes, list):
+        if schema == TOKENS_SCHEMA and isinstance(nodes, list):
             fields["nodes"] = [_per_token(node) if isinstance(node, Mapping) else node for node in nodes]
         return read_dataclass(Profile, fields, where="", error=PlanError)
-
-
-def _schema_of(value: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """The schema of a table and its other fields.
-
-    Raises:
-        PlanError: the schema is none that can be read.
-    """
-    if not isinstance(value, Mapping):
-        raise PlanError("a profile has to be a table; measure anew with 'ringtune measure'")
-    schema = value.get("schema")
-    if schema not in (_TOKENS_SCHEMA, SCHEMA):
-        raise PlanError(f"profile schema {schema!r} is not {SCHEMA}; measure anew with 'ringtune measure'")
-    return schema, {key: item for key, item in value.items() if key != "schema"}
 
 
 def _per_token(node: Mapping[str, Any]) -> dict[str, Any]:

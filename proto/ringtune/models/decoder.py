@@ -24,7 +24,7 @@ from ringtune.models.family import (
 )
 
 _TASKS = (CLASSIFICATION, QUESTION_ANSWERING, CAUSAL_LM)
-_NULL_INT = ConfigKey(default=None, nullable=int)
+NULL_INT = ConfigKey(default=None, nullable=int)
 
 
 def _gpt2_inner(config: Config) -> int:
@@ -88,7 +88,7 @@ GPT2 = Family(
         "scale_attn_by_inverse_layer_idx": ConfigKey(default=False),
         "reorder_and_upcast_attn": ConfigKey(default=False),
         "tie_word_embeddings": ConfigKey(default=True),
-        "pad_token_id": _NULL_INT,
+        "pad_token_id": NULL_INT,
     },
     refused={
         "add_cross_attention": "cross-attention has a second input",
@@ -107,17 +107,20 @@ GPT2 = Family(
 )
 
 
-def _head_width(config: Config) -> int:
-    width: int = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
+def head_width(config: Config) -> int:
+    """The width of one head, which a config may set apart from the model's."""
+    width: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return width
 
 
-def _groups(config: Config) -> int:
-    groups: int = config["num_key_value_heads"] or config["num_attention_heads"]
-    return groups
+def groups(config: Config) -> int:
+    """The number of key-value heads."""
+    found: int = config["num_key_value_heads"] or config["num_attention_heads"]
+    return found
 
 
-def _llama_dimensions(config: Config) -> Dimensions:
+def llama_dimensions(config: Config) -> Dimensions:
+    """What planning needs of a Llama's config."""
     return Dimensions(
         num_blocks=config["num_hidden_layers"],
         hidden=config["hidden_size"],
@@ -125,33 +128,41 @@ def _llama_dimensions(config: Config) -> Dimensions:
         num_heads=config["num_attention_heads"],
         vocab=config["vocab_size"],
         longest=config["max_position_embeddings"],
-        inner_kept=2 + kept_by(config["hidden_act"]),  # up, and the activated gate
-        kv_heads=_groups(config),
+        inner_kept=2 + kept_by(config.get("hidden_act") or config["hidden_activation"]),  # up, and the activated gate
+        kv_heads=groups(config),
+        attention=config["num_attention_heads"] * head_width(config),
     )
 
 
-def _llama_widths(config: Config) -> Widths:
+def llama_widths(config: Config) -> Widths:
     """The matrices that LoRA wraps in a Llama block.
 
     The library wraps the last matrix as ``intermediate`` and the one before it as ``output``.
     """
-    hidden, inner, width = config["hidden_size"], config["intermediate_size"], _head_width(config)
-    groups = (hidden, _groups(config) * width)
+    hidden, inner, width = config["hidden_size"], config["intermediate_size"], head_width(config)
+    shared = (hidden, groups(config) * width)
     return Widths(
         query=(hidden, config["num_attention_heads"] * width),
-        key=groups,
-        value=groups,
+        key=shared,
+        value=shared,
         intermediate=(inner, hidden),
         output=(hidden, inner),
     )
 
 
-def _llama_block(config: Config) -> Shapes:
-    widths, hidden, inner = _llama_widths(config), config["hidden_size"], config["intermediate_size"]
+def llama_block(config: Config, *, biased: str = "") -> Shapes:
+    """The shapes of a block's tensors.
+
+    Args:
+        config: of the model.
+        biased: letters of the attention's matrices that have a bias; all of them if the config asks for it.
+    """
+    widths, hidden, inner = llama_widths(config), config["hidden_size"], config["intermediate_size"]
     shapes: Shapes = {}
     attention = {"q": widths.query, "k": widths.key, "v": widths.value, "o": widths.query[::-1]}
     for name, (inputs, outputs) in attention.items():
-        shapes |= linear(f"self_attn.{name}_proj", inputs, outputs, bias=bool(config.get("attention_bias")))
+        bias = bool(config.get("attention_bias")) or name in biased
+        shapes |= linear(f"self_attn.{name}_proj", inputs, outputs, bias=bias)
     for name, (inputs, outputs) in {"gate": (hidden, inner), "up": (hidden, inner), "down": (inner, hidden)}.items():
         shapes |= linear(f"mlp.{name}_proj", inputs, outputs, bias=bool(config.get("mlp_bias")))
     norms: Shapes = {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
@@ -163,19 +174,20 @@ def _llama_owner(config: Config) -> Shapes:
     return {"embed_tokens.weight": (config["vocab_size"], hidden), "norm.weight": (hidden,)}
 
 
-def _llama_problem(config: Config) -> str:
-    heads, groups = config["num_attention_heads"], _groups(config)
-    if heads % groups:
-        return f"{heads} heads can't share {groups} key-value heads evenly"
+def llama_problem(config: Config) -> str:
+    """Why the values of a Llama's config don't fit together; empty if they do."""
+    heads, shared = config["num_attention_heads"], groups(config)
+    if heads % shared:
+        return f"{heads} heads can't share {shared} key-value heads evenly"
     scaling = config.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in _ROPES:
-        return f"rope_scaling of type {kind!r} is not supported; supported: {', '.join(_ROPES)}"
-    return "" if config["head_dim"] else indivisible(config["hidden_size"], heads)
+    if kind not in ROPES:
+        return f"rope_scaling of type {kind!r} is not supported; supported: {', '.join(ROPES)}"
+    return "" if config.get("head_dim") else indivisible(config["hidden_size"], heads)
 
 
-_ROPES = ("default", "linear", "llama3", "yarn")  # the others depend on the longest text seen so far
-_LLAMA_KEYS = {
+ROPES = ("default", "linear", "llama3", "yarn")  # the others depend on the longest text seen so far
+LLAMA_KEYS = {
     "vocab_size": ConfigKey(default=32000, at_least=1),
     "hidden_size": ConfigKey(default=4096, at_least=1),
     "intermediate_size": ConfigKey(default=11008, at_least=1),
@@ -193,33 +205,33 @@ _LLAMA_KEYS = {
     "attention_dropout": ConfigKey(default=0.0),
     "mlp_bias": ConfigKey(default=False),
     "tie_word_embeddings": ConfigKey(default=False),
-    "pad_token_id": _NULL_INT,
+    "pad_token_id": NULL_INT,
 }
 
 LLAMA = Family(
     model_type="llama",
     tasks=_TASKS,
-    config_keys=_LLAMA_KEYS,
+    config_keys=LLAMA_KEYS,
     prefix="model.",
     blocks_path="layers",
     owner_paths=("embed_tokens", "norm"),
     head_paths=("norm",),
-    dimensions=_llama_dimensions,
-    widths=_llama_widths,
-    block_shapes=_llama_block,
+    dimensions=llama_dimensions,
+    widths=llama_widths,
+    block_shapes=llama_block,
     owner_shapes=_llama_owner,
     subnet_weights=divided(
         into=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"),
         out=("self_attn.o_proj", "mlp.down_proj"),
     ),
-    problem=_llama_problem,
+    problem=llama_problem,
 )
 
 MISTRAL = dataclasses.replace(
     LLAMA,
     model_type="mistral",
     config_keys={
-        key: spec for key, spec in _LLAMA_KEYS.items() if key not in ("attention_bias", "mlp_bias", "rope_scaling")
+        key: spec for key, spec in LLAMA_KEYS.items() if key not in ("attention_bias", "mlp_bias", "rope_scaling")
     }
     | {
         "intermediate_size": ConfigKey(default=14336, at_least=1),

@@ -8,9 +8,13 @@ from ringtune.errors import ModelError
 from ringtune.models.decoder import GPT2, LLAMA, MISTRAL
 from ringtune.models.family import Family
 from ringtune.models.image import VIT
+from ringtune.models.plugged import GEMMA, GEMMA2, GEMMA3, QWEN2, QWEN3, SMOLLM3
 from ringtune.models.text import BERT, DISTILBERT, ELECTRA, ROBERTA, XLM_ROBERTA
 
-_ALL = (BERT, ROBERTA, XLM_ROBERTA, ELECTRA, DISTILBERT, GPT2, LLAMA, MISTRAL, VIT)
+_ALL = (
+    *(BERT, ROBERTA, XLM_ROBERTA, ELECTRA, DISTILBERT, GPT2, LLAMA, MISTRAL, VIT),
+    *(QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, SMOLLM3),
+)
 FAMILIES: Mapping[str, Family] = {family.model_type: family for family in _ALL}
 
 

@@ -65,6 +65,9 @@ class Dimensions:
         inner_kept: tensors of width ``inner`` that the feed-forward part keeps for backward.
         kv_heads: key/value heads; 0 = as many as ``num_heads``.
         keeps_down_input: whether the activation function keeps what enters the last matrix of the feed-forward part.
+        attention: width of all heads together; 0 = ``hidden``.
+        more_kept: values of each token that further norms of a block keep for backward, besides the usual two.
+        kept_scores: how often attention keeps its scores, for each head and token pair, without dropout.
     """
 
     num_blocks: int
@@ -77,6 +80,9 @@ class Dimensions:
     inner_kept: int = 1
     kv_heads: int = 0
     keeps_down_input: bool = False
+    attention: int = 0
+    more_kept: int = 0
+    kept_scores: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +140,8 @@ class Family:
         problem: config -> why these values don't fit together; empty if they do.
         first_token: tasks whose head reads the first token of each row and no other.
         trims: whether a block can compute its first tokens only, and attend to all.
+        plugged: whether AdapterHub has no model class of its own, so that adapters are put in by its plug-in interface.
+            Its classification head is the one that the architecture has itself: one matrix without bias.
     """
 
     model_type: str
@@ -153,6 +161,7 @@ class Family:
     problem: Callable[[Config], str] = lambda config: ""
     first_token: tuple[str, ...] = ()
     trims: bool = False
+    plugged: bool = False
 
     def head_tokens(self, task: str) -> int:
         """Tokens of each row, from the first on, that the head of a task reads; 0 = all of them, or not known."""

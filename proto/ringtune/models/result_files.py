@@ -33,6 +33,8 @@ AUXILIARY_CONFIG_FILE: Final = "adapter.json"
 BLOCKS_FILE: Final = "blocks.safetensors"
 HEAD_CONFIG_FILE: Final = "head_config.json"
 HEAD_FILE: Final = "model_head.safetensors"
+INTERFACE_FILE: Final = "adapter_interface.json"
+"""What AdapterHub needs to plug adapters into a model for which it has no class; of other models there is none."""
 
 ADAPTER_FILES: Final = (ADAPTER_CONFIG_FILE, ADAPTER_FILE, HEAD_CONFIG_FILE, HEAD_FILE)
 """Every file that the AdapterHub folder of a run may have."""
@@ -49,7 +51,7 @@ RESULT_FILES: Final = (*ADAPTER_FILES, AUXILIARY_CONFIG_FILE, BLOCKS_FILE)
 MODEL_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE)
 """Every file that a trained model has, as it travels."""
 
-PART_FILES: Final = (*RESULT_FILES, *MODEL_FILES, *MODEL_SIDE_FILES)
+PART_FILES: Final = (*RESULT_FILES, INTERFACE_FILE, *MODEL_FILES, *MODEL_SIDE_FILES)
 """Every file that a node may hand in as its part of a result that all users share."""
 
 DESCRIPTIONS: Final = (ADAPTER_CONFIG_FILE, AUXILIARY_CONFIG_FILE)
@@ -142,7 +144,8 @@ NO_RESULT: Final = Result("", files=(), more=(), loaded=(), max_bytes=0)
 def adapter_result(task: str, adapter: str) -> Result:
     """Return what a run leaves that trained an adapter, or the blocks' own weights; arguments as ``result_files``."""
     files = result_files(task, adapter)
-    return Result(ADAPTER_FOLDER, files, more=(), loaded=files, max_bytes=_MAX_ADAPTER_BYTES)
+    more = (INTERFACE_FILE,) if ADAPTER_CONFIG_FILE in files else ()
+    return Result(ADAPTER_FOLDER, files, more=more, loaded=files, max_bytes=_MAX_ADAPTER_BYTES)
 
 
 def model_result() -> Result:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtune.costs.profile import SCHEMA, LinkFacts, NodeFacts, Profile, TimedShape
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, TimedShape
+from ringtune.costs.profile_schema import SCHEMA
 from ringtune.errors import InvalidInputError, PlanError
 from tests.support.model_facts import MINILM
 

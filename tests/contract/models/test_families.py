@@ -23,6 +23,7 @@ def test_families_name_every_task_at_least_once() -> None:
     assert {task for family in FAMILIES.values() for task in family.tasks} == set(TASKS)
     assert list(FAMILIES) == [
         "bert", "roberta", "xlm-roberta", "electra", "distilbert", "gpt2", "llama", "mistral", "vit",
+        "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3",
     ]  # fmt: skip
 
 
@@ -44,6 +45,12 @@ def test_families_of_defaults_have_sizes() -> None:
         "llama": (32, 4096, 11008, 2048),
         "mistral": (32, 4096, 14336, 131072),
         "vit": (12, 768, 3072, 197),
+        "qwen2": (32, 4096, 22016, 32768),
+        "qwen3": (32, 4096, 22016, 32768),
+        "gemma": (28, 3072, 24576, 8192),
+        "gemma2": (26, 2304, 9216, 8192),
+        "gemma3_text": (26, 2304, 9216, 131072),
+        "smollm3": (36, 2048, 11008, 32768),
     }
 
 

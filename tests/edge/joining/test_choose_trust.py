@@ -66,7 +66,9 @@ def test_choosing_joins_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """The command that joined may stay as it is: a token counts where there is no identity yet."""
     asked: list[Path] = []
 
-    def join_as(party: Party, token_file: Path, folder: Path, coordinator: str, join_s: float) -> None:
+    def join_as(
+        party: Party, token_file: Path, folder: Path, coordinator: str, join_s: float, *, token: Token | None
+    ) -> None:
         asked.append(token_file)
         keep(folder, speaker_of(party.name))
 

@@ -15,6 +15,7 @@ MASKS = {
     "padded on the right": lambda tokens: (torch.arange(tokens)[None] < torch.tensor([tokens, 2, 1])[:, None]).long(),
     "padded on the left": lambda tokens: torch.arange(tokens)[None] >= torch.tensor([tokens - 1, 1, 0])[:, None],
 }
+WINDOWED = ("mistral", "qwen2", "gemma2", "gemma3_text")
 
 
 @pytest.mark.parametrize("padding", MASKS)
@@ -23,8 +24,9 @@ def test_causal_mask_is_that_of_the_library(model_type: str, padding: str) -> No
     """Shorter than a window of five tokens, as long, and longer; None where the kernel makes the mask."""
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
-    config = base_model(model_type, num_blocks=1).config
-    for window in (False, True) if model_type == "mistral" else (False,):
+    config = base_model(model_type, num_blocks=2).config
+    config._attn_implementation = "sdpa"
+    for window in (False, True) if model_type in WINDOWED else (False,):
         make = create_sliding_window_causal_mask if window else create_causal_mask
         for tokens in (1, 4, 5, 6, 9):
             hidden, mask = torch.zeros(3, tokens, 32), MASKS[padding](tokens)

@@ -91,6 +91,24 @@ def test_chunks_give_the_loss_and_gradient_of_all_logits(monkeypatch: pytest.Mon
     assert (parts.num_targets, parts.more) == (whole.num_targets, whole.more)
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_chunks_with_a_cap_give_the_loss_and_gradients_of_capped_logits(chunk: int) -> None:
+    """Of hidden state and table, in double precision; without the cap the loss is another."""
+    generator = torch.Generator().manual_seed(2)
+    hidden, table = (torch.randn(n, 4, dtype=torch.float64, generator=generator).mul_(3) for n in (9, 11))
+    labels = torch.tensor([0, 5, IGNORED, 10, 3, 3, IGNORED, 1, 2])
+    hidden.requires_grad_(True)
+    table.requires_grad_(True)
+    got = token_loss(hidden, table, labels, chunk=chunk, ignored=IGNORED, cap=2.5).loss_sum
+    logits = 2.5 * torch.tanh(hidden @ table.T / 2.5)
+    want = torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    found, wanted = (torch.autograd.grad(2 * loss, (hidden, table)) for loss in (got, want))
+    assert float(got.detach()) == pytest.approx(float(want.detach()), abs=EXACT)
+    assert all(torch.allclose(*pair, rtol=0.0, atol=EXACT) for pair in zip(found, wanted, strict=True))
+    plain = token_loss(hidden.detach(), table, labels, chunk=chunk, ignored=IGNORED).loss_sum
+    assert abs(float(plain.detach() - got.detach())) > 1.0
+
+
 def test_chunks_survive_logits_that_overflow_alone() -> None:
     """Large logits are brought down by their largest first, as the library's loss does."""
     hidden = torch.full((4, 2), 500.0, requires_grad=True)

@@ -75,7 +75,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
     own_params = sum(math.prod(shape) for shape in own.values())
     in_blocks, in_embedding = _frozen_matrices(tensors, family.block_prefix, own)
     outside = [name for name in weights if not name.startswith(family.block_prefix)]
-    head = _head_sizes(job.model.task, dimensions)
+    head = _head_sizes(job.model.task, dimensions, plugged=family.plugged)
     facts = ModelFacts(
         model_type=config["model_type"],
         num_blocks=dimensions.num_blocks,
@@ -103,6 +103,9 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         embedding_matrix_params=in_embedding.params,
         embedding_matrix_rows=in_embedding.rows,
         largest_matrix_params=in_blocks.largest,
+        attention_width=dimensions.attention or dimensions.hidden,
+        more_kept_values=dimensions.more_kept,
+        kept_scores=dimensions.kept_scores,
     )
     facts = _with_kinds(_with_pairs(facts, job, family.widths(config)), folder, job, family.widths(config))
     if in_part or not job.method.full_parameters:
@@ -241,12 +244,14 @@ class _HeadSizes(NamedTuple):
     class_factors: int
 
 
-def _head_sizes(task: str, dimensions: Dimensions) -> _HeadSizes:
+def _head_sizes(task: str, dimensions: Dimensions, *, plugged: bool) -> _HeadSizes:
     """Count the weights of AdapterHub's default head for a task.
 
-    A language model's head is frozen and counts as embedding.
+    A language model's head is frozen and counts as embedding. A family that is plugged in classifies by one matrix.
     """
     hidden, row = dimensions.hidden, dimensions.hidden + 1
+    if plugged and task == CLASSIFICATION:
+        return _HeadSizes(0, hidden, 0, hidden, 1)
     return {
         CLASSIFICATION: _HeadSizes(hidden * row, row, 0, 4 * hidden, 2),
         IMAGE_CLASSIFICATION: _HeadSizes(0, row, 0, hidden, 2),

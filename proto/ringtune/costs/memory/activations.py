@@ -26,15 +26,16 @@ def estimate_activation_token_bytes(
     at most 7 % too low or 33 % too high with a bottleneck, LoRA or own weights (``tests/edge/model/test_sizes.py``).
     With IA3, DoRA, MTL-LoRA or a gate beside LoRA it was up to 24 % too low.
 
-    In units of the hidden state (a token's width): queries, keys, values and attention output 4, inputs of
-    the layer norms 3, adapter 2, and of the feed-forward part ``inner_kept * intermediate / hidden``. With dropout
-    the attention probabilities are kept three times, and the masks 2. A linear layer that trains keeps its input: where
-    the block's own weights train, there is no adapter and one input of a norm less, but the inputs of queries, keys and
-    values, of the way out of the attention and of the feed-forward part are kept 3, and that of the way out of it
-    ``intermediate / hidden``. Auxiliary models keep their inputs, each tensor once, and what is inside each MLP; as
-    they stand in the way of no norm there are 2 inputs of norms. LoRA is like them; with dropout each of its matrices
-    keeps the dropped input and a mask instead of the input. With other adapters beside these, such as bottlenecks, the
-    5 units of an adapter of the library are counted too.
+    In units of the hidden state (a token's width): queries, keys, values and attention output 4 (each of the width of
+    all heads together, as keys and values are repeated for the heads that share them), inputs of the layer norms 3,
+    adapter 2, and of the feed-forward part ``inner_kept * intermediate / hidden``; besides, what further norms keep,
+    and scores that are capped. With dropout the attention probabilities are kept three times, and the masks 2. A linear
+    layer that trains keeps its input: where the block's own weights train, there is no adapter and one input of a norm
+    less, but the inputs of queries, keys and values, of the way out of the attention and of the feed-forward part are
+    kept 3, and that of the way out of it ``intermediate / hidden``. Auxiliary models keep their inputs, each tensor
+    once, and what is inside each MLP; as they stand in the way of no norm there are 2 inputs of norms. LoRA is like
+    them; with dropout each of its matrices keeps the dropped input and a mask instead of the input. With other adapters
+    beside these, such as bottlenecks, the 5 units of an adapter of the library are counted too.
 
     Args:
         model: sizes of the model.
@@ -59,7 +60,9 @@ def estimate_activation_token_bytes(
     dropped = dropout_token_bytes(model, tokens=tokens, dtype=dtype) if dropout > 0 else 0
     if lora_values is not None and dropout > 0:
         dropped += _lora_dropout_values(model) * DTYPE_BYTES[dtype]
-    return (4 + trained_units + inner_units) * model.hidden_size * DTYPE_BYTES[dtype] + dropped
+    attention = 4 * (model.attention_width or model.hidden_size) + model.more_kept_values
+    attention += model.kept_scores * model.num_heads * tokens
+    return ((trained_units + inner_units) * model.hidden_size + attention) * DTYPE_BYTES[dtype] + dropped
 
 
 def _lora_dropout_values(model: ModelFacts) -> int:

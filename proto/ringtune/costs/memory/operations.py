@@ -64,7 +64,7 @@ def subnet_token_bytes(model: ModelFacts, item_bytes: int, *, trains_own_weights
     adapters keep theirs whatever the share. Measured by ``tests/edge/model/test_pattern_sizes.py``.
     """
     inner = (model.inner_kept + trains_own_weights) * model.intermediate_size
-    return (4 * model.hidden_size + inner) * item_bytes
+    return (4 * (model.attention_width or model.hidden_size) + inner) * item_bytes
 
 
 def score_token_bytes(model: ModelFacts, item_bytes: int) -> int:
@@ -72,12 +72,14 @@ def score_token_bytes(model: ModelFacts, item_bytes: int) -> int:
 
     A linear layer whose weights get a gradient keeps its input. Where own weights train it does so anyway.
     """
-    return (3 * model.hidden_size + model.intermediate_size) * item_bytes
+    attention = model.attention_width or model.hidden_size
+    return (2 * model.hidden_size + attention + model.intermediate_size) * item_bytes
 
 
 def largest_gradient_bytes(model: ModelFacts, item_bytes: int) -> int:
     """Bytes of the largest gradient of one tensor of a block; some models have queries, keys and values in one."""
-    return max(model.intermediate_size, 3 * model.hidden_size) * model.hidden_size * item_bytes
+    attention = max(3 * model.hidden_size, model.attention_width)
+    return max(model.intermediate_size, attention) * model.hidden_size * item_bytes
 
 
 def gathers_scores(course: Course) -> bool:

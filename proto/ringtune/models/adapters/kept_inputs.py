@@ -37,7 +37,8 @@ class KeptInput:
         width: values of each token.
         readers: matrices that read it and train: where each has a vector of its own, each keeps a projection.
         lora: how many of these are LoRA's, whose dropout each has its own.
-        kept_anyway: whether the fused attention kernel keeps it too, as that of GPT-2 does without dropout.
+        kept_anyway: whether the fused attention kernel keeps it too without dropout, as that of GPT-2 and of what is
+            plugged in does.
         always_kept: whether the activation function before it keeps it too, as ReLU does; then VeLoRA leaves it alone.
     """
 
@@ -70,7 +71,9 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
         return (
             KeptInput(layers=("query", "key", "value"), width=dimensions.hidden, readers=attention),
             KeptInput(
-                layers=("attention_out",), width=dimensions.hidden, kept_anyway=family.model_type in _ATTENTION_KEEPS
+                layers=("attention_out",),
+                width=dimensions.attention or dimensions.hidden,
+                kept_anyway=family.model_type in _ATTENTION_KEEPS or (family.plugged and not dimensions.kept_scores),
             ),
             KeptInput(
                 layers=("up", "gate") if has_gate else ("up",), width=dimensions.hidden, readers=2 if has_gate else 1
@@ -83,7 +86,9 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
     for part in parse_adapter_config(adapter):
         kind, options = defaults[part.name]
         options = {**options, **part.options}
-        if options.get("use_gating") or (part.name in _PARALLEL and family.model_type in _NORM_FIRST):
+        if options.get("use_gating") or (
+            part.name in _PARALLEL and (family.plugged or family.model_type in _NORM_FIRST)
+        ):
             return ()  # the gate, or the norm, keeps the input of the adapter
         if kind == "bottleneck":
             inputs = bool(options["mh_adapter"]) + bool(options["output_adapter"])

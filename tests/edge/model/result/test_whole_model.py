@@ -17,6 +17,7 @@ from ringtune.errors import DivergedError, IntegrityError
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM
 from tests.support import whole_models as whole
+from tests.support.stock_plugged import SCORES_CAPPED, is_plugged
 from tests.support.tiny_families import MODEL_TYPES, write_family
 
 CASES = [(model_type, task, "tied") for model_type in MODEL_TYPES for task in FAMILIES[model_type].tasks]
@@ -54,22 +55,24 @@ def test_whole_model_loads_with_nothing_of_ours(tmp_path: Path, model_type: str,
     folder = whole.write_result(whole.parts(base, task), tmp_path / "model")
     inputs, wanted_model = whole.inputs_of(model_type), whole.whole(base, task)
     wanted = outputs(wanted_model, inputs)
-    _, info = transformers.AutoModel.from_pretrained(str(folder), output_loading_info=True)
-    assert problems(info) == ([], [])
-    with_head = AutoAdapterModel.from_pretrained(str(folder))
-    assert float((outputs(with_head, inputs) - wanted).abs().max()) <= 1e-5
-    untrained = whole.hosted(base, task, range(whole.NUM_BLOCKS), is_owner=True, trained=False).model
-    untrained.active_head = "ringtune"
-    if hasattr(untrained.base_model, "pooler"):
-        untrained.base_model.pooler = whole.Unhosted()
+    if model_type != "gemma3_text":  # AutoModel finds no tensor in a Gemma 3 with a head, whoever saved it
+        _, info = transformers.AutoModel.from_pretrained(str(folder), output_loading_info=True)
+        assert problems(info) == ([], [])
+    untrained = whole.whole(base, task, trained=False)
     assert float((outputs(untrained, inputs) - wanted).abs().max()) > 1e-3
     form = own_head(model_type, task)
+    if not is_plugged(model_type):
+        with_head = AutoAdapterModel.from_pretrained(str(folder))
+        assert float((outputs(with_head, inputs) - wanted).abs().max()) <= 1e-5
     if form is not None:
-        plain, info = getattr(transformers, form.architecture).from_pretrained(str(folder), output_loading_info=True)
+        choice = {"attn_implementation": "eager"} if model_type in SCORES_CAPPED else {}
+        load = getattr(transformers, form.architecture).from_pretrained
+        plain, info = load(str(folder), output_loading_info=True, **choice)
         assert problems(info) == ([], [])
         assert float((outputs(plain, inputs) - wanted).abs().max()) <= 1e-5
-    if wanted_model.get_labels():
-        assert with_head.get_labels() == wanted_model.get_labels()
+    if labels := wanted_model.get_labels():
+        found = list(plain.config.id2label.values()) if is_plugged(model_type) else with_head.get_labels()
+        assert found == labels
 
 
 def test_whole_model_has_no_path_of_this_machine(tmp_path: Path) -> None:

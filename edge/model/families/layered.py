@@ -1,0 +1,102 @@
+"""Qwen2, Qwen3 and SmolLM3: a Llama whose blocks may differ in how far a token sees.
+
+A block asks for its mask by its own type, so that a context has one for each type: ``full_attention`` and
+``sliding_attention``. SmolLM3's blocks without positions leave the rotary tables unused by themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from edge.data.tokens import Batch
+from edge.model.families.gpt2 import CausalContext, causal_context
+
+_SLIDING = "sliding_attention"
+
+
+class LayeredContext(NamedTuple):
+    """What the blocks of each type need besides the hidden state.
+
+    Attributes:
+        full: of blocks whose tokens see all before them.
+        sliding: of blocks with a window; the same where a model has none.
+    """
+
+    full: CausalContext
+    sliding: CausalContext
+
+    def of(self, attention: Any) -> CausalContext:
+        """Return the part of a block with this attention module."""
+        types = getattr(attention.config, "layer_types", None)
+        return self.sliding if types and types[attention.layer_idx] == _SLIDING else self.full
+
+
+class LayeredFamily:
+    """The ``FamilyForward`` of Qwen2, Qwen3 and SmolLM3."""
+
+    def embed(self, base: Any, batch: Batch) -> torch.Tensor:
+        """Look the word embeddings up."""
+        hidden: torch.Tensor = base.embed_tokens(batch.ids)
+        return hidden
+
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> LayeredContext:
+        """Build the masks of both types as the library makes them, and the rotary tables."""
+        config = base.config
+        full = _context(config, hidden_BTD, mask_BT, window=False)
+        full = full._replace(rotary=base.rotary_emb(hidden_BTD, full.positions))
+        if _SLIDING not in (getattr(config, "layer_types", None) or ()):
+            return LayeredContext(full, full)
+        sliding = _context(config, hidden_BTD, mask_BT, window=True)
+        return LayeredContext(full, sliding._replace(rotary=self.sliding_rotary(base, hidden_BTD, full)))
+
+    def sliding_rotary(self, base: Any, hidden_BTD: torch.Tensor, full: CausalContext) -> Any:
+        """Return the rotary tables of blocks with a window: those of all blocks."""
+        return full.rotary
+
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
+        """Run one layer; a tuple has the hidden state first."""
+        own = context.of(block.self_attn)
+        found = block(
+            hidden_BTD,
+            attention_mask=own.mask,
+            position_ids=own.positions,
+            cache_position=own.row_positions,
+            **self.positions(context),
+        )
+        hidden: torch.Tensor = found[0] if isinstance(found, tuple) else found
+        return hidden
+
+    def positions(self, context: LayeredContext) -> dict[str, Any]:
+        """Return the rotary tables as a block takes them."""
+        return {"position_embeddings": context.full.rotary}
+
+    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Normalise the hidden state, and pick that of each row's last token for classification."""
+        last = base.norm(hidden_BTD)
+        return last, {"cls_output": _last_token(base.config, last, batch)}
+
+
+def _context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, window: bool) -> CausalContext:
+    """Build the mask of one type as the library makes it.
+
+    Written-out attention takes its softmax in float32, where the smallest float64 is no number: a row of padding alone
+    would spoil all others. So a mask of numbers has none below those of float32.
+    """
+    context = causal_context(config, hidden_BTD, mask_BT, window=window)
+    if context.mask is None or not context.mask.is_floating_point():
+        return context
+    return context._replace(mask=context.mask.clamp(min=torch.finfo(torch.float32).min))
+
+
+def _last_token(config: Any, hidden_BTD: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Pick the hidden state (B, D) of each row's rightmost token that is no padding, as transformers finds it."""
+    rows = torch.arange(hidden_BTD.shape[0], device=hidden_BTD.device)
+    if config.pad_token_id is None:
+        return hidden_BTD[rows, -1]
+    places_T = torch.arange(batch.ids.shape[1], device=hidden_BTD.device)
+    return hidden_BTD[rows, (places_T * (batch.ids != config.pad_token_id)).argmax(-1)]
+
+
+FAMILY = LayeredFamily()

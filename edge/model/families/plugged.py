@@ -1,0 +1,74 @@
+"""Models for which AdapterHub has no class: a base model of transformers, with adapters by the plug-in interface.
+
+Around the base model stand AdapterHub's flexible heads, as in the library's own classes, so that everything else is the
+same. The classification head is the architecture's own, one matrix without bias, so that
+``AutoModelForSequenceClassification`` takes what was trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ringtune.models.family import Family
+from ringtune.models.plugged import interface_of
+
+
+def plug_in(model: Any, family: Family) -> None:
+    """Let a model of transformers take adapters, by the interface of its family where it has one."""
+    import adapters
+
+    adapters.init(model, interface=adapter_interface(family) if family.plugged else None)
+
+
+def adapter_interface(family: Family) -> Any:
+    """Make AdapterHub's interface of a family that is plugged in."""
+    from adapters import AdapterModelInterface
+
+    return AdapterModelInterface(**interface_of(family))
+
+
+def plugged_model(config: Any, family: Family) -> Any:
+    """Build a model of a family that is plugged in, with heads to add; the attention caps its scores if it has to.
+
+    The fused attention leaves the cap out, so a model with one gets the written-out attention.
+
+    Args:
+        config: of transformers.
+        family: of the model.
+    """
+    from transformers import AutoModel
+
+    if getattr(config, "attn_logit_softcapping", None):
+        config._attn_implementation = "eager"
+    base_class = type(config)
+    return _model_class(AutoModel._model_mapping[base_class], family)(config)
+
+
+def _model_class(base_class: Any, family: Family) -> Any:
+    """Make the class of a base model with heads, called like the base model."""
+    from adapters.heads import ClassificationHead, ModelWithFlexibleHeadsAdaptersMixin
+    from adapters.model_mixin import EmbeddingAdaptersWrapperMixin
+
+    def init(self: Any, config: Any) -> None:
+        super(made, self).__init__(config)
+        self.model = base_class(config)
+        plug_in(self.model, family)
+        self._init_head_modules()
+
+    def add_classification_head(self: Any, name: str, num_labels: int, id2label: Mapping[int, str]) -> None:
+        head = ClassificationHead(self, name, num_labels, layers=1, id2label=dict(id2label), bias=False)
+        self.add_prediction_head(head)
+
+    bases = (EmbeddingAdaptersWrapperMixin, ModelWithFlexibleHeadsAdaptersMixin, *base_class.__bases__)
+    made: Any = type(
+        base_class.__name__,
+        bases,
+        {
+            "__init__": init,
+            "add_classification_head": add_classification_head,
+            "base_model_prefix": "model",
+            "head_types": ["classification", "causal_lm"],
+        },
+    )
+    return made

@@ -1,0 +1,141 @@
+"""Families without a class of AdapterHub's: the lines of the first run's page, the library's own interface, SmolLM, what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edge.model.skeleton import build_skeleton
+from ringtune.errors import JobError, ModelError
+from ringtune.models.folder import read_config
+from ringtune.schedule.turns.turns import turn_sequence
+from tests.suites.test_families import SPLITS, run, write_result
+from tests.support import reference
+from tests.support.tiny_families import write_family
+from tests.support.torch_ring import Case, distance, reference_of, write_family_inputs
+
+FIRST_RUN = Path(__file__).parents[2] / "docs" / "start" / "first_run.md"
+
+
+def finished(tmp_path: Path, model_type: str, task: str, **values: Any) -> tuple[Case, Path]:
+    """A short run and the folder of its result."""
+    folder = write_family_inputs(tmp_path / "inputs", model_type, task)
+    case = Case(folder=folder, task=task, num_steps=3, every_steps=1, dtype="float32", **values)
+    carrier = run(case, SPLITS["two"])[1]
+    return case, write_result(carrier, list(turn_sequence(case.plan(SPLITS["two"]).course))[-1].owner, tmp_path / "got")
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    """Logits of two rows, one of them padded."""
+    ids = torch.tensor([[2, 5, 6, 7, 8, 3], [2, 9, 10, 3, 0, 0]])
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(input_ids=ids, attention_mask=(ids != 0).long()).logits
+    return found[ids != 0] if found.dim() == 3 else found
+
+
+def page_lines() -> str:
+    """The lines of docs/start/first_run.md that load the result of such a model."""
+    (lines,) = (
+        text
+        for text in re.findall(r"```python\n(.*?)```", FIRST_RUN.read_text(encoding="utf-8"), re.S)
+        if "interface" in text
+    )
+    return str(lines)
+
+
+@pytest.mark.promise("8 adapterhub folder")
+@pytest.mark.parametrize(("model_type", "task"), [("qwen3", "causal-lm"), ("gemma2", "sequence-classification")])
+def test_page_lines_load_the_result_of_a_plugged_family(tmp_path: Path, model_type: str, task: str) -> None:
+    """Exactly those lines, and the changes that the text below them names, give the logits of the trained model."""
+    case, folder = finished(tmp_path, model_type, task, adapter="double_seq_bn|lora")
+    lines = page_lines().replace("run/adapter", str(folder)).replace("models/base", str(case.folder / "model"))
+    if task == "sequence-classification":
+        lines = lines.replace("AutoModelForCausalLM", "AutoModelForSequenceClassification")
+        lines = lines.replace('/model")', f'/model", num_labels={len(case.labels)})')
+    if model_type == "gemma2":
+        lines = lines.replace("num_labels=", 'attn_implementation="eager", num_labels=')
+    found: dict[str, Any] = {}
+    exec(lines, found)  # noqa: S102 - the page's own lines
+    wanted = logits_of(reference_of(case).model)
+    assert float((logits_of(found["model"]) - wanted).abs().max()) <= 1e-5
+    untrained = reference.whole_model(case.job, case.plan(SPLITS["one"]), case.folder / "model")
+    assert float((logits_of(untrained) - wanted).abs().max()) > 1e-3
+
+
+def test_result_of_qwen_loads_by_the_interface_that_the_library_has(tmp_path: Path) -> None:
+    """``adapters.init(model)`` alone, with a bottleneck and LoRA on every matrix."""
+    import adapters
+    from transformers import AutoModelForCausalLM
+
+    adapter = "seq_bn|lora[attn_matrices=['q','k','v'],intermediate_lora=True,output_lora=True]"
+    case, folder = finished(tmp_path, "qwen2", "causal-lm", adapter=adapter)
+    model = AutoModelForCausalLM.from_pretrained(str(case.folder / "model"))
+    adapters.init(model)
+    model.load_adapter(str(folder), use_safetensors=True, set_active=True)
+    assert float((logits_of(model) - logits_of(reference_of(case).model)).abs().max()) <= 1e-5
+
+
+def test_smollm_is_a_llama(tmp_path: Path) -> None:
+    """A config with the keys of SmolLM2's, tied, goes the way of Llama and equals one process."""
+    folder = write_family_inputs(tmp_path / "inputs", "llama", "causal-lm")
+    path = folder / "model" / "config.json"
+    more = {"rope_interleaved": False, "is_llama_config": True, "rope_theta": 100000, "transformers.js_config": {}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    assert read_config(folder / "model")["model_type"] == "llama"
+    assert read_config(folder / "model")["rope_theta"] == 100000.0
+    case = Case(folder=folder, task="causal-lm", num_steps=3, every_steps=1)
+    _, carrier = run(case, SPLITS["two"])
+    assert distance(carrier.collected(case.plan(SPLITS["two"]), "a"), reference_of(case).adapter()) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("adapter", "word"),
+    [("mtl_lora", "not supported by this model"), ("prefix_tuning", "prefix_tuning"), ("seq_bn_inv", "seq_bn_inv")],
+)
+def test_adapters_that_the_interface_has_not_are_refused(tmp_path: Path, adapter: str, word: str) -> None:
+    """By name, before anything is planned or built."""
+    case = Case(folder=tmp_path, task="causal-lm", adapter=adapter)
+    write_family(tmp_path / "model", "qwen3", num_blocks=2)
+    with pytest.raises(JobError, match=word):
+        build_skeleton(tmp_path / "model", case.job)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values", "message"),
+    [
+        ("qwen2", {"layer_types": ["full_attention"]}, "layer_types has to name 4 layers"),
+        ("qwen2", {"layer_types": ["chunked_attention"] * 4}, "layer_types has to name 4 layers"),
+        (
+            "qwen2",
+            {"layer_types": ["sliding_attention"] * 4, "use_sliding_window": False},
+            "there is no sliding_window",
+        ),
+        ("qwen2", {"layer_types": "full_attention"}, "layer_types has to be list"),
+        ("qwen3", {"num_key_value_heads": 3}, "4 heads can't share 3"),
+        ("qwen3", {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling of type 'dynamic'"),
+        ("gemma", {"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling is refused"),
+        ("gemma", {"pad_token_id": -1}, "pad_token_id"),
+        ("gemma2", {"sliding_window": None}, "sliding_window can't be null"),
+        ("gemma2", {"final_logit_softcapping": 0.0}, "final_logit_softcapping"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "attend backwards only"),
+        ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers has to have 4 values"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+        ("smollm3", {"pad_token_id": 128004}, "is no row of a table"),
+        ("qwen3", {"auto_map": {"AutoModel": "code.Model"}}, "names code to run"),
+    ],
+)
+def test_config_of_a_plugged_family_is_not_trusted(
+    tmp_path: Path, model_type: str, values: dict[str, Any], message: str
+) -> None:
+    """What does not fit together, or would make the library fail later, is refused with the key."""
+    config = {"model_type": model_type, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 300}
+    config |= {"num_key_value_heads": 2, "pad_token_id": 0}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **values}))
+    with pytest.raises(ModelError, match=re.escape(message)):
+        read_config(tmp_path)
