@@ -1,4 +1,4 @@
-"""Families without a class of AdapterHub's: the lines of the first run's page, the library's own interface, SmolLM, what is refused."""
+"""Families without a class of AdapterHub's: the lines that load them, the library's own interface, SmolLM, what is refused."""
 
 from __future__ import annotations
 
