@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ringtune import options
+
+if TYPE_CHECKING:
+    from ringtune.jobs.job import Data
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -21,7 +24,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Rows to evaluate on; they stay on this machine. Default: the job's data.eval, or with --coordinator "
+            help="Rows to evaluate on; they stay on this machine. Default: those of the job, or with --coordinator "
             "what its nodes have for evaluation.",
         ),
     ] = None,
@@ -47,19 +50,20 @@ def evaluate(
         refuse_options_of_the_node_here(context)
     run = read_run(folder)
     require_user(run, user)
-    rows = rows_of(data, run.job.data.eval, on_ring=bool(coordinator))
+    rows = rows_of(data, run.job.data, on_ring=bool(coordinator))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     progress = Progress()
     where = f"the nodes of {coordinator}" if coordinator else "this machine"
     whose = f", user {user}," if user else ""
-    typer.echo(f"evaluating {folder}{whose} on {rows or 'the rows of the nodes'}, with {where} ...", err=True)
+    theirs = "the rows of the nodes" if coordinator else f"the held-out rows of {run.job.data.train}"
+    typer.echo(f"evaluating {folder}{whose} on {rows or theirs}, with {where} ...", err=True)
     with adapter_of(run, user) as chosen:
         if coordinator:
             found = evaluate_on_ring(
                 chosen, rows, coordinator, progress=progress, join_s=join_s, model=model, insecure=insecure
             )
         else:
-            found = evaluate_alone(chosen, rows or Path(), progress=progress, join_s=join_s, model=model)
+            found = evaluate_alone(chosen, rows, progress=progress, join_s=join_s, model=model)
     if json:
         typer.echo(json_module.dumps({"event": "evaluation", **found}))
         return
@@ -85,8 +89,11 @@ def refuse_options_of_the_node_here(context: typer.Context) -> None:
         raise UsageError(f"{words} would be for a node here that has the rows; give --data FILE, or leave out {words}")
 
 
-def rows_of(given: Path | None, of_job: str, *, on_ring: bool) -> Path | None:
-    """Choose the rows of an evaluation: those given, those of the run's job, or None for those of a ring's nodes.
+def rows_of(given: Path | None, of_job: Data, *, on_ring: bool) -> Path | None:
+    """Choose the file of an evaluation: the one given, or that of the run's job.
+
+    Returns:
+        None for the rows of a ring's nodes, or those that the job holds out of its training rows.
 
     Raises:
         DataError: the file is not there.
@@ -96,9 +103,11 @@ def rows_of(given: Path | None, of_job: str, *, on_ring: bool) -> Path | None:
 
     if given is None and on_ring:
         return None
-    if given is None and not of_job:
+    if given is None and of_job.held_out:
+        return None
+    if given is None and not of_job.eval:
         raise UsageError("the run's job has no data.eval; give --data FILE, or nodes with --eval-data")
-    rows = given or Path(of_job)
+    rows = given or Path(of_job.eval)
     if not rows.exists():
         raise DataError(f"{rows} is not there; give --data a file with the columns of the run's data.train")
     return rows

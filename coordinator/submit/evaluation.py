@@ -28,13 +28,13 @@ _STOP_S = 8.0
 
 
 def evaluate_alone(
-    run: SavedRun, data: Path, *, progress: Progress, join_s: float, model: Path | None
+    run: SavedRun, data: Path | None, *, progress: Progress, join_s: float, model: Path | None
 ) -> dict[str, Any]:
     """Evaluate in one process on this machine, and leave nothing behind.
 
     Args:
         run: whose adapter or model.
-        data: rows, as the job's columns name them.
+        data: rows, as the job's columns name them; None = those that the job holds out of its training rows.
         progress: where it is shown.
         join_s: how long the process may take to start, seconds.
         model: folder that replaces the job's.

@@ -28,8 +28,9 @@ from ringtune.jobs.parts.memory import Memory, VeloraSettings, checked
 from ringtune.jobs.parts.offload import OFF, OffloadSettings, check_offload
 from ringtune.jobs.parts.placement import PlacementSettings, with_free_microbatches
 from ringtune.jobs.parts.recovery import RecoverySettings
+from ringtune.jobs.parts.unfreeze import Unfreeze
 from ringtune.jobs.parts.users import check_user_column
-from ringtune.jobs.sections import LENGTHS, Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
+from ringtune.jobs.sections import LENGTHS, Adapter, Data, Model, Privacy, Runtime, Train, Wire
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.helping.offload import JOINT
 from ringtune.schedule.methods import Method, method_class, method_names
@@ -65,6 +66,8 @@ METHOD_SECTIONS = {"unfreeze": Unfreeze, "hift": HiftSettings}
 
 _CLEARS = {
     **{f"train.{name}": tuple(other for other in LENGTHS if other != name) for name in LENGTHS},
+    "data.eval": ("held_out",),
+    "data.held_out": ("eval",),
     "unfreeze.every_steps": ("at", "patience_steps", "min_improvement"),
     "unfreeze.at": ("every_steps", "patience_steps", "min_improvement"),
     "operations.compute": ("full", "forward_only"),

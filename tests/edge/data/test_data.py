@@ -178,3 +178,20 @@ def test_data_refuses_a_class_outside_the_labels(model_folder: Path, tmp_path: P
     with pytest.raises(DataError, match="'fair'"):
         dataset.set_labels(("bad", "good"))
     dataset.set_labels(("bad", "fair", "good"))
+
+
+def test_data_holds_rows_out_of_what_is_trained_on(model_folder: Path, tmp_path: Path) -> None:
+    """Owners train on the other rows and evaluate these, all rows once; with a file for evaluation all rows train."""
+    job = ring.make_job(model_folder, data__held_out=0.25)
+    path, other = tiny.write_rows(tmp_path / "all.csv", 24, seed=1), tiny.write_rows(tmp_path / "eval.csv", 3, seed=2)
+    shares = [
+        OwnerDataset.load(job, path, None, share=share, num_owners=2, tokenizer_folder=model_folder)
+        for share in range(2)
+    ]
+    assert [(owner.train_rows, owner.eval_rows) for owner in shares] == [(9, 3), (9, 3)]
+    found = [
+        text for owner in shares for examples in (owner._train, owner._evaluation) for text in examples._encoder._texts
+    ]
+    assert sorted(found) == sorted(text for text, _ in tiny.make_rows(24, seed=1))
+    with_file = OwnerDataset.load(job, path, other, tokenizer_folder=model_folder)
+    assert (with_file.train_rows, with_file.eval_rows) == (24, 3)
