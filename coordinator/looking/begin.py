@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.hub.resolve import model_folder
 from coordinator.looking.columns import COLUMNS, choose_columns, tasks_of
 from coordinator.looking.file_kind import check_table_file
 from coordinator.looking.find import find_model, find_rows
@@ -78,11 +79,13 @@ def begin(wishes: Wishes, ask: Ask) -> Begun:
     Raises:
         DataError: the rows make no sense; says what was seen.
         ModelError: the model can't be used, or not for these rows.
+        ConnectionFailedError: it is the id of a hub, not in the cache, and can't be fetched.
         UsageError: a column is named that the rows don't have the form for.
     """
     data, evaluate = _choose_rows(wishes, ask)
     place = wishes.model or ask.place("Folder of the model", lambda: str(find_model(wishes.folder)))
-    model = look_at_model(Path(place), written(Path(place), wishes.folder))
+    here = model_folder(place)
+    model = look_at_model(here, written(here, wishes.folder) if str(here) == str(Path(place)) else place)
     rows = _look(data)
     task = wishes.task or _choose_task(model, rows, ask)
     columns = _choose_columns(rows, task, wishes.columns or {}, ask)

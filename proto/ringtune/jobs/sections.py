@@ -61,7 +61,8 @@ class Model:
     """``[model]``: the frozen base.
 
     Attributes:
-        path: local folder with ``config.json``, ``model.safetensors`` and the tokenizer.
+        path: local folder with ``config.json``, ``model.safetensors`` and the tokenizer; or ``OWNER/NAME`` (with
+            ``@REVISION``) of a model on a hub, taken from the Hugging Face cache, else fetched.
         task: what is learned; it decides which columns the rows need and which head the model gets.
         dtype: number type in which the model is computed; float64 is for checks.
     """

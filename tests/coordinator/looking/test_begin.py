@@ -15,6 +15,7 @@ from coordinator.looking.begin import Begun, Wishes, begin
 from coordinator.looking.questions import MOST_QUESTIONS, NobodyAsked, OnTerminal
 from ringtune.errors import DataError, IntegrityError, InvalidInputError, ModelError
 from ringtune.jobs.job import Job, parse_job
+from tests.contract.models.test_hub import write_cache
 from tests.support.model_folder import bert_shapes, safetensors_bytes, write_model
 
 TEXTS = [f"{'word ' * (5 + index)}{index}" for index in range(30)]
@@ -192,6 +193,15 @@ def test_questions_on_a_terminal_take_defaults_and_repeat_until_an_answer_fits()
     shown = CliRunner().invoke(app, [], input="\nc\nb\nrows.csv\n")
     assert shown.stdout.splitlines()[-1] == "['a', 'b', 'rows.csv']"
     assert "'c' is none of a, b" in shown.stderr and "nothing looks like rows" in shown.stderr
+
+
+def test_begin_takes_a_model_of_a_hub_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache has it; the job has the id, so that it is one on other machines too."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    write_cache(tmp_path / "cache")
+    (tmp_path / "rows.csv").write_text("text,label\n" + "aaaa bbbb cccc,x\ncccc dddd eeee,y\n" * 4)
+    found = begin(Wishes(folder=tmp_path, model="acme/mini-v2"), NobodyAsked())
+    assert job_of(found).model.path == "acme/mini-v2" and "acme/mini-v2: bert, 3 blocks" in found.saw[1]
 
 
 def test_begin_reads_weights_of_the_model_that_it_names(tmp_path: Path) -> None:
