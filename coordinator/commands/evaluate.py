@@ -42,6 +42,7 @@ def evaluate(
 
     from coordinator.export.users import adapter_of, require_user
     from coordinator.run_folder.saved_run import read_run
+    from coordinator.screen.class_text import class_lines
     from coordinator.screen.progress import Progress
     from coordinator.screen.progress_lines import figure
     from coordinator.submit.evaluation import evaluate_alone, evaluate_on_ring
@@ -68,7 +69,11 @@ def evaluate(
         typer.echo(json_module.dumps({"event": "evaluation", **found}))
         return
     for name, value in found.items():
+        if isinstance(value, dict):
+            continue
         typer.echo(f"{name}: {figure(value) if isinstance(value, float) or value is None else value}")
+    for line in class_lines(found):
+        typer.echo(line)
 
 
 def refuse_options_of_the_node_here(context: typer.Context) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from edge.data.examples import Rows, Unscored
+from edge.data.examples import Classified, Rows
 from edge.data.tokens import IGNORED, Batch
 from ringtune.errors import DataError, ModelError
 from ringtune.files.strict import parse_json
@@ -175,7 +175,7 @@ class Images:
             raise DataError(f"{path} has pixels of type {dtype}; give uint8 (0 to 255) or normalised floats")
 
 
-class ImageExamples(Unscored):
+class ImageExamples(Classified):
     """The ``Examples`` of image classification.
 
     Args:

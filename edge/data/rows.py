@@ -10,11 +10,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
-from edge.data.examples import Examples, Rows, Source, Values
+from edge.data.examples import Classified, Examples, Rows, Source, Values
 from edge.data.images import Images
 from edge.data.language import Language
 from edge.data.questions import Questions
@@ -47,6 +47,14 @@ class MeanTokens(NamedTuple):
 
     train: float
     evaluation: float
+
+
+class Predicting(Protocol):
+    """What a head computed for a micro-batch."""
+
+    @property
+    def predictions(self) -> torch.Tensor | None:
+        """What an evaluation scores row by row; None if there is nothing."""
 
 
 NO_TOKENS = MeanTokens(0.0, 0.0)
@@ -223,9 +231,16 @@ class OwnerDataset:
         batches = (eval_rows(self.eval_rows, batch_size, index) for index in order)
         return MeanTokens(train, _mean_width(self._evaluation, batches, budget_s))
 
-    def score(self, item: Item, batch: Batch, predictions: torch.Tensor) -> Values:
-        """Score an evaluation's predictions row by row, beyond the head's own numbers."""
-        return () if self._evaluation is None else self._evaluation.score(batch, predictions, item.turn)
+    def score(self, course: Course, item: Item, batch: Batch, found: Predicting) -> Values:
+        """Score an evaluation's predictions row by row, beyond the head's own numbers.
+
+        Classes are counted in the evaluation after the last step only, as these counts leave the node.
+        """
+        if found.predictions is None or self._evaluation is None:
+            return ()
+        if isinstance(self._evaluation, Classified) and item.step < course.num_steps:
+            return ()
+        return self._evaluation.score(batch, found.predictions, item.turn)
 
 
 def _mean_width(examples: Examples, batches: Iterable[Sequence[int]], budget_s: float) -> float:

@@ -99,8 +99,14 @@ class SequenceClassification(_OneOutput):
         """Sum the cross entropy over rows, and count rows whose largest logit is the label's."""
         logits_BC, labels_B = output.logits, batch.labels  # B rows, C classes
         loss = nn.functional.cross_entropy(logits_BC, labels_B, ignore_index=IGNORED, reduction="sum")
-        correct = int((logits_BC.detach().argmax(dim=-1) == labels_B).sum())
-        return HeadCounts(loss_sum=loss, num_targets=self.num_targets(batch), more=(("correct", float(correct)),))
+        predicted_B = logits_BC.detach().argmax(dim=-1)
+        correct = int((predicted_B == labels_B).sum())
+        return HeadCounts(
+            loss_sum=loss,
+            num_targets=self.num_targets(batch),
+            more=(("correct", float(correct)),),
+            predictions=predicted_B,
+        )
 
 
 class ImageClassification(SequenceClassification):
