@@ -17,6 +17,7 @@ EXAMPLES = {
     "model.path": '"models/all-MiniLM-L6-v2"',
     "data.train": '"train.csv"',
     "data.eval": '"test.csv"',
+    "data.held_out": "0.1",
     "data.labels": '["bad", "good"]',
     "data.split": '"dirichlet:0.5"',
     "data.owners": "2",

@@ -46,7 +46,7 @@ def evaluate(
     saved = read_run(folder_of(run))
     require_user(saved, user)
     given = Path(data) if data is not None else None
-    rows = rows_to_evaluate(given, saved.job.data.eval, on_ring=bool(coordinator))
+    rows = rows_to_evaluate(given, saved.job.data, on_ring=bool(coordinator))
     base = Path(model) if model is not None else None
     with speaking_as(speaker() if coordinator else None), adapter_of(saved, user) as chosen:
         if not coordinator:

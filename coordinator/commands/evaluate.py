@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ringtune import options
+
+if TYPE_CHECKING:
+    pass
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -21,7 +24,7 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Rows to evaluate on; they stay on this machine. Default: the job's data.eval, or with --coordinator "
+            help="Rows to evaluate on; they stay on this machine. Default: those of the job, or with --coordinator "
             "what its nodes have for evaluation.",
         ),
     ] = None,
@@ -39,6 +42,7 @@ def evaluate(
 
     from coordinator.export.users import adapter_of, require_user
     from coordinator.run_folder.saved_run import read_run
+    from coordinator.screen.class_text import class_lines
     from coordinator.screen.progress import Progress
     from coordinator.screen.progress_lines import figure
     from coordinator.submit.evaluation import evaluate_alone, evaluate_on_ring, rows_to_evaluate
@@ -47,24 +51,29 @@ def evaluate(
         refuse_options_of_the_node_here(context)
     run = read_run(folder)
     require_user(run, user)
-    rows = rows_to_evaluate(data, run.job.data.eval, on_ring=bool(coordinator))
+    rows = rows_to_evaluate(data, run.job.data, on_ring=bool(coordinator))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     progress = Progress()
     where = f"the nodes of {coordinator}" if coordinator else "this machine"
     whose = f", user {user}," if user else ""
-    typer.echo(f"evaluating {folder}{whose} on {rows or 'the rows of the nodes'}, with {where} ...", err=True)
+    theirs = "the rows of the nodes" if coordinator else f"the held-out rows of {run.job.data.train}"
+    typer.echo(f"evaluating {folder}{whose} on {rows or theirs}, with {where} ...", err=True)
     with adapter_of(run, user) as chosen:
         if coordinator:
             found = evaluate_on_ring(
                 chosen, rows, coordinator, progress=progress, join_s=join_s, model=model, insecure=insecure
             )
         else:
-            found = evaluate_alone(chosen, rows or Path(), progress=progress, join_s=join_s, model=model)
+            found = evaluate_alone(chosen, rows, progress=progress, join_s=join_s, model=model)
     if json:
         typer.echo(json_module.dumps({"event": "evaluation", **found}))
         return
     for name, value in found.items():
+        if isinstance(value, dict):
+            continue
         typer.echo(f"{name}: {figure(value) if isinstance(value, float) or value is None else value}")
+    for line in class_lines(found):
+        typer.echo(line)
 
 
 def refuse_options_of_the_node_here(context: typer.Context) -> None:

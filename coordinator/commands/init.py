@@ -1,7 +1,8 @@
-"""``ringtune init``: a job file to begin with."""
+"""``ringtune init``: look at rows and a model, and write the job that follows from them."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,43 +20,100 @@ def init(
         str,
         typer.Option(
             metavar="TASK",
-            help="What is learned: sequence-classification, question-answering, causal-lm or image-classification.",
+            help="What is learned: sequence-classification, question-answering, causal-lm or image-classification. "
+            "Default: what the rows have columns for and the model a head.",
         ),
-    ] = "sequence-classification",
-    model: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the base model, for model.path.")] = Path(
-        "models/all-MiniLM-L6-v2"
-    ),
-    data: Annotated[Path, typer.Option(metavar="FILE", help="Training rows, for data.train.")] = Path("train.csv"),
-    eval_data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Evaluation rows, for data.eval. Default: none.")
+    ] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR", help="Folder of the base model, for model.path. Default: the one that lies beside FILE."
+        ),
+    ] = "",
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Training rows, for data.train. Default: those that lie beside FILE."),
     ] = None,
+    eval_data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Evaluation rows, for data.eval. Default: test, eval or valid beside the training rows; else a tenth "
+            "of these is held out.",
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="KEY=COLUMN", help="Name a column of the rows, e.g. --column label=mood."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take what is found, and the defaults.")] = False,
+    template: Annotated[
+        bool, typer.Option("--template", help="Look at nothing: write the common keys of --task, to be filled in.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
-    """Write a job file with the common keys of a task, each with what it does; nothing is asked or overwritten."""
+    """Look at rows (csv, jsonl, npz, text, a folder of images) and a model folder, and write a job with comments.
+
+    On a terminal at most five questions are asked, each with a default; elsewhere none. No file is overwritten.
+    """
     import json as json_module
 
+    from coordinator.looking.begin import Begun, Wishes, begin, parse_columns
+    from coordinator.looking.questions import NobodyAsked, OnTerminal
     from ringtune.errors import UsageError
     from ringtune.files.durable import write_durably
     from ringtune.files.strict import nearest
-    from ringtune.hints import hint
-    from ringtune.jobs.template import job_template
-    from ringtune.models.family import TASKS
+    from ringtune.models.family import CLASSIFICATION, TASKS
 
-    if task not in TASKS:
+    if task and task not in TASKS:
         raise UsageError(f"--task {task!r} is not known; {nearest(task, TASKS)}")
     if file.exists():
         raise UsageError(f"{file} is there already; give another name, or remove it")
-    text = job_template(task, model=str(model), train=str(data), evaluate=str(eval_data or ""))
-    write_durably(file, text.encode())
-    if json:
-        typer.echo(json_module.dumps({"event": "init", "file": str(file), "task": task}))
-        return
-    if not (file.parent / model).is_dir():
-        typer.echo(
-            f"{model} is not there yet: model.path has to be a folder with config.json, model.safetensors and the "
-            "tokenizer; 'ringtune demo' fetches one, and the job.toml that it writes names the folder",
-            err=True,
+    if template:
+        if column:
+            raise UsageError("--template looks at no rows, so --column has no meaning; leave one of them out")
+        found = Begun(text=_template(task, model, data, eval_data), task=task or CLASSIFICATION, saw=(), chosen={})
+    else:
+        wishes = Wishes(
+            folder=file.parent,
+            task=task,
+            model=model,
+            data=data,
+            eval_data=eval_data,
+            columns=parse_columns(column or []),
         )
+        asks = not (yes or json) and sys.stdin.isatty()
+        found = begin(wishes, OnTerminal() if asks else NobodyAsked())
+    write_durably(file, found.text.encode())
+    if json:
+        values = {name: choice.value for name, choice in found.chosen.items()}
+        typer.echo(json_module.dumps({"event": "init", "file": str(file), "task": found.task, "chosen": values}))
+        return
+    for line in found.saw:
+        typer.echo(line)
+    for name, choice in found.chosen.items():
+        if choice.reason:
+            typer.echo(f"  {name} = {choice.value}: {choice.reason}")
+    _tell_what_next(file)
+
+
+def _template(task: str, model: str, data: Path | None, eval_data: Path | None) -> str:
+    """Write the common keys of a task, with places to fill in where nothing was given."""
+    from ringtune.jobs.template import job_template
+    from ringtune.models.family import CLASSIFICATION
+
+    return job_template(
+        task or CLASSIFICATION,
+        model=model or "models/all-MiniLM-L6-v2",
+        train=str(data or "train.csv"),
+        evaluate=str(eval_data or ""),
+    )
+
+
+def _tell_what_next(file: Path) -> None:
+    """Print the commands that see what would happen, and that train."""
+    from ringtune.hints import hint
+
     typer.echo(f"wrote {file}; change it, then see what would happen, and train:")
     typer.echo(f"  {hint('plan', str(file), '--assume', '2')}")
     typer.echo(f"  {hint('train', str(file), '--local', '2', '--out', 'run')}")

@@ -15,11 +15,16 @@ from ringtune.jobs.operations.given_table import with_table_read
 def changed_job(path: Path, changes: Iterable[str]) -> Job:
     """Read a job file and change it; a file that ``--set operations.table=FILE`` names is read too.
 
+    A model that the job names by its id on a hub is a folder of this machine from here on.
+
     Raises:
         JobError: of the file, or of a changed value.
         UsageError: a change is not ``KEY=VALUE``.
+        ConnectionFailedError: the model is not in the cache and can't be fetched.
     """
-    job = load_job(path).with_overrides(parse_changes(changes))
+    from coordinator.hub.resolve import with_model_here
+
+    job = with_model_here(load_job(path).with_overrides(parse_changes(changes)))
     return dataclasses.replace(job, operations=with_table_read(job.operations, Path.cwd()))
 
 

@@ -16,7 +16,7 @@ from ringtune.costs.memory.rows import data_bytes
 from ringtune.costs.profile import NodeFacts
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.users import count_users
-from ringtune.jobs.split import even_share, split_rows
+from ringtune.jobs.split import even_share, hold_out, split_rows
 
 _DEFAULT_NODES = 2
 
@@ -41,7 +41,7 @@ def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[
     model = model_facts(job.model.path, job)
     token_bytes = computed_token_bytes(model, job)
     train = count_rows(job.data.train, job)
-    held_out = count_rows(job.data.eval, job) if job.data.eval else RowCounts(examples=())
+    train, held_out = _divided(train, job)
     files = tuple(Path(file) for file in (job.data.train, job.data.eval) if file)
     found: dict[str, NodeFacts] = {}
     for index in range(num_nodes):
@@ -73,6 +73,14 @@ def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[
             else 0,
         )
     return found
+
+
+def _divided(train: RowCounts, job: Job) -> tuple[RowCounts, RowCounts]:
+    """Count the rows that are trained on, and those that are evaluated."""
+    if job.data.eval:
+        return train, count_rows(job.data.eval, job)
+    kept, held_out = hold_out(len(train.examples), share=job.data.held_out, seed=job.train.seed)
+    return _taken(train, kept), _taken(train, held_out)
 
 
 def _share(job: Job, train: RowCounts, held_out: RowCounts, index: int, num_owners: int) -> tuple[RowCounts, RowCounts]:

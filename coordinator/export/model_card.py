@@ -246,7 +246,8 @@ def _figures(run: SavedRun) -> str:
     found = run.report.get("eval", {})
     if not found.get("count"):
         return "It was not evaluated while it was trained."
-    rows = [(name, "-" if value is None else value) for name, value in sorted(found.items())]
+    plain = {name: value for name, value in found.items() if not isinstance(value, dict)}
+    rows = [(name, "-" if value is None else value) for name, value in sorted(plain.items())]
     return _table(("on the owners' evaluation rows", ""), rows)
 
 

@@ -13,6 +13,7 @@ from ringtune.errors import IntegrityError
 from ringtune.files.pieces import FilePieces, Pieces
 from ringtune.models.family import CLASS_TASKS
 from ringtune.models.folder import base_tensors, model_dimensions, read_config
+from ringtune.models.hub import id_of_folder
 from ringtune.models.result_files import model_result
 from ringtune.models.tensors import CONFIG_FILE, INDEX_FILE, read_headers
 
@@ -36,7 +37,7 @@ def model_contents(
     saved = saved or run.saved
     config = read_json(saved / CONFIG_FILE)
     _check(run, saved, config)
-    base_model = checked_id(base_model or Path(run.job.model.path).name)
+    base_model = checked_id(base_model or id_of_folder(Path(run.job.model.path)))
     names = [
         CONFIG_FILE,
         *_weight_files(saved),

@@ -6,6 +6,7 @@ from pathlib import PurePath
 
 from coordinator.drive.requests import RunRequest
 from coordinator.kept_runs.record import RunRecord
+from ringtune.models.hub import name_of_folder
 
 
 def record_of(run_id: str, request: RunRequest, now_unix_s: float, *, takes_up: str = "") -> RunRecord:
@@ -13,7 +14,7 @@ def record_of(run_id: str, request: RunRequest, now_unix_s: float, *, takes_up: 
     return RunRecord(
         run_id=run_id,
         first_run=request.resume.run_id if request.resume else run_id,
-        model=PurePath(request.job.model.path).name,
+        model=name_of_folder(PurePath(request.job.model.path)),
         method=request.job.train.method,
         submitted_by=request.submitted_by,
         started_unix_s=now_unix_s,

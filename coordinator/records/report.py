@@ -7,12 +7,12 @@ bytes of finished turns are forgotten, so that memory does not grow with the run
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.records.figures import figures, mean
 from coordinator.records.offload_facts import ParcelBytes, offload_facts
 from coordinator.records.step_lines import LastStep, shown
 from coordinator.records.training_facts import training_facts
@@ -35,36 +35,6 @@ from ringtune.schedule.units import units_text
 REPORT_SCHEMA = 1
 _CACHE_COUNTS = ("cache_reads", "cache_read_bytes")
 _CACHE_MOST = "cache_most_kept_bytes"
-_LARGEST_EXPONENT = 700.0
-
-
-def mean(values: Mapping[str, float], name: str) -> float | None:
-    """Quotient ``values[name] / values["count"]``; None if the count is 0 or the quotient is not finite.
-
-    JSON has no NaN, and training may diverge. Example: loss_sum 6 and count 4 are 1.5.
-    """
-    count = values.get("count", 0.0)
-    quotient = values.get(name, 0.0) / count if count else math.nan
-    return quotient if math.isfinite(quotient) else None
-
-
-def figures(values: Mapping[str, float]) -> dict[str, Any]:
-    """Compute loss and accuracy from an evaluation's sums, and the further figures of its task.
-
-    ``perplexity`` of a language model, ``f1`` and ``exact_match`` over the ``questions``, as shares.
-    """
-    found: dict[str, Any] = {
-        "loss": mean(values, "loss_sum"),
-        "accuracy": mean(values, "correct") if "correct" in values else None,
-    }
-    if "tokens" in values:
-        loss = found["loss"]
-        found["perplexity"] = math.exp(loss) if loss is not None and loss < _LARGEST_EXPONENT else None
-    if "questions" in values:
-        judged = {**values, "count": values["questions"]}
-        found |= {"f1": mean(judged, "f1_sum"), "exact_match": mean(judged, "exact_sum")}
-        found["questions"] = int(values["questions"])
-    return found
 
 
 @dataclass(slots=True)
@@ -321,7 +291,7 @@ class RunLedger:
         """
         rows = sum(owner.eval_rows for owner in self._plan.course.owners)
         entry: dict[str, Any] = {"step": step, "rows": rows, "count": int(values.get("count", 0.0))}
-        entry |= figures(values)
+        entry |= figures(values, self._plan.course.labels, self._plan.course.max_length)
         self._evaluations.append(entry)
         return {"kind": "evaluation", **entry}
 

@@ -137,6 +137,7 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
         job.data,
         train=str(data.resolve()) if data else job.data.train,
         eval=str(data.resolve()) if data else job.data.eval,
+        held_out=0.0 if data else job.data.held_out,
         labels=run.plan.course.labels,
         split="iid" if data else job.data.split,
         owners=0,

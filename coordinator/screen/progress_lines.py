@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from coordinator.screen.class_text import class_lines
 from coordinator.screen.operations_text import saved_lines
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import NONE
 
-_TASK_FIGURES = ("accuracy", "perplexity", "f1", "exact_match")
+_TASK_FIGURES = ("accuracy", "macro_f1", "perplexity", "f1", "exact_match")
 
 
 def plan_lines(plan: Plan, memory_bytes: Mapping[str, int]) -> list[str]:
@@ -88,7 +89,7 @@ def _evaluation(entry: Mapping[str, Any]) -> str:
 def _counted(entry: Mapping[str, Any]) -> str:
     """Name what the loss is a mean over: tokens of a language model, windows of questions, else rows."""
     if entry.get("perplexity") is not None:
-        return "tokens"
+        return f"tokens, rows cut at {entry['max_length']}" if entry.get("max_length") else "tokens"
     return "windows" if entry.get("questions") else "rows"
 
 
@@ -117,4 +118,5 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
     lines += saved_lines(report.get("operations"))
     if report["eval"]["count"]:
         lines.append(_evaluation(report["eval"]))
+        lines += class_lines(report["eval"])
     return lines

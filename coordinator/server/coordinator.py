@@ -27,6 +27,7 @@ from ringtune.errors import BusyError, FrameError, JobError, PeerLostError, Ring
 from ringtune.ids import check_node_name, make_run_id
 from ringtune.jobs.job import Job
 from ringtune.machine.heap import trim_heap
+from ringtune.models.hub import name_of_folder
 from ringtune.rpc.addresses import require_private
 from ringtune.rpc.versions import require_compatible
 from ringtune.v1 import control_pb2
@@ -289,7 +290,7 @@ class Coordinator:
             self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
             self._driver, self._board = driver, driver.board
             self.offers.put(run_id, model_folder(job))
-            model = PurePath(job.model.path).name
+            model = name_of_folder(PurePath(job.model.path))
             spoken = SpokenRun(what, who=who, model=model, say=self.tell, clock=time.monotonic)
             driver.listen(spoken)
             for sink in self.sinks:

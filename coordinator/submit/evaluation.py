@@ -20,38 +20,41 @@ from coordinator.submit.local.local_nodes import LocalNodes, LocalSetup
 from coordinator.submit.outcome import Outcome
 from ringtune.errors import BusyError, DataError, DeadlineError, IntegrityError, RingTuneError, UsageError
 from ringtune.files.durable import write_durably
-from ringtune.jobs.job import Job
+from ringtune.jobs.job import Data, Job
 from ringtune.trust.speaking import is_encrypted
 
 _POLL_S = 0.1
 _STOP_S = 8.0
 
 
-def rows_to_evaluate(given: Path | None, of_job: str, *, on_ring: bool) -> Path | None:
-    """Choose the rows of an evaluation: those given, those of the run's job, or None for those of a ring's nodes.
+def rows_to_evaluate(given: Path | None, of_job: Data, *, on_ring: bool) -> Path | None:
+    """Choose the file of an evaluation: the one given, or that of the run's job.
+
+    Returns:
+        None for the rows of a ring's nodes, or those that the job holds out of its training rows.
 
     Raises:
         DataError: the file is not there.
         UsageError: none is given, and the job has none.
     """
-    if given is None and on_ring:
+    if given is None and (on_ring or of_job.held_out):
         return None
-    if given is None and not of_job:
+    if given is None and not of_job.eval:
         raise UsageError("the run's job has no data.eval; give --data FILE, or nodes with --eval-data")
-    rows = given or Path(of_job)
+    rows = given or Path(of_job.eval)
     if not rows.exists():
         raise DataError(f"{rows} is not there; give --data a file with the columns of the run's data.train")
     return rows
 
 
 def evaluate_alone(
-    run: SavedRun, data: Path, *, progress: Progress, join_s: float, model: Path | None
+    run: SavedRun, data: Path | None, *, progress: Progress, join_s: float, model: Path | None
 ) -> dict[str, Any]:
     """Evaluate in one process on this machine, and leave nothing behind.
 
     Args:
         run: whose adapter or model.
-        data: rows, as the job's columns name them.
+        data: rows, as the job's columns name them; None = those that the job holds out of its training rows.
         progress: where it is shown.
         join_s: how long the process may take to start, seconds.
         model: folder that replaces the job's.

@@ -231,8 +231,8 @@ class NodeExecutor:
             flow.grad = result.grad
         else:
             result = owner.evaluate(hidden, rows)
-            if item.kind is StepKind.EVALUATE and result.predictions is not None:
-                result = result._replace(values=result.values + dataset.score(item, rows, result.predictions))
+            if item.kind is StepKind.EVALUATE:
+                result = result._replace(values=result.values + dataset.score(self._course, item, rows, result))
         if may_diverge(item) and not math.isfinite(loss := dict(result.values)["loss_sum"]):
             raise diverged(item, f"the loss is {loss}", course=self._course, micro=action.micro)
         entry.heads_left -= 1

@@ -6,6 +6,8 @@ question's context, an image). Rows are shared among owners, so that all windows
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from edge.data.tokens import Batch
+from ringtune.rounds.class_counts import LEAST_ROWS, MOST_CLASSES, name_of
 
 Values = tuple[tuple[str, float], ...]
 
@@ -82,6 +85,42 @@ class Source(Protocol):
 
     def examples(self, rows: Sequence[Any], labels: Sequence[str]) -> Examples:
         """Make the examples of these rows, of which ``labels`` are the class names."""
+
+
+class Classified(Sized):
+    """Examples that are one a row, of which an evaluation may count the predicted classes."""
+
+    @property
+    def of_rows(self) -> Sequence[int]:
+        """One of each row."""
+        return [1] * len(self)
+
+    def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
+        """Add predicted classes (B,) up over a whole evaluation, so that no count is of a batch alone.
+
+        Returns:
+            With the last row the counts of all, by the names of ``ringtune.rounds.class_counts``; before it nothing.
+            An owner of few rows counts none.
+        """
+        counts = self._open.setdefault(key, Counter())
+        counts.update(zip(batch.labels.tolist(), predictions.tolist(), strict=True))
+        if counts.total() < len(self):
+            return ()
+        del self._open[key]
+        if len(self) < LEAST_ROWS:
+            return ()
+        pairs = sorted(pair for pair in counts if pair[0] >= 0)  # rows without a class of the run don't count
+        if any(index >= MOST_CLASSES for pair in pairs for index in pair):
+            return ()
+        return tuple((name_of(*pair), float(counts[pair])) for pair in pairs)
+
+    def forget_scores(self) -> None:
+        """Drop the counts of an evaluation that did not end."""
+        self._open.clear()
+
+    @functools.cached_property
+    def _open(self) -> dict[int, Counter[tuple[int, int]]]:
+        return {}
 
 
 class Unscored(Sized):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from edge.data.examples import Rows, Unscored
+from edge.data.examples import Classified, Rows
 from edge.data.tokens import IGNORED, Batch
 from ringtune.errors import DataError, ModelError
 from ringtune.files.strict import parse_json
@@ -118,15 +118,34 @@ class Images:
         """Number of tokens of an image: its patches and the class token."""
         return self._num_tokens
 
+    def files_in(self, folder: Path) -> list[ImageFile]:
+        """List the images in a folder and below it, with or without a folder for each class; every shape is checked.
+
+        Raises:
+            DataError: there are none, or one has another shape than the model takes.
+        """
+        files = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in (".npy", *_PICTURES)]
+        for file in files:
+            self._check(file, *_shape_of(file))
+        if not files:
+            raise DataError(f"{folder} has no images (.npy, {', '.join(_PICTURES)})")
+        return [ImageFile(file) for file in files]
+
+    def images_of(self, path: Path) -> Array:
+        """Read the images of an npz file, which may be without labels.
+
+        Raises:
+            DataError: it can't be used, or has no such array, or of another shape than the model takes.
+        """
+        images = _arrays(path, {"data.image": self._image})[self._image]
+        if images.ndim == 0 or not len(images):
+            raise DataError(f"{path} has images of shape {images.shape}; give it images")
+        self._check(path, images.shape[1:], images.dtype)
+        return images
+
     def _read_npz(self, path: Path) -> Rows:
-        try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                for key, name in (("data.image", self._image), ("data.label", self._label)):
-                    if name not in arrays:
-                        raise DataError(f"{path} has no array {name!r}; it has {', '.join(arrays)}; set {key}")
-                images, labels = arrays[self._image], arrays[self._label]
-        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-            raise DataError(f"{path} is no readable npz file ({error}); write it with numpy.savez") from error
+        arrays = _arrays(path, {"data.image": self._image, "data.label": self._label})
+        images, labels = arrays[self._image], arrays[self._label]
         if images.ndim == 0 or labels.shape != images.shape[:1] or not len(images):
             raise DataError(f"{path} has images of shape {images.shape} and labels of shape {labels.shape}")
         if labels.dtype.kind not in "iuU":
@@ -156,7 +175,7 @@ class Images:
             raise DataError(f"{path} has pixels of type {dtype}; give uint8 (0 to 255) or normalised floats")
 
 
-class ImageExamples(Unscored):
+class ImageExamples(Classified):
     """The ``Examples`` of image classification.
 
     Args:
@@ -210,6 +229,23 @@ def _normalisation(folder: Path, channels: int) -> tuple[torch.Tensor, torch.Ten
     if not bool((found[1] > 0).all()):
         raise ModelError(f"{path}: image_std has to be above 0")
     return found[0], found[1]
+
+
+def _arrays(path: Path, needed: Mapping[str, str]) -> dict[str, Array]:
+    """Read arrays of an npz file.
+
+    Args:
+        path: of the file.
+        needed: key of the job -> name of an array.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            for key, name in needed.items():
+                if name not in arrays:
+                    raise DataError(f"{path} has no array {name!r}; it has {', '.join(arrays)}; set {key}")
+            return {name: arrays[name] for name in needed.values()}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise DataError(f"{path} is no readable npz file ({error}); write it with numpy.savez") from error
 
 
 def _is_number(value: object) -> bool:

@@ -151,7 +151,7 @@ class QuestionExamples:
         self._questions = questions
         self._windows = windows
         self._padder = padder
-        self._open: dict[tuple[int, int], _OpenQuestion] = {}
+        self._open: dict[tuple[int, int], Answered] = {}
         self._num_windows = [0] * len(questions)
         for window in windows:
             self._num_windows[window.question] += 1
@@ -196,45 +196,60 @@ class QuestionExamples:
         Returns:
             ``questions``, ``exact_sum`` and ``f1_sum`` of the questions that are complete.
         """
+        closed = self.close(batch, predictions, key)
+        exact = sum(exact_match(entry.text, self._questions[entry.question].answers) for entry in closed)
+        overlap = sum(f1(entry.text, self._questions[entry.question].answers) for entry in closed)
+        return (("questions", float(len(closed))), ("exact_sum", float(exact)), ("f1_sum", float(overlap)))
+
+    def close(self, batch: Batch, predictions: torch.Tensor, key: int) -> list[Answered]:
+        """Take the best span of each window; arguments as ``score``.
+
+        Returns:
+            The questions of which all windows are in now.
+        """
         if batch.examples is None:
             raise DataError("the batch does not say which windows it has")
         logits, width = predictions.float().cpu(), predictions.shape[1]
-        closed: list[_OpenQuestion] = []
+        closed: list[Answered] = []
         for row, index in enumerate(batch.examples.tolist()):
             window = self._windows[index]
             at = window.first + self._padder.start(len(window.tokens.ids), width)
             score, first, last = best_span(logits[row, at : at + len(window.starts)])
-            entry = self._open.setdefault((key, window.question), _OpenQuestion(question=window.question))
-            entry.add((score, -index), self._text(window, first, last))
+            entry = self._open.setdefault((key, window.question), Answered(question=window.question))
+            place = (window.starts[first], window.stops[last]) if len(window.starts) else (0, 0)
+            entry.add((score, -index), place, self._questions[window.question].context)
             if entry.seen == self._num_windows[window.question]:
                 closed.append(self._open.pop((key, window.question)))
-        exact = sum(exact_match(entry.text, self._questions[entry.question].answers) for entry in closed)
-        overlap = sum(f1(entry.text, self._questions[entry.question].answers) for entry in closed)
-        return (("questions", float(len(closed))), ("exact_sum", float(exact)), ("f1_sum", float(overlap)))
+        return closed
 
     def forget_scores(self) -> None:
         """Forget questions that an evaluation left half-done."""
         self._open.clear()
 
-    def _text(self, window: Window, first: int, last: int) -> str:
-        if not len(window.starts):
-            return ""
-        return self._questions[window.question].context[window.starts[first] : window.stops[last]]
-
 
 @dataclass(slots=True)
-class _OpenQuestion:
-    """A question of which some windows are judged; the order of the windows changes nothing."""
+class Answered:
+    """The answer to a question by the windows that were judged; their order changes nothing.
+
+    Attributes:
+        question: index of the question.
+        seen: windows that were judged.
+        text: of the best span.
+        best: its sum of logits, and its window.
+        place: its first character in the context, and one past its last.
+    """
 
     question: int
     seen: int = 0
     text: str = ""
     best: tuple[float, int] = field(default=(-float("inf"), 0))
+    place: tuple[int, int] = (0, 0)
 
-    def add(self, score: tuple[float, int], text: str) -> None:
+    def add(self, score: tuple[float, int], place: tuple[int, int], context: str) -> None:
+        """Take the best span of one more window."""
         self.seen += 1
         if score > self.best:
-            self.best, self.text = score, text
+            self.best, self.place, self.text = score, place, context[place[0] : place[1]]
 
 
 def best_span(logits_T2: torch.Tensor) -> tuple[float, int, int]:

@@ -10,11 +10,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
-from edge.data.examples import Examples, Rows, Source, Values
+from edge.data.examples import Classified, Examples, Rows, Source, Values
 from edge.data.images import Images
 from edge.data.language import Language
 from edge.data.questions import Questions
@@ -24,7 +24,7 @@ from edge.data.tokens import Batch
 from ringtune.errors import DataError
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.users import count_users, sorted_by_user
-from ringtune.jobs.split import even_share, split_rows
+from ringtune.jobs.split import even_share, hold_out, split_rows
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import UserRows
@@ -47,6 +47,14 @@ class MeanTokens(NamedTuple):
 
     train: float
     evaluation: float
+
+
+class Predicting(Protocol):
+    """What a head computed for a micro-batch."""
+
+    @property
+    def predictions(self) -> torch.Tensor | None:
+        """What an evaluation scores row by row; None if there is nothing."""
 
 
 NO_TOKENS = MeanTokens(0.0, 0.0)
@@ -112,7 +120,7 @@ class OwnerDataset:
         Args:
             job: task, names of the columns, the split and the seed.
             path: training rows, in a format that the task reads.
-            eval_path: evaluation rows; None = no evaluation.
+            eval_path: evaluation rows; None = the share of the training rows that the job holds out.
             share: which share of the rows, in ``[0, num_owners)``.
             num_owners: number of shares; the split depends on (seed, number, rule) only.
             tokenizer_folder: the model's folder.
@@ -123,25 +131,31 @@ class OwnerDataset:
         """
         source = SOURCES[job.model.task](job, tokenizer_folder)
         found = source.read(path)
+        wanted = job.data.held_out if eval_path is None else 0.0
+        kept, held_out_rows = hold_out(len(found.rows), share=wanted, seed=job.train.seed)
         mine = split_rows(
-            len(found.rows),
+            len(kept),
             num_owners=num_owners,
             share=share,
             seed=job.train.seed,
             split=job.data.split,
-            labels=found.labels or None,
+            labels=[found.labels[row] for row in kept] if found.labels else None,
         )
         digest = RowsDigest()
-        train, labels, users = _take(source, found, mine, digest)
+        train, labels, users = _take(source, found, [kept[place] for place in mine], digest)
         evaluation: Examples | None = None
         eval_labels: tuple[str, ...] = ()
         eval_users: tuple[tuple[str, int], ...] = ()
         skipped = found.skipped
+        judged = found
         if eval_path is not None:
-            held_out = source.read(eval_path)
-            skipped += held_out.skipped
-            chosen = even_share(len(held_out.rows), num_owners=num_owners, share=share)
-            evaluation, eval_labels, eval_users = _take(source, held_out, chosen, digest)
+            judged = source.read(eval_path)
+            skipped += judged.skipped
+            held_out_rows = tuple(range(len(judged.rows)))
+        if held_out_rows:
+            own = even_share(len(held_out_rows), num_owners=num_owners, share=share)
+            chosen = [held_out_rows[place] for place in own]
+            evaluation, eval_labels, eval_users = _take(source, judged, chosen, digest)
         if skipped:
             _LOG.warning("%s: %d rows have an answer that is not in their context; they are skipped", path, skipped)
         return OwnerDataset(
@@ -217,9 +231,16 @@ class OwnerDataset:
         batches = (eval_rows(self.eval_rows, batch_size, index) for index in order)
         return MeanTokens(train, _mean_width(self._evaluation, batches, budget_s))
 
-    def score(self, item: Item, batch: Batch, predictions: torch.Tensor) -> Values:
-        """Score an evaluation's predictions row by row, beyond the head's own numbers."""
-        return () if self._evaluation is None else self._evaluation.score(batch, predictions, item.turn)
+    def score(self, course: Course, item: Item, batch: Batch, found: Predicting) -> Values:
+        """Score an evaluation's predictions row by row, beyond the head's own numbers.
+
+        Classes are counted in the evaluation after the last step only, as these counts leave the node.
+        """
+        if found.predictions is None or self._evaluation is None:
+            return ()
+        if isinstance(self._evaluation, Classified) and item.step < course.num_steps:
+            return ()
+        return self._evaluation.score(batch, found.predictions, item.turn)
 
 
 def _mean_width(examples: Examples, batches: Iterable[Sequence[int]], budget_s: float) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from edge.data.examples import Rows, Unscored
+from edge.data.examples import Classified, Rows
 from edge.data.tokens import IGNORED, Batch, Encoder, Padder, load_tokenizer
 from ringtune.errors import ModelError
 from ringtune.files.tables import class_of, read_table, text_of
@@ -48,7 +48,7 @@ class LabelledTexts:
         return LabelledExamples(Encoder(self._tokenizer, rows), labels, self._padder, self._max_length)
 
 
-class LabelledExamples(Unscored):
+class LabelledExamples(Classified):
     """The ``Examples`` of sequence classification.
 
     Args:

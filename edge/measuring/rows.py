@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from edge.data.rows import OwnerDataset
+from edge.data.rows import OwnerDataset, Predicting
 from edge.data.tokens import Batch
 from ringtune.costs.measured.measuring import Size
 from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING
@@ -56,9 +56,9 @@ class SizedRows:
             self._made[kind, self._size] = resized(real, self._size, self._task)
         return self._made[kind, self._size]
 
-    def score(self, item: Item, batch: Batch, predictions: torch.Tensor) -> tuple[tuple[str, float], ...]:
+    def score(self, course: Course, item: Item, batch: Batch, found: Predicting) -> tuple[tuple[str, float], ...]:
         """Score the predictions on the real rows behind the batch, as an evaluation does."""
-        return self._real.score(item, batch, predictions)
+        return self._real.score(course, item, batch, found)
 
 
 def _first(item: Item, kind: StepKind) -> Item:

@@ -59,15 +59,20 @@ class Task(Protocol):
         """
 
 
+def head_output(head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> Any:
+    """Call a head as AdapterHub calls it; arguments as ``Task.run``."""
+    from transformers.modeling_outputs import BaseModelOutput
+
+    outputs = BaseModelOutput(last_hidden_state=last_BTD)
+    return head(outputs, attention_mask=batch.mask, return_dict=True, **more)
+
+
 class _OneOutput(abc.ABC):
     """A task whose head computes all outputs of a micro-batch at once."""
 
     def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
-        """Run the head as AdapterHub calls it; its output gets no name here, so that logits end before backward."""
-        from transformers.modeling_outputs import BaseModelOutput
-
-        outputs = BaseModelOutput(last_hidden_state=last_BTD)
-        return self.evaluate(head(outputs, attention_mask=batch.mask, return_dict=True, **more), batch)
+        """Run the head; its output gets no name here, so that logits end before backward."""
+        return self.evaluate(head_output(head, last_BTD, batch, more), batch)
 
     @abc.abstractmethod
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
@@ -94,8 +99,14 @@ class SequenceClassification(_OneOutput):
         """Sum the cross entropy over rows, and count rows whose largest logit is the label's."""
         logits_BC, labels_B = output.logits, batch.labels  # B rows, C classes
         loss = nn.functional.cross_entropy(logits_BC, labels_B, ignore_index=IGNORED, reduction="sum")
-        correct = int((logits_BC.detach().argmax(dim=-1) == labels_B).sum())
-        return HeadCounts(loss_sum=loss, num_targets=self.num_targets(batch), more=(("correct", float(correct)),))
+        predicted_B = logits_BC.detach().argmax(dim=-1)
+        correct = int((predicted_B == labels_B).sum())
+        return HeadCounts(
+            loss_sum=loss,
+            num_targets=self.num_targets(batch),
+            more=(("correct", float(correct)),),
+            predictions=predicted_B,
+        )
 
 
 class ImageClassification(SequenceClassification):

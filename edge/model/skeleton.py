@@ -38,6 +38,7 @@ from ringtune.models.adapters.auxiliary_config import AuxiliaryConfig
 from ringtune.models.families import family_named
 from ringtune.models.family import Family
 from ringtune.models.folder import read_config
+from ringtune.models.hub import name_of_folder
 
 ADAPTER = "ringtune"
 _register_lock = threading.Lock()
@@ -96,7 +97,7 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
 
     layout = family_named(read_config(folder)["model_type"])
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    config.name_or_path = folder.resolve().name  # ends up in adapter_config.json: no local path
+    config.name_or_path = name_of_folder(folder.resolve())  # ends up in adapter_config.json: no local path
     set_dropout(config, job.train.dropout)
     with without_weights(), no_init_weights():  # draws no values for what is dropped: half the time
         model = _model(config, layout)

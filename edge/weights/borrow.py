@@ -23,6 +23,7 @@ from ringtune.errors import ModelError
 from ringtune.jobs.job import Job
 from ringtune.models.family import CAUSAL_LM
 from ringtune.models.folder import read_config
+from ringtune.models.hub import name_of_folder
 from ringtune.quantities import format_bytes
 from ringtune.rpc.addresses import is_allowed
 from ringtune.rpc.statuses import error_of_call
@@ -164,7 +165,7 @@ class Borrower:
                     "or start a node with --model DIR"
                 ) from error
         root = self._options.cache
-        return ModelCache(root, self._manifest, Path(job.model.path).name)
+        return ModelCache(root, self._manifest, name_of_folder(Path(job.model.path)))
 
     def _outline(self, cache: ModelCache, files: Sequence[FileEntry], peers: Sources, wanted: Wanted) -> Path:
         missing = [file for file in map(cache.file, files) if not file.is_complete()]

@@ -37,6 +37,7 @@ MEANINGS = {
     "--out": "folder that the command writes",
     "--role": "what somebody is, or shall be",
     "--save": "file that the command writes its result to",
+    "--seed": "of the draws of a command",
     "--state": "folder for what has to outlive the process",
 }
 """What an option is whose text differs between commands; the others have one text, mostly from ``ringtune.options``."""

@@ -25,7 +25,7 @@ from tests.contract.test_structure import ROOT, modules
 QUOTED = re.compile(r"'(ringtune [a-z][^']*)'")
 HINT = re.compile(r"\bringtune [a-z-]+( .*)?$")
 OPTION = re.compile(r"(?<![\w>-])--[a-z][a-z-]*[a-z](?![-\w])(?!-*>)")
-OTHERS = {"--no-deps", "--wheel-dir", "--dest", "--turns"}  # of pip, and an arrow of a drawing
+OTHERS = {"--no-deps", "--wheel-dir", "--dest", "--revision", "--turns"}  # of pip and hf, and an arrow of a drawing
 PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "deploy/README.md")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 ADDRESSES = ("127.0.0.1:7070", "192.168.1.10:7070", "[::1]:7070", "[fd00::7]:7070", "desk.local:7070")

@@ -74,6 +74,35 @@ def test_eval_gives_what_the_run_reported(cluster: Cluster, run: Path) -> None:
     assert not list(left.glob("eval-*")), "an evaluation leaves nothing in the user's folder"
 
 
+def test_predict_names_classes_as_often_right_as_the_run_reported(cluster: Cluster, run: Path, tmp_path: Path) -> None:
+    """From file to file: each row with its columns, shares that add up to 1, and the accuracy of the run."""
+    trained = json.loads((run / "report.json").read_text())["eval"]
+    found = good("predict", run, "--data", cluster.eval, "--save", tmp_path / "out.csv")
+    assert (found["rows"], found["judged"]) == (trained["count"], trained["count"])
+    assert found["accuracy"] == pytest.approx(trained["accuracy"], abs=1e-6)
+    rows = list(csv.DictReader(cluster.eval.read_text().splitlines()))
+    written = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    assert [(line["text"], line["label"]) for line in written] == [(row["text"], row["label"]) for row in rows]
+    for line in written:
+        shares = {label: float(line[f"probability_{label}"]) for label in tiny.LABELS}
+        assert sum(shares.values()) == pytest.approx(1, abs=1e-5)
+        assert line["predicted"] == max(shares, key=shares.__getitem__)
+    assert sum(line["predicted"] == line["label"] for line in written) / len(rows) == trained["accuracy"]
+
+
+def test_predict_refuses_what_it_can_not_use(run: Path, tmp_path: Path) -> None:
+    """Before any process is started; no traceback."""
+    (tmp_path / "rows.csv").write_text("words\nw1\n")
+    for words, code, message in (
+        (("--data", tmp_path / "gone.csv"), DataError.exit_code, "is not there; give --data"),
+        (("--data", tmp_path / "rows.csv", "--save", "out.xlsx"), UsageError.exit_code, "written as .csv or .jsonl"),
+        (("--data", tmp_path / "rows.csv", "--user", "anna"), UsageError.exit_code, "no adapters of single users"),
+    ):
+        done = here("predict", run, *words)
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+        assert message in done.stderr
+
+
 def test_eval_takes_a_run_of_own_weights(cluster: Cluster, tmp_path: Path) -> None:
     """Without an adapter the blocks' own weights go to the submitter and back to other nodes; export names them."""
     (tmp_path / "job.toml").write_text(JOB.format(model=cluster.model) + '[adapter]\nconfig = "full"\n')

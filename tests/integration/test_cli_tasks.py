@@ -10,10 +10,15 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
 
+from edge.data.squad import exact_match, f1
+from edge.predicting.__main__ import main
+from ringtune.jobs.job import load_job
+from ringtune.schedule.plan_0_1 import read_any_plan
 from tests.support.cluster import TEMPLATE
 from tests.support.tiny_families import write_family
 from tests.support.torch_ring import write_family_inputs
@@ -42,13 +47,39 @@ max_steps = 4
         ("vit", "image-classification", {"accuracy"}),
     ],
 )
-def test_train_local_on_each_task(tmp_path: Path, model_type: str, task: str, figures: set[str]) -> None:
-    """Two nodes train four steps; the report has the task's own figures, the adapter is there."""
+def test_train_local_on_each_task(
+    tmp_path: Path, model_type: str, task: str, figures: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two nodes train four steps; the report has the task's own figures, and what is predicted then has the same."""
     write_family_inputs(tmp_path, model_type, task)
     report = trained(tmp_path, task)
     for name in figures:
         assert math.isfinite(report["eval"][name])
     assert (tmp_path / "out/adapter/adapter.safetensors").stat().st_size > 0
+    assert judged(tmp_path, task, capsys) == pytest.approx({name: report["eval"][name] for name in figures})
+
+
+def judged(folder: Path, task: str, capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
+    """Predict for the evaluation rows with the adapter, and judge that by hand."""
+    (evaluation,) = folder.glob("eval.*")
+    job = load_job(folder / "out/job.toml", is_record=True)
+    labels = read_any_plan(json.loads((folder / "out/plan.json").read_text())).course.labels
+    (folder / "judged.toml").write_text(job.with_overrides({"data.labels": list(labels)} if labels else {}).to_toml())
+    assert main([str(folder / "judged.toml"), str(folder / "out/adapter"), str(evaluation)]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"row"')]
+    said = [str(line["predicted"]["predicted"]) for line in lines]
+    if labels:
+        right = np.load(evaluation)["label"].astype(str).tolist()
+        return {"accuracy": sum(map(str.__eq__, said, right)) / len(right)}
+    answers = [line["row"]["answer"]["text"] for line in lines]
+    places = [line["predicted"] for line in lines]
+    assert said == [line["row"]["context"][at["start"] : at["stop"]] for line, at in zip(lines, places, strict=True)]
+    count = len(lines)
+    return {
+        "f1": sum(map(f1, said, answers)) / count,
+        "exact_match": sum(map(exact_match, said, answers)) / count,
+        "questions": count,
+    }
 
 
 def trained(folder: Path, task: str) -> dict[str, Any]:

@@ -28,9 +28,11 @@ from ringtune.jobs.parts.memory import Memory, VeloraSettings, checked
 from ringtune.jobs.parts.offload import OFF, OffloadSettings, check_offload
 from ringtune.jobs.parts.placement import PlacementSettings, with_free_microbatches
 from ringtune.jobs.parts.recovery import RecoverySettings
+from ringtune.jobs.parts.unfreeze import Unfreeze
 from ringtune.jobs.parts.users import check_user_column
-from ringtune.jobs.sections import LENGTHS, Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
+from ringtune.jobs.sections import LENGTHS, Adapter, Data, Model, Privacy, Runtime, Train, Wire
 from ringtune.models.family import CLASS_TASKS
+from ringtune.models.hub import hub_id
 from ringtune.schedule.helping.offload import JOINT
 from ringtune.schedule.methods import Method, method_class, method_names
 from ringtune.schedule.methods.hift import DISK
@@ -65,6 +67,8 @@ METHOD_SECTIONS = {"unfreeze": Unfreeze, "hift": HiftSettings}
 
 _CLEARS = {
     **{f"train.{name}": tuple(other for other in LENGTHS if other != name) for name in LENGTHS},
+    "data.eval": ("held_out",),
+    "data.held_out": ("eval",),
     "unfreeze.every_steps": ("at", "patience_steps", "min_improvement"),
     "unfreeze.at": ("every_steps", "patience_steps", "min_improvement"),
     "operations.compute": ("full", "forward_only"),
@@ -259,9 +263,12 @@ def _of_its_method(tables: dict[str, Any]) -> dict[str, Any]:
 def with_absolute_paths(job: Job, folder: Path) -> Job:
     """The job with ``model.path``, ``data.train`` and ``data.eval`` made absolute, relative to ``folder``.
 
-    ``operations.table`` is read, because a job is carried out where its file is not.
+    The id of a model on a hub stays as it is. ``operations.table`` is read, because a job is carried out where its file
+    is not.
     """
-    model = dataclasses.replace(job.model, path=_absolute(job.model.path, folder))
+    path = _absolute(job.model.path, folder)
+    is_id = hub_id(job.model.path) is not None and not Path(path).exists()  # a folder that is called so wins
+    model = job.model if is_id else dataclasses.replace(job.model, path=path)
     train, evaluate = _absolute(job.data.train, folder), _absolute(job.data.eval, folder)
     data = dataclasses.replace(job.data, train=train, eval=evaluate)
     return dataclasses.replace(job, model=model, data=data, operations=with_table_read(job.operations, folder))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from ringtune.models.family import MOST_BLOCKS, TASKS
 from ringtune.schedule.course import WIRE_DTYPES
 from ringtune.schedule.frozen_weights import AS_COMPUTED, FROZEN_DTYPES
 from ringtune.schedule.methods import method_class
-from ringtune.schedule.methods.patience import MIN_IMPROVEMENT, PATIENCE_STEPS
-from ringtune.schedule.methods.ringada import EVERY_STEPS
 from ringtune.schedule.owner_turns import EQUAL, TURNS
 from ringtune.schedule.rows.batches import num_batches
 
@@ -33,6 +30,9 @@ MOST_STEPS = 1_000_000
 MOST_TOKENS = 1 << 20
 MOST_OWNERS = 4096
 MOST_THREADS = 1024
+MOST_HELD_OUT = 0.9
+"""Largest share of the rows that may be held out."""
+
 LEAST_TOKENS = 3
 """Fewest tokens of a row: one of the text between the two that mark its ends."""
 
@@ -61,7 +61,8 @@ class Model:
     """``[model]``: the frozen base.
 
     Attributes:
-        path: local folder with ``config.json``, ``model.safetensors`` and the tokenizer.
+        path: local folder with ``config.json``, ``model.safetensors`` and the tokenizer; or ``OWNER/NAME`` (with
+            ``@REVISION``) of a model on a hub, taken from the Hugging Face cache, else fetched.
         task: what is learned; it decides which columns the rows need and which head the model gets.
         dtype: number type in which the model is computed; float64 is for checks.
     """
@@ -85,6 +86,8 @@ class Data:
         train: file of rows, csv or jsonl, for images npz or a folder per class, for causal-lm also plain text; empty:
             every owner names its own.
         eval: the same for evaluation; empty: none, unless an owner names one.
+        held_out: share of the rows of ``train`` that is evaluated and not trained on, drawn by the seed; an owner that
+            names rows for evaluation of its own holds none out.
         text: column of the text.
         label: column of the class name; name of the labels' array in an npz file.
         labels: class names; empty: the sorted union of what the owners have.
@@ -101,6 +104,7 @@ class Data:
 
     train: str = ""
     eval: str = ""
+    held_out: float = 0.0
     text: str = "text"
     label: str = "label"
     labels: tuple[str, ...] = ()
@@ -119,6 +123,7 @@ class Data:
             self._check_columns(names)
         check_path("data.train", self.train)
         check_path("data.eval", self.eval)
+        self._check_held_out()
         if len(set(self.labels)) != len(self.labels) or len(self.labels) == 1:
             raise JobError(f"data.labels has to be two or more distinct names, not {list(self.labels)}")
         if not all(name.strip() for name in self.labels):
@@ -126,6 +131,14 @@ class Data:
         check_range("data.stride", self.stride, 0, MOST_TOKENS)
         check_range("data.owners", self.owners, 0, MOST_OWNERS)
         split_alpha(self.split)
+
+    def _check_held_out(self) -> None:
+        """Refuse a share that leaves too little to train on, and one beside a file for evaluation."""
+        check_range("data.held_out", self.held_out, 0, MOST_HELD_OUT)
+        if self.held_out and self.eval:
+            raise JobError(
+                f"data.eval = {self.eval!r} and data.held_out = {self.held_out} both say what is evaluated; keep one"
+            )
 
     def _check_columns(self, names: tuple[str, ...]) -> None:
         """Refuse columns of one task that are empty or the same."""
@@ -269,56 +282,6 @@ class Train:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Unfreeze:
-    """``[unfreeze]``: when RingAda trains one more block, top-down.
-
-    Attributes:
-        every_steps: one more block every so many steps; 40 if neither this nor ``at`` is given.
-        at: one more block at each of these steps, or ``"auto"``: whenever the loss has stopped improving.
-        patience_steps: with ``at = "auto"``: one more block after so many steps without improvement; 20 if not given.
-        min_improvement: with ``at = "auto"``: how far the loss has to fall to count as improved, as a share of the best
-            loss; 0.01 if not given.
-    """
-
-    every_steps: int | None = None
-    at: tuple[int, ...] | str | None = None
-    patience_steps: int | None = None
-    min_improvement: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range, and fill in what was left out."""
-        if self.every_steps is not None and self.at is not None:
-            raise JobError(
-                f"unfreeze.every_steps = {self.every_steps} and unfreeze.at both say when to unfreeze; keep one"
-            )
-        if self.every_steps is None and self.at is None:
-            object.__setattr__(self, "every_steps", EVERY_STEPS)
-        if self.every_steps is not None:
-            check_range("unfreeze.every_steps", self.every_steps, 1, MOST_STEPS)
-        if isinstance(self.at, str):
-            self._check_auto()
-            return
-        for name in ("patience_steps", "min_improvement"):
-            if getattr(self, name) is not None:
-                raise JobError(f"unfreeze.{name} has a meaning with unfreeze.at = 'auto' only; remove it")
-        if any(later <= earlier for earlier, later in itertools.pairwise((0, *(self.at or ())))):
-            raise JobError(f"unfreeze.at is {list(self.at or ())}, it has to be above 0 and strictly increasing")
-        if self.at:
-            check_range("unfreeze.at", self.at[-1], 1, MOST_STEPS)
-
-    def _check_auto(self) -> None:
-        if self.at != "auto":
-            raise JobError(f"unfreeze.at = {self.at!r} is neither a list of steps nor 'auto'")
-        if self.patience_steps is None:
-            object.__setattr__(self, "patience_steps", PATIENCE_STEPS)
-        if self.min_improvement is None:
-            object.__setattr__(self, "min_improvement", MIN_IMPROVEMENT)
-        check_range("unfreeze.patience_steps", self.patience_steps or 0, 1, MOST_STEPS)
-        if not 0 <= (self.min_improvement or 0) < 1:
-            raise JobError(f"unfreeze.min_improvement is {self.min_improvement}, it has to be in [0, 1)")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Wire:
     """``[wire]``: how tensors travel.
 
@@ -390,7 +353,11 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def check_range(name: str, value: float, least: float, most: float) -> None:
-    """Refuse a number outside a range; the error names the key and the end that is passed."""
+    """Refuse a number out of a range, both ends of which are allowed.
+
+    Raises:
+        JobError: names the key and the end that it passed.
+    """
     if not value >= least:
         raise JobError(f"{name} is {value}, it has to be at least {least:,}")
     if value > most:

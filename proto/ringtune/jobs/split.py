@@ -38,6 +38,36 @@ def even_share(num_rows: int, *, num_owners: int, share: int) -> range:
     return range(num_rows * share // num_owners, num_rows * (share + 1) // num_owners)
 
 
+def hold_out(num_rows: int, *, share: float, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Divide the rows of a file into those to train on and those to evaluate on, before owners share them out.
+
+    The rows are drawn by the seed, so that the same rows are held out on every machine and in a resumed run.
+
+    Example: 0.1 of 500 rows leaves 450 to train on and holds 50 out.
+
+    Args:
+        num_rows: rows of the whole file.
+        share: of the rows that are held out, as ``data.held_out``.
+        seed: of the run.
+
+    Returns:
+        Indices of both, ascending; of a share above 0 at least one row each.
+
+    Raises:
+        DataError: there are not two rows.
+    """
+    if not share:
+        return tuple(range(num_rows)), ()
+    if num_rows < 2:
+        raise DataError(
+            f"data.held_out = {share:g} needs a row to train on and one to hold out, and there are {num_rows} rows; "
+            "give more rows, or set data.held_out = 0"
+        )
+    count = min(max(1, round(num_rows * share)), num_rows - 1)
+    order = RandomStream("held out", seed).permutation(num_rows)
+    return tuple(sorted(order[count:])), tuple(sorted(order[:count]))
+
+
 def split_rows(
     num_rows: int,
     *,

@@ -102,7 +102,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         what = "is a file, it has to be a folder" if path.parent.exists() else "does not exist"
         raise ModelError(
             f"model folder {path.parent} {what}; model.path is a folder on this machine with config.json and "
-            "model.safetensors, nothing is loaded from a hub"
+            "model.safetensors, or OWNER/NAME of a model on a hub"
         )
     if is_lfs_pointer(path):
         raise ModelError(pointer_advice(path))

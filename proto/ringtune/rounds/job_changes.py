@@ -17,6 +17,7 @@ _MOST_CHARACTERS = 200
 _LATER: Final = {
     "train.turns": EQUAL,
     "data.user": "",
+    "data.held_out": 0.0,
     **{f"operations.{name}": value for name, value in dataclasses.asdict(OperationsSettings()).items()},
     "memory.activations": NONE,
     **{f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},

@@ -30,6 +30,7 @@ dtype = "float32"
 [data]
 train = ""
 eval = ""
+held_out = 0.0
 text = "text"
 label = "label"
 labels = []
@@ -342,8 +343,7 @@ def test_job_with_overrides_switches_between_the_forms_of_unfreezing() -> None:
     """Setting one form clears the other with all that belongs to it."""
     auto = JOB.with_overrides({"unfreeze.at": "auto", "unfreeze.patience_steps": 9})
     assert auto.unfreeze == Unfreeze(at="auto", patience_steps=9, min_improvement=0.01)
-    given = auto.with_overrides({"unfreeze.at": [3, 5]})
-    assert given.unfreeze == Unfreeze(at=(3, 5))
+    assert (given := auto.with_overrides({"unfreeze.at": [3, 5]})).unfreeze == Unfreeze(at=(3, 5))
     assert given.with_overrides({"unfreeze.every_steps": 7}).unfreeze == Unfreeze(every_steps=7)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import DataError, JobError
-from ringtune.jobs.split import even_share, split_alpha, split_rows
+from ringtune.jobs.split import even_share, hold_out, split_alpha, split_rows
 
 SEEDS = st.integers(0, 2**31)
 
@@ -109,3 +109,29 @@ def test_even_shares_cover_all_rows_in_order_and_differ_by_one(num_rows: int, nu
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     if (num_rows, num_owners) == (10, 4):
         assert [len(share) for share in shares] == [2, 3, 2, 3]
+
+
+@given(num_rows=st.integers(2, 300), share=st.floats(1e-6, 0.9), seed=SEEDS)
+def test_split_holds_out_a_share_and_loses_no_row(num_rows: int, share: float, seed: int) -> None:
+    """Each row is either trained on or held out; there is one of each at least, and the share is met to a row."""
+    kept, held_out = hold_out(num_rows, share=share, seed=seed)
+    assert sorted((*kept, *held_out)) == list(range(num_rows))
+    assert kept and held_out and (list(kept), list(held_out)) == (sorted(kept), sorted(held_out))
+    assert abs(len(held_out) - num_rows * share) <= 1
+
+
+def test_split_holds_nothing_out_of_a_share_of_nothing() -> None:
+    """Without the key all rows are trained on, in their order."""
+    assert hold_out(5, share=0.0, seed=1) == ((0, 1, 2, 3, 4), ())
+
+
+def test_split_draws_held_out_rows_by_the_seed() -> None:
+    """Another seed holds other rows out, the same seed the same."""
+    first, again, other = (hold_out(100, share=0.2, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_split_refuses_to_hold_out_of_one_row() -> None:
+    """The remedy is in the message."""
+    with pytest.raises(DataError, match=r"there are 1 rows; give more rows, or set data\.held_out = 0"):
+        hold_out(1, share=0.5, seed=0)

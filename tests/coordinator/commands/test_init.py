@@ -6,20 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from ringtune import cli
-from ringtune.errors import UsageError
+from ringtune.errors import DataError, ModelError, UsageError
 from ringtune.jobs.job import Job, load_job
 from ringtune.models.family import TASKS
 from tests.contract.test_hints import parse
+from tests.support.model_folder import write_model
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_init_writes_a_job_of_the_task(task: str, tmp_path: Path) -> None:
-    """The file is read as it is; what the user did not say has the defaults."""
+def test_init_writes_a_template_of_the_task(task: str, tmp_path: Path) -> None:
+    """Nothing is looked at; the file is read as it is, and what the user did not say has the defaults."""
     file = tmp_path / "mine.toml"
-    options = ["--task", task, "--model", "m", "--data", "rows.csv", "--eval-data", "held.csv"]
+    options = ["--template", "--task", task, "--model", "m", "--data", "rows.csv", "--eval-data", "held.csv"]
     shown = CliRunner().invoke(cli.app, ["init", str(file), *options])
     assert shown.exit_code == 0, shown.output
     found = load_job(file)
@@ -32,15 +33,49 @@ def test_init_writes_a_job_of_the_task(task: str, tmp_path: Path) -> None:
         parse(line.strip())
 
 
-def test_init_tells_that_the_model_is_not_there_yet(tmp_path: Path) -> None:
-    """What the folder has to hold, and where one comes from; a folder that is there is not spoken of."""
-    typed = ["init", str(tmp_path / "job.toml"), "--model", "models/tiny"]
-    (line,) = CliRunner().invoke(cli.app, typed).stderr.splitlines()
-    assert line.startswith("models/tiny is not there yet: model.path has to be a folder with config.json")
-    assert "'ringtune demo' fetches one" in line
-    (tmp_path / "models/tiny").mkdir(parents=True)
-    (tmp_path / "job.toml").unlink()
-    assert CliRunner().invoke(cli.app, typed).stderr == ""
+def beside(tmp_path: Path, *options: str) -> Result:
+    """Type init for a job file in a folder that has 40 rows and a model."""
+    rows = [f"{'w' * (20 + index)},{index % 2}" for index in range(40)]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,mood", *rows]), encoding="utf-8")
+    write_model(tmp_path / "models/tiny")
+    return CliRunner().invoke(cli.app, ["init", str(tmp_path / "job.toml"), *options])
+
+
+def test_init_looks_at_what_lies_beside_the_file(tmp_path: Path) -> None:
+    """Rows, columns and model are found, and what was seen is told; the job is one that training takes as it is."""
+    shown = beside(tmp_path, "--yes")
+    assert shown.exit_code == 0, shown.output
+    job = load_job(tmp_path / "job.toml")
+    assert (job.model.path, job.data.train) == (str(tmp_path / "models/tiny"), str(tmp_path / "rows.csv"))
+    assert (job.model.task, job.data.text, job.data.label) == ("sequence-classification", "text", "mood")
+    assert (job.data.held_out, job.train.max_length, job.unfreeze and job.unfreeze.every_steps) == (0.1, 32, 20)
+    assert "rows.csv has 40 rows and the columns 'text'" in shown.stdout
+    assert "'mood' (2 different values: 0, 1)" in shown.stdout
+    text = (tmp_path / "job.toml").read_text(encoding="utf-8")
+    assert 'path = "models/tiny"' in text and 'train = "rows.csv"' in text
+    assert "# Chosen: there is no file of rows to evaluate on." in text
+    for line in shown.stdout.splitlines()[-2:]:
+        parse(line.strip())
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "message"),
+    [
+        (["--data", "gone.csv"], DataError.exit_code, "gone.csv is not there"),
+        (["--model", "gone"], ModelError.exit_code, "gone"),
+        (["--task", "image-classification"], DataError.exit_code, "needs an npz file or a folder of images"),
+        (["--task", "causal-lm"], ModelError.exit_code, "has heads for sequence-classification"),
+        (["--column", "label=moood"], DataError.exit_code, "name one of them"),
+        (["--column", "label"], UsageError.exit_code, "is not KEY=COLUMN"),
+        (["--template", "--column", "label=mood"], UsageError.exit_code, "looks at no rows"),
+    ],
+)
+def test_init_says_what_it_can_not_use(typed: list[str], code: int, message: str, tmp_path: Path) -> None:
+    """One message, and no file."""
+    refused = beside(tmp_path, "--yes", *typed)
+    assert refused.exit_code == code, refused.output
+    assert message in refused.stderr and len(refused.stderr.splitlines()) == 1
+    assert not (tmp_path / "job.toml").exists()
 
 
 def test_init_overwrites_nothing(tmp_path: Path) -> None:
@@ -62,6 +97,7 @@ def test_init_names_the_nearest_task(tmp_path: Path) -> None:
 
 
 def test_init_tells_machines_where_the_file_is(tmp_path: Path) -> None:
-    """One line of JSON."""
-    shown = CliRunner().invoke(cli.app, ["init", str(tmp_path / "job.toml"), "--json"])
+    """One line of JSON, with what was chosen."""
+    shown = beside(tmp_path, "--json")
     assert json.loads(shown.stdout)["file"] == str(tmp_path / "job.toml")
+    assert json.loads(shown.stdout)["chosen"]["data.label"] == "mood"

@@ -44,6 +44,12 @@ def test_estimates_share_the_rows_like_training(wanted: Job) -> None:
     assert {node.memory_bytes for node in facts.values()} == {GIB}
 
 
+def test_estimates_hold_rows_out_before_they_share(wanted: Job) -> None:
+    """A third of 21 rows is evaluated, the other 14 are trained on, both shared evenly; nobody has another's."""
+    facts = estimated_facts(wanted.with_overrides({"data.held_out": 1 / 3}), 2, memory_bytes=GIB)
+    assert [(node.train_rows, node.eval_rows) for node in facts.values()] == [(7, 3), (7, 4)]
+
+
 def test_estimates_leave_helpers_without_data(wanted: Job) -> None:
     """With one owner of three nodes, two host only."""
     facts = estimated_facts(wanted.with_overrides({"data.owners": 1}), 3, memory_bytes=GIB)

@@ -8,7 +8,8 @@ import math
 
 import pytest
 
-from coordinator.records.report import RunLedger, mean
+from coordinator.records.figures import mean
+from coordinator.records.report import RunLedger
 from ringtune.engine.spans import Span
 from ringtune.errors import IntegrityError
 from ringtune.schedule.actions import Payload
@@ -199,7 +200,7 @@ def test_ledger_without_evaluation_says_so() -> None:
     [
         (
             {"loss_sum": 4.0, "count": 2.0, "correct": 1.0, "tokens": 2.0},
-            {"loss": 2.0, "accuracy": 0.5, "perplexity": pytest.approx(math.exp(2.0)), "count": 2},
+            {"loss": 2.0, "accuracy": 0.5, "perplexity": pytest.approx(math.exp(2.0)), "max_length": 16, "count": 2},
         ),
         (
             {"loss_sum": 9.0, "count": 6.0, "questions": 4.0, "f1_sum": 3.0, "exact_sum": 2.0},
@@ -207,7 +208,7 @@ def test_ledger_without_evaluation_says_so() -> None:
         ),
         (
             {"loss_sum": 1e6, "count": 1.0, "correct": 0.0, "tokens": 1.0},
-            {"loss": 1e6, "accuracy": 0.0, "perplexity": None, "count": 1},
+            {"loss": 1e6, "accuracy": 0.0, "perplexity": None, "max_length": 16, "count": 1},
         ),
     ],
     ids=["language", "questions", "diverged"],

@@ -17,6 +17,7 @@ from coordinator.submit.client import Client
 from coordinator.submit.evaluation import evaluate_on_ring, rows_to_evaluate
 from coordinator.submit.outcome import Outcome
 from ringtune.errors import BusyError, DataError, IntegrityError, RingTuneError, UsageError
+from ringtune.jobs.job import Data
 from tests.support.fake_agents import CALL_S, FakeCluster, facts, job
 from tests.support.saved_runs import adapter_files, write_run
 
@@ -74,17 +75,19 @@ def test_evaluation_without_an_owner_needs_rows_somewhere(tmp_path: Path) -> Non
 
 
 def test_evaluation_rows_are_given_or_those_of_the_job(tmp_path: Path) -> None:
-    """Without --data the job's file counts, or on a ring those of its nodes; nothing at all is refused."""
-    given, of_job = tmp_path / "given.csv", tmp_path / "job.csv"
-    for path in (given, of_job):
+    """Without --data the job's file or its held-out rows count, or on a ring those of its nodes; nothing is refused."""
+    given, file = tmp_path / "given.csv", tmp_path / "job.csv"
+    for path in (given, file):
         path.write_text("text,label\n", encoding="utf-8")
-    assert rows_to_evaluate(given, str(of_job), on_ring=False) == rows_to_evaluate(given, "", on_ring=True) == given
-    assert rows_to_evaluate(None, str(of_job), on_ring=False) == of_job
-    assert rows_to_evaluate(None, str(of_job), on_ring=True) is None
+    of_job, held_out = Data(eval=str(file)), Data(held_out=0.1)
+    assert rows_to_evaluate(given, of_job, on_ring=False) == rows_to_evaluate(given, Data(), on_ring=True) == given
+    assert rows_to_evaluate(given, held_out, on_ring=False) == given
+    assert rows_to_evaluate(None, of_job, on_ring=False) == file
+    assert rows_to_evaluate(None, held_out, on_ring=False) is rows_to_evaluate(None, of_job, on_ring=True) is None
     with pytest.raises(UsageError, match=r"no data\.eval; give --data FILE"):
-        rows_to_evaluate(None, "", on_ring=False)
+        rows_to_evaluate(None, Data(), on_ring=False)
     with pytest.raises(DataError, match="is not there"):
-        rows_to_evaluate(None, str(tmp_path / "gone.csv"), on_ring=False)
+        rows_to_evaluate(None, Data(eval=str(tmp_path / "gone.csv")), on_ring=False)
 
 
 @pytest.mark.parametrize(

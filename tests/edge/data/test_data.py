@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from edge.data.rows import OwnerDataset
 from edge.data.texts import read_rows
 from edge.data.tokens import load_tokenizer
+from edge.model.owner import HeadResult
 from ringtune.errors import DataError, ModelError
 from ringtune.jobs.sections import Data
 from ringtune.schedule.rows.batches import BatchStream
@@ -178,3 +181,49 @@ def test_data_refuses_a_class_outside_the_labels(model_folder: Path, tmp_path: P
     with pytest.raises(DataError, match="'fair'"):
         dataset.set_labels(("bad", "good"))
     dataset.set_labels(("bad", "fair", "good"))
+
+
+def test_data_holds_rows_out_of_what_is_trained_on(model_folder: Path, tmp_path: Path) -> None:
+    """Owners train on the other rows and evaluate these, all rows once; with a file for evaluation all rows train."""
+    job = ring.make_job(model_folder, data__held_out=0.25)
+    path, other = tiny.write_rows(tmp_path / "all.csv", 24, seed=1), tiny.write_rows(tmp_path / "eval.csv", 3, seed=2)
+    shares = [
+        OwnerDataset.load(job, path, None, share=share, num_owners=2, tokenizer_folder=model_folder)
+        for share in range(2)
+    ]
+    assert [(owner.train_rows, owner.eval_rows) for owner in shares] == [(9, 3), (9, 3)]
+    found = [
+        text for owner in shares for examples in (owner._train, owner._evaluation) for text in examples._encoder._texts
+    ]
+    assert sorted(found) == sorted(text for text, _ in tiny.make_rows(24, seed=1))
+    with_file = OwnerDataset.load(job, path, other, tokenizer_folder=model_folder)
+    assert (with_file.train_rows, with_file.eval_rows) == (24, 3)
+
+
+def test_data_counts_classes_after_the_last_step_only(model_folder: Path, tmp_path: Path) -> None:
+    """The counts of all rows come with the last one; before the last step, and of each batch, there are none."""
+    job = ring.make_job(model_folder)
+    dataset = ring.make_datasets(job, model_folder, tmp_path, ("a",), num_rows=12, eval_rows=14)["a"]
+    dataset.set_labels(tiny.LABELS)
+    course = ring.make_plan(job, {"a": dataset}, {"b": (0, 4)}).course
+    for step, is_last in ((0, False), (course.num_steps, True)):
+        told, truths = [], Counter[int]()
+        for index, rows in enumerate((6, 6, 2)):
+            item = dataclasses.replace(_item(StepKind.EVALUATE, index, rows), step=step)
+            batch = dataset.batch(course, item)
+            truths.update(batch.labels.tolist())
+            told.append(dataset.score(course, item, batch, HeadResult((), None, torch.zeros(rows, dtype=torch.int64))))
+        counts = tuple((f"class:{true}:0", float(count)) for true, count in sorted(truths.items()))
+        assert told == [(), (), counts if is_last else ()]
+
+
+def test_data_counts_no_classes_of_few_rows(model_folder: Path, tmp_path: Path) -> None:
+    """A count of one of nine rows could be a label of a person whom somebody knows."""
+    job = ring.make_job(model_folder)
+    dataset = ring.make_datasets(job, model_folder, tmp_path, ("a",), num_rows=12, eval_rows=9)["a"]
+    dataset.set_labels(tiny.LABELS)
+    course = ring.make_plan(job, {"a": dataset}, {"b": (0, 4)}).course
+    for index, rows in enumerate((6, 3)):
+        item = dataclasses.replace(_item(StepKind.EVALUATE, index, rows), step=course.num_steps)
+        said = HeadResult((), None, torch.zeros(rows, dtype=torch.int64))
+        assert dataset.score(course, item, dataset.batch(course, item), said) == ()

@@ -1,0 +1,96 @@
+"""``ringtune predict``: what the result of a run says of new rows."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ringtune import options
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def predict(
+    folder: options.RunFolder,
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Rows to predict for, as the job's columns name them; targets may be missing. They stay on this "
+            "machine.",
+        ),
+    ],
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a .csv or .jsonl with the rows' own columns and the predicted ones."),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
+    ] = None,
+    user: options.User = "",
+    max_new_tokens: Annotated[
+        int,
+        typer.Option(
+            "--max-new-tokens", metavar="N", min=1, max=4096, help="Most tokens that a language model goes on with."
+        ),
+    ] = 50,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            "--temperature",
+            metavar="NUMBER",
+            min=0.0,
+            max=100.0,
+            help="How freely a language model draws the next token; 0 = always the likeliest.",
+        ),
+    ] = 0.0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=(1 << 31) - 1, help="Of the draws of a language model.")
+    ] = 0,
+    json: options.Json = False,
+) -> None:
+    """Predict for rows with the adapter or model of a run: labels with probabilities, answers, or text that goes on.
+
+    Without --save the rows are printed as csv, each with its prediction. All runs in one process on this machine.
+    """
+    import json as json_module
+
+    from coordinator.export.users import adapter_of, require_user
+    from coordinator.predicting.process import Sampling
+    from coordinator.predicting.process import predict as predicted
+    from coordinator.predicting.writing import CsvWriter, JsonWriter, Summary, Writer, writer_to
+    from coordinator.run_folder.saved_run import read_run
+    from ringtune.errors import DataError
+
+    run = read_run(folder)
+    require_user(run, user)
+    if not data.exists():
+        raise DataError(f"{data} is not there; give --data a file with the columns of the run's data.train")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    summary = Summary(run.job)
+    how = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+
+    def write(writer: Writer) -> None:
+        with adapter_of(run, user) as chosen:
+            for found in predicted(chosen, data, how, model=model):
+                writer.add(found)
+                summary.add(found)
+
+    if save is None:
+        write(JsonWriter(sys.stdout, "prediction") if json else CsvWriter(sys.stdout))
+    else:
+        with writer_to(save, data) as writer:
+            write(writer)
+    if json:
+        written = {"file": str(save)} if save else {}
+        typer.echo(json_module.dumps({"event": "predicted", **written, **summary.to_json()}))
+        return
+    for line in summary.lines():
+        typer.echo(line, err=save is None)
+    if save is not None:
+        typer.echo(f"wrote {save}")

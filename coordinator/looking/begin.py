@@ -1,0 +1,191 @@
+"""Write a job from what lies in a folder: look at rows and model, ask what is left open, choose the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.hub.resolve import model_folder
+from coordinator.looking.columns import COLUMNS, choose_columns, tasks_of
+from coordinator.looking.file_kind import check_table_file
+from coordinator.looking.find import find_model, find_rows
+from coordinator.looking.images import look_at_images
+from coordinator.looking.model import Model, choose_task, look_at_model
+from coordinator.looking.questions import Ask
+from coordinator.looking.settings import LENGTHS, Seen, choose_settings
+from coordinator.looking.table import Column, Table, look_at_table
+from ringtune.errors import DataError, UsageError
+from ringtune.jobs.job import Data, parse_job
+from ringtune.jobs.template import Chosen, job_template
+from ringtune.models.family import CAUSAL_LM, IMAGE_CLASSIFICATION
+
+_NORMAL = "normal"
+_CHARACTERS_PER_ROW = 450  # a plain text of which some 128 tokens are a row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wishes:
+    """What was typed; whatever is empty is found, asked or chosen.
+
+    Attributes:
+        folder: of the job file, from which its paths count.
+        task: what is learned.
+        model: folder, or id on a hub.
+        data: file or folder of rows.
+        eval_data: the same for evaluation.
+        columns: key of ``[data]`` -> column.
+    """
+
+    folder: Path
+    task: str = ""
+    model: str = ""
+    data: Path | None = None
+    eval_data: Path | None = None
+    columns: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """A job that was written.
+
+    Attributes:
+        text: of the job file.
+        task: what is learned.
+        saw: rows and model in words, a line each.
+        chosen: values with their reasons, by key.
+    """
+
+    text: str
+    task: str
+    saw: tuple[str, ...]
+    chosen: Mapping[str, Chosen]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rows:
+    """Rows that were looked at: what they are, how many, for which tasks; a table only where they are one."""
+
+    words: str
+    rows: int
+    tasks: tuple[str, ...]
+    table: Table | None = None
+    columns: Mapping[str, str] | None = None
+
+
+def begin(wishes: Wishes, ask: Ask) -> Begun:
+    """Look, ask at most five questions, and write the job.
+
+    Raises:
+        DataError: the rows make no sense; says what was seen.
+        ModelError: the model can't be used, or not for these rows.
+        ConnectionFailedError: it is the id of a hub, not in the cache, and can't be fetched.
+        UsageError: a column is named that the rows don't have the form for.
+    """
+    data, evaluate = _choose_rows(wishes, ask)
+    place = wishes.model or ask.place("Folder of the model", lambda: str(find_model(wishes.folder)))
+    here = model_folder(place)
+    model = look_at_model(here, written(here, wishes.folder) if str(here) == str(Path(place)) else place)
+    rows = _look(data)
+    task = wishes.task or _choose_task(model, rows, ask)
+    columns = _choose_columns(rows, task, wishes.columns or {}, ask)
+    choose_task(model, (task,), rows.words)
+    length = ask.choose("How long shall it train", _NORMAL, tuple(LENGTHS))
+    texts: Sequence[Column] = ()
+    if rows.table is not None:
+        texts = [rows.table.columns[name] for key, name in columns.items() if key not in ("label", "answer")]
+    seen = Seen(
+        task=task,
+        rows=rows.rows,
+        texts=texts,
+        longest=0 if model.dimensions.fixed else model.dimensions.longest,
+        blocks=model.dimensions.num_blocks,
+        hidden=model.dimensions.hidden,
+        has_eval=evaluate is not None,
+    )
+    chosen = {f"data.{key}": Chosen(name, "") for key, name in columns.items()} | choose_settings(seen, length)
+    saw = (f"Rows: {rows.words}.", f"Model: {model.in_words()}.")
+    text = job_template(
+        task,
+        model=model.path,
+        train=written(data, wishes.folder),
+        evaluate=written(evaluate, wishes.folder) if evaluate else "",
+        chosen=chosen,
+        saw=saw,
+    )
+    parse_job(text, source="the job that init wrote")
+    return Begun(text=text, task=task, saw=saw, chosen=chosen)
+
+
+def written(path: Path, folder: Path) -> str:
+    """Write a path as a job in ``folder`` names it: relative where it lies in it, else absolute."""
+    full, base = path.resolve(), folder.resolve()
+    return str(full.relative_to(base)) if full.is_relative_to(base) and full != base else str(full)
+
+
+def _choose_rows(wishes: Wishes, ask: Ask) -> tuple[Path, Path | None]:
+    """The rows to train on, and those to evaluate on; a file for them is taken from the folder with the others only."""
+    if wishes.data is not None:
+        return wishes.data, wishes.eval_data
+    given = Path(ask.place("File or folder of rows", lambda: str(find_rows(wishes.folder)[0])))
+    beside = None
+    if wishes.eval_data is None and given.parent.resolve() == wishes.folder.resolve():
+        found = find_rows(wishes.folder)
+        beside = found[1] if found[0].resolve() == given.resolve() else None
+    return given, wishes.eval_data or beside
+
+
+def _look(path: Path) -> _Rows:
+    suffix = path.suffix.lower()
+    if path.is_dir() or suffix == ".npz":
+        images = look_at_images(path)
+        return _Rows(words=images.in_words(), rows=images.rows, tasks=(IMAGE_CLASSIFICATION,), columns=images.columns)
+    if suffix == ".txt":
+        check_table_file(path)
+        characters = path.stat().st_size
+        rows = max(1, characters // _CHARACTERS_PER_ROW)
+        return _Rows(words=f"{path} is a plain text of {characters:,} bytes", rows=rows, tasks=(CAUSAL_LM,))
+    table = look_at_table(path)
+    return _Rows(words=table.in_words(), rows=table.rows, tasks=tasks_of(table), table=table)
+
+
+def _choose_task(model: Model, rows: _Rows, ask: Ask) -> str:
+    if not rows.tasks and rows.table is not None:
+        raise DataError(
+            f"can't tell what is to be learned: {rows.words}; init looks for texts with classes (text, label), "
+            "questions (question, context, answer) or texts alone (text); rename the columns, or give --task and "
+            "--column text=NAME"
+        )
+    task = choose_task(model, rows.tasks, rows.words)
+    fitting = [name for name in rows.tasks if name in model.tasks]
+    return ask.choose("What shall be learned", task, fitting) if len(fitting) > 1 else task
+
+
+def _choose_columns(rows: _Rows, task: str, given: Mapping[str, str], ask: Ask) -> dict[str, str]:
+    if rows.table is None:
+        if given:
+            raise UsageError(f"--column names a column of a table, and {rows.words}; leave it out")
+        if task not in rows.tasks:
+            raise DataError(f"{rows.words}, which is for {', '.join(rows.tasks)}; --task {task} needs other rows")
+        return {key: name for key, name in (rows.columns or {}).items() if name != getattr(Data(), key)}
+    if task not in COLUMNS:
+        raise DataError(f"{rows.words}; --task {task} needs an npz file or a folder of images")
+    found = choose_columns(rows.table, task, given)
+    if given.keys() == set(COLUMNS[task]):
+        return found
+    words = " ".join(f"{key}={name}" for key, name in found.items())
+    answer = ask.choose("Columns", words)
+    return found if answer == words else choose_columns(rows.table, task, parse_columns(answer.split()))
+
+
+def parse_columns(words: Sequence[str]) -> dict[str, str]:
+    """Read ``KEY=COLUMN``, several times.
+
+    Raises:
+        UsageError: a word is something else.
+    """
+    pairs = {word: word.partition("=") for word in words}
+    for word, (key, equals, name) in pairs.items():
+        if not (key and equals and name):
+            raise UsageError(f"--column {word!r} is not KEY=COLUMN, e.g. label=mood")
+    return {key: name for key, _, name in pairs.values()}

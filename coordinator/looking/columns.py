@@ -1,0 +1,119 @@
+"""Choose which column is the text, the class, the question and so on: by its name, else by what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from coordinator.looking.table import Column, Table
+from ringtune.errors import DataError
+from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, QUESTION_ANSWERING
+
+NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "text": (
+        *("text", "sentence", "review", "content", "comment", "message", "tweet", "document", "body", "utterance"),
+        *("description", "query", "input", "prompt", "title"),
+    ),
+    "label": (
+        *("label", "labels", "class", "category", "target", "sentiment", "intent", "topic", "emotion", "rating"),
+        *("stars", "y", "tag", "output"),
+    ),
+    "question": ("question", "query"),
+    "context": ("context", "passage", "paragraph", "document"),
+    "answer": ("answer", "answers"),
+}
+"""Usual names of columns by the key of ``[data]``, the likeliest first; compared without capitals."""
+
+COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    CLASSIFICATION: ("text", "label"),
+    CAUSAL_LM: ("text",),
+    QUESTION_ANSWERING: ("question", "context", "answer"),
+}
+"""The keys of ``[data]`` that name a column, by task."""
+
+_LEAST_WORDS_CHARACTERS = 8.0
+"""A column of texts has longer values than this on average, where no name says that it is one."""
+
+
+def tasks_of(table: Table) -> tuple[str, ...]:
+    """List the tasks that a table has columns for, the likeliest first.
+
+    Example: of ``question, context, answers`` question answering; of ``review, mood`` classification, and a language
+    model could learn the reviews.
+    """
+    return tuple(task for task in (QUESTION_ANSWERING, CLASSIFICATION, CAUSAL_LM) if _find(table, task, {}))
+
+
+def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Choose the columns of a task.
+
+    Args:
+        table: that was looked at.
+        task: one of ``COLUMNS``.
+        given: key -> column, of those that the user named.
+
+    Returns:
+        Key of ``[data]`` -> name of the column.
+
+    Raises:
+        DataError: a named column is not there, or none fits; says what was seen.
+    """
+    for key, name in given.items():
+        if key not in COLUMNS[task]:
+            raise DataError(f"--column {key}={name}: {task} has the columns {', '.join(COLUMNS[task])}; name one")
+        if name not in table.columns:
+            raise DataError(f"--column {key}={name}: {table.in_words()}; name one of them")
+    found = _find(table, task, given)
+    if not found:
+        raise DataError(f"can't tell the columns of {task}: {table.in_words()}; {_remedy(table, task)}")
+    return found
+
+
+def _remedy(table: Table, task: str) -> str:
+    """Say what would help."""
+    wanted = " ".join(f"--column {key}=NAME" for key in COLUMNS[task])
+    numbers = [column.name for column in table.all if column.kind == "number"]
+    if task == CLASSIFICATION and numbers:
+        return (
+            f"a class is a name or a whole number that many rows share, and {numbers[0]!r} has fractions; put them "
+            f"into classes, or name the columns: {wanted}"
+        )
+    return f"name them: {wanted}"
+
+
+def _find(table: Table, task: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Key -> column of a task; empty where one is missing."""
+    if task == QUESTION_ANSWERING:
+        found = {key: given.get(key) or _by_name(table, key, table.all) for key in COLUMNS[task]}
+    elif task == CLASSIFICATION:
+        found = _text_and_label(table, given)
+    else:
+        found = {"text": given.get("text") or _text(table, table.all)}
+    names = list(found.values())
+    return {} if "" in names or len(set(names)) < len(names) else found
+
+
+def _text_and_label(table: Table, given: Mapping[str, str]) -> dict[str, str]:
+    label = given.get("label") or _by_name(table, "label", [column for column in table.all if column.has_classes])
+    others = [column for column in table.all if column.name != label]
+    text = given.get("text") or _text(table, others)
+    if not label:
+        classes = [column for column in table.all if column.has_classes and column.name != text]
+        label = min(classes, key=lambda column: len(column.values)).name if classes else ""
+    return {"text": text, "label": label}
+
+
+def _text(table: Table, columns: Sequence[Column]) -> str:
+    """The column of texts: of a usual name, else the one with the longest values."""
+    texts = [column for column in columns if column.kind in ("text", "mixed") and not column.kinds["list or table"]]
+    named = _by_name(table, "text", texts)
+    longest = max(texts, key=lambda column: column.mean_characters, default=None)
+    if named or longest is None or longest.mean_characters < _LEAST_WORDS_CHARACTERS:
+        return named
+    return longest.name
+
+
+def _by_name(table: Table, key: str, columns: Sequence[Column]) -> str:
+    """The column of a usual name of a key; empty if there is none."""
+    by_name = {column.name.strip().lower(): column.name for column in columns}
+    return next((by_name[name] for name in NAMES[key] if name in by_name), "")

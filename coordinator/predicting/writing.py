@@ -1,0 +1,158 @@
+"""Write predictions beside the columns of their rows: as csv, as jsonl, or on the screen; and sum them up."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from coordinator.predicting.process import Predicted
+from ringtune.errors import DataError, UsageError
+from ringtune.jobs.job import Job
+from ringtune.models.family import CLASS_TASKS
+
+_OF_CLASS = "of_class"
+_MOST_COUNTED = 1000
+
+
+class Writer(Protocol):
+    """Takes one prediction after the other."""
+
+    def add(self, found: Predicted) -> None:
+        """Write a row with what is predicted for it.
+
+        Raises:
+            DataError: the row has a column of that name already.
+        """
+
+
+class JsonWriter:
+    """Writes an object a line: the row's columns, then the predicted ones.
+
+    Args:
+        file: where to.
+        event: what each object is called; empty = it is not called anything.
+    """
+
+    def __init__(self, file: IO[str], event: str = "") -> None:
+        self._file, self._head = file, {"event": event} if event else {}
+
+    def add(self, found: Predicted) -> None:
+        """Write a row; probabilities are a table."""
+        said = {("probabilities" if name == _OF_CLASS else name): value for name, value in found.said.items()}
+        self._file.write(json.dumps({**self._head, **_joined(found.row, said)}, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+
+class CsvWriter:
+    """Writes lines with commas, the header before the first.
+
+    Args:
+        file: where to; opened with ``newline=""``.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file, self._csv = file, csv.writer(file)
+        self._header: list[str] = []
+
+    def add(self, found: Predicted) -> None:
+        """Write a row; each class has a column with its probability."""
+        shares = {f"probability_{label}": share for label, share in found.said.get(_OF_CLASS, {}).items()}
+        line = _joined(
+            found.row, {**{name: value for name, value in found.said.items() if name != _OF_CLASS}, **shares}
+        )
+        if not self._header:
+            self._header = list(line)
+            self._csv.writerow(self._header)
+        if line.keys() != set(self._header):
+            other = next(iter(line.keys() ^ set(self._header)))
+            raise DataError(
+                f"rows differ in column {other!r}, which csv can't say; write .jsonl with --save FILE.jsonl"
+            )
+        self._csv.writerow([_cell(line[name]) for name in self._header])
+        self._file.flush()
+
+
+@contextmanager
+def writer_to(path: Path, data: Path) -> Iterator[Writer]:
+    """Give the writer of a file, which is there once the context is left without an error, and not before.
+
+    Raises:
+        UsageError: the name ends in neither .csv nor .jsonl, or the file is the rows' own.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".jsonl"):
+        raise UsageError(f"--save {path} ends in {path.suffix!r}; predictions are written as .csv or .jsonl")
+    if path.exists() and path.resolve() == data.resolve():
+        raise UsageError(f"--save {path} would replace the rows; give it another name")
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("w", encoding="utf-8", newline="") as file:
+            yield CsvWriter(file) if suffix == ".csv" else JsonWriter(file)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class Summary:
+    """Counts predictions, and those that are right where the rows say what is.
+
+    Args:
+        job: of the run.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._label = job.data.label if job.model.task in CLASS_TASKS else ""
+        self._classes: Counter[str] = Counter()
+        self._rows = self._judged = self._right = 0
+
+    def add(self, found: Predicted) -> None:
+        """Count a row."""
+        self._rows += 1
+        if not self._label:
+            return
+        named = str(found.said["predicted"])
+        if named in self._classes or len(self._classes) < _MOST_COUNTED:
+            self._classes[named] += 1
+        truth = found.row.get(self._label)
+        if isinstance(truth, str | int) and not isinstance(truth, bool) and str(truth).strip():
+            self._judged += 1
+            self._right += str(truth) == named
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts as values; ``accuracy`` where rows have a class."""
+        found: dict[str, Any] = {"rows": self._rows}
+        if self._label:
+            found["classes"] = dict(sorted(self._classes.items()))
+        if self._judged:
+            found |= {"judged": self._judged, "accuracy": round(self._right / self._judged, 6)}
+        return found
+
+    def lines(self) -> Iterable[str]:
+        """The counts in words."""
+        if self._label:
+            counts = ", ".join(f"{count:,} {name}" for name, count in sorted(self._classes.items()))
+            yield f"{self._rows:,} rows: {counts}"
+        else:
+            yield f"{self._rows:,} rows"
+        if self._judged:
+            share = self._right / self._judged
+            yield f"accuracy {share:.4f} on the {self._judged:,} rows that have a {self._label!r} of their own"
+
+
+def _joined(row: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    twice = next((name for name in said if name in row), "")
+    if twice:
+        raise DataError(f"the rows have a column {twice!r}, which a prediction is called; rename it")
+    return {**row, **said}
+
+
+def _cell(value: Any) -> str:
+    """A cell: text as it is, nothing for null, lists and tables as JSON."""
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)

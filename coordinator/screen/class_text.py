@@ -1,0 +1,44 @@
+"""Describe how well each class was told, and which were taken for which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from coordinator.screen.text_table import table_lines
+
+_MOST_ROWS: Final = 30
+_MOST_COLUMNS: Final = 8
+
+
+def class_lines(found: Mapping[str, Any]) -> list[str]:
+    """Write a line for each class: precision, recall and F1, and how many of its rows were predicted as what.
+
+    Of many classes only those with the lowest F1 are written, and of more than eight no counts; ``report.json`` has
+    all.
+
+    Args:
+        found: figures of an evaluation; without counts of classes there are no lines.
+    """
+    classes, confusion = found.get("classes"), found.get("confusion")
+    if not classes or not confusion:
+        return []
+    labels: list[str] = confusion["labels"]
+    shown = sorted(classes, key=lambda label: (classes[label]["f1"], labels.index(label)))[:_MOST_ROWS]
+    predicted = labels if len(labels) <= _MOST_COLUMNS else []
+    titles = ["class", "rows", "precision", "recall", "F1", *(f"as {label}" for label in predicted)]
+    rows = [
+        [
+            label,
+            f"{classes[label]['rows']:,}",
+            *(f"{classes[label][name]:.4f}" for name in ("precision", "recall", "f1")),
+            *(f"{count:,}" for count in confusion["counts"][labels.index(label)][: len(predicted)]),
+        ]
+        for label in sorted(shown, key=labels.index)
+    ]
+    left = len(classes) - len(shown)
+    more = [f"and {left} classes with a higher F1; report.json has them"] if left else []
+    counted, rows_of_all = found.get("counted_rows"), found.get("count")
+    if counted != rows_of_all:
+        more.append(f"classes are counted on {counted:,} of {rows_of_all:,} rows: owners of few rows count none")
+    return [*(f"  {line}" for line in table_lines(titles, rows)), *more]

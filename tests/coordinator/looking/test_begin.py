@@ -1,0 +1,212 @@
+"""A job from what lies in a folder: which task, which columns, how many questions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from coordinator.looking.begin import Begun, Wishes, begin
+from coordinator.looking.questions import MOST_QUESTIONS, NobodyAsked, OnTerminal
+from ringtune.errors import DataError, IntegrityError, InvalidInputError, ModelError
+from ringtune.jobs.job import Job, parse_job
+from tests.contract.models.test_hub import write_cache
+from tests.support.model_folder import bert_shapes, safetensors_bytes, write_model
+
+TEXTS = [f"{'word ' * (5 + index)}{index}" for index in range(30)]
+QUESTION = {"question": "who?", "context": "it was anna who came", "answers": {"text": ["anna"], "answer_start": [7]}}
+
+
+class Scripted:
+    """Answers with what the test says, else with the default, and counts."""
+
+    def __init__(self, **answers: str) -> None:
+        self.answers, self.asked = answers, list[str]()
+
+    def choose(self, question: str, default: str, choices: Sequence[str] = ()) -> str:
+        """Answer by the question's first word."""
+        self.asked.append(question)
+        return self.answers.get(question.split()[0].lower(), default)
+
+    def place(self, question: str, find: Callable[[], str]) -> str:
+        """Take what is found."""
+        self.asked.append(question)
+        return find()
+
+
+def made(folder: Path, ask: Scripted | None = None, **wishes: object) -> Begun:
+    """Begin in a folder with a small BERT."""
+    write_model(folder / "model")
+    return begin(Wishes(folder=folder, **wishes), ask or NobodyAsked())  # type: ignore[arg-type]
+
+
+def job_of(begun: Begun) -> Job:
+    """Read what was written."""
+    return parse_job(begun.text, source="job")
+
+
+def write_lines(path: Path, rows: Sequence[dict[str, object]]) -> None:
+    """Write rows as JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_gpt2(folder: Path) -> None:
+    """Write a folder that looks like a small GPT-2; nobody loads its one tensor."""
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "architectures": ["GPT2LMHeadModel"]}
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(safetensors_bytes({"wte.weight": (8, 8)}))
+
+
+def test_begin_tells_questions_by_their_columns(tmp_path: Path) -> None:
+    """Usual names in other capitals are known, and lists and tables are answers."""
+    write_lines(tmp_path / "train.jsonl", [{**QUESTION, "ID": index} for index in range(3)])
+    found = job_of(made(tmp_path))
+    assert (found.model.task, found.data.question, found.data.answer) == ("question-answering", "question", "answers")
+    assert found.data.held_out == 0.0  # too few rows to hold some out
+
+
+def test_begin_tells_classes_from_ids_and_texts_without_usual_names(tmp_path: Path) -> None:
+    """What repeats is a class, the longest is the text; what differs in each row is neither."""
+    write_lines(tmp_path / "r.jsonl", [{"nr": i, "said": text, "who": "ab"[i % 2]} for i, text in enumerate(TEXTS)])
+    found = job_of(made(tmp_path)).data
+    assert (found.text, found.label) == ("said", "who")
+
+
+def test_begin_takes_the_file_for_evaluation_that_lies_beside(tmp_path: Path) -> None:
+    """``train`` and ``test`` are told apart by their names, and nothing is held out."""
+    for name in ("train.csv", "test.csv"):
+        lines = ["text,label", *(f"{text},{index % 3}" for index, text in enumerate(TEXTS))]
+        (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
+    found = job_of(made(tmp_path)).data
+    assert (found.train, found.eval, found.held_out) == ("train.csv", "test.csv", 0.0)
+
+
+def test_begin_learns_texts_alone_with_a_decoder_only(tmp_path: Path) -> None:
+    """An encoder has no head for them, and the message has rows and heads."""
+    write_lines(tmp_path / "rows.jsonl", [{"text": text} for text in TEXTS])
+    with pytest.raises(ModelError, match=r"columns 'text' .*that fits causal-lm, and a model of type 'bert' has heads"):
+        made(tmp_path)
+    write_gpt2(tmp_path / "gpt")
+    found = begin(Wishes(folder=tmp_path, model=str(tmp_path / "gpt")), NobodyAsked())
+    assert (found.task, job_of(found).train.batch_size) == ("causal-lm", 2)
+    (tmp_path / "plain.txt").write_text("a line\n" * 900, encoding="utf-8")
+    wishes = Wishes(folder=tmp_path, model=str(tmp_path / "gpt"), data=tmp_path / "plain.txt")
+    assert begin(wishes, NobodyAsked()).task == "causal-lm"
+
+
+@pytest.mark.parametrize("form", ["npz", "folder"])
+def test_begin_counts_images_and_their_classes(form: str, tmp_path: Path) -> None:
+    """Arrays are told by their shapes; a folder has one for each class."""
+    if form == "npz":
+        np.savez(tmp_path / "rows.npz", pixels=np.zeros((6, 4, 4)), digit=np.arange(6) % 2)
+    for index in range(6 if form == "folder" else 0):
+        (tmp_path / "rows" / str(index % 2)).mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "rows" / str(index % 2) / f"{index}.npy", np.zeros((4, 4)))
+    vit = {"model_type": "vit", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 4}
+    write_model(tmp_path / "m", config={**vit, "patch_size": 2, "num_channels": 1})
+    found = begin(Wishes(folder=tmp_path), NobodyAsked())
+    assert found.task == "image-classification" and "6 images of 2 classes (0, 1)" in found.saw[0]
+    assert [job_of(found).data.image, job_of(found).data.label] == (
+        ["pixels", "digit"] if form == "npz" else ["image", "label"]
+    )
+
+
+def test_begin_asks_five_questions_at_most_and_takes_the_answers(tmp_path: Path) -> None:
+    """Rows, model, task, columns and length, where all are open; an answer stands in the job."""
+    write_lines(tmp_path / "rows.jsonl", [{"a": text, "b": text[::-1], "y": i % 2} for i, text in enumerate(TEXTS)])
+    config = tmp_path / "model"
+    ask = Scripted(columns="text=b label=y", how="quick")
+    found = job_of(made(tmp_path, ask))
+    assert len(ask.asked) == 4 and config.is_dir()
+    assert (found.data.text, found.train.max_steps) == ("b", 40)
+    write_gpt2(tmp_path / "gpt")
+    ask = Scripted(what="causal-lm")
+    found = job_of(
+        begin(Wishes(folder=tmp_path / "none", data=tmp_path / "rows.jsonl", model=str(tmp_path / "gpt")), ask)
+    )
+    assert found.model.task == "causal-lm" and ask.asked[0] == "What shall be learned"
+    assert len(ask.asked) + 2 == MOST_QUESTIONS  # rows and model were given
+
+
+def test_begin_says_what_lies_there_where_it_finds_nothing(tmp_path: Path) -> None:
+    """Names of what is there, and how rows are given; two files that could be rows are named too."""
+    (tmp_path / "notes.md").write_text("x")
+    with pytest.raises(DataError, match=r"looks like rows \(it has model, notes.md\); give --data FILE"):
+        made(tmp_path)
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("text\n")
+    with pytest.raises(DataError, match=r"several that could be rows \(a.csv, b.csv\); give one: --data FILE"):
+        made(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"text,label\n", r"has one line and no rows \('text,label'\)"),
+        (b"PK\x03\x04...", "is a zip archive or a spreadsheet by its first bytes"),
+        ("text,label\nx,y\n".encode("utf-16"), "is UTF-16 by its first bytes; convert it: iconv -f UTF-16"),
+        (
+            "text,label\nh\u00e9,y\n".encode("latin-1"),
+            r"line 2 is not UTF-8 \(byte 0xe9\); as Windows-1252 it reads 'h\u00e9,y'",
+        ),
+        (b"text;label\nx;y\n", r"semicolons \(;\) between its columns \('text', 'label'\)"),
+        (b"good film,pos\n" + b"bad film,neg\ngood one,pos\n" * 3, "looks like a row and not like names of columns"),
+        (b"id,score\n1,0.5\n2,0.25\n", r"what is to be learned: .*'score' \(number, .*init looks for texts"),
+        (b'text,label\n"a,b\n', "a quote is opened and never closed"),
+        (b"text,label\na,b,c\n", "line 2 has 3 cells, the header has 2 columns"),
+    ],
+)
+def test_begin_says_what_it_saw_of_a_table_without_sense(content: bytes, message: str, tmp_path: Path) -> None:
+    """One clear message each, of a kind that exits with 5."""
+    (tmp_path / "rows.csv").write_bytes(content)
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        made(tmp_path)
+    assert str(tmp_path / "rows.csv") in str(caught.value)
+
+
+def test_begin_says_that_fractions_are_no_classes(tmp_path: Path) -> None:
+    """With the task given, the message names the column and what would be a class."""
+    write_lines(tmp_path / "rows.jsonl", [{"text": text, "score": i / 7} for i, text in enumerate(TEXTS)])
+    with pytest.raises(DataError, match=r"'score' has fractions; put them into classes, or name the columns"):
+        made(tmp_path, task="sequence-classification")
+
+
+def test_questions_on_a_terminal_take_defaults_and_repeat_until_an_answer_fits() -> None:
+    """An empty line is the default; what is no choice is asked again; where nothing is found a path is asked for."""
+    app = typer.Typer()
+
+    def nothing() -> str:
+        raise DataError("nothing looks like rows")
+
+    @app.command()
+    def _ask() -> None:
+        ask = OnTerminal()
+        typer.echo([ask.choose("q", "a", ("a", "b")), ask.choose("q", "a", ("a", "b")), ask.place("p", nothing)])
+
+    shown = CliRunner().invoke(app, [], input="\nc\nb\nrows.csv\n")
+    assert shown.stdout.splitlines()[-1] == "['a', 'b', 'rows.csv']"
+    assert "'c' is none of a, b" in shown.stderr and "nothing looks like rows" in shown.stderr
+
+
+def test_begin_takes_a_model_of_a_hub_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache has it; the job has the id, so that it is one on other machines too."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    write_cache(tmp_path / "cache")
+    (tmp_path / "rows.csv").write_text("text,label\n" + "aaaa bbbb cccc,x\ncccc dddd eeee,y\n" * 4)
+    found = begin(Wishes(folder=tmp_path, model="acme/mini-v2"), NobodyAsked())
+    assert job_of(found).model.path == "acme/mini-v2" and "acme/mini-v2: bert, 3 blocks" in found.saw[1]
+
+
+def test_begin_reads_weights_of_the_model_that_it_names(tmp_path: Path) -> None:
+    """A damaged file is found before a run is."""
+    (tmp_path / "rows.csv").write_text("text,label\n" + "aaaa bbbb cccc,x\ncccc dddd eeee,y\n" * 4)
+    write_model(tmp_path / "model", weights=safetensors_bytes(bert_shapes())[:40])
+    with pytest.raises(IntegrityError, match=r"model\.safetensors"):
+        begin(Wishes(folder=tmp_path), NobodyAsked())

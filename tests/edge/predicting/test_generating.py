@@ -1,0 +1,96 @@
+"""A text that goes on: the likeliest token or a draw, where it ends, and that it is the library's text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from edge.predicting.__main__ import main
+from edge.predicting.generating import Sampling, go_on
+from tests.support.tiny_families import write_family
+
+JOB = """
+[model]
+path = "{model}"
+task = "causal-lm"
+[train]
+method = "hift"
+batch_size = 2
+microbatches = 1
+"""
+
+
+def one_more(ids: Sequence[int]) -> torch.Tensor:
+    """The likeliest token is the last one and one more; one of the others is nearly as likely."""
+    logits = torch.full((10,), -50.0)
+    logits[(ids[-1] + 1) % 10], logits[0] = 2.0, 1.0
+    return logits
+
+
+def test_generating_takes_the_likeliest_token_until_a_text_ends() -> None:
+    """Greedy: 3 goes on with 4, 5, and 6 ends it; or the number of tokens does."""
+    how = Sampling(max_new_tokens=5)
+    assert go_on([3], one_more, how, ends=(6,), longest=9) == [4, 5]
+    assert go_on([3], one_more, how, ends=(), longest=9) == [4, 5, 6, 7, 8]
+
+
+def test_generating_leaves_out_the_beginning_of_a_prompt_that_is_too_long() -> None:
+    """The model never sees more tokens than it takes, and always the newest."""
+    seen: list[list[int]] = []
+
+    def look(ids: Sequence[int]) -> torch.Tensor:
+        seen.append(list(ids))
+        return one_more(ids)
+
+    go_on([1, 2, 3, 4], look, Sampling(max_new_tokens=2), ends=(), longest=3)
+    assert seen == [[2, 3, 4], [3, 4, 5]]
+
+
+def test_generating_draws_by_seed_and_row() -> None:
+    """The same seed and row draw the same, others draw others; draws are not all the likeliest."""
+    warm = Sampling(max_new_tokens=40, temperature=1.0, seed=3)
+    first, again = (go_on([3], one_more, warm, ends=(), longest=9, row=1) for _ in range(2))
+    assert first == again
+    assert first != go_on([3], one_more, warm, ends=(), longest=9, row=2)
+    assert first != go_on([3], one_more, warm._replace(seed=4), ends=(), longest=9, row=1)
+    assert first != go_on([3], one_more, warm._replace(temperature=0.0), ends=(), longest=9)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama"])
+def test_predicting_goes_on_as_the_library_does(
+    model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Greedy text of a whole trained model, beside ``generate`` of the plain library on the same weights."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    write_family(tmp_path / "base", model_type, seed=0, with_decoder=True)
+    trained = write_family(tmp_path / "trained", model_type, seed=1, with_decoder=True)
+    (tmp_path / "job.toml").write_text(JOB.format(model=tmp_path / "base"), encoding="utf-8")
+    texts = ["w1 w2 w3", "w40", "w7 w7 w8 w9 w10"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    words = [str(tmp_path / "job.toml"), str(trained), str(tmp_path / "rows.jsonl"), "--max-new-tokens", "6"]
+    assert main(words) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["row"] for line in lines] == [{"text": text} for text in texts]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(str(trained)).eval(), AutoTokenizer.from_pretrained(trained)
+    for text, line in zip(texts, lines, strict=True):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        wanted = model.generate(
+            ids, max_new_tokens=6, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(ids)
+        )
+        added = tokenizer.decode(wanted[0, ids.shape[1] :], skip_special_tokens=True)
+        assert line["predicted"]["predicted"].split() == added.split()
+        assert line["predicted"]["tokens"] <= 6
+
+
+def test_predicting_says_what_it_can_not_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line with the column, and the exit code of wrong data."""
+    base = write_family(tmp_path / "base", "gpt2", with_decoder=True)
+    (tmp_path / "job.toml").write_text(JOB.format(model=base), encoding="utf-8")
+    (tmp_path / "rows.csv").write_text("words\nw1\n", encoding="utf-8")
+    assert main([str(tmp_path / "job.toml"), str(base), str(tmp_path / "rows.csv")]) == 5
+    assert "has no column 'text'; it has 'words'; set data.text" in capsys.readouterr().err
