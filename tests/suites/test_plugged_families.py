@@ -1,4 +1,4 @@
-"""Families without a class of AdapterHub's: the lines that load them, the library's own interface, SmolLM, what is refused."""
+"""Families that AdapterHub has no class for: the lines that load them, its interface, SmolLM, what is refused."""
 
 from __future__ import annotations
 
