@@ -129,6 +129,7 @@ class Checkpointing:
             holder=chosen.holder,
             unfreezing=chosen.unfreezing,
             operations=chosen.operations,
+            evaluations=chosen.evaluations,
             epoch=chosen.epoch,
         )
         return planned
@@ -178,6 +179,7 @@ class Checkpointing:
             shards=tuple(shards[node] for node in plan.nodes),
             unfreezing=saved.unfreezing,
             operations=saved.operations,
+            evaluations=saved.evaluations,
             epoch=plan.placement.epoch,
         )
 

@@ -23,7 +23,12 @@ def rounds_of(request: RunRequest) -> rounds.Rounds:
         return rounds.Rounds(None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
     leaves_out = request.job.recovery.owners == SKIP
     return rounds.RecoveringRounds(
-        None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s, leaves_out=leaves_out
+        None,
+        plan_only=plan_only,
+        plan_s=runtime.plan_s,
+        wait_s=runtime.wait_s,
+        leaves_out=leaves_out,
+        patience_evals=request.job.train.patience_evals,
     )
 
 

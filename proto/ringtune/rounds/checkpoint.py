@@ -26,6 +26,7 @@ from ringtune.rounds.length import Length, digests
 from ringtune.rounds.turns.turn_operations import check_in_force
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.early_stop import NONE_DONE, Evaluations
 from ringtune.schedule.turns.turns import StartPoint
 from ringtune.schedule.turns.unfreezing import NOTHING_KNOWN, Unfreezing
 
@@ -65,6 +66,7 @@ class CheckpointManifest:
         unfreezing: what is known of the losses, so that the run goes on with the very decisions it would have made.
         operations: the table in force, if the run chooses its tables.
         epoch: of the placement that held.
+        evaluations: what is known of the evaluations before it, so that the run ends early at the very same step.
     """
 
     run_id: str
@@ -78,6 +80,7 @@ class CheckpointManifest:
     unfreezing: Unfreezing = NOTHING_KNOWN
     operations: Operations | None = None
     epoch: int = 0
+    evaluations: Evaluations = NONE_DONE
 
     def __post_init__(self) -> None:
         """Refuse a wrong schema, and a run id or node name that may not become part of a path."""
@@ -91,7 +94,7 @@ class CheckpointManifest:
     def digest(self) -> str:
         """SHA-256 of the canonical JSON form, without ``unfreezing`` where nothing is known of the losses.
 
-        The first epoch is left out as well.
+        The first epoch is left out as well, and evaluations of which none was done.
         """
         value = self._fields()
         if self.unfreezing == NOTHING_KNOWN:
@@ -103,6 +106,8 @@ class CheckpointManifest:
         del value["operations"]
         if not self.epoch:
             del value["epoch"]
+        if self.evaluations == NONE_DONE:
+            del value["evaluations"]
         return value if self.operations is None else value | {"operations": self.operations.to_json()}
 
     def shard_of(self, node: str) -> Shard:

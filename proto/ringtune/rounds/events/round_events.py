@@ -13,6 +13,7 @@ from ringtune.schedule.epochs import Source
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.early_stop import NONE_DONE, Evaluations
 from ringtune.schedule.turns.turns import StartPoint, Turn
 from ringtune.schedule.turns.unfreezing import NOTHING_KNOWN, Unfreezing
 
@@ -323,6 +324,14 @@ class LogCheckpoint(NamedTuple):
     holder: str
     unfreezing: Unfreezing = NOTHING_KNOWN
     operations: Operations | None = None
+    evaluations: Evaluations = NONE_DONE
+
+
+class LogStop(NamedTuple):
+    """Log the decision that the run ends with ``step``, because its evaluations did not get better."""
+
+    step: int
+    evaluations: Evaluations
 
 
 class LogEvaluation(NamedTuple):
@@ -379,6 +388,7 @@ Command = (
     | LogCacheLost
     | LogCheckpoint
     | LogEvaluation
+    | LogStop
     | Collect
     | Release
     | Finish
