@@ -32,6 +32,7 @@ EXAMPLES = {
     "train.epochs": "3",
     "train.max_steps": "300",
     "train.eval_every": "50",
+    "train.patience_evals": "3",
     "train.turns": '"rows"',
     "train.seed": "1",
     "unfreeze.every_steps": "40",

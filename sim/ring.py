@@ -71,6 +71,7 @@ class VirtualRing:
         drop: Callable[[Message], bool] | None = None,
         items_ahead: int = 16,
         start: StartPoint | None = None,
+        patience_evals: int = 0,
         drain_at_s: float | None = None,
         replans: Sequence[tuple[float, Placement]] = (),
         transport: Transport | None = None,
@@ -92,7 +93,8 @@ class VirtualRing:
         self._transport = transport or Delays(message_s, control_s)
         self._carrier = carrier
         self._observer, self._record = observer, record
-        self._rounds = rd.Rounds(lambda facts: plan, wait_s=wait_s, items_ahead=items_ahead, start=start)
+        more: dict[str, Any] = {"items_ahead": items_ahead, "patience_evals": patience_evals}
+        self._rounds = rd.Rounds(lambda facts: plan, wait_s=wait_s, start=start, **more)
         self._wait_s, self._part = wait_s, plan.at(start.epoch if start else plan.placement.epoch)
         self._move_s, self._fails_to_move, self._fetches = move_s, fails_to_move, fetches
         self._nodes = {node: VirtualNode(node, self._engine(self._part, node, start)) for node in plan.nodes}

@@ -23,6 +23,7 @@ from ringtune.rounds.job_changes import job_digest
 from ringtune.rounds.whereabouts import SavedPart
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.early_stop import Evaluations
 from ringtune.schedule.turns.turns import StartPoint
 from ringtune.schedule.turns.unfreezing import Unfreezing
 from ringtune.v1 import control_pb2
@@ -187,7 +188,8 @@ class Checkpointing:
         if isinstance(command, rounds.LogCheckpoint):
             emit(control_pb2.RunEvent(checkpoint_json=json.dumps(self.manifest(plan, command).to_json())))
         elif is_kept:
-            manifest = self._manifest(plan, command.step, command.holder, (), command.unfreezing)
+            known = (command.unfreezing, None, command.evaluations)
+            manifest = self._manifest(plan, command.step, command.holder, (), *known)
             emit(control_pb2.RunEvent(kept_turn_json=json.dumps(manifest.to_json())))
 
     def manifest(self, plan: Plan, saved: rounds.LogCheckpoint) -> CheckpointManifest:
@@ -205,7 +207,8 @@ class Checkpointing:
             )
         self._newest_step = step
         ordered = tuple(shards[node] for node in plan.nodes)
-        return self._manifest(plan, step, saved.holder, ordered, saved.unfreezing, saved.operations)
+        known = (saved.unfreezing, saved.operations, saved.evaluations)
+        return self._manifest(plan, step, saved.holder, ordered, *known)
 
     def _manifest(
         self,
@@ -214,7 +217,8 @@ class Checkpointing:
         holder: str,
         shards: tuple[Shard, ...],
         unfreezing: Unfreezing,
-        operations: Operations | None = None,
+        operations: Operations | None,
+        evaluations: Evaluations,
     ) -> CheckpointManifest:
         return CheckpointManifest(
             run_id=self._run_id,
@@ -226,6 +230,7 @@ class Checkpointing:
             shards=shards,
             unfreezing=unfreezing,
             operations=operations,
+            evaluations=evaluations,
             epoch=plan.placement.epoch,
             attempt=self._attempt,
         )

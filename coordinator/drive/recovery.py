@@ -35,6 +35,7 @@ def rounds_of(request: RunRequest, *, awaits_nodes: bool = True) -> rounds.Round
         plan_s=runtime.plan_s,
         wait_s=runtime.wait_s,
         leaves_out=recovery.owners == SKIP,
+        patience_evals=request.job.train.patience_evals,
         awaits_s=recovery.wait_s if awaits_nodes and request.is_training else 0.0,
     )
 

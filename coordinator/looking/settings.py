@@ -22,7 +22,7 @@ _SPECIAL_TOKENS = 3
 _COVERED = 0.95
 _LEAST_TOKENS, _MOST_TOKENS, _STEP_TOKENS = 32, 256, 16
 _LONG_TOKENS = 160
-_PASSES = 6.0
+_PASSES = 4.0
 _LEAST_STEPS, _MOST_STEPS = 80, 600
 _WIDE = 1024
 _HELD_OUT = 0.1
@@ -69,7 +69,7 @@ def choose_settings(seen: Seen, length: str) -> dict[str, Chosen]:
     found["train.microbatches"] = Chosen(min(4, size), "")
     steps = _steps(seen, size, LENGTHS[length])
     found["train.max_steps"] = Chosen(steps, f"{steps * size / seen.rows:.1f} passes over {seen.rows:,} rows")
-    rate = 2e-3 if seen.hidden < _WIDE else 5e-4
+    rate = 1e-3 if seen.hidden < _WIDE else 5e-4
     found["train.learning_rate"] = Chosen(rate, f"usual for adapters of a model of width {seen.hidden}")
     found["train.lr_schedule"] = Chosen("linear", "")
     every = max(1, steps // (2 * max(1, seen.blocks - 1)))

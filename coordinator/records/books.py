@@ -13,6 +13,7 @@ from coordinator.records.file_events import GrowingFile
 from coordinator.records.operations_ledger import OperationsLedger
 from coordinator.records.report import NodeTotals, RunLedger
 from coordinator.records.step_lines import fetched_line, fetched_text, recovery_line, replan_line
+from coordinator.records.stop_text import stop_text
 from coordinator.records.trace_file import TraceText
 from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.measured.pace import PaceWatch
@@ -38,6 +39,7 @@ Logged = (
     | rounds.LogOperations
     | rounds.LogCacheLost
     | rounds.LogEvaluation
+    | rounds.LogStop
     | rounds.LogPlan
     | rounds.LogFetched
 )
@@ -259,6 +261,9 @@ class RunBooks:
                 self._emit(control_pb2.RunEvent(operations_json=json.dumps(chosen.to_json())))
             case rounds.LogCacheLost(_, problem):
                 self._emit(control_pb2.RunEvent(note=problem))
+            case rounds.LogStop(step, evaluations):
+                self._emit(control_pb2.RunEvent(note=stop_text(step, evaluations)))
+                self._emit(control_pb2.RunEvent(metrics_json=json.dumps(self.ledger.stopped(step, evaluations))))
             case rounds.LogEvaluation(step, values):
                 text = json.dumps(self.ledger.evaluation_done(step, dict(values)))
                 self._emit(control_pb2.RunEvent(step_json=text))

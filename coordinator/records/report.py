@@ -7,6 +7,7 @@ bytes of finished turns are forgotten, so that memory does not grow with the run
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT, pat
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import SlicePolicy
+from ringtune.schedule.turns.early_stop import Evaluations
 from ringtune.schedule.turns.turns import StepKind, Turn
 from ringtune.schedule.turns.versions import ever_trained
 from ringtune.schedule.units import units_text
@@ -110,6 +112,7 @@ class RunLedger:
         self._links: dict[str, int] = defaultdict(int)
         self._parcels = ParcelBytes()
         self._evaluations: list[dict[str, Any]] = []
+        self._stop: dict[str, Any] = {}
         self._losses: list[float] = []
         self._first_loss: float | None = None
         self._last = LastStep()
@@ -295,6 +298,11 @@ class RunLedger:
         self._evaluations.append(entry)
         return {"kind": "evaluation", **entry}
 
+    def stopped(self, step: int, evaluations: Evaluations) -> dict[str, Any]:
+        """Note that the run ends early; its line of metrics.jsonl, without ``kind``, stands in the report."""
+        self._stop = {"step": step, **dataclasses.asdict(evaluations)}
+        return {"kind": "stop", **self._stop}
+
     # ---- the end ----------------------------------------------------------------------------------
 
     def report(
@@ -342,6 +350,7 @@ class RunLedger:
             },
             "eval": {key: value for key, value in final.items() if key != "step"},
             "evaluations": self._evaluations,
+            **({"stopped": self._stop} if self._stop else {}),
             **({"moves": self._moves} if self.epoch is not None else {}),
             "nodes": {node: self._node(node, predicted_bytes) for node in self._plan.nodes},
             "links": dict(sorted(self._links.items())),

@@ -17,7 +17,13 @@ from tests.support.torch_ring import Case, TorchCarrier, make_carrier, shard_met
 
 
 def run(
-    plan: Plan, carrier: TorchCarrier, seed: int, *, start: StartPoint | None = None, drain_at_s: float | None = None
+    plan: Plan,
+    carrier: TorchCarrier,
+    seed: int,
+    *,
+    start: StartPoint | None = None,
+    drain_at_s: float | None = None,
+    patience_evals: int = 0,
 ) -> RingResult:
     """Run with random delays."""
     rng = random.Random(seed)
@@ -29,6 +35,7 @@ def run(
         control_s=lambda node: rng.random(),
         start=start,
         drain_at_s=drain_at_s,
+        patience_evals=patience_evals,
     ).run()
 
 

@@ -191,6 +191,7 @@ class Choosing:
             holder=holder,
             unfreezing=unfreezing if course == before else unfreezing.without(before, course),
             operations=manifest.operations,
+            evaluations=manifest.evaluations,
             epoch=epoch,
         )
 

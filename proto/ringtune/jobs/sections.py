@@ -47,6 +47,7 @@ _TRAIN_RANGES: dict[str, tuple[float, float]] = {
     "rounds": (1, MOST_STEPS),
     "max_steps": (1, MOST_STEPS),
     "eval_every": (0, MOST_STEPS),
+    "patience_evals": (0, MOST_STEPS),
     "checkpoint_every": (0, MOST_STEPS),
     "seed": (0, (1 << 63) - 1),
 }
@@ -194,6 +195,8 @@ class Train:
         epochs: passes over all owners' rows together, rounded up to whole rounds; may be a fraction.
         max_steps: optimizer steps of the whole run.
         eval_every: steps between evaluations; 0 = at the end only.
+        patience_evals: the run ends after so many evaluations in a row whose loss was no better than the best one; 0 =
+            it has all its steps. Without rows to evaluate on it never ends early.
         checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = only when interrupted.
         seed: of everything random: shares, order of rows, initial values, dropout.
     """
@@ -215,6 +218,7 @@ class Train:
     epochs: float | None = None
     max_steps: int | None = None
     eval_every: int = 0
+    patience_evals: int = 0
     checkpoint_every: int = 100
     seed: int = 0
 
@@ -237,6 +241,11 @@ class Train:
                 check_range(f"train.{name}", getattr(self, name), least, most)
         if not 0 <= self.dropout < 1:
             raise JobError(f"train.dropout is {self.dropout}, it has to be in [0, 1)")
+        if self.patience_evals and not self.eval_every:
+            raise JobError(
+                f"train.patience_evals = {self.patience_evals} waits for evaluations, and train.eval_every = 0 has one "
+                "at the end only; set eval_every"
+            )
         if self.microbatches > self.batch_size:
             raise JobError(
                 f"train.microbatches = {self.microbatches} is more than train.batch_size = {self.batch_size}; "

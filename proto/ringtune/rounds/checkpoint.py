@@ -26,6 +26,7 @@ from ringtune.rounds.length import Length, digests
 from ringtune.rounds.turns.turn_operations import check_in_force
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.early_stop import NONE_DONE, Evaluations
 from ringtune.schedule.turns.turns import StartPoint
 from ringtune.schedule.turns.unfreezing import NOTHING_KNOWN, Unfreezing
 
@@ -67,6 +68,7 @@ class CheckpointManifest:
         operations: the table in force, if the run chooses its tables.
         epoch: of the placement that held.
         attempt: the run that had trained so far: ``run_id``, or one that goes on with it; empty = it is not known.
+        evaluations: what is known of the evaluations before it, so that the run ends early at the very same step.
     """
 
     run_id: str
@@ -81,6 +83,7 @@ class CheckpointManifest:
     operations: Operations | None = None
     epoch: int = 0
     attempt: str = ""
+    evaluations: Evaluations = NONE_DONE
 
     def __post_init__(self) -> None:
         """Refuse a wrong schema, and a run id or node name that may not become part of a path."""
@@ -96,7 +99,7 @@ class CheckpointManifest:
     def digest(self) -> str:
         """SHA-256 of the canonical JSON form, without ``unfreezing`` where nothing is known of the losses.
 
-        The first epoch is left out as well, and an unknown attempt.
+        The first epoch is left out as well, an unknown attempt, and evaluations of which none was done.
         """
         value = self._fields()
         if self.unfreezing == NOTHING_KNOWN:
@@ -110,6 +113,8 @@ class CheckpointManifest:
             del value["epoch"]
         if not self.attempt:
             del value["attempt"]
+        if self.evaluations == NONE_DONE:
+            del value["evaluations"]
         return value if self.operations is None else value | {"operations": self.operations.to_json()}
 
     @property

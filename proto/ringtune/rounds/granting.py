@@ -11,12 +11,15 @@ import itertools
 from collections.abc import Collection
 
 from ringtune.rounds.copy_digests import CopyComparison
+from ringtune.rounds.evaluation_sums import Values
 from ringtune.rounds.events.round_events import (
     ChooseOperations,
     Command,
     Grant,
     LogCacheLost,
+    LogEvaluation,
     LogOperations,
+    LogStop,
     LogUnfreeze,
 )
 from ringtune.rounds.moves.moving import Moving
@@ -24,6 +27,7 @@ from ringtune.rounds.turns.open_turns import OpenTurns
 from ringtune.rounds.turns.turn_depths import TurnDepths
 from ringtune.rounds.turns.turn_operations import TurnOperations
 from ringtune.rounds.turns.turn_prefixes import TurnPrefixes
+from ringtune.rounds.turns.turn_stopping import TurnStopping
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn, checkpoint_turn, turn_sequence
@@ -38,6 +42,7 @@ class Granting:
         nodes: that work on every turn.
         items_ahead: grant turns until at least so many items are granted beyond the finished ones.
         start: where the run goes on; None = it begins.
+        patience_evals: evaluations without a better loss after which nothing more is granted; 0 = however many.
         moving: knows to which placement a turn belongs.
 
     Attributes:
@@ -45,6 +50,7 @@ class Granting:
         open: turns that are granted and not done by every node.
         depths: what trains when.
         tables: which operations hold when.
+        stopping: whether the run ends early.
         prefixes: where items enter the ring, and are kept.
         copies: whether the owners' copies of embedding and head are equal.
         last: the turn that was granted last; None before the first.
@@ -61,12 +67,14 @@ class Granting:
         *,
         items_ahead: int,
         start: StartPoint | None,
+        patience_evals: int = 0,
         moving: Moving | None = None,
     ) -> None:
         self._moving = moving
         self.open = OpenTurns(items_ahead)
         self.depths = TurnDepths(plan.course, start)
         self.tables = TurnOperations(plan, start)
+        self.stopping = TurnStopping(patience_evals, start)
         part = moving.part if moving else plan
         self.prefixes = TurnPrefixes(part, items_ahead=max(1, items_ahead))
         self.copies = CopyComparison(part)
@@ -114,6 +122,7 @@ class Granting:
             if self._is_elsewhere(self._next):
                 break
             may_grant = self.depths.may_grant(self._next) and self.prefixes.may_grant(self._next)
+            may_grant = may_grant and self.stopping.may_grant(self._next)
             if not may_grant or not self._has_table(self._next, commands):
                 break
             turn = self.prefixes.decided(self.tables.decided(self.depths.decided(self._next, self.last)))
@@ -153,6 +162,7 @@ class Granting:
         """Hear no more of the turns that are open: the run goes back."""
         self.open = self.open.cleared()
         self.depths.forget_open()
+        self.stopping.forget_open()
 
     def go_back(self, part: Plan) -> list[Command]:
         """Grant in another placement, once more, every turn that is not committed.
@@ -201,6 +211,12 @@ class Granting:
         """Count on what a node keeps no longer, from the next turn on; nothing if that is no news."""
         return [LogCacheLost(node, problem)] if self.prefixes.lose(node, problem) else []
 
+    def judge(self, step: int, values: Values) -> list[Command]:
+        """Take a complete evaluation: what waited for it may be granted now, or nothing if the run ends with it."""
+        ends = self.stopping.judge(step, values) and step < self._plan.course.num_steps and not self.is_exhausted
+        self.is_exhausted = self.is_exhausted or ends
+        return [LogEvaluation(step, values), *([LogStop(step, self.stopping.evaluations)] if ends else [])]
+
     def drain(self, last: Turn) -> list[Command]:
         """Grant nothing more but a checkpoint after ``last``, the last turn, if any step was done.
 
@@ -219,6 +235,7 @@ class Granting:
         if turn.kind is StepKind.CHECKPOINT:
             self._saved_step = turn.first_step
         self.open.add(turn, self.nodes)
+        self.stopping.granted(turn)
         self.tables.granted(turn)
         self.prefixes.granted(turn)
 

@@ -18,6 +18,7 @@ _LATER: Final = {
     "train.turns": EQUAL,
     "data.user": "",
     "data.held_out": 0.0,
+    "train.patience_evals": 0,
     **{f"operations.{name}": value for name, value in dataclasses.asdict(OperationsSettings()).items()},
     "memory.activations": NONE,
     **{f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},

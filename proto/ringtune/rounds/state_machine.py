@@ -46,8 +46,8 @@ class Rounds:
         wait_s: longest time without progress in each phase, in seconds; in training one half more, so that
             the node that misses a message speaks first.
         start: where the run goes on; by default the plan's very beginning.
-        items_ahead: grant turns until at least so many items are granted beyond the finished ones; at
-            least one whole turn ahead.
+        patience_evals: as for ``Granting``.
+        items_ahead: grant until at least so many items are granted beyond the finished ones; at least a whole turn.
     """
 
     def __init__(
@@ -59,15 +59,14 @@ class Rounds:
         wait_s: float = 300.0,
         items_ahead: int = ITEMS_AHEAD,
         start: StartPoint | None = None,
+        patience_evals: int = 0,
     ) -> None:
         self.phase = "new"
         self.plan: Plan | None = None
-        self._planner = planner
-        self._plan_only = plan_only
-        self._wait_s = wait_s
-        self._plan_s = plan_s
+        self._planner, self._plan_only = planner, plan_only
+        self._wait_s, self._plan_s = wait_s, plan_s
         self._items_ahead = items_ahead
-        self._start_point = start
+        self._start_point, self._patience_evals = start, patience_evals
         self._drain_reason = ""
         self._nodes: tuple[str, ...] = ()
         self._facts: dict[str, Any] = {}
@@ -170,7 +169,8 @@ class Rounds:
 
     def _new_granting(self) -> Granting:
         moving, start = self._made_moving, self._start_point
-        return Granting(self._made_plan, moving.part.nodes, items_ahead=self._items_ahead, start=start, moving=moving)
+        more = {"items_ahead": self._items_ahead, "patience_evals": self._patience_evals}
+        return Granting(self._made_plan, moving.part.nodes, start=start, moving=moving, **more)
 
     def _make_plan(self, now_s: float, commands: list[rd.Command]) -> None:
         self.phase = "planning"
@@ -325,15 +325,16 @@ class Rounds:
                 break
             granting.close(turn)
             commands.append(rd.LogTurn(turn))
-            unfreezing = granting.depths.unfreezing
+            unfreezing, evaluations = granting.depths.unfreezing, granting.stopping.evaluations
             if turn.kind is StepKind.TRAIN and self._made_moving.part.placement.copies:
-                commands.append(rd.LogKept(turn.end_step, turn.owner, unfreezing))
+                commands.append(rd.LogKept(turn.end_step, turn.owner, unfreezing, evaluations))
             if turn.kind is StepKind.CHECKPOINT:
-                commands.append(rd.LogCheckpoint(turn.first_step, turn.owner, unfreezing, turn.operations))
+                commands.append(rd.LogCheckpoint(turn.first_step, turn.owner, unfreezing, turn.operations, evaluations))
             self._grant_ahead(now_s, commands)
             if turn.kind is StepKind.EVALUATE:
                 sums = self._evaluation.close(turn, self._made_plan.course.owners)
-                commands += [rd.LogEvaluation(turn.end_step, sums)] if sums is not None else []
+                commands += granting.judge(turn.end_step, sums) if sums is not None else []
+                self._grant_ahead(now_s, commands)
         self._end_training(now_s, commands)
 
     def _end_training(self, now_s: float, commands: list[rd.Command]) -> None:

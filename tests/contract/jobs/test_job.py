@@ -61,6 +61,7 @@ local_iterations = 10
 turns = "equal"
 rounds = 5
 eval_every = 0
+patience_evals = 0
 checkpoint_every = 100
 seed = 0
 
@@ -327,16 +328,6 @@ def test_job_with_overrides_switches_between_rounds_and_max_steps() -> None:
     assert (by_rounds.train.rounds, by_rounds.train.max_steps) == (2, None)
     with pytest.raises(JobError, match="both set the length"):
         JOB.with_overrides({"train.rounds": 2, "train.max_steps": 7})
-
-
-def test_job_with_overrides_leaves_the_momentum_behind() -> None:
-    """Another optimizer has none; the same one keeps its own."""
-    job = JOB.with_overrides({"train.optimizer": "momentum", "train.momentum": 0.5})
-    assert JOB.with_overrides({"train.optimizer": "momentum"}).train.momentum == 0.9
-    assert job.with_overrides({"train.optimizer": "momentum"}).train.momentum == 0.5
-    assert job.with_overrides({"train.optimizer": "adafactor"}).train.momentum is None
-    with pytest.raises(JobError, match=r"train\.momentum = 0\.5 has no meaning"):
-        job.with_overrides({"train.optimizer": "sgd", "train.momentum": 0.5})
 
 
 def test_job_with_overrides_switches_between_the_forms_of_unfreezing() -> None:

@@ -12,6 +12,7 @@ from ringtune.errors import IntegrityError, PlanError, UsageError
 from ringtune.jobs.job import Job, Model
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume, Shard
 from ringtune.rounds.job_changes import changed_keys, describe_changes, job_digest
+from ringtune.schedule.turns.early_stop import Evaluations
 from ringtune.schedule.turns.unfreezing import NOTHING_KNOWN, Unfreezing
 from tests.support.choosing import make_choice, table_of
 from tests.support.plans import changed, make_method, make_plan
@@ -47,6 +48,15 @@ def test_manifest_keeps_what_is_known_of_the_losses() -> None:
     assert CheckpointManifest.parse(json.dumps(manifest(unfreezing=known).to_json())) == manifest(unfreezing=known)
     assert manifest(unfreezing=known).digest != manifest().digest
     older = {name: value for name, value in manifest().to_json().items() if name != "unfreezing"}
+    assert CheckpointManifest.from_json(older) == manifest()
+
+
+def test_manifest_keeps_what_is_known_of_the_evaluations() -> None:
+    """Beside older manifests, which have no such field, and whose digest stays."""
+    known = manifest(evaluations=Evaluations(step=4, best=0.5, best_step=2, waited=1))
+    assert CheckpointManifest.parse(json.dumps(known.to_json())) == known
+    assert known.digest != manifest().digest
+    older = {name: value for name, value in manifest().to_json().items() if name != "evaluations"}
     assert CheckpointManifest.from_json(older) == manifest()
 
 

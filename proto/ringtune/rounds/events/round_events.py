@@ -23,6 +23,7 @@ from ringtune.rounds.events.replanning_events import FetchAhead, FetchedAhead, L
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.early_stop import NONE_DONE, Evaluations
 from ringtune.schedule.turns.turns import StartPoint, Turn
 from ringtune.schedule.turns.unfreezing import NOTHING_KNOWN, Unfreezing
 
@@ -255,6 +256,14 @@ class LogCheckpoint(NamedTuple):
     holder: str
     unfreezing: Unfreezing = NOTHING_KNOWN
     operations: Operations | None = None
+    evaluations: Evaluations = NONE_DONE
+
+
+class LogStop(NamedTuple):
+    """Log the decision that the run ends with ``step``, because its evaluations did not get better."""
+
+    step: int
+    evaluations: Evaluations
 
 
 class LogKept(NamedTuple):
@@ -263,6 +272,7 @@ class LogKept(NamedTuple):
     step: int
     holder: str
     unfreezing: Unfreezing = NOTHING_KNOWN
+    evaluations: Evaluations = NONE_DONE
 
 
 class LogEvaluation(NamedTuple):
@@ -321,6 +331,7 @@ Command = (
     | LogCheckpoint
     | LogKept
     | LogEvaluation
+    | LogStop
     | Collect
     | Release
     | Finish

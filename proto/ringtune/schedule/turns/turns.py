@@ -23,6 +23,7 @@ from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.owner_turns import next_owner, owner_indices, turn_counts, turns_until_repeat, weights
 from ringtune.schedule.passage import WHOLE, Passage, passage_at
 from ringtune.schedule.turns.boundaries import checkpoint_is_due, evaluation_is_due, scores_are_due
+from ringtune.schedule.turns.early_stop import NONE_DONE, Evaluations
 from ringtune.schedule.turns.unfreezing import NOTHING_KNOWN, Unfreezing
 
 _MOST_FOLLOWED = 20_000
@@ -101,6 +102,7 @@ class StartPoint:
         holder: the owner that has the head.
         unfreezing: what the coordinator knows of the losses, if the course leaves unfreezing to the run.
         operations: the table in force there, if the course leaves tables to the run; only the coordinator has to know.
+        evaluations: what is known of the evaluations before it; only the coordinator has to know.
         first_turn: index of the first turn after it: 0, unless the run moved.
         first_seq: ``seq`` of the first item after it.
         epoch: of the placement that holds there.
@@ -111,6 +113,7 @@ class StartPoint:
     holder: str
     unfreezing: Unfreezing = NOTHING_KNOWN
     operations: Operations | None = None
+    evaluations: Evaluations = NONE_DONE
     first_turn: int = 0
     first_seq: int = 0
     epoch: int = 0
@@ -124,6 +127,7 @@ class StartPoint:
         holder: str = "",
         unfreezing: Unfreezing = NOTHING_KNOWN,
         operations: Operations | None = None,
+        evaluations: Evaluations = NONE_DONE,
         epoch: int = 0,
     ) -> StartPoint:
         """Make a start point that fits the course; by default the very beginning of the run.
@@ -138,7 +142,14 @@ class StartPoint:
         holder = holder or holder_after(course, course.local_iterations)
         if course.owner(holder) is None:
             raise PlanError(f"node {holder!r} is no owner of the run, so it can't hold the head")
-        return StartPoint(step=step, holder=holder, unfreezing=unfreezing, operations=operations, epoch=epoch)
+        return StartPoint(
+            step=step,
+            holder=holder,
+            unfreezing=unfreezing,
+            operations=operations,
+            evaluations=evaluations,
+            epoch=epoch,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
