@@ -142,6 +142,7 @@ def main() -> None:
         found = {with_page: train(OUT, with_page=with_page) for with_page in order}
         pairs.append((found[False], found[True]))
         sys.stdout.write(f"without {found[False]}\nwith    {found[True]}\n")
+        sys.stdout.flush()
     result = {
         "pairs": len(pairs),
         "steps_ratio": spread([page.steps_s / plain.steps_s for plain, page in pairs]),
