@@ -96,6 +96,7 @@ class BoardRing:
             "runtime.lease_s": LEASE_S,
             "placement.replan": "never",
             "recovery.copies": "next",
+            "recovery.wait_s": 0.0,  # a row says what comes at once; nobody is waited for
             **{key.replace("__", "."): value for key, value in changes.items()},
         }
         path = self.folder / "job.toml"
