@@ -80,6 +80,20 @@ def test_result_of_qwen_loads_by_the_interface_that_the_library_has(tmp_path: Pa
     assert float((logits_of(model) - logits_of(reference_of(case).model)).abs().max()) <= 1e-5
 
 
+def test_mixture_equals_one_process_and_loads(tmp_path: Path) -> None:
+    """A model of our own beside the last matrix and a bottleneck behind it, as in Llama; both load again."""
+    from transformers import AutoModelForCausalLM
+
+    from edge.model.auxiliary.loading import load_auxiliary
+
+    case, folder = finished(tmp_path, "qwen3", "causal-lm", adapter="seq_bn|linear[output_lora=True,alpha=0.5]")
+    trained = reference_of(case)
+    carrier = run(case, SPLITS["two"])[1]
+    assert distance(carrier.collected(case.plan(SPLITS["two"]), "a"), trained.adapter()) < 1e-6
+    model = AutoModelForCausalLM.from_pretrained(str(case.folder / "model"))
+    assert float((logits_of(load_auxiliary(model, folder)) - logits_of(trained.model)).abs().max()) <= 1e-5
+
+
 def test_smollm_is_a_llama(tmp_path: Path) -> None:
     """A config with the keys of SmolLM2's, tied, goes the way of Llama and equals one process."""
     folder = write_family_inputs(tmp_path / "inputs", "llama", "causal-lm")

@@ -93,7 +93,8 @@ def _add_part(model: Any, job: Job, name: str, kind: str, given: dict[str, Any])
                 getattr(matrix, name)[WORDS[word]] = delta
             path_in = f"{name}.{WORDS[word]}" if is_fused else name
             third = "qkv".index(word) if is_fused else 0
-            matrix.register_forward_hook(_adding(path_in, given.get("alpha", 1.0), third, 3 if is_fused else 1))
+            adding = _adding(path_in, given.get("alpha", 1.0), third, 3 if is_fused else 1)
+            matrix.register_forward_hook(adding, prepend=True)  # before a bottleneck that is plugged in
 
 
 def _find(block: nn.Module, end: str, word: str) -> tuple[str, Any]:

@@ -116,9 +116,11 @@ class Capture:
         self._hook(site.taps, functools.partial(self._tap, facts))
 
     def _hook(self, passage: Passage, seen: Any) -> None:
+        """Watch a tensor; what leaves a module before anything that is hung behind it, such as a bottleneck."""
         module = passage.module
         if passage.is_output:
-            self._handles.append(module.register_forward_hook(lambda _, args, output: _replaced(seen, output)))
+            handle = module.register_forward_hook(lambda _, args, output: _replaced(seen, output), prepend=True)
+            self._handles.append(handle)
         else:
             self._handles.append(module.register_forward_pre_hook(lambda _, args: _replaced(seen, args)))
 

@@ -124,7 +124,7 @@ def put_beside(matrix: nn.Module, delta: nn.Module, *, name: str, alpha: float) 
         alpha: factor.
     """
     matrix.add_module(name, delta)
-    matrix.register_forward_hook(_Addition(name, alpha))
+    matrix.register_forward_hook(_Addition(name, alpha), prepend=True)  # before a bottleneck that is plugged in
 
 
 def alpha_beside(matrix: nn.Module) -> float:

@@ -14,7 +14,7 @@ from coordinator.records.result_files import result_folder, same_everywhere, sav
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorPieces
-from ringtune.models.result_files import model_result
+from ringtune.models.result_files import adapter_result, model_result
 from ringtune.schedule.placement import Slice
 
 numpy = pytest.importorskip("numpy")
@@ -137,6 +137,15 @@ def test_model_folder_has_all_parts_and_only_files_that_came() -> None:
     assert names_in(folder["model.safetensors"]) == names_in(LOW["model.safetensors"]) | names_in(
         HIGH["model.safetensors"]
     )
+
+
+def test_adapter_folder_has_an_interface_where_one_came() -> None:
+    """Of a family that is plugged in; other results have none, and a second one has to be the same."""
+    adapter, result = Pieces.of(file_of(x=b"1234")), adapter_result("causal-lm", "lora")
+    own = {"adapter.safetensors": adapter, "adapter_config.json": Pieces.of(b"{}")}
+    assert result_folder({"a": own}, result).keys() == own.keys()
+    folder = result_folder({"a": {**own, "adapter_interface.json": Pieces.of(b"{1}")}}, result)
+    assert bytes(folder["adapter_interface.json"]) == b"{1}"
 
 
 def test_model_folder_without_config_or_weights_is_refused() -> None:

@@ -89,6 +89,14 @@ def test_pairs_of_other_adapters_give_the_gradients_of_autograd(root: Path, mode
     assert weights < 1e-9 and inputs < 1e-12
 
 
+@pytest.mark.parametrize("adapter", ["seq_bn|lora[r=2,output_lora=True]", "seq_bn|linear[output_lora=True]"])
+def test_pairs_beside_a_matrix_are_taken_before_the_bottleneck_behind_it(root: Path, adapter: str) -> None:
+    """A bottleneck that is plugged in hangs on the matrix itself; the gradient is that of what enters it."""
+    both = trio(offload.family_folder(root, "qwen3"), adapter, dropout=0.2, task=task_of("qwen3"))
+    weights, inputs = run(both, "qwen3", "F0 B0 F1 B1", dropped=True)
+    assert weights < 1e-9 and inputs < 1e-12
+
+
 @pytest.mark.parametrize("adapter", WITHOUT_DROPOUT)
 def test_pairs_of_gates_and_norms_give_the_gradients_of_autograd(root: Path, adapter: str) -> None:
     """What has weights behind the dropout, and every place of the residual."""
