@@ -48,7 +48,6 @@ def test_process_without_a_coordinator_ends_with_3() -> None:
         (("--coordinator", "10.0.0.1:7000", "--name", "a"), "--insecure"),
         (("--coordinator", "127.0.0.1:7000", "--name", "A b"), "node name"),
         (("--coordinator", "127.0.0.1:7000", "--memory", "much"), "not a size"),
-        (("--name", "a", "--coordinator", ""), "coordinator"),
         (("--coordinator", "127.0.0.1:7000", "--nonsense"), "nonsense"),
     ],
 )

@@ -27,6 +27,7 @@ def test_job_of_a_file_is_that_of_the_command_line() -> None:
 
 def test_job_of_a_mapping_has_the_keys_of_a_file(here: Path) -> None:
     """Paths may be paths and lists tuples; they are relative to the current folder."""
+    (here / "jobs/tiny").mkdir()
     made = read_job({"model": {"path": Path("jobs/tiny")}, "data": {"labels": ("a", "b")}, "train": {"rounds": 3}}, {})
     assert made.model.path == str(here / "jobs/tiny")
     assert (made.data.labels, made.train.rounds) == (("a", "b"), 3)

@@ -33,6 +33,7 @@ COMMANDS = (
     "nodes",
     "page",
     "plan",
+    "predict",
     "runs",
     "sim",
     "status",
