@@ -99,8 +99,9 @@ class Granting:
     @property
     def moves_before(self) -> Turn | None:
         """The next turn, if the run has to move before it and every turn before it is done; else None."""
-        is_due = not self.open and not self.is_exhausted and self._next is not None and self._is_elsewhere(self._next)
-        return self._next if is_due else None
+        if self.open or self.is_exhausted or self._next is None or not self.stopping.may_grant(self._next):
+            return None
+        return self._next if self._is_elsewhere(self._next) else None
 
     def _is_elsewhere(self, turn: Turn) -> bool:
         return self._moving is not None and self._moving.is_due(turn)

@@ -334,7 +334,8 @@ class Rounds:
             if turn.kind is StepKind.EVALUATE:
                 sums = self._evaluation.close(turn, self._made_plan.course.owners)
                 commands += granting.judge(turn.end_step, sums) if sums is not None else []
-                self._grant_ahead(now_s, commands)
+                if sums is not None and self.phase == "training":
+                    self._grant_ahead(now_s, commands)
         self._end_training(now_s, commands)
 
     def _end_training(self, now_s: float, commands: list[rd.Command]) -> None:
