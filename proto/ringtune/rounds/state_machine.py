@@ -39,12 +39,11 @@ class Rounds:
     """The coordinator's state machine of one run.
 
     Args:
-        planner: facts by node name -> plan, or the plan of an earlier run with where it goes on; may raise any
-            ``RingTuneError``. None = the driver plans: it is told to with ``MakePlan`` and answers in its time.
+        planner: facts by node name -> plan, or that of an earlier run and where it goes on; may raise errors of ours.
+            None = the driver plans: it is told to with ``MakePlan`` and answers in its time.
         plan_only: stop after planning.
         plan_s: longest time that the driver may plan beyond ``wait_s``, in seconds.
-        wait_s: longest time without progress in each phase, in seconds; in training one half more, so that
-            the node that misses a message speaks first.
+        wait_s: longest time without progress in a phase, in seconds; in training one half more: nodes speak first.
         start: where the run goes on; by default the plan's very beginning.
         patience_evals: as for ``Granting``.
         items_ahead: grant until at least so many items are granted beyond the finished ones; at least a whole turn.
@@ -332,10 +331,10 @@ class Rounds:
                 commands.append(rd.LogCheckpoint(turn.first_step, turn.owner, unfreezing, turn.operations, evaluations))
             self._grant_ahead(now_s, commands)
             if turn.kind is StepKind.EVALUATE:
-                sums = self._evaluation.close(turn, self._made_plan.course.owners)
-                commands += granting.judge(turn.end_step, sums) if sums is not None else []
-                if sums is not None and self.phase == "training":
-                    self._grant_ahead(now_s, commands)
+                if (sums := self._evaluation.close(turn, self._made_plan.course.owners)) is not None:
+                    commands += granting.judge(turn.end_step, sums)
+                    if self.phase == "training":
+                        self._grant_ahead(now_s, commands)
         self._end_training(now_s, commands)
 
     def _end_training(self, now_s: float, commands: list[rd.Command]) -> None:

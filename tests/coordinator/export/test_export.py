@@ -96,22 +96,6 @@ def test_export_of_a_language_model_has_no_head(run: Path, tmp_path: Path, has_o
     assert "AutoAdapterModel" not in card
 
 
-def test_export_of_a_plugged_model_says_how_it_loads(run: Path, tmp_path: Path) -> None:
-    """The interface is given away as it is; the card has the lines, with what this family and task need."""
-    config = json.loads((run / "adapter/adapter_config.json").read_text())
-    (run / "adapter/adapter_config.json").write_text(json.dumps({**config, "model_type": "gemma2"}))
-    (run / "adapter/adapter_interface.json").write_text('{"interface": {}}')
-    digests = export_run(run, tmp_path / "out", base_model="acme/tiny")
-    assert (tmp_path / "out/adapter_interface.json").read_text() == '{"interface": {}}'
-    assert "adapter_interface.json" in digests
-    card = (tmp_path / "out/README.md").read_text()
-    load = "model = AutoModelForSequenceClassification.from_pretrained"
-    assert (
-        f'{load}("acme/tiny", num_labels=2, attn_implementation="eager")\nadapters.init(model, interface=inter' in card
-    )
-    assert 'interface = adapters.AdapterModelInterface(**json.load(file)["interface"])' in card
-
-
 def test_export_of_auxiliary_models_says_how_they_load(run: Path, tmp_path: Path) -> None:
     """Their description stands in the place of the library's; the card and the last line name the function."""
     auxiliary_instead(run)
