@@ -39,7 +39,7 @@ class Rounds:
     """The coordinator's state machine of one run.
 
     Args:
-        planner: facts by node name -> plan, or that of an earlier run and where it goes on; may raise errors of ours.
+        planner: facts by node -> plan, or that of an earlier run and where it goes on; may raise errors of ours.
             None = the driver plans: it is told to with ``MakePlan`` and answers in its time.
         plan_only: stop after planning.
         plan_s: longest time that the driver may plan beyond ``wait_s``, in seconds.
