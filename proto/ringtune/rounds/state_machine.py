@@ -331,10 +331,10 @@ class Rounds:
                 commands.append(rd.LogCheckpoint(turn.first_step, turn.owner, unfreezing, turn.operations, evaluations))
             self._grant_ahead(now_s, commands)
             if turn.kind is StepKind.EVALUATE:
-                if (sums := self._evaluation.close(turn, self._made_plan.course.owners)) is not None:
-                    commands += granting.judge(turn.end_step, sums)
-                    if self.phase == "training":
-                        self._grant_ahead(now_s, commands)
+                sums = self._evaluation.close(turn, self._made_plan.course.owners)
+                commands += granting.judge(turn.end_step, sums) if sums is not None else []
+                if sums is not None and self.phase == "training":
+                    self._grant_ahead(now_s, commands)
         self._end_training(now_s, commands)
 
     def _end_training(self, now_s: float, commands: list[rd.Command]) -> None:
