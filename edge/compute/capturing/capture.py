@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from edge.compute.capturing.pairs import Pairs, SiteFacts, tap
 from edge.compute.capturing.signs import pack
 from edge.compute.capturing.sites import Passage, Site, sites_of
+from edge.model.auxiliary.modules import is_addition
 from edge.model.skeleton import Skeleton
 
 
@@ -119,8 +120,10 @@ class Capture:
         """Watch a tensor; what leaves a module before anything that is hung behind it, such as a bottleneck."""
         module = passage.module
         if passage.is_output:
-            handle = module.register_forward_hook(lambda _, args, output: _replaced(seen, output), prepend=True)
-            self._handles.append(handle)
+            self._handles.append(module.register_forward_hook(lambda _, args, output: _replaced(seen, output)))
+            hooks, own = module._forward_hooks, {handle.id for handle in self._handles}
+            for key in [key for key, hook in hooks.items() if key not in own and not is_addition(hook)]:
+                hooks[key] = hooks.pop(key)
         else:
             self._handles.append(module.register_forward_pre_hook(lambda _, args: _replaced(seen, args)))
 

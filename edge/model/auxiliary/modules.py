@@ -127,6 +127,11 @@ def put_beside(matrix: nn.Module, delta: nn.Module, *, name: str, alpha: float) 
     matrix.register_forward_hook(_Addition(name, alpha), prepend=True)  # before a bottleneck that is plugged in
 
 
+def is_addition(hook: object) -> bool:
+    """Whether a hook adds the output of an auxiliary model to that of its matrix."""
+    return isinstance(hook, _Addition)
+
+
 def alpha_beside(matrix: nn.Module) -> float:
     """The factor of what ``put_beside`` put beside a matrix."""
     return next(hook.alpha for hook in matrix._forward_hooks.values() if isinstance(hook, _Addition))
