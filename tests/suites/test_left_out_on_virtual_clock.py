@@ -148,6 +148,20 @@ def test_owner_that_is_lost_at_every_kind_of_moment(moment: str, seed: int) -> N
     assert first not in recovery.part.nodes
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_run_that_has_ended_early_trains_no_more_without_a_lost_owner(seed: int) -> None:
+    """The decision to end holds: the owner is lost while results are collected, and all others only send theirs."""
+    slices, owners = [("a", 0, 2), ("b", 2, 4)], ["a", "c"]
+    plan = make_plan(slices, owners, num_blocks=4, num_steps=40, local_iterations=2, eval_every=4)
+    ring = ring_of(plan, random.Random(seed), rounds={**SKIPS, "patience_evals": 2})
+    ring.when = lambda what, node: "c" if what == "collect" and not ring.lost else None
+    result = ring.run()
+    assert result.finish == rd.Finish("", "") and ring.lost == ["c"]
+    (stop,) = [entry for entry in result.logged if isinstance(entry, rd.LogStop)]
+    assert stop.step < plan.course.num_steps
+    assert max(entry.step for entry in result.logged if isinstance(entry, rd.LogStep)) == stop.step
+
+
 def test_run_waits_for_an_owner_unless_it_is_told_otherwise() -> None:
     """The error names the owner and what would have helped."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "c"], num_blocks=4, num_steps=12)

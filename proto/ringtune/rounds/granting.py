@@ -191,7 +191,7 @@ class Granting:
         unfreezing = self.depths.unfreezing.without(self._plan.course, plan.course)
         start = dataclasses.replace(start, unfreezing=unfreezing)
         self._plan, self._next, self._ahead_of, self._since = plan, None, (0, 0), []
-        self._sequence, self.is_exhausted = turn_sequence(plan.course, start=start), False
+        self._sequence, self.is_exhausted = turn_sequence(plan.course, start=start), self.stopping.has_ended
         self.depths, self.tables = TurnDepths(plan.course, start), TurnOperations(plan, start)
         self.place(part)
 

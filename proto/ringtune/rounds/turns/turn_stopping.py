@@ -27,6 +27,11 @@ class TurnStopping:
         self.evaluations = start.evaluations if start else NONE_DONE
         self._waits = False
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run ends with the last evaluation that was judged."""
+        return self.evaluations.end_a_run(self._patience)
+
     def may_grant(self, turn: Turn) -> bool:
         """Whether every evaluation is judged on which it depends whether this turn is granted at all."""
         return not (self._patience and self._waits and turn.kind is StepKind.TRAIN)
@@ -43,7 +48,7 @@ class TurnStopping:
         count = sums.get("count", 0.0)
         loss = sums.get("loss_sum", math.nan) / count if count else math.nan
         self.evaluations, self._waits = self.evaluations.after(step, loss), False
-        return self.evaluations.end_a_run(self._patience)
+        return self.has_ended
 
     def forget_open(self) -> None:
         """Wait for no evaluation that is not complete: the turns that are not closed are begun anew."""
