@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -148,6 +149,12 @@ class QuestionAnswering(_OneOutput):
         )
 
 
+def _logit_cap(config: Any) -> float:
+    """The cap of a language model's logits; 0 where its class in the library has none, whatever the file says."""
+    is_known = "final_logit_softcapping" in inspect.signature(type(config).__init__).parameters
+    return (config.final_logit_softcapping or 0.0) if is_known else 0.0
+
+
 class CausalLanguageModel(_OneOutput):
     """Predicts the next token with the pretrained decoder as head, which is frozen unless all parameters train."""
 
@@ -157,7 +164,7 @@ class CausalLanguageModel(_OneOutput):
 
         with without_weights():
             head = CausalLMHead(model, HEAD, layers=1, activation_function=None, layer_norm=False, bias=False)
-        head.logit_cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
+        head.logit_cap = _logit_cap(model.config)
         model.add_prediction_head(head)
         return _head(model)
 

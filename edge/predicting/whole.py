@@ -70,7 +70,9 @@ class WholeModel:
         batch = Batch(ids=ids_BT, mask=torch.ones_like(ids_BT), token_type_ids=torch.zeros_like(ids_BT), labels=nothing)
         last_BTD, _, more = self._last(batch)
         logits_BTV = head_output(self._head, last_BTD[:, -1:], batch, more).logits
-        found: torch.Tensor = logits_BTV[0, -1].float().cpu()
+        cap = getattr(self._head, "logit_cap", 0.0)
+        capped_BTV = cap * torch.tanh(logits_BTV / cap) if cap else logits_BTV
+        found: torch.Tensor = capped_BTV[0, -1].float().cpu()
         return found
 
     def _last(self, batch: Batch) -> tuple[torch.Tensor, Batch, dict[str, Any]]:

@@ -11,6 +11,8 @@ import torch
 
 from edge.predicting.__main__ import main
 from edge.predicting.generating import Sampling, go_on
+from edge.predicting.whole import WholeModel
+from ringtune.jobs.job import load_job
 from tests.support.tiny_families import write_family
 
 JOB = """
@@ -60,7 +62,8 @@ def test_generating_draws_by_seed_and_row() -> None:
     assert first != go_on([3], one_more, warm._replace(temperature=0.0), ends=(), longest=9)
 
 
-@pytest.mark.parametrize("model_type", ["gpt2", "llama"])
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "qwen3", "gemma2", "gemma3_text", "smollm3"])
+@pytest.mark.sampled(3)
 def test_predicting_goes_on_as_the_library_does(
     model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,7 +79,10 @@ def test_predicting_goes_on_as_the_library_does(
     assert main(words) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["row"] for line in lines] == [{"text": text} for text in texts]
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(str(trained)).eval(), AutoTokenizer.from_pretrained(trained)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(str(trained), attn_implementation="eager").eval(),
+        AutoTokenizer.from_pretrained(trained),
+    )
     for text, line in zip(texts, lines, strict=True):
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
         wanted = model.generate(
@@ -85,6 +91,23 @@ def test_predicting_goes_on_as_the_library_does(
         added = tokenizer.decode(wanted[0, ids.shape[1] :], skip_special_tokens=True)
         assert line["predicted"]["predicted"].split() == added.split()
         assert line["predicted"]["tokens"] <= 6
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gemma2"])
+def test_whole_model_gives_the_logits_of_the_library(model_type: str, tmp_path: Path) -> None:
+    """Also where the model caps them, on which draws depend."""
+    from transformers import AutoModelForCausalLM
+
+    folder = write_family(tmp_path / "base", model_type, seed=1, with_decoder=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "final_logit_softcapping": 0.05}))
+    (tmp_path / "job.toml").write_text(JOB.format(model=folder), encoding="utf-8")
+    model = AutoModelForCausalLM.from_pretrained(str(folder), attn_implementation="eager").eval()
+    ids = [5, 9, 7, 7, 11]
+    with torch.no_grad():
+        wanted = model(torch.tensor([ids])).logits[0, -1]
+    found = WholeModel(load_job(tmp_path / "job.toml"), folder, ()).next_logits(ids)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_predicting_says_what_it_can_not_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
