@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from ringtune.machine import grace
 from tests.support import leaks
 
 # Read by the libraries when they are imported, so they have to be set before; child processes inherit them.
@@ -111,6 +112,15 @@ def nothing_left_behind() -> Iterator[None]:
     left = sorted(thread.name for thread in threads if thread.is_alive())
     if alive or left:
         pytest.fail(f"left behind {len(alive)} processes {names} and {len(left)} threads {left}", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def process_of_tests_is_not_ended() -> Iterator[None]:
+    """Fail a test that makes this process one that may be ended: a later test would end it, and all that run in it."""
+    yield
+    if grace._is_own:
+        grace._is_own = False
+        pytest.fail("grace.own_process() was called in the process of the tests", pytrace=False)
 
 
 @pytest.fixture(scope="session", autouse=True)

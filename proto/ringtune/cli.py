@@ -211,8 +211,13 @@ def options(
 
 
 def main() -> None:
-    """Run the command line and exit; an error that is not ours exits with code 70."""
+    """Run the command line as a process of its own and exit, within its grace time once it is told to end."""
     own_process()
+    run_typed()
+
+
+def run_typed() -> None:
+    """Run the command line in whatever process this is and exit; an error that is not ours exits with code 70."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors say more than what the C core logs beside them
     try:
         app()

@@ -65,7 +65,7 @@ def lent(template: AgentTemplate) -> Iterator[None]:
 def exit_code() -> int:
     """Call the command line in this process; returns its exit code."""
     try:
-        cli.main()
+        cli.run_typed()
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
     return 0
