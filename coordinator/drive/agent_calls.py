@@ -19,7 +19,7 @@ import grpc
 
 from coordinator.drive.calls.failures import call_error
 from coordinator.drive.calls.files import FileCalls
-from ringtune.errors import RingTuneError
+from ringtune.errors import RingTuneError, internal_error
 from ringtune.files.pieces import Pieces
 from ringtune.models.result_files import part_files
 from ringtune.rpc.codecs.grants import GrantWriter
@@ -325,4 +325,4 @@ class AgentCalls:
 
     def _bug(self, error: Exception) -> RingTuneError:
         _LOG.error("a call to node %s failed by a bug", self.node, exc_info=error)
-        return RingTuneError(f"node {self.node}: internal error, {type(error).__name__}: {error}; please report it")
+        return internal_error(error, where=f"node {self.node}")

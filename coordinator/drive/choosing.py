@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from ringtune.errors import RingTuneError
+from ringtune.errors import RingTuneError, internal_error
 from ringtune.rounds import rounds
 from ringtune.schedule.course import Course
 from ringtune.schedule.operations.scores import BlockScores
@@ -39,8 +39,7 @@ def choose_beside(
             put(rounds.OperationsFailed(step, type(error).__name__, str(error)))
         except Exception as error:
             _LOG.exception("choosing operations failed by a bug")
-            message = f"internal error, {type(error).__name__}: {error}; please report it"
-            put(rounds.OperationsFailed(step, RingTuneError.__name__, message))
+            put(rounds.OperationsFailed(step, RingTuneError.__name__, str(internal_error(error))))
 
     thread = threading.Thread(target=work, name="choose", daemon=True)
     thread.start()

@@ -38,7 +38,14 @@ from coordinator.members.recruiting import (
 )
 from coordinator.members.registry import Member
 from coordinator.records.events import EventSink
-from ringtune.errors import FrameError, InterruptedRunError, RingTuneError, StorageError, error_from_name
+from ringtune.errors import (
+    FrameError,
+    InterruptedRunError,
+    RingTuneError,
+    StorageError,
+    error_from_name,
+    internal_error,
+)
 from ringtune.ids import naming_node
 from ringtune.rounds import rounds
 from ringtune.v1 import control_pb2
@@ -326,7 +333,7 @@ class Driver(abc.ABC):
 
     def _bug(self, error: Exception) -> RingTuneError:
         _LOG.error("%s failed by a bug", self.run_id, exc_info=error)
-        return RingTuneError(f"internal error, {type(error).__name__}: {error}; please report it")
+        return internal_error(error)
 
 
 def raise_if_over(entry: object) -> None:

@@ -32,7 +32,7 @@ from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.engine.spans import Span
-from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, StorageError, error_from_name
+from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, StorageError, error_from_name, internal_error
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.codecs.scores_codec import scores_to_proto
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
@@ -175,12 +175,11 @@ class AgentRun:
                 return
             self._failed = True
         lost_peer = lost_peer or (error.peer if isinstance(error, PeerLostError) else "")
-        known = isinstance(error, RingTuneError)
-        name = type(error).__name__
-        text = str(error) if known else f"{name}: {error}"
+        told = error if isinstance(error, RingTuneError) else internal_error(error)
+        text = str(told)
         message = text if f"node {self._node}" in text else f"node {self._node}: {text}"
-        _LOG.error("%s", message, exc_info=None if known else error)
-        self._reports.put(rp.Failed(name if known else "RingTuneError", message, lost_peer))
+        _LOG.error("%s", message, exc_info=None if told is error else error)
+        self._reports.put(rp.Failed(type(told).__name__, message, lost_peer))
         self._queue.put(ev.StopRequested("the run failed"))
 
     def call(self, function: Callable[[], T], *, timeout_s: float, what: str) -> T:

@@ -20,6 +20,7 @@ from edge.run.shared_clock import SharedClock
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.engine.spans import Span
+from ringtune.errors import internal_error
 from ringtune.rounds.checkpoint import Shard
 from ringtune.rpc.codecs.codec import numbers_to_proto
 from ringtune.schedule.tables.words import format_action
@@ -213,7 +214,7 @@ class Reporter:
                 is_wanted = self._deliver()
             except Exception as error:  # a run whose reports end in silence would be waited for
                 _LOG.exception("a report of run %s failed", self._run_id)
-                self._on_refused(f"reports can't be sent: {type(error).__name__}: {error}")
+                self._on_refused(f"reports can't be sent: {internal_error(error)}")
                 return
             if not is_wanted or self._closing.is_set():
                 return

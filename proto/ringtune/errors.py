@@ -28,11 +28,13 @@ A message says what is wrong, where, and what to do about it.
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from traceback import walk_tb
+from typing import ClassVar, Final, TypeVar
 
 from ringtune.texts import printable
 
 T = TypeVar("T")
+_OURS: Final = ("ringtune", "edge", "coordinator", "sim")
 
 
 class RingTuneError(Exception):
@@ -194,6 +196,24 @@ def error_from_name(name: str, message: str) -> RingTuneError:
     """
     by_name = {cls.__name__: cls for cls in all_errors()}
     return by_name.get(name, RingTuneError)(message)
+
+
+def internal_error(error: BaseException, *, where: str = "") -> RingTuneError:
+    """What others are told of an error that nobody foresaw: its kind and its place.
+
+    Its text stays in the log of the process that it happened in, as it may have a cell of a row in it. Those of the
+    system and of memory have none.
+
+    Args:
+        error: as it was caught.
+        where: said before it, such as ``node a``.
+    """
+    places = [f"{frame.f_globals.get('__name__', '?')}:{line}" for frame, line in walk_tb(error.__traceback__)]
+    ours = [place for place in places if place.partition(".")[0] in _OURS]
+    text = f": {error}" if isinstance(error, OSError | MemoryError | RuntimeError) else ""
+    place = f" at {ours[-1]}" if ours else ""
+    begin = f"{where}: " if where else ""
+    return RingTuneError(f"{begin}internal error, {type(error).__name__}{place}{text}; please report it, with its log")
 
 
 def needed(value: T | None, problem: str) -> T:

@@ -21,7 +21,7 @@ from coordinator.drive.requests import RunRequest
 from coordinator.planner.effort import Effort
 from coordinator.planner.planned import Planned
 from ringtune.costs.profile import NodeFacts
-from ringtune.errors import DeadlineError, RingTuneError
+from ringtune.errors import DeadlineError, RingTuneError, internal_error
 from ringtune.schedule.frozen_weights import FrozenWeights
 
 _LOG = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class FirstLook:
             self._on_done(Looked(error))
         except Exception as error:
             _LOG.exception("the first look failed by a bug")
-            self._on_done(Looked(RingTuneError(f"internal error, {type(error).__name__}: {error}; please report it")))
+            self._on_done(Looked(internal_error(error)))
         else:
             self._on_done(Looked(None, planned.plan.course.frozen))
 

@@ -20,7 +20,7 @@ from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
 from coordinator.planner.waits import check_waits
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
-from ringtune.errors import RingTuneError
+from ringtune.errors import RingTuneError, internal_error
 from ringtune.rounds import rounds
 
 _LOG = logging.getLogger(__name__)
@@ -134,5 +134,4 @@ class PlanningThread:
             self._on_done(rounds.PlanFailed(type(error).__name__, str(error)))
         except Exception as error:
             _LOG.exception("planning failed by a bug")
-            message = f"internal error, {type(error).__name__}: {error}; please report it"
-            self._on_done(rounds.PlanFailed(RingTuneError.__name__, message))
+            self._on_done(rounds.PlanFailed(RingTuneError.__name__, str(internal_error(error))))

@@ -24,6 +24,7 @@ from ringtune.errors import (
     UsageError,
     encodable,
     error_from_name,
+    internal_error,
 )
 
 T = TypeVar("T")
@@ -72,9 +73,9 @@ class WireStatus(NamedTuple):
 
 
 def status_of_error(error: BaseException) -> WireStatus:
-    """The status that carries ``error``; anything that is not ours becomes the root class with its type named."""
+    """The status that carries ``error``; one that nobody foresaw is told by its kind and place."""
     if not isinstance(error, RingTuneError):
-        error = RingTuneError(f"internal error, {type(error).__name__}: {error}; please report it")
+        error = internal_error(error)
     return WireStatus(error.status, _cut(encodable(f"ringtune.{type(error).__name__}: {error}")))
 
 
