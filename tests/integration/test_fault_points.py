@@ -25,7 +25,7 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyRing]:
 @pytest.mark.parametrize(
     "order", ["answer Prepare 1 kill", "after backward 4 kill", "rename step-8* 1 kill", "answer Keep 3 kill"]
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_run_goes_on_without_a_host_that_ends_at_once(ring: FaultyRing, order: str) -> None:
     """While it prepares, trains, saves, or takes a copy from its neighbour."""
     trial = ring.trial(Fault("d", order))
@@ -90,7 +90,7 @@ def test_run_does_a_step_once_more_in_which_a_gradient_is_infinite(ring: FaultyR
     ],
     ids=lambda fault: fault.order,
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_short_trouble_loses_nobody(ring: FaultyRing, fault: Fault) -> None:
     """A process that stands still for less than its lease, a message that is late, a call that is lost."""
     trial = ring.trial(fault)

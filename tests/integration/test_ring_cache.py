@@ -18,6 +18,7 @@ def num_reads(outcome: Outcome) -> int:
 
 
 @pytest.mark.promise("1 partition invariance")
+@pytest.mark.thorough
 def test_ring_with_a_cache_equals_one_process_and_resumes(cluster: Cluster) -> None:
     """Float64: equal to 1e-9; recordings replay; resumed with an empty cache: the same bits; no file stays."""
     job = cluster.job(

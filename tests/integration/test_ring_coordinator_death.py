@@ -29,7 +29,7 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DyingRing]:
     ("node", "order", "from_steps"),
     [("", "call Prepare 2", {-1}), ("c", LATE, {12, 16}), ("c", "write step-16.safetensors 1", {12, 16})],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_run_goes_on_after_the_death_of_its_coordinator(
     ring: DyingRing, node: str, order: str, from_steps: set[int]
 ) -> None:

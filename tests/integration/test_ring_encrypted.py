@@ -119,6 +119,7 @@ every_steps = 3
 """
 
 
+@pytest.mark.thorough
 def test_ring_encrypted_is_for_users_with_a_certificate(tmp_path: Path) -> None:
     """One of another machine joins with a token, trains, and evaluates rows of that machine by a guest node."""
     job, mine = tmp_path / "job.toml", tmp_path / "user" / "trust"

@@ -41,7 +41,7 @@ def begun(cluster: Cluster) -> Follower:
 
 
 @pytest.mark.parametrize("name", ["node-1", "node-2"])
-@pytest.mark.sampled(1)
+@pytest.mark.thorough
 def test_fault_killed_agent_is_named_and_the_others_are_free(cluster: Cluster, name: str) -> None:
     """SIGKILL of an owner or a host: the run fails with its links and names it; it can come back at once."""
     follower = begun(cluster)
@@ -56,6 +56,7 @@ def test_fault_killed_agent_is_named_and_the_others_are_free(cluster: Cluster, n
 
 
 @pytest.mark.promise("6 every wait ends")
+@pytest.mark.thorough
 def test_fault_frozen_agent_is_named_and_comes_back(cluster: Cluster) -> None:
     """SIGSTOP: nothing is closed, so the lease decides; after SIGCONT the node gives the run up and joins again."""
     follower = begun(cluster)
@@ -108,7 +109,7 @@ def test_fault_stuttering_node_changes_nothing(cluster: Cluster) -> None:
 
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("silent", ["hears", "speaks"])
-@pytest.mark.sampled(1)
+@pytest.mark.thorough
 def test_fault_silent_link_for_less_than_a_lease_changes_nothing(cluster: Cluster, silent: str) -> None:
     """What others say to a node, or what it answers, is held back for a quarter of a lease: nobody is lost."""
     with contextlib.closing(Tap(cluster.ports["node-2"])) as tap:

@@ -196,6 +196,7 @@ def test_host_that_is_killed_and_started_again_takes_blocks_again(
     ring.wait_idle(*ring.names)
 
 
+@pytest.mark.thorough
 def test_new_node_joins_a_run_of_two(ring: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was not there when the run was planned, and has no copy of the model; its figures are in the books."""
     pays(monkeypatch, RING)

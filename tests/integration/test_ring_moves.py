@@ -121,7 +121,7 @@ def stopped_after(ring: Cluster, job: Job, plan: Plan, step: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.sampled(1)
+@pytest.mark.thorough
 def test_node_that_cannot_move_leaves_the_run_where_it_is(ring: Cluster, number: signal.Signals) -> None:
     """A host that comes new is dead, or stands still: the run stays on the placement that it has, and says why."""
     job = job_of(ring, train__local_iterations=4, runtime__wait_s=10.0, runtime__lease_s=30.0)

@@ -78,8 +78,9 @@ def python(code: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_boards_get_what_they_were_given(here: Capabilities, tmp_path: Path) -> None:
-    """Shares, both rates of each link, and the way between boards; room is left for a busy machine."""
+    """Shares, both rates of each link, and the way between boards: of a machine that has nothing else to do."""
     fast = board("fast", cpu_cores=0.5, up_bytes_per_s=80 * MBIT, down_bytes_per_s=20 * MBIT)
     slow = board("slow", cpu_cores=0.2, up_bytes_per_s=8 * MBIT, down_bytes_per_s=40 * MBIT)
     with Testbed(Layout(boards=(fast, slow), name=NAME), folder=tmp_path, capabilities=here) as bed:

@@ -82,7 +82,7 @@ def make_case(inputs: Any, model_type: str, config: str) -> Case:
     + [(name, config) for name in ("gpt2", "vit") for config in SOME]
     + [(name, config) for name in FAMILIES for config in AUXILIARY],
 )
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 def test_adapter_in_a_ring_equals_one_process(inputs: Any, model_type: str, config: str) -> None:
     """Same initial values, same training, also with padding on the left."""
     case = make_case(inputs, model_type, config)
@@ -98,7 +98,7 @@ def test_adapter_in_a_ring_equals_one_process(inputs: Any, model_type: str, conf
     + [(name, AUXILIARY[3], "four") for name in ("roberta", "distilbert", "mistral")]
     + [(name, AUXILIARY[1], "four") for name in ("xlm-roberta", "electra")],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_auxiliary_models_with_dropout_equal_one_process(inputs: Any, model_type: str, config: str, split: str) -> None:
     """On one, two and four nodes, with alpha, micro-batches and dropout, in every family."""
     case = dataclasses.replace(make_case(inputs, model_type, config), dropout=0.2, owners=("a", "b"))
@@ -108,6 +108,7 @@ def test_auxiliary_models_with_dropout_equal_one_process(inputs: Any, model_type
 
 
 @pytest.mark.parametrize(("model_type", "config"), list(zip(FAMILIES, AUXILIARY, strict=True)))
+@pytest.mark.sampled(2)
 def test_auxiliary_result_loads_into_a_plain_model(inputs: Any, tmp_path: Path, model_type: str, config: str) -> None:
     """The documented function gives the pretrained model the logits of the trained whole model."""
     check_result_loads(make_case(inputs, model_type, config), SPLITS["two"], tmp_path)
@@ -117,6 +118,7 @@ def test_auxiliary_result_loads_into_a_plain_model(inputs: Any, tmp_path: Path, 
     ("model_type", "config"),
     [("bert", AUXILIARY[0]), ("gpt2", AUXILIARY[1]), ("gpt2", "lora[r=4,init_weights='bert']"), ("llama", CONFIGS[8])],
 )
+@pytest.mark.sampled(2)
 def test_merged_result_is_a_model_of_transformers(inputs: Any, tmp_path: Path, model_type: str, config: str) -> None:
     """With linear or LoRA in its weights it gives the logits of the trained whole model, and has nothing of ours."""
     check_result_loads(make_case(inputs, model_type, config), SPLITS["two"], tmp_path, load=loaded_merged)
@@ -124,7 +126,7 @@ def test_merged_result_is_a_model_of_transformers(inputs: Any, tmp_path: Path, m
 
 @pytest.mark.promise("8 adapterhub folder")
 @pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_adapter_result_loads_with_nothing_of_ours(inputs: Any, tmp_path: Path, config: str) -> None:
     """load_adapter into the plain base model gives the logits of the trained whole model."""
     check_result_loads(make_case(inputs, "bert", config), SPLITS["two"], tmp_path)

@@ -117,7 +117,7 @@ def spoiled(case: Case, fault: Fault, attempts: int, slices: Any = RING) -> tupl
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_run_with_one_bad_step_equals_the_undisturbed_run(folder: Path, name: str) -> None:
     """In every bit, and one process within 1e-9: nothing of the bad step is left at any node."""
     case = case_of(folder)

@@ -60,6 +60,7 @@ def logged(result: RingResult) -> list[rd.LogCheckpoint]:
 
 
 @pytest.mark.parametrize("seed", range(60))
+@pytest.mark.sampled(20)
 def test_checkpoint_resumed_run_does_the_rest_of_the_steps(seed: int) -> None:
     """From any complete checkpoint the run goes on with exactly the steps that were left, all valid."""
     rng = random.Random(seed)

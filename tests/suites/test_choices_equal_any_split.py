@@ -118,7 +118,7 @@ def are_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
         ("random", "seq_bn"),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_choice_of_real_scores_is_that_of_any_split(folder: Path, policy: str, adapter: str) -> None:
     """One node and four choose the same tables and train the same weights; another timing gives the same bits."""
     case = case_of(folder, adapter)

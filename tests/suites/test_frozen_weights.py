@@ -94,7 +94,7 @@ def trained_alone(case: Case, folder: Path) -> dict[str, torch.Tensor]:
     ]
     + [way for name in ("bert", "gpt2", "llama") for way in (("mlp", "int8", name), ("lora", "bfloat16", name))],
 )
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(4)
 def test_frozen_weights_of_every_family_equal_weights_that_were_rounded_once(
     inputs: Inputs, model_type: str, adapter: str, dtype: str
 ) -> None:

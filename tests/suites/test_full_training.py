@@ -48,7 +48,7 @@ def wanted(case: Case) -> dict[str, torch.Tensor]:
     [(name, split) for name in MODEL_TYPES for split in ("two", "three")]
     + [("bert", split) for split in SPLITS if split not in ("two", "three")],
 )
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_own_weights_in_a_ring_equal_one_process(inputs: Any, model_type: str, split: str) -> None:
     """Every family, any split: weights, head and losses, with blocks unfreezing on the way."""
     case = full_case(inputs, model_type)

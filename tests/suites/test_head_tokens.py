@@ -39,7 +39,7 @@ def trained(case: Case, plan: Plan) -> TorchCarrier:
         ("vit", IMAGE_CLASSIFICATION, {"method": "hift", "adapter": "full"}),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_head_gets_the_tokens_that_it_reads(
     tmp_path: Path, model_type: str, task: str, changes: dict[str, Any]
 ) -> None:

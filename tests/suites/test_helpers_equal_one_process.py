@@ -103,7 +103,7 @@ def case_of(folder: Path, **changes: Any) -> Case:
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("way", list(WAYS))
 @pytest.mark.parametrize("microbatches", [1, 4])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_helpers_of_any_kind_give_the_adapters_of_one_process(folder: Path, way: str, microbatches: int) -> None:
     """RingAda's serial bottleneck, AdamW in float64, unfreezing during the run: 1e-9."""
     assert distance_to_reference(case_of(folder, microbatches=microbatches), way) < 1e-9
@@ -121,7 +121,7 @@ def test_helpers_of_any_kind_give_the_adapters_of_one_process(folder: Path, way:
         "lora[r=4,alpha=2,selfattn_lora=False,intermediate_lora=True,output_lora=True]",
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_helpers_fit_any_adapter_exactly(folder: Path, adapter: str, dropout: float) -> None:
     """Scaled or not, with dropout in the model or without, two micro-batches in flight."""
     steps = 50 if dropout else 12

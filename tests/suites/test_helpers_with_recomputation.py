@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("adapter", ["lora[r=4,alpha=16]", "linear", "mlp[hidden=8]"])
 @pytest.mark.parametrize("recompute", [(), (Range(1, 3),)], ids=["none", "some"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_helpers_fit_blocks_that_run_again(folder: Path, adapter: str, recompute: tuple[Range, ...]) -> None:
     """With dropout, several hosts and helpers, and micro-batches under way together."""
     case = case_of(folder, adapter=adapter, dropout=0.1, method="all", num_steps=6, microbatches=2)

@@ -47,7 +47,7 @@ def held_bytes(executor: NodeExecutor) -> int:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_hift_with_state_on_disk_equals_one_process_and_goes_on_from_a_shard(
     folder: Path, tmp_path: Path, optimizer: str
 ) -> None:

@@ -63,7 +63,7 @@ def run(plan: Plan, carrier: TorchCarrier, rng: random.Random, **values: Any) ->
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(3)
 def test_moving_run_equals_one_process(folder: Path, name: str, seed: int) -> None:
     """Random placements from random turns on: in float64 adapters and head are those of one process."""
     rng = random.Random(f"{name} {seed}")
@@ -84,7 +84,7 @@ def test_moving_run_equals_one_process(folder: Path, name: str, seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_run_whose_moves_fail_equals_one_process(folder: Path, seed: int) -> None:
     """Nothing that was trained is lost where all go back to the placement that they had."""
     rng = random.Random(seed)

@@ -82,7 +82,7 @@ def counts(result: RingResult) -> Counter[Op]:
 
 @pytest.mark.parametrize("split", list(SPLITS))
 @pytest.mark.parametrize("method", ["ringada", "all"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_run_with_the_cache_has_the_bits_of_one_without(folder: Path, tmp_path: Path, split: str, method: str) -> None:
     """Unfreezing, evaluations, two owners; with everything trainable nothing is kept."""
     case = case_of(folder, method=method, eval_every=8)
@@ -119,7 +119,7 @@ def test_no_frame_passes_below_where_a_batch_enters(folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_any_run_with_the_cache_has_the_bits_of_one_without(folder: Path, tmp_path: Path, seed: int) -> None:
     """Private blocks, dropout, lossy wire, turns by rows, orders of unfreezing and slices are drawn."""
     rng = random.Random(seed)
@@ -190,7 +190,7 @@ def a_folder(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [broken, missing, short, a_folder])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_run_goes_on_without_what_was_damaged_and_says_so(
     folder: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:

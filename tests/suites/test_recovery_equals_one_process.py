@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 def test_run_that_loses_a_host_equals_one_process(folder: Path, name: str, seed: int) -> None:
     """Any host at any moment, with random times: in float64 adapters and head are those of one process."""
     rng = random.Random(f"{name} {seed}")
@@ -66,6 +66,7 @@ def test_run_that_loses_a_host_equals_one_process(folder: Path, name: str, seed:
 
 
 @pytest.mark.parametrize("name", ["several-owners", "checkpoints"])
+@pytest.mark.sampled(1)
 def test_run_that_loses_a_host_while_it_collects_equals_one_process(folder: Path, name: str) -> None:
     """All go back to the end of the last turn, where another owner may have the head, and send again."""
     case = Case(folder=folder, **{"local_iterations": 2, "num_steps": 8, "every_steps": 3, **CASES[name]})
@@ -91,7 +92,7 @@ OWNERS: dict[str, dict[str, Any]] = {
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", OWNERS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 def test_run_that_loses_an_owner_equals_one_process_without_its_later_rows(folder: Path, name: str, seed: int) -> None:
     """Any owner at any moment: one process that trains on what was left, at the rates of the shorter run since then."""
     rng = random.Random(f"owner {name} {seed}")
@@ -130,7 +131,7 @@ def test_run_that_loses_an_owner_equals_one_process_without_its_later_rows(folde
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", OWNERS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_run_that_waits_for_an_owner_equals_one_process(folder: Path, name: str, seed: int) -> None:
     """Any owner at any moment, with the head or without: it comes back with nothing, and has it from the copies."""
     rng = random.Random(f"waits {name} {seed}")

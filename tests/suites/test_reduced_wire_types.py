@@ -109,7 +109,7 @@ def rounded(folder: Path, dtype: str) -> Trained:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
-@pytest.mark.sampled(1)
+@pytest.mark.thorough
 def test_training_in_a_reduced_wire_type_follows_float32(folder: Path, dtype: str) -> None:
     """The losses stay within twice what undirected noise of that size does, and fall as in float32."""
     case, found = case_of(folder, dtype), rounded(folder, dtype)
@@ -121,7 +121,7 @@ def test_training_in_a_reduced_wire_type_follows_float32(folder: Path, dtype: st
 
 @pytest.mark.parametrize("power", [-30, 30])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_training_does_not_depend_on_the_size_of_gradients(folder: Path, dtype: str, power: int) -> None:
     """Gradients that travel 2^30 times smaller, most below 1e-8, or larger, train the very same tensors."""
     case = case_of(folder, dtype)

@@ -94,6 +94,7 @@ def test_replicas_gradients_under_way_are_bounded(seed: int) -> None:
 
 @pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("seed", range(80))
+@pytest.mark.sampled(30)
 def test_replicas_stay_within_their_memory_estimate(seed: int) -> None:
     """No timing makes a host of a stage hold more tensors or graphs than the planner counted for its micro-batches."""
     plan = plan_of(seed)
@@ -108,6 +109,7 @@ def test_replicas_stay_within_their_memory_estimate(seed: int) -> None:
 
 @pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("seed", range(60))
+@pytest.mark.sampled(20)
 def test_replicas_hold_no_more_than_the_planner_counted(seed: int) -> None:
     """Weights, moments, gradients of other hosts and graphs together, as the ledger of a prediction counts them."""
     rng = random.Random(seed)

@@ -48,7 +48,7 @@ def case_of(folder: Path, changes: dict[str, object], **values: object) -> Case:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_resumed_run_gives_the_bits_of_the_whole_run_from_any_checkpoint(folder: Path, name: str) -> None:
     """Whichever checkpoint: adapters, head and evaluations are those of the run that was never stopped."""
     slices, changes = CASES[name]

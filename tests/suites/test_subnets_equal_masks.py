@@ -63,7 +63,7 @@ def family_case(inputs: Any, model_type: str, adapter: str) -> Case:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(("model_type", "adapter", "split"), MIXED)
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(5)
 def test_subnets_of_every_family_and_adapter_equal_masks(
     inputs: Any, model_type: str, adapter: str, split: str
 ) -> None:
@@ -89,7 +89,7 @@ def result_of(case: Case, split: str = "two", seed: int = 0) -> dict[str, torch.
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_every_code_of_a_subnet_counts(inputs: Any, adapter: str) -> None:
     """Negative control: with forward-only taken for full or for skipped, or nothing skipped, the result is another."""
     case = family_case(inputs, "bert", adapter)
@@ -100,7 +100,7 @@ def test_every_code_of_a_subnet_counts(inputs: Any, adapter: str) -> None:
 
 @pytest.mark.parametrize("heads", [1, 2, 3])
 @pytest.mark.parametrize("adapter", ["seq_bn", "lora"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_groups_of_one_two_and_three_heads_equal_masks(inputs: Any, heads: int, adapter: str) -> None:
     """Six heads, and 50 feed-forward rows that no number of subnets divides evenly."""
     folder = inputs("llama", num_attention_heads=6, num_key_value_heads=6, head_dim=8, intermediate_size=50)
@@ -116,6 +116,7 @@ def test_heads_of_a_key_value_head_stay_together(inputs: Any) -> None:
 
 
 @pytest.mark.parametrize("adapter", ["par_bn", "seq_bn[use_gating=True,ln_before=True]", "seq_bn|lora[r=2]"])
+@pytest.mark.sampled(1)
 def test_other_covered_adapters_equal_masks(inputs: Any, adapter: str) -> None:
     """Bottlenecks of any kind are applied once to the whole, and unions are covered part by part."""
     case = case_of(inputs("bert"), subnets=2, adapter=adapter)
@@ -131,7 +132,7 @@ def test_lora_on_some_matrices_equals_masks(inputs: Any, model_type: str) -> Non
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("adapter", ["seq_bn", "full"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_subnets_under_unfreezing_equal_masks(inputs: Any, split: str, adapter: str) -> None:
     """Where a block does not train yet and nothing below it does, full acts as forward-only."""
     case = case_of(inputs("bert"), subnets=4, adapter=adapter, method="ringada", every_steps=2, num_steps=7)

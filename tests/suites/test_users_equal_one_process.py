@@ -209,7 +209,7 @@ def test_one_user_trains_what_all_train_together(folder: Path, users: str) -> No
         ),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_users_train_equal_bits_in_any_timing(folder: Path, manner: dict[str, Any], changes: dict[str, Any]) -> None:
     """Also where hosts do not wait, blocks begin to train later, and evaluations come between."""
     case = case_of(folder, **{"adapter": "lora[r=4]", "dtype": "float32", "num_steps": 12, **changes})

@@ -59,7 +59,7 @@ def case_with(folder: Path, adapters: dict[str, str], *, users: str = ALONE, **c
         {"anna": LINEAR, "ben": LINEAR, "c": "lora[r=8]"},
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_users_alone_train_layers_with_their_own_adapters(
     folder: Path, adapters: dict[str, str], dropout: float
 ) -> None:

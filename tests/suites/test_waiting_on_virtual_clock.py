@@ -86,9 +86,9 @@ def test_runs_whose_lost_nodes_come_back_log_what_undisturbed_ones_do(block: int
     assert waited >= 5
 
 
-@pytest.mark.sampled(12)
 @pytest.mark.parametrize("owner", ["a", "d", "c"])
 @pytest.mark.parametrize("moment", [moment for moment in MOMENTS if moment not in ("move", "halt")])
+@pytest.mark.sampled(6)
 def test_owner_that_is_lost_at_every_kind_of_moment_is_waited_for(moment: str, owner: str) -> None:
     """With the head or without: it comes back, has its old place, and the run does what it would have done."""
     rng = random.Random(f"{moment} {owner}")

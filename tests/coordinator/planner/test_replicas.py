@@ -230,6 +230,7 @@ def test_explanation_has_the_number_of_micro_batches_that_is_carried_out() -> No
 
 
 @pytest.mark.parametrize("small", ["n1", "n2", "n3"])
+@pytest.mark.sampled(1)
 def test_small_board_among_equally_fast_ones_does_not_stand_for_them(small: str) -> None:
     """Whichever of the boards has little memory, the others share blocks, and what is said of memory is true."""
     facts, links = boards((1, 1, 1, 1))

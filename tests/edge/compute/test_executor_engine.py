@@ -105,7 +105,7 @@ def _reference(job: Job, plan: Plan, datasets: dict[str, OwnerDataset]) -> refer
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("private", [0, 1])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_executor_under_engines_equals_one_process(model_folder: Path, tmp_path: Path, seed: int, private: int) -> None:
     """Many batches in flight, two owners, dropout, random delivery: still exactly one process."""
     job = ring.make_job(

@@ -54,7 +54,7 @@ def wire_of(wire: str, models: AuxiliaryModels) -> PairWire:
 
 @pytest.mark.parametrize(("adapter", "dropout"), [*((kind, 0.0) for kind in offload.KINDS), (offload.FUSED_LORA, 0.1)])
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(6)
 def test_rule_counts_the_bytes_that_are_sent(root: Path, model_type: str, adapter: str, dropout: float) -> None:
     """Of pairs, of the vectors that go with the first ones, and of the weights that come back."""
     folder = offload.family_folder(root, model_type)
@@ -99,6 +99,7 @@ def test_wire_as_it_is_loses_nothing(root: Path, adapter: str) -> None:
 
 @pytest.mark.parametrize("model_type", ["bert", "gpt2"])
 @pytest.mark.parametrize("adapter", offload.KINDS)
+@pytest.mark.sampled(4)
 def test_bfloat16_wire_changes_an_update_by_less_than_a_hundredth(root: Path, model_type: str, adapter: str) -> None:
     """``bf16_gradient_error``: of all gradients of an update as one vector, against autograd's; and it is not zero."""
     both = trio(offload.family_folder(root, model_type), adapter, with_signs=True)
@@ -179,6 +180,7 @@ def test_file_of_another_version_is_refused(root: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["bert", "gpt2"])
 @pytest.mark.parametrize("adapter", ["seq_bn[reduction_factor=4,ln_before=True]", offload.KINDS[-1]])
+@pytest.mark.sampled(1)
 def test_signs_make_up_for_units_that_rounding_turns(root: Path, model_type: str, adapter: str) -> None:
     """With the host's bits the update keeps the bound, with the helper's own it does not; exact pairs need none."""
     found = {}

@@ -25,7 +25,7 @@ def figures() -> dict[str, int]:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak can be reset on Linux only")
 @pytest.mark.parametrize("work", _WORKS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_memory_rises_by_pieces_only(figures: dict[str, int], work: str) -> None:
     """A head with moments of 50 MB passes in pieces of some MiB; the moments that come take the place of the pieces."""
     assert figures["shard_bytes"] > 48 << 20

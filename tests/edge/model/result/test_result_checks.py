@@ -52,7 +52,7 @@ def _part(folder: Path, job: Job, blocks: Iterable[int], *, is_owner: bool) -> d
 
 
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_adapters_and_own_weights_of_every_family_pass(tmp_path: Path, model_type: str) -> None:
     """Every configuration, also those that leave blocks out or have a tensor under two names."""
     folder = tiny_families.write_family(tmp_path, model_type, num_blocks=2)
