@@ -227,7 +227,7 @@ class RunDriver(Driver):
     def _on_report(self, request: control_pb2.ReportRequest) -> None:
         if self._books is None:
             raise IntegrityError(f"node {request.node} reports before there is a plan; use one version on all machines")
-        for event in self._reports.take(request, self._books):
+        for event in self._reports.take(request, self._books, self._require_moving().part.placement.epoch):
             self._feed(event)
 
     def _check_leases(self) -> None:

@@ -119,6 +119,13 @@ class Plan:
         helpers = [helper.node for helper in self.placement.helpers]
         return tuple(dict.fromkeys((*hosts, *owners, *helpers)))
 
+    def has_role(self, node: str, since_epoch: int) -> bool:
+        """Whether a node takes part in the placement of this epoch, or in a later one.
+
+        A node that was lost, and is a member again, has none: what its part of the run says yet is of an epoch before.
+        """
+        return any(node in part.nodes for part in self.parts if part.placement.epoch >= since_epoch)
+
     def slice_of(self, node: str) -> Slice:
         """The slice of ``node`` in the first placement; an empty one if it hosts nothing."""
         return self.placement.slice_of(node)

@@ -52,6 +52,24 @@ def test_digests_of_copies_go_with_the_end_of_their_turn() -> None:
     assert take(reports, number=4, turns_done=[2]) == [rd.TurnReported("a", 2)]
 
 
+@pytest.mark.parametrize("lost_peer", ["a", ""])
+def test_error_of_a_node_that_the_run_has_gone_on_without_ends_nothing(lost_peer: str) -> None:
+    """It stood still, is a member again, and says that its neighbour closed the link: because it was lost itself."""
+    before = make_plan([("a", 0, 2), ("c", 2, 4)], ["a"])
+    books: Any = _NoBooks()
+    books.plan = before.extended(make_plan([("a", 0, 4)], ["a"]).placement, 1)
+    error = {"error": "PeerLostError", "message": "node a closed the link", "lost_peer": lost_peer}
+
+    def heard(node: str, epoch: int) -> bool:
+        reports = Reports(Checkpointing("r", job(), None))
+        request = control_pb2.ReportRequest(node=node, number=1, **error)  # type: ignore[arg-type]
+        events = list(reports.take(request, books, epoch))
+        return bool(events) or reports.verdict(math.inf) is not None
+
+    assert heard("c", 0) and heard("a", 0) and heard("a", 1)
+    assert not heard("c", 1)
+
+
 def test_digests_of_copies_without_end_are_refused() -> None:
     """An owner has two copies, of embedding and head."""
     reports = Reports(Checkpointing("r", job(), None))
