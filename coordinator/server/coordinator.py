@@ -21,6 +21,7 @@ from coordinator.kept_runs.kept_runs import KeptRuns
 from coordinator.kept_runs.taking_up import request_to_go_on, to_take_up
 from coordinator.members.link_cache import LinkCache
 from coordinator.members.registry import Member, Registry
+from coordinator.members.waking_clock import WakingClock
 from coordinator.records.events import EventSink
 from coordinator.screen.happenings import SpokenRun, joined_line, lost_line
 from ringtune.errors import BusyError, FrameError, JobError, PeerLostError, RingTuneError, UsageError
@@ -66,6 +67,7 @@ class Coordinator:
         self._insecure = insecure
         self._lock = threading.Lock()
         self._registry = Registry(lease_s)
+        self._now_s = WakingClock()
         self._driver: Driver | None = None
         self._drivers: list[Driver] = []  # the one that is driven, and those that may still say how they ended
         self._board: StatusBoard | None = None
@@ -83,8 +85,8 @@ class Coordinator:
         require_private(member.address, option=f"node {member.node}: its address", insecure=self._insecure)
         require_compatible(f"node {member.node}", member.version)
         with self._lock:
-            was_there = self._registry.is_alive(member.node, time.monotonic())
-            self._registry.join(member, time.monotonic())
+            was_there = self._registry.is_alive(member.node, self._now_s())
+            self._registry.join(member, self._now_s())
             driver = self._driver
         if driver is not None and not was_there:
             driver.joined(member)
@@ -94,7 +96,7 @@ class Coordinator:
     def heartbeat(self, node: str, instance: str, rss_bytes: int) -> tuple[bool, str]:
         """Renew a node's lease; return whether the node is known, and the id of the run that is driven."""
         with self._lock:
-            known = self._registry.heartbeat(node, instance, rss_bytes, time.monotonic())
+            known = self._registry.heartbeat(node, instance, rss_bytes, self._now_s())
             return known, self._driver.run_id if self._driver else ""
 
     def leave(self, node: str, instance: str) -> None:
@@ -149,7 +151,7 @@ class Coordinator:
 
     def say_who_is_lost(self) -> None:
         """Say once of each member that is lost that it is."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         with self._lock:
             lost = self._registry.newly_lost(now_s)
         for member in lost:
@@ -158,13 +160,13 @@ class Coordinator:
     def living(self) -> tuple[Member, ...]:
         """List the living members that may be taken into a run, sorted by name."""
         with self._lock:
-            living = self._registry.living(time.monotonic())
+            living = self._registry.living(self._now_s())
             return tuple(member for member in living if not self._registry.is_drained(member.node))
 
     def silent_for_s(self, node: str, instance: str) -> float:
         """Seconds since the last sign of life of a node's process; infinite if it is no member."""
         with self._lock:
-            return self._registry.silent_for_s(node, instance, time.monotonic())
+            return self._registry.silent_for_s(node, instance, self._now_s())
 
     def members(self) -> tuple[tuple[Member, str, float], ...]:
         """List every member with its state, and the seconds since its last sign of life.
@@ -172,7 +174,7 @@ class Coordinator:
         The state is idle, running, drained (taken into no new run), draining (that, and running), or lost.
         """
         with self._lock:
-            now_s = time.monotonic()
+            now_s = self._now_s()
             busy = self._driver.nodes if self._driver else frozenset()
             return tuple(
                 (member, self._state(member, busy, now_s), now_s - member.seen_at_s)
@@ -315,7 +317,7 @@ class Coordinator:
         """
         with self._lock:
             driver = self._driver
-            self._registry.touch(request.node, time.monotonic())
+            self._registry.touch(request.node, self._now_s())
         if driver is None or driver.run_id != request.run_id:
             raise FrameError(f"run {request.run_id} is not driven here; forget it")
         driver.report(request)

@@ -5,7 +5,10 @@ One thread sends a heartbeat every third of the lease. Three answers matter::
     known, driving our run      go on
     known, driving another run  our run is over: its Release got lost
     unknown                     the coordinator has restarted or declared us lost: stop the run, join again
-    silence for a whole lease   stop the run; join again when it is back, or end if a parent started us
+    silence for 12 leases       stop the run; join again when it is back, or end if a parent started us
+
+A coordinator that stands still, or whose network is gone, for less than that finds the run as it was, at the end of the
+turns that it had granted; one that has started again does not know us, which its first answer says.
 
 The lease is the authority on who is alive; a connection that still looks open proves nothing. Neither does a single
 heartbeat without an answer, however long ago the last one was: a node that was frozen for a while has lost its
@@ -35,6 +38,8 @@ _JOIN_CALL_S = 5.0
 _JOIN_RETRY_S = 0.5
 _LONGEST_RETRY_S = 5.0
 _MOST_MISSED = 1
+_PATIENCE_LEASES = 12
+"""So long, in leases, a run is kept in memory for a coordinator that does not answer."""
 
 
 class Membership:
@@ -84,7 +89,7 @@ class Membership:
         self._lease_s = 10.0
         self._heard_s = time.monotonic()
         self._missed = 0
-        self._is_lost = False
+        self._is_lost = self._is_silent = False
         self._complained: type[RingTuneError] | None = None
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -164,7 +169,7 @@ class Membership:
         self._heard_s = time.monotonic()
         self._clock.forget()
         self._clock.compare(sent_s, self._heard_s, reply.now_unix_s)
-        self._is_lost = False
+        self._is_lost = self._is_silent = False
         self._complained = None
         _LOG.info("node %s joined %s, lease %g s", self._identity.node, self._where, self._lease_s)
 
@@ -187,7 +192,7 @@ class Membership:
             except RingTuneError as error:  # another node has our name now
                 self._complain(error, "trying again")
             if self._is_lost and not self._rejoin:
-                self._on_gone(ConnectionFailedError(self._gone()))
+                self._on_gone(ConnectionFailedError(self._gone(_PATIENCE_LEASES * self._lease_s)))
                 return
 
     def beat_once(self) -> None:
@@ -218,8 +223,8 @@ class Membership:
         self._clock.compare(sent_s, self._heard_s, reply.now_unix_s)
         self._missed = 0
         self._on_removed({each.serial: each.reason for each in reply.removed})
-        if self._is_lost:
-            self._is_lost = False
+        if self._is_silent:
+            self._is_lost = self._is_silent = False
             _LOG.info("coordinator %s answers again", self._where)
         if not reply.known:
             self._on_run_over("", f"coordinator {self._where} no longer knows node {self._identity.node}")
@@ -231,11 +236,16 @@ class Membership:
     def _on_silence(self, error: grpc.RpcError) -> None:
         _LOG.debug("no answer to a heartbeat: %s", error)
         self._missed += 1
-        if self._is_lost or self._missed <= _MOST_MISSED or time.monotonic() - self._heard_s < self._lease_s:
+        silent_s, patience_s = time.monotonic() - self._heard_s, _PATIENCE_LEASES * self._lease_s
+        if self._is_lost or self._missed <= _MOST_MISSED or silent_s < self._lease_s:
             return
-        self._is_lost = True
-        _LOG.warning("%s", self._gone())
-        self._on_run_over("", self._gone())
+        if not self._is_silent:
+            self._is_silent = True
+            _LOG.warning("%s; a run is kept for it for %g s", self._gone(self._lease_s), patience_s - self._lease_s)
+        if silent_s >= patience_s:
+            self._is_lost = True
+            _LOG.warning("%s", self._gone(patience_s))
+            self._on_run_over("", self._gone(patience_s))
 
-    def _gone(self) -> str:
-        return f"coordinator {self._where} has not answered for {self._lease_s:g} s; check that it runs"
+    def _gone(self, silent_s: float) -> str:
+        return f"coordinator {self._where} has not answered for {silent_s:g} s; check that it runs"

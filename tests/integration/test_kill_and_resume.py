@@ -9,6 +9,7 @@ import dataclasses
 import json
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import psutil
@@ -78,6 +79,23 @@ def test_run_whose_host_is_killed_ends_by_itself_with_the_same_result(whole: Who
     assert run.wait() == 0, run.errors()
     assert difference(out, wanted) <= 1e-9
     assert steps_of_metrics(out) == list(range(1, 61))
+
+
+@pytest.mark.thorough
+def test_run_goes_on_after_ctrl_z(whole: Whole, tmp_path: Path) -> None:
+    """The launcher, with the coordinator, stands still for three leases; its nodes wait for it."""
+    job, wanted = whole
+    out = tmp_path / "out"
+    run = LocalRun(job, out, "--set", "runtime.lease_s=2")
+    run.until_steps(20)
+    run.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.process.wait(6.0)
+    run.process.send_signal(signal.SIGCONT)
+    assert run.wait() == 0, run.errors()
+    assert difference(out, wanted) <= 1e-9
+    assert steps_of_metrics(out) == list(range(1, 61))
+    assert not [note for note in run.notes() if "lost" in note]
 
 
 def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Path) -> None:

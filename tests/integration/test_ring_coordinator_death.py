@@ -71,7 +71,7 @@ def test_run_that_keeps_no_copies_goes_on_from_its_checkpoint(tmp_path_factory: 
 
 @pytest.mark.thorough
 def test_nodes_that_have_given_their_run_up_come_back_for_it(ring: DyingRing) -> None:
-    """The coordinator is away for longer than a lease."""
+    """The coordinator is away for longer than 12 leases."""
     ring.coordinator.on_death = ring.wait_given_up
     try:
         trial = ring.trial(LATE, node="c")

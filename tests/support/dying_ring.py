@@ -234,15 +234,17 @@ class DyingRing:
         )
 
     def wait_given_up(self) -> None:
-        """Wait until every node has given its run up, because its coordinator was silent for a lease."""
-        deadline_s = time.monotonic() + START_S
-        while not all("has not answered for" in (self._folder / f"{name}.log").read_text() for name in NAMES):
+        """Wait until every node has given its run up, because its coordinator was silent for 12 leases."""
+        deadline_s = time.monotonic() + START_S + 12 * LEASE_S
+        while not all(
+            f"has not answered for {12 * LEASE_S:g} s" in (self._folder / f"{name}.log").read_text() for name in NAMES
+        ):
             assert time.monotonic() < deadline_s, "a node still waits for its coordinator"
             time.sleep(_POLL_S)
 
     def forget_turns(self) -> None:
         """Wait until every node has put the last turns on its disk, and take them away."""
-        deadline_s = time.monotonic() + START_S
+        deadline_s = time.monotonic() + START_S + 12 * LEASE_S
         while not all("saved the ends of steps" in (self._folder / f"{name}.log").read_text() for name in NAMES):
             assert time.monotonic() < deadline_s, "a node has not saved its last turns"
             time.sleep(_POLL_S)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import pytest
 
 from coordinator.drive.requests import RunRequest
 from coordinator.members.registry import Member, Registry
 from coordinator.screen.progress import Progress
-from coordinator.server import coordinator as module
 from coordinator.server.coordinator import Coordinator
 from coordinator.submit.client import Client
 from ringtune import __version__
@@ -48,8 +46,8 @@ def test_coordinator_says_who_comes_and_goes(monkeypatch: pytest.MonkeyPatch) ->
     """With what a node has; one that is told twice that it left is a stranger."""
     said: list[str] = []
     now_s = [100.0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     coordinator = Coordinator(lease_s=10.0)
+    monkeypatch.setattr(coordinator, "_now_s", lambda: now_s[0])
     coordinator.say = said.append
     coordinator.join(member(has_data=True))
     for now_s[0] in (105.0, 111.0, 112.0):

@@ -148,7 +148,7 @@ def test_membership_complains_once_and_asks_less_and_less_often(
 
 
 def test_membership_says_when_the_coordinator_is_back(caplog: pytest.LogCaptureFixture) -> None:
-    """One line when it is gone, one when it answers again."""
+    """One line when it is silent, one when its run is given up, one when it answers again."""
     coordinator = FakeCoordinator(lease_s=0.001)
     coordinator.beats = [grpc.StatusCode.UNAVAILABLE] * 3
     member = make(coordinator, Told())
@@ -157,6 +157,7 @@ def test_membership_says_when_the_coordinator_is_back(caplog: pytest.LogCaptureF
         for _ in range(4):
             member.beat_once()
     assert [record.getMessage() for record in caplog.records] == [
+        "coordinator host:1 has not answered for 0 s; check that it runs; a run is kept for it for 0 s",
         "coordinator host:1 has not answered for 0 s; check that it runs",
         "coordinator host:1 answers again",
     ]
@@ -215,6 +216,20 @@ def test_membership_one_missed_heartbeat_is_no_loss() -> None:
     assert told.run_over == []
 
 
+def test_membership_run_is_kept_for_a_coordinator_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eleven leases of silence harm no run: the coordinator finds it as it was."""
+    now_s = 0.0
+    monkeypatch.setattr(ms, "time", SimpleNamespace(monotonic=lambda: now_s, time=lambda: now_s))
+    coordinator, told = FakeCoordinator(), Told()
+    coordinator.beats = [grpc.StatusCode.UNAVAILABLE] * 33
+    member = make(coordinator, told, rejoin=False)
+    member._lease_s = 1000.0
+    for _ in range(34):
+        now_s += 333.0
+        member.beat_once()
+    assert (told.run_over, told.gone, coordinator.calls) == ([], [], ["beat"] * 34)
+
+
 def test_membership_node_that_was_frozen_asks_again_before_it_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than a lease without a heartbeat, and the first one meets a broken connection: only two count."""
     now_s = 0.0
@@ -229,15 +244,15 @@ def test_membership_node_that_was_frozen_asks_again_before_it_gives_up(monkeypat
     member.beat_once()
     assert coordinator.calls == ["beat", "beat", "join"]
     assert told.run_over == [("", "coordinator host:1 no longer knows node a")]
-    now_s = 10_000.0
+    now_s = 20_000.0
     member.beat_once()
     assert len(told.run_over) == 1
     member.beat_once()
-    assert "has not answered for 1000 s" in told.run_over[1][1]
+    assert "has not answered for 12000 s" in told.run_over[1][1]
 
 
-def test_membership_silence_for_a_lease_stops_the_run_once_and_the_node_comes_back() -> None:
-    """The run stops after a lease of silence; when the coordinator is back, heartbeats go on."""
+def test_membership_silence_for_12_leases_stops_the_run_once_and_the_node_comes_back() -> None:
+    """The run stops then; when the coordinator is back, heartbeats go on."""
     coordinator, told = FakeCoordinator(lease_s=0.003), Told()
     coordinator.beats = [grpc.StatusCode.UNAVAILABLE] * 30
     member = make(coordinator, told)
@@ -246,12 +261,12 @@ def test_membership_silence_for_a_lease_stops_the_run_once_and_the_node_comes_ba
         assert coordinator.beaten.wait(WAIT_S)
         coordinator.beaten.clear()
     member.leave()
-    assert told.run_over == [("", "coordinator host:1 has not answered for 0.003 s; check that it runs")]
+    assert told.run_over == [("", "coordinator host:1 has not answered for 0.036 s; check that it runs")]
     assert told.gone == []
 
 
 def test_membership_child_of_a_local_run_ends_with_its_coordinator() -> None:
-    """With rejoin off, silence for a lease is the end, with the exit code of a failed connection."""
+    """With rejoin off, silence for 12 leases is the end, with the exit code of a failed connection."""
     coordinator, told = FakeCoordinator(lease_s=0.003), Told()
     coordinator.beats = [grpc.StatusCode.UNAVAILABLE] * 1000
     member = make(coordinator, told, rejoin=False)
