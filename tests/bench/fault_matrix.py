@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from tests.bench.kept_trials import KeptTrials
 from tests.bench.trust_figures import spread, write_part
 from tests.support.cluster import TEMPLATE
-from tests.support.faulty_runs import COORDINATOR, HOSTS, OWNERS, Fault, Trial, faulty_ring
+from tests.support.faulty_runs import COORDINATOR, HOSTS, OWNERS, Fault, FaultyRing, Trial, faulty_ring
 
 OF_ALL = ("answer Prepare 1", "answered Prepare 1", "answered Grant 3", "answer Collect 1", "answered Collect 1")
 OF_OWNERS = ("embedding 9", "head 9", "after head 9", "send t 2", "receive t 2", "send h 9")
@@ -53,6 +53,7 @@ CALLS_OF_COORDINATOR = (
     *("Collect 1", "Collect 4", "Release 1"),
 )
 _NO_END = "no end"
+_LOG_CHARACTERS = 1500
 RANDOM_PLACES = (
     *("answer Prepare", "answered Grant", "embedding", "head", "forward*", "after forward*", "backward"),
     *("after backward", "update", "after update", "send *", "receive *", "write *", "rename *", "written *"),
@@ -117,7 +118,7 @@ def carry_out(cases: Iterable[Case], *, all_fail: bool, kept: KeptTrials) -> lis
                 try:
                     trial = _again(earlier[0]) if earlier else ring.trial(*case.faults, moves=case.moves)
                 except AssertionError as error:  # it does not end, say: the others get a ring of their own
-                    trial = _without_end(case, str(error))
+                    trial = _without_end(case, f"{error}; {_said_last(ring)}")
                 if not earlier:
                     kept.add(str(case), dataclasses.asdict(trial))
                 judged = trial if all_fail else dataclasses.replace(trial, failed=len(trial.faults))
@@ -132,6 +133,13 @@ def carry_out(cases: Iterable[Case], *, all_fail: bool, kept: KeptTrials) -> lis
 
 def _again(kept: dict[str, Any]) -> Trial:
     return Trial(**{**kept, "faults": tuple(Fault(*fault) for fault in kept["faults"])})
+
+
+def _said_last(ring: FaultyRing) -> str:
+    """Of each node its exit code, None while it lives, and the end of its log."""
+    cluster = ring.cluster
+    said = {name: (cluster.agents[name].poll(), cluster.log(name)[-_LOG_CHARACTERS:]) for name in cluster.names}
+    return "; ".join(f"{name} ({code}): ...{text}" for name, (code, text) in said.items())
 
 
 def _without_end(case: Case, why: str) -> Trial:
