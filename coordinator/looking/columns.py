@@ -7,7 +7,7 @@ from typing import Final
 
 from coordinator.looking.table import Column, Table
 from ringtune.errors import DataError
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, QUESTION_ANSWERING
+from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, QUESTION_ANSWERING, TAGGING
 
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "text": (
@@ -18,6 +18,8 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         *("label", "labels", "class", "category", "target", "sentiment", "intent", "topic", "emotion", "rating"),
         *("stars", "y", "tag", "output"),
     ),
+    "words": ("words", "tokens", "word", "token", "text", "sentence"),
+    "tags": ("tags", "ner_tags", "pos_tags", "ner", "pos", "labels", "upos", "tag", "label"),
     "question": ("question", "query"),
     "context": ("context", "passage", "paragraph", "document"),
     "answer": ("answer", "answers"),
@@ -26,6 +28,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     CLASSIFICATION: ("text", "label"),
+    TAGGING: ("words", "tags"),
     CAUSAL_LM: ("text",),
     QUESTION_ANSWERING: ("question", "context", "answer"),
 }
@@ -38,10 +41,10 @@ _LEAST_WORDS_CHARACTERS = 8.0
 def tasks_of(table: Table) -> tuple[str, ...]:
     """List the tasks that a table has columns for, the likeliest first.
 
-    Example: of ``question, context, answers`` question answering; of ``review, mood`` classification, and a language
-    model could learn the reviews.
+    Example: of ``question, context, answers`` question answering; of ``tokens, ner_tags`` with lists token
+    classification; of ``review, mood`` classification, and a language model could learn the reviews.
     """
-    return tuple(task for task in (QUESTION_ANSWERING, CLASSIFICATION, CAUSAL_LM) if _find(table, task, {}))
+    return tuple(task for task in (QUESTION_ANSWERING, TAGGING, CLASSIFICATION, CAUSAL_LM) if _find(table, task, {}))
 
 
 def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[str, str]:
@@ -85,6 +88,9 @@ def _find(table: Table, task: str, given: Mapping[str, str]) -> dict[str, str]:
     """Key -> column of a task; empty where one is missing."""
     if task == QUESTION_ANSWERING:
         found = {key: given.get(key) or _by_name(table, key, table.all) for key in COLUMNS[task]}
+    elif task == TAGGING:
+        lists = [column for column in table.all if column.kind == "list or table"]
+        found = {key: given.get(key) or _by_name(table, key, lists) for key in COLUMNS[task]}
     elif task == CLASSIFICATION:
         found = _text_and_label(table, given)
     else:

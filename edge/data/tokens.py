@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     ids: torch.Tensor  # (B, T) int64; (B, 0) for images
     mask: torch.Tensor  # (B, T) int64, 1 = token, 0 = padding
     token_type_ids: torch.Tensor  # (B, T) int64; (B, 0) for images
-    labels: torch.Tensor  # int64, -100 = no target: (B,) classes, (B, T) next tokens, (B, 2) start and end
+    labels: torch.Tensor  # int64, -100 = no target: (B,) classes, (B, T) next tokens or tags, (B, 2) start and end
     pixels: torch.Tensor | None = None  # (B, C, H, W) float32
     examples: torch.Tensor | None = None  # (B,) int64: which example each row is, where an evaluation scores rows
 
@@ -119,8 +119,12 @@ class Encoder:
         return self._encoded[key]
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path, **settings: Any) -> Any:
     """Load the tokenizer of a model folder, from local files only.
+
+    Args:
+        folder: of the model.
+        settings: of the tokenizer, in place of those in its files.
 
     Raises:
         ModelError: there is none, or it needs a package that is missing.
@@ -131,7 +135,7 @@ def load_tokenizer(folder: Path) -> Any:
         raise ModelError(f"{folder} is not a folder; set model.path, or fetch the model")
     _check_tokenizer_files(folder)
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **settings)
     except ImportError as error:
         what = f"{folder}: its tokenizer needs a package that is missing ({_reason(error)})"
         raise ModelError(f"{what}; install it") from error

@@ -10,14 +10,16 @@ import torch
 
 from edge.data.images import ImageExamples, Images
 from edge.data.questions import Question, Questions
+from edge.data.tagged import TaggedTexts
 from edge.data.texts import LabelledTexts
 from edge.data.tokens import load_tokenizer
 from edge.predicting.generating import Sampling, go_on
 from edge.predicting.whole import WholeModel
 from ringtune.errors import DataError
 from ringtune.files.tables import Record, table_rows, text_of
+from ringtune.files.tagged import tagged_rows
 from ringtune.jobs.job import Job
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
+from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING, TAGGING
 
 Row = Mapping[str, Any]
 
@@ -89,6 +91,32 @@ class ImageClasses(_Classes):
         """Name the class of each image."""
         examples = ImageExamples(inputs, [""] * len(inputs), self._images)
         return self.named(self._model.predict(examples.batch(range(len(inputs)), {})).logits)
+
+
+class Tags:
+    """The ``Predictor`` of token classification: a tag for each word, and none for a word that is cut."""
+
+    def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
+        self._model, self._labels, self._words = model, job.data.labels, job.data.words
+        self._source = TaggedTexts(job, Path(job.model.path))
+
+    def rows(self, path: Path) -> Iterator[tuple[Row, tuple[str, ...]]]:
+        """Yield the rows of a jsonl or CoNLL file with their words."""
+        for row in tagged_rows(path, words=self._words, tags=""):
+            yield row.record[1], row.words
+
+    def predict(self, inputs: Sequence[tuple[str, ...]], first: int) -> list[Row]:
+        """Name the tag of each word."""
+        rows = [self._source.encode(words) for words in inputs]
+        batch = self._source.made(rows, [("",) * len(words) for words in inputs]).batch(range(len(rows)), {"": 0})
+        found_BT = self._model.predict(batch).logits.argmax(dim=-1)
+        said: list[Row] = []
+        for words, row, labels_T, found_T in zip(inputs, rows, batch.labels, found_BT, strict=True):
+            tags: list[str | None] = [None] * len(words)
+            for word, index in zip(row.words, found_T[labels_T == 0].tolist(), strict=True):
+                tags[word] = self._labels[index]
+            said.append({"predicted": tags})
+        return said
 
 
 class Answers:
@@ -174,6 +202,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 PREDICTORS: Mapping[str, type[Any]] = {
     CLASSIFICATION: TextClasses,
+    TAGGING: Tags,
     QUESTION_ANSWERING: Answers,
     CAUSAL_LM: Texts,
     IMAGE_CLASSIFICATION: ImageClasses,

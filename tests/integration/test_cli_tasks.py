@@ -18,8 +18,11 @@ from safetensors.torch import save
 from edge.data.squad import exact_match, f1
 from edge.predicting.__main__ import main
 from ringtune.jobs.job import load_job
+from ringtune.rounds.class_counts import LEAST_ROWS
+from ringtune.rounds.entities import entities_of
 from ringtune.schedule.plan_0_1 import read_any_plan
 from tests.support.cluster import TEMPLATE
+from tests.support.tiny_data import write_task_rows
 from tests.support.tiny_families import write_family
 from tests.support.torch_ring import write_family_inputs
 from tests.support.typed import run_here
@@ -45,6 +48,7 @@ max_steps = 4
     [
         ("roberta", "question-answering", {"f1", "exact_match", "questions"}),
         ("vit", "image-classification", {"accuracy"}),
+        ("gpt2", "token-classification", {"accuracy", "entity_f1", "entity_precision", "entity_recall"}),
     ],
 )
 def test_train_local_on_each_task(
@@ -52,6 +56,7 @@ def test_train_local_on_each_task(
 ) -> None:
     """Two nodes train four steps; the report has the task's own figures, and what is predicted then has the same."""
     write_family_inputs(tmp_path, model_type, task)
+    write_task_rows(tmp_path, task, "eval", 2 * LEAST_ROWS, seed=2)  # fewer of an owner would count no tags
     report = trained(tmp_path, task)
     for name in figures:
         assert math.isfinite(report["eval"][name])
@@ -68,6 +73,8 @@ def judged(folder: Path, task: str, capsys: pytest.CaptureFixture[str]) -> dict[
     assert main([str(folder / "judged.toml"), str(folder / "out/adapter"), str(evaluation)]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"row"')]
     said = [str(line["predicted"]["predicted"]) for line in lines]
+    if task == "token-classification":
+        return judged_tags(lines)
     if labels:
         right = np.load(evaluation)["label"].astype(str).tolist()
         return {"accuracy": sum(map(str.__eq__, said, right)) / len(right)}
@@ -79,6 +86,22 @@ def judged(folder: Path, task: str, capsys: pytest.CaptureFixture[str]) -> dict[
         "f1": sum(map(f1, said, answers)) / count,
         "exact_match": sum(map(exact_match, said, answers)) / count,
         "questions": count,
+    }
+
+
+def judged_tags(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """Judge a tag for each word; all entities are odd ones, and no word is cut."""
+    pairs = [(line["row"]["tags"], line["predicted"]["predicted"]) for line in lines]
+    right = [true == said for truth, words in pairs for true, said in zip(truth, words, strict=True)]
+    found = [(entities_of(truth), entities_of(words)) for truth, words in pairs]
+    hits, true, predicted = (
+        sum(map(len, sets)) for sets in ([a & b for a, b in found], [a for a, _ in found], [b for _, b in found])
+    )
+    return {
+        "accuracy": sum(right) / len(right),
+        "entity_f1": 2 * hits / (true + predicted),
+        "entity_precision": hits / predicted if predicted else 0.0,
+        "entity_recall": hits / true,
     }
 
 

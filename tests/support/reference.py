@@ -102,6 +102,8 @@ def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | No
         model.add_classification_head(NAME, **classes)
     elif job.model.task == "image-classification":
         model.add_image_classification_head(NAME, **classes)
+    elif job.model.task == "token-classification":
+        model.add_tagging_head(NAME, **classes)
     elif job.model.task == "question-answering":
         model.add_qa_head(NAME)
     else:
@@ -151,7 +153,7 @@ def targets_of(task: str, batch: Batch) -> tuple[dict[str, torch.Tensor], int]:
         return {"start_positions": start, "end_positions": stop}, len(batch.labels)
     if task == "causal-lm":
         return {"labels": batch.labels}, int((batch.labels[:, 1:] != -100).sum())
-    return {"labels": batch.labels}, len(batch.labels)
+    return {"labels": batch.labels}, int((batch.labels != -100).sum())
 
 
 def outputs_of(output: Any) -> torch.Tensor:

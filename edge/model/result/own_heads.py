@@ -14,7 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    TAGGING,
+)
 
 
 class OwnHead(NamedTuple):
@@ -32,11 +38,20 @@ class OwnHead(NamedTuple):
 _ROBERTA = {"1": "classifier.dense", "4": "classifier.out_proj"}
 _SPANS = {"1": "qa_outputs"}
 _SCORE = {"1": "score"}
+_TAGS = {"1": "classifier"}
 
 _OWN: Mapping[tuple[str, str], OwnHead] = {
     ("bert", CLASSIFICATION): OwnHead("BertForSequenceClassification", {"1": "bert.pooler.dense", "4": "classifier"}),
     ("roberta", CLASSIFICATION): OwnHead("RobertaForSequenceClassification", _ROBERTA),
     ("xlm-roberta", CLASSIFICATION): OwnHead("XLMRobertaForSequenceClassification", _ROBERTA),
+    ("bert", TAGGING): OwnHead("BertForTokenClassification", _TAGS),
+    ("roberta", TAGGING): OwnHead("RobertaForTokenClassification", _TAGS),
+    ("xlm-roberta", TAGGING): OwnHead("XLMRobertaForTokenClassification", _TAGS),
+    ("electra", TAGGING): OwnHead("ElectraForTokenClassification", _TAGS),
+    ("distilbert", TAGGING): OwnHead("DistilBertForTokenClassification", _TAGS),
+    ("gpt2", TAGGING): OwnHead("GPT2ForTokenClassification", _TAGS),
+    ("llama", TAGGING): OwnHead("LlamaForTokenClassification", _SCORE),
+    ("mistral", TAGGING): OwnHead("MistralForTokenClassification", _SCORE),
     ("bert", QUESTION_ANSWERING): OwnHead("BertForQuestionAnswering", _SPANS),
     ("roberta", QUESTION_ANSWERING): OwnHead("RobertaForQuestionAnswering", _SPANS),
     ("xlm-roberta", QUESTION_ANSWERING): OwnHead("XLMRobertaForQuestionAnswering", _SPANS),

@@ -84,14 +84,16 @@ class Data:
     """``[data]``: where rows come from, and how ``--local N`` shares them out.
 
     Attributes:
-        train: file of rows, csv or jsonl, for images npz or a folder per class, for causal-lm also plain text; empty:
-            every owner names its own.
+        train: file of rows, csv or jsonl, for images npz or a folder per class, for causal-lm also plain text, for
+            token-classification also conll; empty: every owner names its own.
         eval: the same for evaluation; empty: none, unless an owner names one.
         held_out: share of the rows of ``train`` that is evaluated and not trained on, drawn by the seed; an owner that
             names rows for evaluation of its own holds none out.
         text: column of the text.
         label: column of the class name; name of the labels' array in an npz file.
-        labels: class names; empty: the sorted union of what the owners have.
+        labels: names of classes or tags; empty: the sorted union of what the owners have.
+        words: column of a text's words, a list of texts.
+        tags: column of their tags, a list of names of the same length.
         question: column of the question.
         context: column of the text that has the answer.
         answer: column of the answer: a text, a list of texts, or a table with lists ``text`` and ``answer_start``.
@@ -109,6 +111,8 @@ class Data:
     text: str = "text"
     label: str = "label"
     labels: tuple[str, ...] = ()
+    words: str = "words"
+    tags: str = "tags"
     question: str = "question"
     context: str = "context"
     answer: str = "answer"
@@ -120,7 +124,7 @@ class Data:
 
     def __post_init__(self) -> None:
         """Refuse bad columns, labels that are equal or only one, an unknown split, and negative numbers."""
-        for names in (("text", "label"), ("image", "label"), ("question", "context", "answer")):
+        for names in (("text", "label"), ("image", "label"), ("words", "tags"), ("question", "context", "answer")):
             self._check_columns(names)
         check_path("data.train", self.train)
         check_path("data.eval", self.eval)

@@ -9,6 +9,7 @@ from ringtune.models.family import (
     CAUSAL_LM,
     CLASSIFICATION,
     QUESTION_ANSWERING,
+    TAGGING,
     Config,
     ConfigKey,
     Dimensions,
@@ -23,7 +24,7 @@ from ringtune.models.family import (
     linear,
 )
 
-_TASKS = (CLASSIFICATION, QUESTION_ANSWERING, CAUSAL_LM)
+_TASKS = (CLASSIFICATION, TAGGING, QUESTION_ANSWERING, CAUSAL_LM)
 NULL_INT = ConfigKey(default=None, nullable=int)
 
 

@@ -8,6 +8,7 @@ from ringtune.models.family import (
     ACTIVATIONS,
     CLASSIFICATION,
     QUESTION_ANSWERING,
+    TAGGING,
     Config,
     ConfigKey,
     Dimensions,
@@ -22,7 +23,7 @@ from ringtune.models.family import (
     linear,
 )
 
-_TASKS = (CLASSIFICATION, QUESTION_ANSWERING)
+_TASKS = (CLASSIFICATION, TAGGING, QUESTION_ANSWERING)
 _REFUSED = {
     "is_decoder": "a decoder attends only backwards",
     "add_cross_attention": "cross-attention has a second input",

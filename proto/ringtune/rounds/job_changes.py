@@ -18,6 +18,8 @@ _LATER: Final = {
     "train.turns": EQUAL,
     "data.user": "",
     "data.held_out": 0.0,
+    "data.words": "words",
+    "data.tags": "tags",
     "train.patience_evals": 0,
     **{f"operations.{name}": value for name, value in dataclasses.asdict(OperationsSettings()).items()},
     "memory.activations": NONE,
