@@ -20,9 +20,8 @@ def init(
         str,
         typer.Option(
             metavar="TASK",
-            help="What is learned: sequence-classification, token-classification, question-answering, causal-lm or "
-            "image-classification. "
-            "Default: what the rows have columns for and the model a head.",
+            help="What is learned: sequence-classification, regression, token-classification, question-answering, "
+            "causal-lm or image-classification. Default: what the rows have columns for and the model a head.",
         ),
     ] = "",
     model: Annotated[

@@ -18,7 +18,14 @@ from ringtune.files.tables import table_rows
 from ringtune.files.tagged import is_conll, tagged_rows
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.users import refuse_plain_text, user_column, users_of_table
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING, TAGGING
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+)
 
 CHARACTERS_PER_TOKEN: Final = 3.8
 """Measured: 4.8 (MiniLM) and 4.1 (a Llama of 32,000 tokens) in SQuAD's contexts, 4.3 and 3.9 in film reviews, 3.8 and
@@ -95,10 +102,20 @@ def estimate_note(job: Job) -> str:
 
 
 def _count_labelled(path: Path, job: Job) -> RowCounts:
-    needed = {"data.text": job.data.text, "data.label": job.data.label, **user_column(job.data)}
-    records = list(table_rows(path, needed))
+    records = list(table_rows(path, _labelled_columns(job)))
     labels = tuple(str(row[job.data.label]) for _, row in records)
     return RowCounts(examples=(1,) * len(labels), labels=labels, users=users_of_table(path, records, job.data))
+
+
+def _labelled_columns(job: Job) -> dict[str, str]:
+    data = job.data
+    pair = {"data.text_pair": data.text_pair} if data.text_pair else {}
+    return {"data.text": data.text, **pair, "data.label": data.label, **user_column(data)}
+
+
+def _count_numbered(path: Path, job: Job) -> RowCounts:
+    records = list(table_rows(path, _labelled_columns(job)))
+    return RowCounts(examples=(1,) * len(records), users=users_of_table(path, records, job.data))
 
 
 def _count_tagged(path: Path, job: Job) -> RowCounts:
@@ -195,6 +212,7 @@ def _labels_of_archive(path: Path, job: Job) -> list[str]:
 
 _COUNTERS: Mapping[str, Callable[[Path, Job], RowCounts]] = {
     CLASSIFICATION: _count_labelled,
+    REGRESSION: _count_numbered,
     TAGGING: _count_tagged,
     QUESTION_ANSWERING: _count_questions,
     CAUSAL_LM: _count_texts,

@@ -167,9 +167,9 @@ def _look_at_tagged(path: Path, rows: _Rows, columns: Mapping[str, str]) -> Tagg
 def _choose_task(model: Model, rows: _Rows, ask: Ask) -> str:
     if not rows.tasks and rows.table is not None:
         raise DataError(
-            f"can't tell what is to be learned: {rows.words}; init looks for texts with classes (text, label), "
-            "questions (question, context, answer), lists of words with tags (words, tags) or texts alone (text); "
-            "rename the columns, or give --task and --column text=NAME"
+            f"can't tell what is to be learned: {rows.words}; init looks for texts with classes or numbers "
+            "(text, label), questions (question, context, answer), lists of words with tags (words, tags) or texts "
+            "alone (text); rename the columns, or give --task and --column text=NAME"
         )
     task = choose_task(model, rows.tasks, rows.words)
     fitting = [name for name in rows.tasks if name in model.tasks]
@@ -186,7 +186,7 @@ def _choose_columns(rows: _Rows, task: str, given: Mapping[str, str], ask: Ask) 
     if task not in COLUMNS:
         raise DataError(f"{rows.words}; --task {task} needs an npz file or a folder of images")
     found = choose_columns(rows.table, task, given)
-    if given.keys() == set(COLUMNS[task]):
+    if given.keys() >= set(COLUMNS[task]):
         return found
     words = " ".join(f"{key}={name}" for key, name in found.items())
     answer = ask.choose("Columns", words)

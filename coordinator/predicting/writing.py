@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import IO, Any, Protocol
 from coordinator.predicting.process import Predicted
 from ringtune.errors import DataError, UsageError
 from ringtune.jobs.job import Job
-from ringtune.models.family import CLASS_TASKS, TAGGING
+from ringtune.models.family import CLASS_TASKS, REGRESSION, TAGGING
 
 _OF_CLASS = "of_class"
 _MOST_COUNTED = 1000
@@ -101,7 +102,7 @@ def writer_to(path: Path, data: Path) -> Iterator[Writer]:
 class Summary:
     """Counts predictions, and those that are right where the rows say what is.
 
-    Of rows with classes each is counted, of tagged texts each word.
+    Of rows with classes each is counted, of tagged texts each word; of numbers the errors are.
 
     Args:
         job: of the run.
@@ -113,10 +114,14 @@ class Summary:
         self._counted = "words" if has_tags else "rows"
         self._names: Counter[str] = Counter()
         self._rows = self._judged = self._right = 0
+        self._number = job.data.label if job.model.task == REGRESSION else ""
+        self._squares = self._sizes = 0.0
 
     def add(self, found: Predicted) -> None:
         """Count a row."""
         self._rows += 1
+        if self._number:
+            self._judge(float(found.said["predicted"]), found.row.get(self._number))
         if not self._column:
             return
         said, truth = found.said["predicted"], found.row.get(self._column)
@@ -127,6 +132,18 @@ class Summary:
         for name, true in zip(said, known, strict=True):
             if name is not None:
                 self._count(name, true)
+
+    def _judge(self, said: float, truth: object) -> None:
+        try:
+            error = said - float(truth if isinstance(truth, str | int | float) else math.nan)
+        except (ValueError, OverflowError):
+            return
+        if math.isfinite(error):
+            self._judged += 1
+            self._squares, self._sizes = self._squares + error**2, self._sizes + abs(error)
+
+    def _errors(self) -> dict[str, float]:
+        return {"mse": self._squares / self._judged, "mae": self._sizes / self._judged}
 
     def _count(self, named: str, truth: object) -> None:
         if named in self._names or len(self._names) < _MOST_COUNTED:
@@ -140,7 +157,9 @@ class Summary:
         found: dict[str, Any] = {"rows": self._rows}
         if self._column:
             found["tags" if self._counted == "words" else "classes"] = dict(sorted(self._names.items()))
-        if self._judged:
+        if self._judged and self._number:
+            found |= {"judged": self._judged, **{name: round(value, 6) for name, value in self._errors().items()}}
+        elif self._judged:
             found |= {"judged": self._judged, "accuracy": round(self._right / self._judged, 6)}
         return found
 
@@ -151,7 +170,10 @@ class Summary:
             yield f"{self._rows:,} rows: {counts}"
         else:
             yield f"{self._rows:,} rows"
-        if self._judged:
+        if self._judged and self._number:
+            errors = ", ".join(f"{name} {value:.4f}" for name, value in self._errors().items())
+            yield f"{errors} on the {self._judged:,} rows that have a {self._number!r} of their own"
+        elif self._judged:
             share = self._right / self._judged
             judged = f"{self._judged:,} {self._counted}"
             yield f"accuracy {share:.4f} on the {judged} that have a {self._column!r} of their own"

@@ -26,6 +26,9 @@ _OF_EVALUATION: Final[tuple[str, ...]] = (
     "exact_match",
     "macro_f1",
     "entity_f1",
+    "mae",
+    "pearson",
+    "spearman",
 )
 
 

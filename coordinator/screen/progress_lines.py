@@ -11,7 +11,10 @@ from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import NONE
 
-_TASK_FIGURES = ("accuracy", "macro_f1", "entity_f1", "perplexity", "f1", "exact_match")
+_TASK_FIGURES = (
+    *("accuracy", "macro_f1", "entity_f1", "mse", "mae", "pearson", "spearman"),
+    *("perplexity", "f1", "exact_match"),
+)
 
 
 def plan_lines(plan: Plan, memory_bytes: Mapping[str, int]) -> list[str]:

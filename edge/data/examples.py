@@ -30,6 +30,7 @@ class Rows(NamedTuple):
         skipped: rows of the file that can't be used.
         users: whose each is; empty where the job names no column of users.
         tags: names of the tags of each, one for each word; empty for a task without tags.
+        numbers: to be predicted of each; empty for a task without numbers.
     """
 
     rows: Sequence[Any]
@@ -37,11 +38,12 @@ class Rows(NamedTuple):
     skipped: int = 0
     users: tuple[str, ...] = ()
     tags: tuple[tuple[str, ...], ...] = ()
+    numbers: tuple[float, ...] = ()
 
     @property
     def targets(self) -> Sequence[Any]:
         """What is to be predicted for each row, where it does not stand in the row itself."""
-        return self.labels or self.tags
+        return self.labels or self.tags or self.numbers
 
 
 class Examples(Protocol):

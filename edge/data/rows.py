@@ -20,7 +20,7 @@ from edge.data.language import Language
 from edge.data.questions import Questions
 from edge.data.rows_digest import RowsDigest
 from edge.data.tagged import TaggedTexts
-from edge.data.texts import LabelledTexts
+from edge.data.texts import LabelledTexts, NumberedTexts
 from edge.data.tokens import Batch
 from ringtune.errors import DataError
 from ringtune.jobs.job import Job
@@ -31,6 +31,7 @@ from ringtune.models.family import (
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
     QUESTION_ANSWERING,
+    REGRESSION,
     TAGGING,
 )
 from ringtune.schedule.course import Course
@@ -43,6 +44,7 @@ _LOG = logging.getLogger(__name__)
 TOKENS_BUDGET_S = 5.0
 SOURCES: Mapping[str, Callable[[Job, Path], Source]] = {
     CLASSIFICATION: LabelledTexts,
+    REGRESSION: NumberedTexts,
     TAGGING: TaggedTexts,
     QUESTION_ANSWERING: Questions,
     CAUSAL_LM: Language,

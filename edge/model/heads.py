@@ -22,10 +22,13 @@ from ringtune.models.family import (
     IMAGE_CLASSIFICATION,
     LM_HEAD,
     QUESTION_ANSWERING,
+    REGRESSION,
     TAGGING,
 )
 
 HEAD = "ringtune"
+NUMBER = "number"
+"""What the one output of a head for numbers is called; a config that names one output says that it is a regression."""
 
 
 class HeadCounts(NamedTuple):
@@ -114,6 +117,33 @@ class SequenceClassification(_OneOutput):
             num_targets=self.num_targets(batch),
             more=(("correct", float(correct)),),
             predictions=predicted_B,
+        )
+
+
+class Regression(_OneOutput):
+    """Predicts one number per row of text, or pair of texts."""
+
+    def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
+        """Add AdapterHub's default classification head with one output, which is its head for numbers."""
+        model.add_classification_head(HEAD, num_labels=1, id2label={0: NUMBER})
+        return _head(model)
+
+    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
+        """Do nothing: the head is new and has nothing from the pretrained model."""
+
+    def num_targets(self, batch: Batch) -> int:
+        """Number of rows."""
+        return len(batch.labels)
+
+    def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
+        """Sum the squared errors over rows, and beside them their sizes."""
+        said_B = output.logits.squeeze(-1)  # B rows
+        errors_B = said_B - batch.labels.to(said_B.dtype)
+        return HeadCounts(
+            loss_sum=errors_B.square().sum(),
+            num_targets=self.num_targets(batch),
+            more=(("absolute_sum", float(errors_B.detach().abs().sum())),),
+            predictions=said_B.detach(),
         )
 
 
@@ -276,6 +306,7 @@ def _next_tokens(batch: Batch) -> torch.Tensor:
 
 TASKS: Mapping[str, Task] = {
     CLASSIFICATION: SequenceClassification(),
+    REGRESSION: Regression(),
     TAGGING: TokenClassification(),
     QUESTION_ANSWERING: QuestionAnswering(),
     CAUSAL_LM: CausalLanguageModel(),

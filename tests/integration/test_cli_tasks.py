@@ -48,6 +48,7 @@ max_steps = 4
     [
         ("roberta", "question-answering", {"f1", "exact_match", "questions"}),
         ("vit", "image-classification", {"accuracy"}),
+        ("llama", "regression", {"mse", "mae", "pearson", "r2"}),
         ("gpt2", "token-classification", {"accuracy", "entity_f1", "entity_precision", "entity_recall"}),
     ],
 )
@@ -61,7 +62,9 @@ def test_train_local_on_each_task(
     for name in figures:
         assert math.isfinite(report["eval"][name])
     assert (tmp_path / "out/adapter/adapter.safetensors").stat().st_size > 0
-    assert judged(tmp_path, task, capsys) == pytest.approx({name: report["eval"][name] for name in figures})
+    assert judged(tmp_path, task, capsys) == pytest.approx(
+        {name: report["eval"][name] for name in figures}, rel=1e-5, abs=1e-5
+    )
 
 
 def judged(folder: Path, task: str, capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
@@ -75,6 +78,8 @@ def judged(folder: Path, task: str, capsys: pytest.CaptureFixture[str]) -> dict[
     said = [str(line["predicted"]["predicted"]) for line in lines]
     if task == "token-classification":
         return judged_tags(lines)
+    if task == "regression":
+        return judged_numbers(lines)
     if labels:
         right = np.load(evaluation)["label"].astype(str).tolist()
         return {"accuracy": sum(map(str.__eq__, said, right)) / len(right)}
@@ -103,6 +108,15 @@ def judged_tags(lines: list[dict[str, Any]]) -> dict[str, float]:
         "entity_precision": hits / predicted if predicted else 0.0,
         "entity_recall": hits / true,
     }
+
+
+def judged_numbers(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """Judge a number for each row by numpy."""
+    true = np.array([float(line["row"]["label"]) for line in lines])
+    said = np.array([line["predicted"]["predicted"] for line in lines])
+    mse = float(((true - said) ** 2).mean())
+    pearson = float(np.corrcoef(true, said)[0, 1])
+    return {"mse": mse, "mae": float(abs(true - said).mean()), "pearson": pearson, "r2": 1 - mse / float(true.var())}
 
 
 def trained(folder: Path, task: str) -> dict[str, Any]:

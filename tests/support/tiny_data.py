@@ -15,6 +15,7 @@ from tests.support.tiny_families import IMAGE_SIZE
 
 SUFFIXES = {
     "sequence-classification": "csv",
+    "regression": "csv",
     "token-classification": "jsonl",
     "causal-lm": "jsonl",
     "question-answering": "jsonl",
@@ -31,6 +32,8 @@ def write_task_rows(folder: Path, task: str, name: str, num_rows: int, *, seed: 
     path = folder / f"{name}.{SUFFIXES[task]}"
     if task == "image-classification":
         return write_images(path, num_rows, seed=seed)
+    if task == "regression":
+        return write_numbered(path, num_rows, seed=seed)
     if task == "token-classification":
         return write_tagged(path, num_rows, seed=seed)
     if task == "question-answering":
@@ -60,6 +63,18 @@ def make_questions(num_rows: int, *, seed: int) -> list[dict[str, object]]:
 def write_questions(path: Path, num_rows: int, *, seed: int) -> Path:
     """Write ``make_questions`` as JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in make_questions(num_rows, seed=seed)), encoding="utf-8")
+    return path
+
+
+def write_numbered(path: Path, num_rows: int, *, seed: int) -> Path:
+    """Write the texts of ``tiny`` with a number between -1 and 1: how many more words are even than odd, as a share."""
+    rng = random.Random(f"numbered/{seed}")
+    rows = []
+    for text, _ in tiny.make_rows(num_rows, seed=seed):
+        words = [int(word[1:]) for word in text.split()]
+        rows.append((text, sum(1 - 2 * (word % 2) for word in words) / len(words) + rng.gauss(0, 0.01)))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
     return path
 
 

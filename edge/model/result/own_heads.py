@@ -19,6 +19,7 @@ from ringtune.models.family import (
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
     QUESTION_ANSWERING,
+    REGRESSION,
     TAGGING,
 )
 
@@ -77,6 +78,10 @@ _OWN: Mapping[tuple[str, str], OwnHead] = {
 }
 
 
+# a number is predicted by a head for classes with one output
+_NUMBERS = {(name, REGRESSION): form for (name, task), form in _OWN.items() if task == CLASSIFICATION}
+
+
 def own_head(model_type: str, task: str) -> OwnHead | None:
     """Return the architecture's own form of the head that a task trains; None if it has another one."""
-    return _OWN.get((model_type, task))
+    return {**_OWN, **_NUMBERS}.get((model_type, task))

@@ -90,7 +90,8 @@ class Data:
         held_out: share of the rows of ``train`` that is evaluated and not trained on, drawn by the seed; an owner that
             names rows for evaluation of its own holds none out.
         text: column of the text.
-        label: column of the class name; name of the labels' array in an npz file.
+        text_pair: column of a second text that belongs to the first, as in sentence pairs; empty: there is none.
+        label: column of the class name, or for regression of the number; name of the labels' array in an npz file.
         labels: names of classes or tags; empty: the sorted union of what the owners have.
         words: column of a text's words, a list of texts.
         tags: column of their tags, a list of names of the same length.
@@ -109,6 +110,7 @@ class Data:
     eval: str = ""
     held_out: float = 0.0
     text: str = "text"
+    text_pair: str = ""
     label: str = "label"
     labels: tuple[str, ...] = ()
     words: str = "words"
@@ -126,6 +128,8 @@ class Data:
         """Refuse bad columns, labels that are equal or only one, an unknown split, and negative numbers."""
         for names in (("text", "label"), ("image", "label"), ("words", "tags"), ("question", "context", "answer")):
             self._check_columns(names)
+        if self.text_pair:
+            self._check_columns(("text", "label", "text_pair"))
         check_path("data.train", self.train)
         check_path("data.eval", self.eval)
         self._check_held_out()

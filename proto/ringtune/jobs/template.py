@@ -11,6 +11,7 @@ from ringtune.models.family import (
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
     QUESTION_ANSWERING,
+    REGRESSION,
     TAGGING,
 )
 from ringtune.texts import printable
@@ -18,6 +19,7 @@ from ringtune.texts import printable
 _COLUMNS = {
     CLASSIFICATION: ("data.text", "data.label"),
     QUESTION_ANSWERING: ("data.question", "data.context", "data.answer"),
+    REGRESSION: ("data.text", "data.label"),
     TAGGING: ("data.words", "data.tags"),
     CAUSAL_LM: ("data.text",),
     IMAGE_CLASSIFICATION: ("data.image", "data.label"),

@@ -9,6 +9,7 @@ from ringtune.models.family import (
     CAUSAL_LM,
     CLASSIFICATION,
     QUESTION_ANSWERING,
+    REGRESSION,
     TAGGING,
     Config,
     ConfigKey,
@@ -24,7 +25,7 @@ from ringtune.models.family import (
     linear,
 )
 
-_TASKS = (CLASSIFICATION, TAGGING, QUESTION_ANSWERING, CAUSAL_LM)
+_TASKS = (CLASSIFICATION, REGRESSION, TAGGING, QUESTION_ANSWERING, CAUSAL_LM)
 NULL_INT = ConfigKey(default=None, nullable=int)
 
 

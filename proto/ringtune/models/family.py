@@ -19,9 +19,12 @@ QUESTION_ANSWERING = "question-answering"
 CAUSAL_LM = "causal-lm"
 IMAGE_CLASSIFICATION = "image-classification"
 TAGGING = "token-classification"
-TASKS = (CLASSIFICATION, TAGGING, QUESTION_ANSWERING, CAUSAL_LM, IMAGE_CLASSIFICATION)
+REGRESSION = "regression"
+TASKS = (CLASSIFICATION, REGRESSION, TAGGING, QUESTION_ANSWERING, CAUSAL_LM, IMAGE_CLASSIFICATION)
 CLASS_TASKS = (CLASSIFICATION, IMAGE_CLASSIFICATION)
 """Tasks whose rows are of one class each."""
+PAIR_TASKS = (CLASSIFICATION, REGRESSION)
+"""Tasks whose rows may be two texts each."""
 NAMED_TASKS = (*CLASS_TASKS, TAGGING)
 """Tasks whose targets have names: the classes of rows, the tags of words."""
 FROZEN_HEAD_TASKS = (CAUSAL_LM,)

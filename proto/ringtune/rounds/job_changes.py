@@ -18,6 +18,7 @@ _LATER: Final = {
     "train.turns": EQUAL,
     "data.user": "",
     "data.held_out": 0.0,
+    "data.text_pair": "",
     "data.words": "words",
     "data.tags": "tags",
     "train.patience_evals": 0,

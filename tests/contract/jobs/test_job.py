@@ -32,6 +32,7 @@ train = ""
 eval = ""
 held_out = 0.0
 text = "text"
+text_pair = ""
 label = "label"
 labels = []
 words = "words"

@@ -42,6 +42,7 @@ def counted_by_a_node(job: Job, train: Path, evaluation: Path, *, share: int, nu
 
 MODELS = {
     "sequence-classification": "bert",
+    "regression": "bert",
     "token-classification": "bert",
     "question-answering": "bert",
     "causal-lm": "gpt2",

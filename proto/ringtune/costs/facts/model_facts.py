@@ -34,6 +34,7 @@ from ringtune.models.family import (
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
     QUESTION_ANSWERING,
+    REGRESSION,
     TAGGING,
     Dimensions,
     Shapes,
@@ -257,9 +258,11 @@ def _head_sizes(task: str, dimensions: Dimensions, *, plugged: bool) -> _HeadSiz
     A language model's head is frozen and counts as embedding. A family that is plugged in classifies by one matrix.
     """
     hidden, row = dimensions.hidden, dimensions.hidden + 1
-    if plugged and task == CLASSIFICATION:
-        return _HeadSizes(0, hidden, 0, hidden, 1)
+    if plugged and task in (CLASSIFICATION, REGRESSION):
+        one = _HeadSizes(0, hidden, 0, hidden, 1)
+        return one if task == CLASSIFICATION else _HeadSizes(hidden, 0, 0, hidden + 1, 0)
     return {
+        REGRESSION: _HeadSizes(hidden * row + row, 0, 0, 4 * hidden + 2, 0),
         CLASSIFICATION: _HeadSizes(hidden * row, row, 0, 4 * hidden, 2),
         IMAGE_CLASSIFICATION: _HeadSizes(0, row, 0, hidden, 2),
         TAGGING: _HeadSizes(0, row, 0, hidden, 2, 1),

@@ -15,6 +15,7 @@ from ringtune.errors import IntegrityError
 from ringtune.files.strict import describe_value
 from ringtune.rounds.class_counts import MOST_CLASSES, pair_of
 from ringtune.rounds.entities import KINDS, is_entity_count
+from ringtune.rounds.number_sums import SIGNED
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.turns.turns import StepKind
 from ringtune.texts import shown
@@ -32,7 +33,8 @@ _MOST_COUNTS: Final = MOST_CLASSES**2 + MOST_CLASSES * len(KINDS)
 _KINDS: Final = frozenset(StepKind)
 _FINITE: Final = (StepKind.TRAIN, StepKind.EVALUATE)
 _SHA256: Final = re.compile("[0-9a-f]{64}")
-_LOSS: Final = "loss_sum"
+_SUMS: Final = frozenset({"loss_sum", "absolute_sum", *SIGNED})
+"""Figures that are sums of numbers, not counts."""
 
 
 def check_report(request: control_pb2.ReportRequest, *, last: int, nodes: Collection[str], end_seq: int) -> None:
@@ -91,7 +93,7 @@ def _of_step(step: control_pb2.StepReport, end_seq: int) -> Iterator[str]:
     if names > _MOST_NAMES or not _is_time(step.at_unix_s):
         yield f"{len(step.values)} figures of item {step.seq} at {step.at_unix_s}"
     for number in step.values:
-        if number.name != _LOSS:
+        if number.name not in _SUMS:
             is_good = 0 <= number.value <= MOST_COUNT
         else:  # of items that measure it may be anything
             is_good = abs(number.value) <= _MOST_SUM or step.kind not in _FINITE
