@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
+from transformers import AutoTokenizer
 
 from edge.data.squad import exact_match, f1
 from edge.predicting.__main__ import main
@@ -48,7 +49,7 @@ max_steps = 4
     [
         ("roberta", "question-answering", {"f1", "exact_match", "questions"}),
         ("vit", "image-classification", {"accuracy"}),
-        ("llama", "regression", {"mse", "mae", "pearson", "r2"}),
+        pytest.param("llama", "regression", {"mse", "mae", "pearson", "r2"}, marks=pytest.mark.thorough),
         ("gpt2", "token-classification", {"accuracy", "entity_f1", "entity_precision", "entity_recall"}),
     ],
 )
@@ -67,20 +68,71 @@ def test_train_local_on_each_task(
     )
 
 
-def judged(folder: Path, task: str, capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
-    """Predict for the evaluation rows with the adapter, and judge that by hand."""
+@pytest.mark.promise("8 adapterhub folder")
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("model_type", "task"),
+    [
+        ("bert", "regression"),
+        ("bert", "token-classification"),
+        ("gpt2", "token-classification"),
+        ("qwen2", "regression"),
+    ],
+)
+def test_lines_of_a_card_load_a_result_that_predicts_the_same(
+    tmp_path: Path, model_type: str, task: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The code in the exported README.md, as it stands there: a number for a text, a tag for each word."""
+    write_family_inputs(tmp_path, model_type, task)
+    trained(tmp_path, task)
+    result = tmp_path / "result"
+    done = run_here(TEMPLATE.get, "export", tmp_path / "out", "--out", result, "--base-model", "some/model")
+    assert done.returncode == 0, done.stderr
+    code = (result / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    code = code.replace("PATH_OF_THIS_FOLDER", str(result))
+    names: dict[str, Any] = {}
+    exec(code.replace("some/model", str(tmp_path / "model")), names)  # noqa: S102
+    tokenizer = AutoTokenizer.from_pretrained(str(tmp_path / "model"))
+    lines = predicted(tmp_path, capsys)
+    for line in lines:
+        row = line["row"]
+        text, split = (row["words"], True) if task == "token-classification" else (row["text"], False)
+        cut = {"truncation": True, "max_length": 24}
+        inputs = tokenizer(text, is_split_into_words=split, return_tensors="pt", **cut)
+        with torch.no_grad():
+            logits = names["model"].eval()(**inputs).logits[0]
+        if not split:
+            assert logits.tolist() == pytest.approx([line["predicted"]["predicted"]], abs=1e-5)
+            continue
+        labels = names["model"].get_labels()
+        found: dict[int, str] = {}
+        for word, said in zip(inputs.word_ids(0), logits.argmax(-1).tolist(), strict=True):
+            if word is not None:
+                found.setdefault(word, labels[said])
+        assert list(found.values()) == line["predicted"]["predicted"]
+    assert len(lines) == 11
+
+
+def predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """Predict for the evaluation rows with the adapter."""
     (evaluation,) = folder.glob("eval.*")
     job = load_job(folder / "out/job.toml", is_record=True)
     labels = read_any_plan(json.loads((folder / "out/plan.json").read_text())).course.labels
     (folder / "judged.toml").write_text(job.with_overrides({"data.labels": list(labels)} if labels else {}).to_toml())
     assert main([str(folder / "judged.toml"), str(folder / "out/adapter"), str(evaluation)]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"row"')]
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"row"')]
+
+
+def judged(folder: Path, task: str, capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
+    """Predict for the evaluation rows with the adapter, and judge that by hand."""
+    (evaluation,) = folder.glob("eval.*")
+    lines = predicted(folder, capsys)
     said = [str(line["predicted"]["predicted"]) for line in lines]
     if task == "token-classification":
         return judged_tags(lines)
     if task == "regression":
         return judged_numbers(lines)
-    if labels:
+    if task == "image-classification":
         right = np.load(evaluation)["label"].astype(str).tolist()
         return {"accuracy": sum(map(str.__eq__, said, right)) / len(right)}
     answers = [line["row"]["answer"]["text"] for line in lines]
