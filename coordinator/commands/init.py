@@ -20,8 +20,8 @@ def init(
         str,
         typer.Option(
             metavar="TASK",
-            help="What is learned: sequence-classification, question-answering, causal-lm or image-classification. "
-            "Default: what the rows have columns for and the model a head.",
+            help="What is learned: sequence-classification, regression, token-classification, question-answering, "
+            "causal-lm or image-classification. Default: what the rows have columns for and the model a head.",
         ),
     ] = "",
     model: Annotated[
@@ -52,7 +52,7 @@ def init(
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Look at rows (csv, jsonl, npz, text, a folder of images) and a model folder, and write a job with comments.
+    """Look at rows (csv, jsonl, conll, npz, text, a folder of images) and a model folder, and write a commented job.
 
     On a terminal at most five questions are asked, each with a default; elsewhere none. No file is overwritten.
     """

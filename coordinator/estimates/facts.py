@@ -6,7 +6,6 @@ are taken as equal, and what a forward keeps for backward is computed instead of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from coordinator.estimates.row_counts import RowCounts, count_rows
@@ -52,8 +51,8 @@ def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[
             train_rows=sum(own.examples),
             eval_rows=sum(own_eval.examples),
             users=count_users(own.by_user, own_eval.by_user),
-            labels=tuple(sorted(set(own.labels))),
-            eval_labels=tuple(sorted(set(own_eval.labels))),
+            labels=own.names,
+            eval_labels=own_eval.names,
             memory_bytes=setup.memory_bytes,
             threads=setup.threads,
             device="cpu",
@@ -80,7 +79,7 @@ def _divided(train: RowCounts, job: Job) -> tuple[RowCounts, RowCounts]:
     if job.data.eval:
         return train, count_rows(job.data.eval, job)
     kept, held_out = hold_out(len(train.examples), share=job.data.held_out, seed=job.train.seed)
-    return _taken(train, kept), _taken(train, held_out)
+    return train.taken(kept), train.taken(held_out)
 
 
 def _share(job: Job, train: RowCounts, held_out: RowCounts, index: int, num_owners: int) -> tuple[RowCounts, RowCounts]:
@@ -96,13 +95,4 @@ def _share(job: Job, train: RowCounts, held_out: RowCounts, index: int, num_owne
         labels=train.labels or None,
     )
     theirs = even_share(len(held_out.examples), num_owners=num_owners, share=index)
-    return _taken(train, mine), _taken(held_out, theirs)
-
-
-def _taken(counts: RowCounts, rows: Iterable[int]) -> RowCounts:
-    chosen = list(rows)
-    return RowCounts(
-        examples=tuple(counts.examples[row] for row in chosen),
-        labels=tuple(counts.labels[row] for row in chosen) if counts.labels else (),
-        users=tuple(counts.users[row] for row in chosen) if counts.users else (),
-    )
+    return train.taken(mine), held_out.taken(theirs)

@@ -7,7 +7,7 @@ characters. The files' own rules are those of a node; what is wrong inside a row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,9 +15,17 @@ from typing import Any, Final
 from coordinator.estimates.npy_headers import Archive
 from ringtune.errors import DataError
 from ringtune.files.tables import table_rows
+from ringtune.files.tagged import is_conll, tagged_rows
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.users import refuse_plain_text, user_column, users_of_table
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+)
 
 CHARACTERS_PER_TOKEN: Final = 3.8
 """Measured: 4.8 (MiniLM) and 4.1 (a Llama of 32,000 tokens) in SQuAD's contexts, 4.3 and 3.9 in film reviews, 3.8 and
@@ -36,11 +44,28 @@ class RowCounts:
         examples: how many examples each row becomes.
         labels: class name of each; empty for a task without classes.
         users: whose each is; empty where the job names no column of users.
+        tags: names of the tags of each, each name once; empty for a task without tags.
     """
 
     examples: tuple[int, ...]
     labels: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
+    tags: tuple[frozenset[str], ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all classes or tags, sorted."""
+        return tuple(sorted({*self.labels, *(name for names in self.tags for name in names)}))
+
+    def taken(self, rows: Iterable[int]) -> RowCounts:
+        """Count these rows alone."""
+        chosen = list(rows)
+        return RowCounts(
+            examples=tuple(self.examples[row] for row in chosen),
+            labels=tuple(self.labels[row] for row in chosen) if self.labels else (),
+            users=tuple(self.users[row] for row in chosen) if self.users else (),
+            tags=tuple(self.tags[row] for row in chosen) if self.tags else (),
+        )
 
     @property
     def by_user(self) -> list[tuple[str, int]]:
@@ -77,10 +102,32 @@ def estimate_note(job: Job) -> str:
 
 
 def _count_labelled(path: Path, job: Job) -> RowCounts:
-    needed = {"data.text": job.data.text, "data.label": job.data.label, **user_column(job.data)}
-    records = list(table_rows(path, needed))
+    records = list(table_rows(path, _labelled_columns(job)))
     labels = tuple(str(row[job.data.label]) for _, row in records)
     return RowCounts(examples=(1,) * len(labels), labels=labels, users=users_of_table(path, records, job.data))
+
+
+def _labelled_columns(job: Job) -> dict[str, str]:
+    data = job.data
+    pair = {"data.text_pair": data.text_pair} if data.text_pair else {}
+    return {"data.text": data.text, **pair, "data.label": data.label, **user_column(data)}
+
+
+def _count_numbered(path: Path, job: Job) -> RowCounts:
+    records = list(table_rows(path, _labelled_columns(job)))
+    return RowCounts(examples=(1,) * len(records), users=users_of_table(path, records, job.data))
+
+
+def _count_tagged(path: Path, job: Job) -> RowCounts:
+    data = job.data
+    if is_conll(path):
+        refuse_plain_text(path, data)
+    found = list(tagged_rows(path, words=data.words, tags=data.tags, more=user_column(data)))
+    return RowCounts(
+        examples=(1,) * len(found),
+        users=users_of_table(path, (row.record for row in found), data),
+        tags=tuple(frozenset(row.tags) for row in found),
+    )
 
 
 def _count_texts(path: Path, job: Job) -> RowCounts:
@@ -165,6 +212,8 @@ def _labels_of_archive(path: Path, job: Job) -> list[str]:
 
 _COUNTERS: Mapping[str, Callable[[Path, Job], RowCounts]] = {
     CLASSIFICATION: _count_labelled,
+    REGRESSION: _count_numbered,
+    TAGGING: _count_tagged,
     QUESTION_ANSWERING: _count_questions,
     CAUSAL_LM: _count_texts,
     IMAGE_CLASSIFICATION: _count_images,

@@ -11,7 +11,7 @@ from coordinator.run_folder.saved_run import SavedRun
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.files.safetensors_header import TensorInfo, read_safetensors_header
 from ringtune.models.adapters.auxiliary_file import Described, described, is_of_library, own_tensors
-from ringtune.models.family import CLASS_TASKS
+from ringtune.models.family import NAMED_TASKS
 from ringtune.models.result_files import AUXILIARY_CONFIG_FILE
 
 _BLOCK = re.compile(r"\.(\d+)\.")
@@ -99,7 +99,7 @@ def check_head(run: SavedRun, config: Mapping[str, Any]) -> None:
         IntegrityError: a file is damaged, or the classes differ.
     """
     tensors = read_safetensors_header(run.saved / "model_head.safetensors")
-    if run.job.model.task not in CLASS_TASKS:
+    if run.job.model.task not in NAMED_TASKS:
         return
     described = config.get("config")
     ids = (described if isinstance(described, dict) else config).get("label2id")

@@ -14,6 +14,7 @@ from typing import Any
 
 from coordinator.run_folder.saved_run import SavedRun
 from ringtune.models.adapters.adapter_config import auxiliary_of, library_config
+from ringtune.models.family import REGRESSION
 from ringtune.models.plugged import WRITTEN_OUT
 from ringtune.models.result_files import INTERFACE_FILE, has_trained_head
 from ringtune.quantities import format_seconds
@@ -119,7 +120,8 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
 def _choices(run: SavedRun, model_type: str) -> str:
     """Write the further arguments with which a model that is plugged in has to be loaded."""
     labels = run.plan.course.labels
-    found = [f"num_labels={len(labels)}"] if labels else []
+    outputs = len(labels) or (1 if run.job.model.task == REGRESSION else 0)
+    found = [f"num_labels={outputs}"] if outputs else []
     found += ['attn_implementation="eager"'] if model_type in WRITTEN_OUT else []
     return "".join(f", {choice}" for choice in found)
 

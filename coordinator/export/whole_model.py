@@ -11,7 +11,7 @@ from coordinator.export.model_card import whole_model_card
 from coordinator.run_folder.saved_run import SavedRun, read_json
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import FilePieces, Pieces
-from ringtune.models.family import CLASS_TASKS
+from ringtune.models.family import NAMED_TASKS
 from ringtune.models.folder import base_tensors, model_dimensions, read_config
 from ringtune.models.hub import id_of_folder
 from ringtune.models.result_files import model_result
@@ -59,7 +59,7 @@ def _check(run: SavedRun, saved: Path, config: Mapping[str, Any]) -> None:
             f"{course.hidden_size}; it mixes runs"
         )
     classes = {label: index for index, label in enumerate(course.labels)}
-    if run.job.model.task in CLASS_TASKS and config.get("label2id") != classes and _head_classes(config) != classes:
+    if run.job.model.task in NAMED_TASKS and config.get("label2id") != classes and _head_classes(config) != classes:
         raise IntegrityError(f"{CONFIG_FILE} has the classes {config.get('label2id')}, the run had {course.labels}")
 
 

@@ -15,10 +15,12 @@ from coordinator.looking.model import Model, choose_task, look_at_model
 from coordinator.looking.questions import Ask
 from coordinator.looking.settings import LENGTHS, Seen, choose_settings
 from coordinator.looking.table import Column, Table, look_at_table
+from coordinator.looking.tagged import Tagged, look_at_tagged
 from ringtune.errors import DataError, UsageError
+from ringtune.files.tagged import is_conll
 from ringtune.jobs.job import Data, parse_job
 from ringtune.jobs.template import Chosen, job_template
-from ringtune.models.family import CAUSAL_LM, IMAGE_CLASSIFICATION
+from ringtune.models.family import CAUSAL_LM, IMAGE_CLASSIFICATION, TAGGING
 
 _NORMAL = "normal"
 _CHARACTERS_PER_ROW = 450  # a plain text of which some 128 tokens are a row
@@ -64,13 +66,14 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rows:
-    """Rows that were looked at: what they are, how many, for which tasks; a table only where they are one."""
+    """Rows that were looked at: what they are, how many, for which tasks; a table or CoNLL only where they are one."""
 
     words: str
     rows: int
     tasks: tuple[str, ...]
     table: Table | None = None
     columns: Mapping[str, str] | None = None
+    tagged: Tagged | None = None
 
 
 def begin(wishes: Wishes, ask: Ask) -> Begun:
@@ -91,8 +94,11 @@ def begin(wishes: Wishes, ask: Ask) -> Begun:
     columns = _choose_columns(rows, task, wishes.columns or {}, ask)
     choose_task(model, (task,), rows.words)
     length = ask.choose("How long shall it train", _NORMAL, tuple(LENGTHS))
+    tagged = _look_at_tagged(data, rows, columns) if task == TAGGING else None
     texts: Sequence[Column] = ()
-    if rows.table is not None:
+    if tagged is not None:
+        texts = [tagged.text]
+    elif rows.table is not None:
         texts = [rows.table.columns[name] for key, name in columns.items() if key not in ("label", "answer")]
     seen = Seen(
         task=task,
@@ -104,7 +110,9 @@ def begin(wishes: Wishes, ask: Ask) -> Begun:
         has_eval=evaluate is not None,
     )
     chosen = {f"data.{key}": Chosen(name, "") for key, name in columns.items()} | choose_settings(seen, length)
-    saw = (f"Rows: {rows.words}.", f"Model: {model.in_words()}.")
+    if tagged is not None:  # a rare one may be in rows alone that are evaluated
+        chosen["data.labels"] = Chosen(list(tagged.tags), "the tags of all rows")
+    saw = (f"Rows: {tagged.in_words() if tagged else rows.words}.", f"Model: {model.in_words()}.")
     text = job_template(
         task,
         model=model.path,
@@ -145,16 +153,23 @@ def _look(path: Path) -> _Rows:
         characters = path.stat().st_size
         rows = max(1, characters // _CHARACTERS_PER_ROW)
         return _Rows(words=f"{path} is a plain text of {characters:,} bytes", rows=rows, tasks=(CAUSAL_LM,))
+    if is_conll(path):
+        found = look_at_tagged(path, words="", tags="tags")
+        return _Rows(words=found.in_words(), rows=found.rows, tasks=(TAGGING,), tagged=found)
     table = look_at_table(path)
     return _Rows(words=table.in_words(), rows=table.rows, tasks=tasks_of(table), table=table)
+
+
+def _look_at_tagged(path: Path, rows: _Rows, columns: Mapping[str, str]) -> Tagged:
+    return rows.tagged or look_at_tagged(path, words=columns["words"], tags=columns["tags"])
 
 
 def _choose_task(model: Model, rows: _Rows, ask: Ask) -> str:
     if not rows.tasks and rows.table is not None:
         raise DataError(
-            f"can't tell what is to be learned: {rows.words}; init looks for texts with classes (text, label), "
-            "questions (question, context, answer) or texts alone (text); rename the columns, or give --task and "
-            "--column text=NAME"
+            f"can't tell what is to be learned: {rows.words}; init looks for texts with classes or numbers "
+            "(text, label), questions (question, context, answer), lists of words with tags (words, tags) or texts "
+            "alone (text); rename the columns, or give --task and --column text=NAME"
         )
     task = choose_task(model, rows.tasks, rows.words)
     fitting = [name for name in rows.tasks if name in model.tasks]
@@ -171,7 +186,7 @@ def _choose_columns(rows: _Rows, task: str, given: Mapping[str, str], ask: Ask) 
     if task not in COLUMNS:
         raise DataError(f"{rows.words}; --task {task} needs an npz file or a folder of images")
     found = choose_columns(rows.table, task, given)
-    if given.keys() == set(COLUMNS[task]):
+    if given.keys() >= set(COLUMNS[task]):
         return found
     words = " ".join(f"{key}={name}" for key, name in found.items())
     answer = ask.choose("Columns", words)

@@ -7,7 +7,7 @@ from typing import Final
 
 from coordinator.looking.table import Column, Table
 from ringtune.errors import DataError
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, QUESTION_ANSWERING
+from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, PAIR_TASKS, QUESTION_ANSWERING, REGRESSION, TAGGING
 
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "text": (
@@ -18,6 +18,9 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         *("label", "labels", "class", "category", "target", "sentiment", "intent", "topic", "emotion", "rating"),
         *("stars", "y", "tag", "output"),
     ),
+    "number": ("score", "label", "labels", "similarity", "similarity_score", "target", "rating", "stars", "value", "y"),
+    "words": ("words", "tokens", "word", "token", "text", "sentence"),
+    "tags": ("tags", "ner_tags", "pos_tags", "ner", "pos", "labels", "upos", "tag", "label"),
     "question": ("question", "query"),
     "context": ("context", "passage", "paragraph", "document"),
     "answer": ("answer", "answers"),
@@ -26,10 +29,21 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     CLASSIFICATION: ("text", "label"),
+    REGRESSION: ("text", "label"),
+    TAGGING: ("words", "tags"),
     CAUSAL_LM: ("text",),
     QUESTION_ANSWERING: ("question", "context", "answer"),
 }
 """The keys of ``[data]`` that name a column, by task."""
+
+PAIR: Final = "text_pair"
+"""The key of a column that a task with texts may have besides."""
+
+_PAIRS: Final = (
+    *(("sentence1", "sentence2"), ("text1", "text2"), ("text_a", "text_b"), ("sentence_a", "sentence_b")),
+    *(("premise", "hypothesis"), ("question1", "question2"), ("text", "text_pair")),
+)
+"""Usual names of two columns that are compared."""
 
 _LEAST_WORDS_CHARACTERS = 8.0
 """A column of texts has longer values than this on average, where no name says that it is one."""
@@ -38,10 +52,11 @@ _LEAST_WORDS_CHARACTERS = 8.0
 def tasks_of(table: Table) -> tuple[str, ...]:
     """List the tasks that a table has columns for, the likeliest first.
 
-    Example: of ``question, context, answers`` question answering; of ``review, mood`` classification, and a language
-    model could learn the reviews.
+    Example: of ``question, context, answers`` question answering; of ``tokens, ner_tags`` with lists token
+    classification; of ``review, mood`` classification, and a language model could learn the reviews.
     """
-    return tuple(task for task in (QUESTION_ANSWERING, CLASSIFICATION, CAUSAL_LM) if _find(table, task, {}))
+    likeliest = (QUESTION_ANSWERING, TAGGING, CLASSIFICATION, REGRESSION, CAUSAL_LM)
+    return tuple(task for task in likeliest if _find(table, task, {}))
 
 
 def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[str, str]:
@@ -59,8 +74,9 @@ def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[st
         DataError: a named column is not there, or none fits; says what was seen.
     """
     for key, name in given.items():
-        if key not in COLUMNS[task]:
-            raise DataError(f"--column {key}={name}: {task} has the columns {', '.join(COLUMNS[task])}; name one")
+        known = (*COLUMNS[task], *((PAIR,) if task in PAIR_TASKS else ()))
+        if key not in known:
+            raise DataError(f"--column {key}={name}: {task} has the columns {', '.join(known)}; name one")
         if name not in table.columns:
             raise DataError(f"--column {key}={name}: {table.in_words()}; name one of them")
     found = _find(table, task, given)
@@ -76,7 +92,7 @@ def _remedy(table: Table, task: str) -> str:
     if task == CLASSIFICATION and numbers:
         return (
             f"a class is a name or a whole number that many rows share, and {numbers[0]!r} has fractions; put them "
-            f"into classes, or name the columns: {wanted}"
+            f"into classes, learn the numbers with --task {REGRESSION}, or name the columns: {wanted}"
         )
     return f"name them: {wanted}"
 
@@ -85,8 +101,14 @@ def _find(table: Table, task: str, given: Mapping[str, str]) -> dict[str, str]:
     """Key -> column of a task; empty where one is missing."""
     if task == QUESTION_ANSWERING:
         found = {key: given.get(key) or _by_name(table, key, table.all) for key in COLUMNS[task]}
-    elif task == CLASSIFICATION:
-        found = _text_and_label(table, given)
+    elif task == TAGGING:
+        lists = [column for column in table.all if column.kind == "list or table"]
+        found = {key: given.get(key) or _by_name(table, key, lists) for key in COLUMNS[task]}
+    elif task in PAIR_TASKS:
+        pair = _pair(table, given)
+        texts = {**pair, **given}
+        found = _text_and_label(table, texts) if task == CLASSIFICATION else _text_and_number(table, texts)
+        found |= {key: name for key, name in texts.items() if key == PAIR}
     else:
         found = {"text": given.get("text") or _text(table, table.all)}
     names = list(found.values())
@@ -101,6 +123,21 @@ def _text_and_label(table: Table, given: Mapping[str, str]) -> dict[str, str]:
         classes = [column for column in table.all if column.has_classes and column.name != text]
         label = min(classes, key=lambda column: len(column.values)).name if classes else ""
     return {"text": text, "label": label}
+
+
+def _text_and_number(table: Table, given: Mapping[str, str]) -> dict[str, str]:
+    """The columns of text and number; a column of whole numbers is one only where it was named."""
+    numbers = [column for column in table.all if column.kind == "number"]
+    number = given.get("label") or _by_name(table, "number", numbers) or (numbers[0].name if len(numbers) == 1 else "")
+    return {"text": given.get("text") or _text(table, table.all), "label": number}
+
+
+def _pair(table: Table, given: Mapping[str, str]) -> dict[str, str]:
+    """The two columns of texts that usually are compared; none where a text was named, or there are no such names."""
+    texts = {column.name.strip().lower(): column.name for column in table.all if column.kind in ("text", "mixed")}
+    if "text" in given:
+        return {}
+    return next(({"text": texts[a], PAIR: texts[b]} for a, b in _PAIRS if a in texts and b in texts), {})
 
 
 def _text(table: Table, columns: Sequence[Column]) -> str:

@@ -8,9 +8,10 @@ from typing import Final
 
 from coordinator.looking.images import PICTURES
 from ringtune.errors import DataError, InvalidInputError, ModelError
+from ringtune.files.tagged import CONLL_SUFFIXES
 from ringtune.models.tensors import CONFIG_FILE
 
-ROWS: Final = (".csv", ".jsonl", ".npz", ".txt")
+ROWS: Final = (".csv", ".jsonl", ".npz", ".txt", *CONLL_SUFFIXES)
 TRAIN_NAMES: Final = ("train", "training", "data")
 EVAL_NAMES: Final = ("eval", "test", "valid", "validation", "dev", "held_out", "heldout")
 _NO_ROWS = ("requirements.txt", "readme.txt", "license.txt", "vocab.txt", "merges.txt")

@@ -9,7 +9,14 @@ from typing import Any, Final
 from ringtune.errors import ModelError
 from ringtune.files.given_files import read_json
 from ringtune.models.families import FAMILIES
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING, Dimensions
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    TAGGING,
+    Dimensions,
+)
 from ringtune.models.folder import model_dimensions, read_config
 from ringtune.models.tensors import CONFIG_FILE, read_headers
 
@@ -18,6 +25,7 @@ _MADE_FOR: Final = {
     "LMHeadModel": CAUSAL_LM,
     "ForQuestionAnswering": QUESTION_ANSWERING,
     "ForSequenceClassification": CLASSIFICATION,
+    "ForTokenClassification": TAGGING,
     "ForImageClassification": IMAGE_CLASSIFICATION,
 }
 """How the class in ``architectures`` ends -> the task that it is for."""

@@ -17,7 +17,7 @@ from ringtune.jobs.parts.recovery import NEXT
 from ringtune.jobs.user_adapters import kinds_of
 from ringtune.models.adapters.trim_support import may_trim
 from ringtune.models.families import family_named
-from ringtune.models.family import CLASS_TASKS
+from ringtune.models.family import NAMED_TASKS, TAGGING
 from ringtune.schedule.course import Course
 from ringtune.schedule.epochs import why_it_stays
 from ringtune.schedule.extent import Owner, users_text
@@ -50,18 +50,21 @@ def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
     Raises:
         DataError: fewer than two names, or a node has rows of a class outside them.
     """
-    if job.model.task not in CLASS_TASKS:
+    if job.model.task not in NAMED_TASKS:
         return ()
     labels = tuple(sorted(job.data.labels or {label for node in nodes for label in node.labels}))
+    name, key = ("tag", "data.tags") if job.model.task == TAGGING else ("class", "data.label")
     if len(labels) < 2:
-        raise DataError(f"the owners' data has the classes {list(labels)}, a classifier needs two; check data.label")
+        names = "tags" if name == "tag" else "classes"
+        raise DataError(f"the owners' data has the {names} {list(labels)}, a classifier needs two; check {key}")
     for node in nodes:
         for kind, found in (("training", node.labels), ("evaluation", node.eval_labels)):
             outside = sorted(set(found) - set(labels))
             if outside:
+                names = "rows of class" if name == "class" else "words of tag"
                 raise DataError(
-                    f"node {node.node} has {kind} rows of class {outside[0]!r}, the classes of this run are "
-                    f"{', '.join(labels)}; add it to data.labels or remove the rows"
+                    f"node {node.node} has {kind} {names} {outside[0]!r}, those of this run are {', '.join(labels)}; "
+                    "add it to data.labels or remove the rows"
                 )
     return labels
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import IO, Any, Protocol
 from coordinator.predicting.process import Predicted
 from ringtune.errors import DataError, UsageError
 from ringtune.jobs.job import Job
-from ringtune.models.family import CLASS_TASKS
+from ringtune.models.family import CLASS_TASKS, REGRESSION, TAGGING
 
 _OF_CLASS = "of_class"
 _MOST_COUNTED = 1000
@@ -101,47 +102,81 @@ def writer_to(path: Path, data: Path) -> Iterator[Writer]:
 class Summary:
     """Counts predictions, and those that are right where the rows say what is.
 
+    Of rows with classes each is counted, of tagged texts each word; of numbers the errors are.
+
     Args:
         job: of the run.
     """
 
     def __init__(self, job: Job) -> None:
-        self._label = job.data.label if job.model.task in CLASS_TASKS else ""
-        self._classes: Counter[str] = Counter()
+        has_tags = job.model.task == TAGGING
+        self._column = job.data.tags if has_tags else job.data.label if job.model.task in CLASS_TASKS else ""
+        self._counted = "words" if has_tags else "rows"
+        self._names: Counter[str] = Counter()
         self._rows = self._judged = self._right = 0
+        self._number = job.data.label if job.model.task == REGRESSION else ""
+        self._squares = self._sizes = 0.0
 
     def add(self, found: Predicted) -> None:
         """Count a row."""
         self._rows += 1
-        if not self._label:
+        if self._number:
+            self._judge(float(found.said["predicted"]), found.row.get(self._number))
+        if not self._column:
             return
-        named = str(found.said["predicted"])
-        if named in self._classes or len(self._classes) < _MOST_COUNTED:
-            self._classes[named] += 1
-        truth = found.row.get(self._label)
+        said, truth = found.said["predicted"], found.row.get(self._column)
+        if not isinstance(said, list):
+            self._count(str(said), truth)
+            return
+        known = truth if isinstance(truth, list) and len(truth) == len(said) else [None] * len(said)
+        for name, true in zip(said, known, strict=True):
+            if name is not None:
+                self._count(name, true)
+
+    def _judge(self, said: float, truth: object) -> None:
+        try:
+            error = said - float(truth if isinstance(truth, str | int | float) else math.nan)
+        except (ValueError, OverflowError):
+            return
+        if math.isfinite(error):
+            self._judged += 1
+            self._squares, self._sizes = self._squares + error**2, self._sizes + abs(error)
+
+    def _errors(self) -> dict[str, float]:
+        return {"mse": self._squares / self._judged, "mae": self._sizes / self._judged}
+
+    def _count(self, named: str, truth: object) -> None:
+        if named in self._names or len(self._names) < _MOST_COUNTED:
+            self._names[named] += 1
         if isinstance(truth, str | int) and not isinstance(truth, bool) and str(truth).strip():
             self._judged += 1
             self._right += str(truth) == named
 
     def to_json(self) -> dict[str, Any]:
-        """The counts as values; ``accuracy`` where rows have a class."""
+        """The counts as values; ``accuracy`` where rows or words have a class or tag."""
         found: dict[str, Any] = {"rows": self._rows}
-        if self._label:
-            found["classes"] = dict(sorted(self._classes.items()))
-        if self._judged:
+        if self._column:
+            found["tags" if self._counted == "words" else "classes"] = dict(sorted(self._names.items()))
+        if self._judged and self._number:
+            found |= {"judged": self._judged, **{name: round(value, 6) for name, value in self._errors().items()}}
+        elif self._judged:
             found |= {"judged": self._judged, "accuracy": round(self._right / self._judged, 6)}
         return found
 
     def lines(self) -> Iterable[str]:
         """The counts in words."""
-        if self._label:
-            counts = ", ".join(f"{count:,} {name}" for name, count in sorted(self._classes.items()))
+        if self._column:
+            counts = ", ".join(f"{count:,} {name}" for name, count in sorted(self._names.items()))
             yield f"{self._rows:,} rows: {counts}"
         else:
             yield f"{self._rows:,} rows"
-        if self._judged:
+        if self._judged and self._number:
+            errors = ", ".join(f"{name} {value:.4f}" for name, value in self._errors().items())
+            yield f"{errors} on the {self._judged:,} rows that have a {self._number!r} of their own"
+        elif self._judged:
             share = self._right / self._judged
-            yield f"accuracy {share:.4f} on the {self._judged:,} rows that have a {self._label!r} of their own"
+            judged = f"{self._judged:,} {self._counted}"
+            yield f"accuracy {share:.4f} on the {judged} that have a {self._column!r} of their own"
 
 
 def _joined(row: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:

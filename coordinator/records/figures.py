@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringtune.rounds.class_counts import class_figures, table_of
+from ringtune.rounds.entities import entity_figures
+from ringtune.rounds.number_sums import number_figures
 
 _LARGEST_EXPONENT = 700.0
 
@@ -24,8 +26,10 @@ def mean(values: Mapping[str, float], name: str) -> float | None:
 def figures(values: Mapping[str, float], labels: Sequence[str] = (), max_length: int = 0) -> dict[str, Any]:
     """Compute loss and accuracy from an evaluation's sums, and the further figures of its task.
 
-    ``perplexity`` of a language model over all its ``tokens``, ``f1`` and ``exact_match`` over the ``questions``, as
-    shares, and where classes were counted those of ``class_figures``.
+    ``mse`` and ``mae`` of numbers with those of ``number_figures``, ``perplexity`` of a language model over all its
+    ``tokens``, ``f1`` and ``exact_match`` over the ``questions``, as shares, of tags the number of ``words`` and of
+    ``cut_words`` that no batch has, and where classes or entities were counted those of ``class_figures`` and
+    ``entity_figures``.
 
     Args:
         values: sums over all owners.
@@ -42,6 +46,11 @@ def figures(values: Mapping[str, float], labels: Sequence[str] = (), max_length:
         found |= {"max_length": max_length} if max_length else {}
     if table := table_of(values, len(labels)):
         found |= class_figures(table, labels)
+    if "absolute_sum" in values:
+        found |= {"mse": found["loss"], "mae": mean(values, "absolute_sum"), **number_figures(values)}
+    if "words" in values:
+        counted = {name: int(values[name]) for name in ("words", "cut_words") if name in values}
+        found |= {**counted, **entity_figures(values, labels)}
     if "questions" in values:
         judged = {**values, "count": values["questions"]}
         found |= {"f1": mean(judged, "f1_sum"), "exact_match": mean(judged, "exact_sum")}

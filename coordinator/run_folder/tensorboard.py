@@ -17,8 +17,19 @@ from ringtune.hints import hint_to_install
 from ringtune.v1 import control_pb2
 
 TENSORBOARD: Final = "tensorboard"
-_OF_STEP: Final = ("loss", "accuracy", "lr", "depth", "seconds")
-_OF_EVALUATION: Final = ("loss", "accuracy", "perplexity", "f1", "exact_match")
+_OF_STEP: Final[tuple[str, ...]] = ("loss", "accuracy", "lr", "depth", "seconds")
+_OF_EVALUATION: Final[tuple[str, ...]] = (
+    "loss",
+    "accuracy",
+    "perplexity",
+    "f1",
+    "exact_match",
+    "macro_f1",
+    "entity_f1",
+    "mae",
+    "pearson",
+    "spearman",
+)
 
 
 def require_tensorboard(name: str) -> None:

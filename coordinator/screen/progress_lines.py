@@ -11,7 +11,10 @@ from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import NONE
 
-_TASK_FIGURES = ("accuracy", "macro_f1", "perplexity", "f1", "exact_match")
+_TASK_FIGURES = (
+    *("accuracy", "macro_f1", "entity_f1", "mse", "mae", "pearson", "spearman"),
+    *("perplexity", "f1", "exact_match"),
+)
 
 
 def plan_lines(plan: Plan, memory_bytes: Mapping[str, int]) -> list[str]:
@@ -87,7 +90,13 @@ def _evaluation(entry: Mapping[str, Any]) -> str:
 
 
 def _counted(entry: Mapping[str, Any]) -> str:
-    """Name what the loss is a mean over: tokens of a language model, windows of questions, else rows."""
+    """Name what the loss is a mean over: tokens of a language model, words with tags, windows of questions, else rows.
+
+    Example: ``words (12 more are cut, or have no token)``.
+    """
+    if "words" in entry:
+        cut = entry.get("cut_words")
+        return f"words ({cut:,} more are cut, or have no token)" if cut else "words"
     if entry.get("perplexity") is not None:
         return f"tokens, rows cut at {entry['max_length']}" if entry.get("max_length") else "tokens"
     return "windows" if entry.get("questions") else "rows"

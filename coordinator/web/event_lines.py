@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from coordinator.records.step_lines import shown
 from ringtune.quantities import format_seconds
@@ -41,8 +41,11 @@ def metrics_event(line: Mapping[str, Any]) -> EventLine | None:
     return None
 
 
+_FIGURES: Final = ("loss", "accuracy", "entity_f1", "mae", "pearson", "spearman")
+
+
 def _figures(line: Mapping[str, Any]) -> str:
-    found = [f"{name} {value:.4f}" for name in ("loss", "accuracy") if isinstance(value := line.get(name), int | float)]
+    found = [f"{name} {value:.4f}" for name in _FIGURES if isinstance(value := line.get(name), int | float)]
     return ", ".join(found) or "no figures"
 
 

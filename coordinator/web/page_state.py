@@ -243,7 +243,8 @@ class PageState:
                 for name in ("loss", "accuracy"):
                     if (value := _number(line.get(name))) is not None:
                         self.curves[f"eval_{name}"].add(step, value)
-                self._change("run", evaluation={name: line.get(name) for name in ("step", "loss", "accuracy", "count")})
+                figures = {name: line.get(name) for name in ("step", "loss", "accuracy", "count")}
+                self._change("run", evaluation=figures | ({"mae": line["mae"]} if "mae" in line else {}))
             case "recovery":
                 self._go_back(line)
             case "move":

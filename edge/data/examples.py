@@ -6,6 +6,7 @@ question's context, an image). Rows are shared among owners, so that all windows
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
@@ -28,12 +29,21 @@ class Rows(NamedTuple):
         labels: class name of each; empty for a task without classes.
         skipped: rows of the file that can't be used.
         users: whose each is; empty where the job names no column of users.
+        tags: names of the tags of each, one for each word; empty for a task without tags.
+        numbers: to be predicted of each; empty for a task without numbers.
     """
 
     rows: Sequence[Any]
     labels: tuple[str, ...] = ()
     skipped: int = 0
     users: tuple[str, ...] = ()
+    tags: tuple[tuple[str, ...], ...] = ()
+    numbers: tuple[float, ...] = ()
+
+    @property
+    def targets(self) -> Sequence[Any]:
+        """What is to be predicted for each row, where it does not stand in the row itself."""
+        return self.labels or self.tags or self.numbers
 
 
 class Examples(Protocol):
@@ -83,12 +93,15 @@ class Source(Protocol):
             DataError: the file can't be used; says where and why.
         """
 
-    def examples(self, rows: Sequence[Any], labels: Sequence[str]) -> Examples:
-        """Make the examples of these rows, of which ``labels`` are the class names."""
+    def examples(self, rows: Sequence[Any], labels: Sequence[Any]) -> Examples:
+        """Make the examples of these rows; ``labels`` are their ``Rows.targets``."""
 
 
-class Classified(Sized):
-    """Examples that are one a row, of which an evaluation may count the predicted classes."""
+class Summed(Sized, abc.ABC):
+    """Examples that are one a row, whose predictions their owner adds up over a whole evaluation.
+
+    Only the sums leave the owner, after the last step, and no sum is of a batch alone.
+    """
 
     @property
     def of_rows(self) -> Sequence[int]:
@@ -96,31 +109,68 @@ class Classified(Sized):
         return [1] * len(self)
 
     def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
-        """Add predicted classes (B,) up over a whole evaluation, so that no count is of a batch alone.
+        """Add predictions up.
 
         Returns:
-            With the last row the counts of all, by the names of ``ringtune.rounds.class_counts``; before it nothing.
-            An owner of few rows counts none.
+            With the last row the sums of all; before it nothing.
         """
-        counts = self._open.setdefault(key, Counter())
-        counts.update(zip(batch.labels.tolist(), predictions.tolist(), strict=True))
-        if counts.total() < len(self):
+        rows, sums = self._open.setdefault(key, (0, self.no_sums()))
+        sums.add(batch, predictions)
+        self._open[key] = (rows + len(batch.labels), sums)
+        if self._open[key][0] < len(self):
             return ()
         del self._open[key]
-        if len(self) < LEAST_ROWS:
-            return ()
-        pairs = sorted(pair for pair in counts if pair[0] >= 0)  # rows without a class of the run don't count
-        if any(index >= MOST_CLASSES for pair in pairs for index in pair):
-            return ()
-        return tuple((name_of(*pair), float(counts[pair])) for pair in pairs)
+        return sums.values(len(self))
 
     def forget_scores(self) -> None:
-        """Drop the counts of an evaluation that did not end."""
+        """Drop the sums of an evaluation that did not end."""
         self._open.clear()
 
+    @abc.abstractmethod
+    def no_sums(self) -> Sums:
+        """Make the sums of no rows."""
+
     @functools.cached_property
-    def _open(self) -> dict[int, Counter[tuple[int, int]]]:
+    def _open(self) -> dict[int, tuple[int, Sums]]:
         return {}
+
+
+class Sums(Protocol):
+    """What is added up over the rows of an evaluation."""
+
+    def add(self, batch: Batch, predictions: torch.Tensor) -> None:
+        """Add the rows of a micro-batch, with what was predicted for them."""
+
+    def values(self, num_rows: int) -> Values:
+        """Return the sums by name; of few rows none that could tell what one of them is."""
+
+
+class ClassCounts:
+    """How often each class (an index, not negative) was predicted as each class."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[tuple[int, int]]()
+
+    def add(self, batch: Batch, predictions: torch.Tensor) -> None:
+        """Count every place of labels and predictions, which have one shape."""
+        self._counts.update(zip(batch.labels.flatten().tolist(), predictions.flatten().tolist(), strict=True))
+
+    def values(self, num_rows: int) -> Values:
+        """Return the counts by the names of ``ringtune.rounds.class_counts``; none of few rows or many classes."""
+        if num_rows < LEAST_ROWS:
+            return ()
+        pairs = sorted(pair for pair in self._counts if pair[0] >= 0)  # what has no class of the run doesn't count
+        if any(index >= MOST_CLASSES for pair in pairs for index in pair):
+            return ()
+        return tuple((name_of(*pair), float(self._counts[pair])) for pair in pairs)
+
+
+class Classified(Summed):
+    """Examples of one class each, of which an evaluation counts the predicted classes."""
+
+    def no_sums(self) -> Sums:
+        """Make the counts of no rows."""
+        return ClassCounts()
 
 
 class Unscored(Sized):

@@ -14,18 +14,26 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from edge.data.examples import Classified, Examples, Rows, Source, Values
+from edge.data.examples import Examples, Rows, Source, Summed, Values
 from edge.data.images import Images
 from edge.data.language import Language
 from edge.data.questions import Questions
 from edge.data.rows_digest import RowsDigest
-from edge.data.texts import LabelledTexts
+from edge.data.tagged import TaggedTexts
+from edge.data.texts import LabelledTexts, NumberedTexts
 from edge.data.tokens import Batch
 from ringtune.errors import DataError
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.users import count_users, sorted_by_user
 from ringtune.jobs.split import even_share, hold_out, split_rows
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+)
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import UserRows
 from ringtune.schedule.rows.batches import BatchStream, eval_rows
@@ -36,6 +44,8 @@ _LOG = logging.getLogger(__name__)
 TOKENS_BUDGET_S = 5.0
 SOURCES: Mapping[str, Callable[[Job, Path], Source]] = {
     CLASSIFICATION: LabelledTexts,
+    REGRESSION: NumberedTexts,
+    TAGGING: TaggedTexts,
     QUESTION_ANSWERING: Questions,
     CAUSAL_LM: Language,
     IMAGE_CLASSIFICATION: Images,
@@ -234,11 +244,11 @@ class OwnerDataset:
     def score(self, course: Course, item: Item, batch: Batch, found: Predicting) -> Values:
         """Score an evaluation's predictions row by row, beyond the head's own numbers.
 
-        Classes are counted in the evaluation after the last step only, as these counts leave the node.
+        What is summed over all rows is so in the evaluation after the last step only, as these sums leave the node.
         """
         if found.predictions is None or self._evaluation is None:
             return ()
-        if isinstance(self._evaluation, Classified) and item.step < course.num_steps:
+        if isinstance(self._evaluation, Summed) and item.step < course.num_steps:
             return ()
         return self._evaluation.score(batch, found.predictions, item.turn)
 
@@ -257,14 +267,15 @@ def _mean_width(examples: Examples, batches: Iterable[Sequence[int]], budget_s: 
 def _take(
     source: Source, found: Rows, chosen: Sequence[int], digest: RowsDigest
 ) -> tuple[Examples, tuple[str, ...], tuple[tuple[str, int], ...]]:
-    """Make the examples of chosen rows; with the class of each row, and whose it is with the number of its examples."""
+    """Make the examples of chosen rows; with the names of their classes or tags, and whose each is, how many."""
     own = sorted_by_user(chosen, found.users)
-    labels = tuple(found.labels[index] for index in own) if found.labels else ()
+    targets = tuple(found.targets[index] for index in own) if found.targets else ()
+    names = targets if found.labels else tuple({name for tags in targets for name in tags} if found.tags else ())
     users = tuple(found.users[index] for index in own) if found.users else ()
     taken = [found.rows[index] for index in own]
     digest.add(taken)
-    digest.add(labels)
+    digest.add(targets)
     if users:
         digest.add(users)
-    examples = source.examples(taken, labels)
-    return examples, labels, tuple(zip(users, examples.of_rows, strict=True)) if users else ()
+    examples = source.examples(taken, targets)
+    return examples, names, tuple(zip(users, examples.of_rows, strict=True)) if users else ()

@@ -1,4 +1,4 @@
-"""Read labelled texts: one class per text."""
+"""Read labelled texts: one class per text, or pair of texts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from edge.data.examples import Classified, Rows
-from edge.data.tokens import IGNORED, Batch, Encoder, Padder, load_tokenizer
+from edge.data.examples import Classified, Rows, Sums, Values
+from edge.data.tokens import IGNORED, Batch, Encoder, Padder, Text, load_tokenizer
 from ringtune.errors import ModelError
-from ringtune.files.tables import class_of, read_table, text_of
+from ringtune.files.tables import Record, class_of, number_of, read_table, text_of
 from ringtune.jobs.job import Data, Job
 from ringtune.jobs.parts.users import user_column, users_of_table
 from ringtune.models.folder import read_config
+from ringtune.rounds.number_sums import number_sums
 
 
 class LabelledTexts:
@@ -43,7 +44,7 @@ class LabelledTexts:
         """Read texts with their class names."""
         return read_rows(path, self._data)
 
-    def examples(self, rows: Sequence[str], labels: Sequence[str]) -> LabelledExamples:
+    def examples(self, rows: Sequence[Text], labels: Sequence[str]) -> LabelledExamples:
         """Make one example of each text."""
         return LabelledExamples(Encoder(self._tokenizer, rows), labels, self._padder, self._max_length)
 
@@ -79,18 +80,82 @@ class LabelledExamples(Classified):
         return max(len(row.ids) for row in self._encoder.rows(chosen, max_length=self._max_length))
 
 
+class NumberedTexts(LabelledTexts):
+    """The ``Source`` of regression: a number for each text, or pair of texts; arguments as ``LabelledTexts``."""
+
+    def read(self, path: Path) -> Rows:
+        """Read texts with their numbers."""
+        data = self._data
+        records = read_table(path, {**text_columns(data), "data.label": data.label, **user_column(data)})
+        return Rows(
+            rows=[text_or_pair(path, record, data) for record in records],
+            numbers=tuple(number_of(path, record, data.label) for record in records),
+            users=users_of_table(path, records, data),
+        )
+
+    def examples(self, rows: Sequence[Text], labels: Sequence[Any]) -> NumberedExamples:
+        """Make one example of each text."""
+        return NumberedExamples(Encoder(self._tokenizer, rows), labels, self._padder, self._max_length)
+
+
+class NumberedExamples(LabelledExamples):
+    """The ``Examples`` of regression; ``labels`` are numbers."""
+
+    def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
+        """Make a batch of the chosen texts and their numbers."""
+        ids, mask, types = self._padder.pad(self._encoder.rows(chosen, max_length=self._max_length))
+        numbers = torch.tensor([float(self._labels[row]) for row in chosen], dtype=torch.float64)
+        return Batch(ids=ids, mask=mask, token_type_ids=types, labels=numbers)
+
+    def no_sums(self) -> Sums:
+        """Make the sums of no rows."""
+        return _NumberSums()
+
+
+class _NumberSums:
+    """The numbers of an evaluation, and what was predicted for them, until all rows are in."""
+
+    def __init__(self) -> None:
+        self._true: list[float] = []
+        self._predicted: list[float] = []
+
+    def add(self, batch: Batch, predictions: torch.Tensor) -> None:
+        """Take the rows of a micro-batch."""
+        self._true += batch.labels.tolist()
+        self._predicted += predictions.double().tolist()
+
+    def values(self, num_rows: int) -> Values:
+        """Return the sums by the names of ``ringtune.rounds.number_sums``."""
+        return number_sums(self._true, self._predicted)
+
+
 def read_rows(path: Path, data: Data) -> Rows:
-    """Read the columns of text, class and user of a csv or jsonl file.
+    """Read the columns of texts, class and user of a csv or jsonl file.
 
     Raises:
         DataError: see ``read_table``; or a value is not text, no class name, or no name of a user.
     """
-    records = read_table(path, {"data.text": data.text, "data.label": data.label, **user_column(data)})
+    records = read_table(path, {**text_columns(data), "data.label": data.label, **user_column(data)})
     return Rows(
-        rows=[text_of(path, record, data.text) for record in records],
+        rows=[text_or_pair(path, record, data) for record in records],
         labels=tuple(class_of(path, record, data.label) for record in records),
         users=users_of_table(path, records, data),
     )
+
+
+def text_columns(data: Data) -> dict[str, str]:
+    """Job key -> name of the columns of texts."""
+    return {"data.text": data.text, **({"data.text_pair": data.text_pair} if data.text_pair else {})}
+
+
+def text_or_pair(path: Path, record: Record, data: Data) -> Text:
+    """The text of a row, or both where the job names two columns.
+
+    Raises:
+        DataError: a value is no text.
+    """
+    first = text_of(path, record, data.text)
+    return (first, text_of(path, record, data.text_pair)) if data.text_pair else first
 
 
 def _side(folder: Path, tokenizer: Any) -> str:

@@ -27,7 +27,9 @@ class Batch(NamedTuple):
     ids: torch.Tensor  # (B, T) int64; (B, 0) for images
     mask: torch.Tensor  # (B, T) int64, 1 = token, 0 = padding
     token_type_ids: torch.Tensor  # (B, T) int64; (B, 0) for images
-    labels: torch.Tensor  # int64, -100 = no target: (B,) classes, (B, T) next tokens, (B, 2) start and end
+    labels: (
+        torch.Tensor
+    )  # int64, -100 = no target: (B,) classes or float64 numbers, (B, T) next tokens or tags, (B, 2) start and end
     pixels: torch.Tensor | None = None  # (B, C, H, W) float32
     examples: torch.Tensor | None = None  # (B,) int64: which example each row is, where an evaluation scores rows
 
@@ -88,15 +90,19 @@ class Padder:
         return ids, mask, types
 
 
+Text = str | tuple[str, str]
+"""A text, or two that belong together."""
+
+
 class Encoder:
     """Turns texts into rows of tokens; each text is encoded once, when it is first used.
 
     Args:
         tokenizer: the model's.
-        texts: of all rows.
+        texts: of all rows; the longer of two is cut first.
     """
 
-    def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Any, texts: Sequence[Text]) -> None:
         self._tokenizer = tokenizer
         self._texts = texts
         self._encoded: dict[tuple[int, int], TokenRow] = {}
@@ -113,14 +119,20 @@ class Encoder:
         key = (row, max_length)
         if key not in self._encoded:
             # One text at a time: a list would start a thread pool on every core.
-            found = self._tokenizer(self._texts[row], truncation=True, max_length=max_length)
+            text = self._texts[row]
+            both = (text,) if isinstance(text, str) else text
+            found = self._tokenizer(*both, truncation=True, max_length=max_length)
             ids = array("i", found["input_ids"])
             self._encoded[key] = TokenRow(ids, array("i", found.get("token_type_ids", [0] * len(ids))))
         return self._encoded[key]
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path, **settings: Any) -> Any:
     """Load the tokenizer of a model folder, from local files only.
+
+    Args:
+        folder: of the model.
+        settings: of the tokenizer, in place of those in its files.
 
     Raises:
         ModelError: there is none, or it needs a package that is missing.
@@ -131,7 +143,7 @@ def load_tokenizer(folder: Path) -> Any:
         raise ModelError(f"{folder} is not a folder; set model.path, or fetch the model")
     _check_tokenizer_files(folder)
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **settings)
     except ImportError as error:
         what = f"{folder}: its tokenizer needs a package that is missing ({_reason(error)})"
         raise ModelError(f"{what}; install it") from error

@@ -13,7 +13,7 @@ import torch
 from edge.data.rows import OwnerDataset, Predicting
 from edge.data.tokens import Batch
 from ringtune.costs.measured.measuring import Size
-from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING
+from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING, TAGGING
 from ringtune.schedule.course import Course
 from ringtune.schedule.turns.turns import Item, StepKind
 
@@ -79,7 +79,7 @@ def resized(batch: Batch, size: Size, task: str) -> Batch:
         return taken
     columns = torch.arange(size.tokens) % taken.mask.shape[1]
     labels = taken.labels
-    if task == CAUSAL_LM:
+    if task in (CAUSAL_LM, TAGGING):
         labels = labels[:, columns]
     elif task == QUESTION_ANSWERING:
         labels = labels.clamp(max=size.tokens - 1)

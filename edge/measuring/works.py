@@ -49,7 +49,7 @@ from ringtune.costs.work_times import PART_OF, Work, WorkTime
 from ringtune.jobs.job import Job
 from ringtune.models.adapters.adapter_config import fullest_block
 from ringtune.models.families import FAMILIES
-from ringtune.models.family import CLASS_TASKS
+from ringtune.models.family import NAMED_TASKS
 from ringtune.models.folder import model_dimensions, read_config
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.frozen_weights import FrozenWeights
@@ -114,7 +114,7 @@ class Bench:
         )
         rows = self.sizes[0].rows
         self._rows = SizedRows(dataset, job.model.task, rows * job.train.microbatches) if dataset else None
-        has_classes = job.model.task in CLASS_TASKS
+        has_classes = job.model.task in NAMED_TASKS
         self._plan = bench_plan(
             self._job,
             rows=rows,

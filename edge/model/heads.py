@@ -16,9 +16,19 @@ from edge.model.skeleton import Skeleton, without_weights
 from edge.model.token_loss import token_loss
 from ringtune.costs.memory.logits import MOST_LOGIT_BYTES, logits_fit
 from ringtune.errors import JobError, ModelError
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, LM_HEAD, QUESTION_ANSWERING
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    LM_HEAD,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+)
 
 HEAD = "ringtune"
+NUMBER = "number"
+"""What the one output of a head for numbers is called; a config that names one output says that it is a regression."""
 
 
 class HeadCounts(NamedTuple):
@@ -110,6 +120,33 @@ class SequenceClassification(_OneOutput):
         )
 
 
+class Regression(_OneOutput):
+    """Predicts one number per row of text, or pair of texts."""
+
+    def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
+        """Add AdapterHub's default classification head with one output, which is its head for numbers."""
+        model.add_classification_head(HEAD, num_labels=1, id2label={0: NUMBER})
+        return _head(model)
+
+    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
+        """Do nothing: the head is new and has nothing from the pretrained model."""
+
+    def num_targets(self, batch: Batch) -> int:
+        """Number of rows."""
+        return len(batch.labels)
+
+    def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
+        """Sum the squared errors over rows, and beside them their sizes."""
+        said_B = output.logits.squeeze(-1)  # B rows
+        errors_B = said_B - batch.labels.to(said_B.dtype)
+        return HeadCounts(
+            loss_sum=errors_B.square().sum(),
+            num_targets=self.num_targets(batch),
+            more=(("absolute_sum", float(errors_B.detach().abs().sum())),),
+            predictions=said_B.detach(),
+        )
+
+
 class ImageClassification(SequenceClassification):
     """Predicts one class per image."""
 
@@ -118,6 +155,36 @@ class ImageClassification(SequenceClassification):
         names = dict(enumerate(labels))
         model.add_image_classification_head(HEAD, num_labels=len(names), id2label=names)
         return _head(model)
+
+
+class TokenClassification(_OneOutput):
+    """Predicts the tag of each word at its first token."""
+
+    def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
+        """Add AdapterHub's default tagging head, with the names of the tags in it."""
+        names = dict(enumerate(labels))
+        model.add_tagging_head(HEAD, num_labels=len(names), id2label=names)
+        return _head(model)
+
+    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
+        """Do nothing: the head is new and has nothing from the pretrained model."""
+
+    def num_targets(self, batch: Batch) -> int:
+        """Number of words with a tag."""
+        return int((batch.labels != IGNORED).sum())
+
+    def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
+        """Sum the cross entropy over words, and count words whose largest logit is the tag's."""
+        logits_NC, labels_N = output.logits.flatten(0, 1), batch.labels.flatten()  # N tokens, C tags
+        loss = nn.functional.cross_entropy(logits_NC, labels_N, ignore_index=IGNORED, reduction="sum")
+        predicted_BT = output.logits.detach().argmax(dim=-1)
+        count, correct = self.num_targets(batch), int((predicted_BT == batch.labels).sum())
+        return HeadCounts(
+            loss_sum=loss,
+            num_targets=count,
+            more=(("correct", float(correct)), ("words", float(count))),
+            predictions=predicted_BT,
+        )
 
 
 class QuestionAnswering(_OneOutput):
@@ -239,6 +306,8 @@ def _next_tokens(batch: Batch) -> torch.Tensor:
 
 TASKS: Mapping[str, Task] = {
     CLASSIFICATION: SequenceClassification(),
+    REGRESSION: Regression(),
+    TAGGING: TokenClassification(),
     QUESTION_ANSWERING: QuestionAnswering(),
     CAUSAL_LM: CausalLanguageModel(),
     IMAGE_CLASSIFICATION: ImageClassification(),

@@ -10,14 +10,23 @@ import torch
 
 from edge.data.images import ImageExamples, Images
 from edge.data.questions import Question, Questions
-from edge.data.texts import LabelledTexts
-from edge.data.tokens import load_tokenizer
+from edge.data.tagged import TaggedTexts
+from edge.data.texts import LabelledTexts, NumberedTexts, text_columns, text_or_pair
+from edge.data.tokens import Text, load_tokenizer
 from edge.predicting.generating import Sampling, go_on
 from edge.predicting.whole import WholeModel
 from ringtune.errors import DataError
 from ringtune.files.tables import Record, table_rows, text_of
-from ringtune.jobs.job import Job
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
+from ringtune.files.tagged import tagged_rows
+from ringtune.jobs.job import Data, Job
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+)
 
 Row = Mapping[str, Any]
 
@@ -58,17 +67,34 @@ class TextClasses(_Classes):
 
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
         super().__init__(model, job.data.labels)
-        self._source, self._column = LabelledTexts(job, Path(job.model.path)), job.data.text
+        self._source, self._data = LabelledTexts(job, Path(job.model.path)), job.data
 
-    def rows(self, path: Path) -> Iterator[tuple[Row, str]]:
+    def rows(self, path: Path) -> Iterator[tuple[Row, Text]]:
         """Yield the rows of a table with their texts."""
-        for record in table_rows(path, {"data.text": self._column}):
-            yield record[1], text_of(path, record, self._column)
+        return _texts_of(path, self._data)
 
-    def predict(self, inputs: Sequence[str], first: int) -> list[Row]:
+    def predict(self, inputs: Sequence[Text], first: int) -> list[Row]:
         """Name the class of each text."""
         examples = self._source.examples(inputs, [""] * len(inputs))
         return self.named(self._model.predict(examples.batch(range(len(inputs)), {})).logits)
+
+
+class Numbers:
+    """The ``Predictor`` of regression: a number for each text, or pair of texts."""
+
+    def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
+        self._model, self._data = model, job.data
+        self._source = NumberedTexts(job, Path(job.model.path))
+
+    def rows(self, path: Path) -> Iterator[tuple[Row, Text]]:
+        """Yield the rows of a table with their texts."""
+        return _texts_of(path, self._data)
+
+    def predict(self, inputs: Sequence[Text], first: int) -> list[Row]:
+        """Predict the number of each text."""
+        examples = self._source.examples(inputs, [0.0] * len(inputs))
+        logits_B1 = self._model.predict(examples.batch(range(len(inputs)), {})).logits
+        return [{"predicted": value} for value in logits_B1.squeeze(-1).tolist()]
 
 
 class ImageClasses(_Classes):
@@ -89,6 +115,32 @@ class ImageClasses(_Classes):
         """Name the class of each image."""
         examples = ImageExamples(inputs, [""] * len(inputs), self._images)
         return self.named(self._model.predict(examples.batch(range(len(inputs)), {})).logits)
+
+
+class Tags:
+    """The ``Predictor`` of token classification: a tag for each word, and none for a word that is cut."""
+
+    def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
+        self._model, self._labels, self._words = model, job.data.labels, job.data.words
+        self._source = TaggedTexts(job, Path(job.model.path))
+
+    def rows(self, path: Path) -> Iterator[tuple[Row, tuple[str, ...]]]:
+        """Yield the rows of a jsonl or CoNLL file with their words."""
+        for row in tagged_rows(path, words=self._words, tags=""):
+            yield row.record[1], row.words
+
+    def predict(self, inputs: Sequence[tuple[str, ...]], first: int) -> list[Row]:
+        """Name the tag of each word."""
+        rows = [self._source.encode(words) for words in inputs]
+        batch = self._source.made(rows, [("",) * len(words) for words in inputs]).batch(range(len(rows)), {"": 0})
+        found_BT = self._model.predict(batch).logits.argmax(dim=-1)
+        said: list[Row] = []
+        for words, row, labels_T, found_T in zip(inputs, rows, batch.labels, found_BT, strict=True):
+            tags: list[str | None] = [None] * len(words)
+            for word, index in zip(row.words, found_T[labels_T == 0].tolist(), strict=True):
+                tags[word] = self._labels[index]
+            said.append({"predicted": tags})
+        return said
 
 
 class Answers:
@@ -157,6 +209,11 @@ class Texts:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
+def _texts_of(path: Path, data: Data) -> Iterator[tuple[Row, Text]]:
+    for record in table_rows(path, text_columns(data)):
+        yield record[1], text_or_pair(path, record, data)
+
+
 def _question(path: Path, record: Record, names: tuple[str, str]) -> Question:
     question, context = (text_of(path, record, name) for name in names)
     return Question(question.strip(), context, (), 0, 0)
@@ -174,6 +231,8 @@ def _lines(path: Path) -> Iterator[str]:
 
 PREDICTORS: Mapping[str, type[Any]] = {
     CLASSIFICATION: TextClasses,
+    REGRESSION: Numbers,
+    TAGGING: Tags,
     QUESTION_ANSWERING: Answers,
     CAUSAL_LM: Texts,
     IMAGE_CLASSIFICATION: ImageClasses,

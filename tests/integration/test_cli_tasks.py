@@ -14,12 +14,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
+from transformers import AutoTokenizer
 
 from edge.data.squad import exact_match, f1
 from edge.predicting.__main__ import main
 from ringtune.jobs.job import load_job
+from ringtune.rounds.class_counts import LEAST_ROWS
+from ringtune.rounds.entities import entities_of
 from ringtune.schedule.plan_0_1 import read_any_plan
 from tests.support.cluster import TEMPLATE
+from tests.support.tiny_data import write_task_rows
 from tests.support.tiny_families import write_family
 from tests.support.torch_ring import write_family_inputs
 from tests.support.typed import run_here
@@ -45,6 +49,8 @@ max_steps = 4
     [
         ("roberta", "question-answering", {"f1", "exact_match", "questions"}),
         ("vit", "image-classification", {"accuracy"}),
+        pytest.param("llama", "regression", {"mse", "mae", "pearson", "r2"}, marks=pytest.mark.thorough),
+        ("gpt2", "token-classification", {"accuracy", "entity_f1", "entity_precision", "entity_recall"}),
     ],
 )
 def test_train_local_on_each_task(
@@ -52,23 +58,81 @@ def test_train_local_on_each_task(
 ) -> None:
     """Two nodes train four steps; the report has the task's own figures, and what is predicted then has the same."""
     write_family_inputs(tmp_path, model_type, task)
+    write_task_rows(tmp_path, task, "eval", 2 * LEAST_ROWS, seed=2)  # fewer of an owner would count no tags
     report = trained(tmp_path, task)
     for name in figures:
         assert math.isfinite(report["eval"][name])
     assert (tmp_path / "out/adapter/adapter.safetensors").stat().st_size > 0
-    assert judged(tmp_path, task, capsys) == pytest.approx({name: report["eval"][name] for name in figures})
+    assert judged(tmp_path, task, capsys) == pytest.approx(
+        {name: report["eval"][name] for name in figures}, rel=1e-5, abs=1e-5
+    )
 
 
-def judged(folder: Path, task: str, capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
-    """Predict for the evaluation rows with the adapter, and judge that by hand."""
+@pytest.mark.promise("8 adapterhub folder")
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("model_type", "task"),
+    [
+        ("bert", "regression"),
+        ("bert", "token-classification"),
+        ("gpt2", "token-classification"),
+        ("qwen2", "regression"),
+    ],
+)
+def test_lines_of_a_card_load_a_result_that_predicts_the_same(
+    tmp_path: Path, model_type: str, task: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The code in the exported README.md, as it stands there: a number for a text, a tag for each word."""
+    write_family_inputs(tmp_path, model_type, task)
+    trained(tmp_path, task)
+    result = tmp_path / "result"
+    done = run_here(TEMPLATE.get, "export", tmp_path / "out", "--out", result, "--base-model", "some/model")
+    assert done.returncode == 0, done.stderr
+    code = (result / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    code = code.replace("PATH_OF_THIS_FOLDER", str(result))
+    names: dict[str, Any] = {}
+    exec(code.replace("some/model", str(tmp_path / "model")), names)  # noqa: S102
+    tokenizer = AutoTokenizer.from_pretrained(str(tmp_path / "model"))
+    lines = predicted(tmp_path, capsys)
+    for line in lines:
+        row = line["row"]
+        text, split = (row["words"], True) if task == "token-classification" else (row["text"], False)
+        cut = {"truncation": True, "max_length": 24}
+        inputs = tokenizer(text, is_split_into_words=split, return_tensors="pt", **cut)
+        with torch.no_grad():
+            logits = names["model"].eval()(**inputs).logits[0]
+        if not split:
+            assert logits.tolist() == pytest.approx([line["predicted"]["predicted"]], abs=1e-5)
+            continue
+        labels = names["model"].get_labels()
+        found: dict[int, str] = {}
+        for word, said in zip(inputs.word_ids(0), logits.argmax(-1).tolist(), strict=True):
+            if word is not None:
+                found.setdefault(word, labels[said])
+        assert list(found.values()) == line["predicted"]["predicted"]
+    assert len(lines) == 11
+
+
+def predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """Predict for the evaluation rows with the adapter."""
     (evaluation,) = folder.glob("eval.*")
     job = load_job(folder / "out/job.toml", is_record=True)
     labels = read_any_plan(json.loads((folder / "out/plan.json").read_text())).course.labels
     (folder / "judged.toml").write_text(job.with_overrides({"data.labels": list(labels)} if labels else {}).to_toml())
     assert main([str(folder / "judged.toml"), str(folder / "out/adapter"), str(evaluation)]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"row"')]
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"row"')]
+
+
+def judged(folder: Path, task: str, capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
+    """Predict for the evaluation rows with the adapter, and judge that by hand."""
+    (evaluation,) = folder.glob("eval.*")
+    lines = predicted(folder, capsys)
     said = [str(line["predicted"]["predicted"]) for line in lines]
-    if labels:
+    if task == "token-classification":
+        return judged_tags(lines)
+    if task == "regression":
+        return judged_numbers(lines)
+    if task == "image-classification":
         right = np.load(evaluation)["label"].astype(str).tolist()
         return {"accuracy": sum(map(str.__eq__, said, right)) / len(right)}
     answers = [line["row"]["answer"]["text"] for line in lines]
@@ -80,6 +144,31 @@ def judged(folder: Path, task: str, capsys: pytest.CaptureFixture[str]) -> dict[
         "exact_match": sum(map(exact_match, said, answers)) / count,
         "questions": count,
     }
+
+
+def judged_tags(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """Judge a tag for each word; all entities are odd ones, and no word is cut."""
+    pairs = [(line["row"]["tags"], line["predicted"]["predicted"]) for line in lines]
+    right = [true == said for truth, words in pairs for true, said in zip(truth, words, strict=True)]
+    found = [(entities_of(truth), entities_of(words)) for truth, words in pairs]
+    hits, true, predicted = (
+        sum(map(len, sets)) for sets in ([a & b for a, b in found], [a for a, _ in found], [b for _, b in found])
+    )
+    return {
+        "accuracy": sum(right) / len(right),
+        "entity_f1": 2 * hits / (true + predicted),
+        "entity_precision": hits / predicted if predicted else 0.0,
+        "entity_recall": hits / true,
+    }
+
+
+def judged_numbers(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """Judge a number for each row by numpy."""
+    true = np.array([float(line["row"]["label"]) for line in lines])
+    said = np.array([line["predicted"]["predicted"] for line in lines])
+    mse = float(((true - said) ** 2).mean())
+    pearson = float(np.corrcoef(true, said)[0, 1])
+    return {"mse": mse, "mae": float(abs(true - said).mean()), "pearson": pearson, "r2": 1 - mse / float(true.var())}
 
 
 def trained(folder: Path, task: str) -> dict[str, Any]:

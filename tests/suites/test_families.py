@@ -50,11 +50,12 @@ CASES = [
     for side in SIDES
     if side == "right" or name in DECODERS or ((name, task) in ONCE and name != "vit")
 ]
-# a decoder never looks at padding that comes later, and for classification it is always padded on the right
+# a decoder never looks at padding that comes later; where it reads the last token it is padded on the right
+RIGHT_ALWAYS = ("sequence-classification", "regression")
 MASKED = [
     case
     for case in CASES
-    if case[0] != "vit" and not (case[0] in DECODERS and (case[1] == "sequence-classification" or case[2] == "right"))
+    if case[0] != "vit" and not (case[0] in DECODERS and (case[1] in RIGHT_ALWAYS or case[2] == "right"))
 ]
 
 
@@ -189,8 +190,8 @@ def loaded_with_interface(case: Case, folder: Path) -> Any:
     interface = AdapterModelInterface(**json.loads((folder / "adapter_interface.json").read_text())["interface"])
     name, base = "AutoModelForCausalLM", str(case.folder / "model")
     choice: dict[str, Any] = {}
-    if case.labels:
-        name, choice = "AutoModelForSequenceClassification", {"num_labels": len(case.labels)}
+    if case.task != "causal-lm":
+        name, choice = "AutoModelForSequenceClassification", {"num_labels": len(case.labels) or 1}
     if json.loads((case.folder / "model" / "config.json").read_text())["model_type"] in SCORES_CAPPED:
         choice["attn_implementation"] = "eager"
     plain = getattr(transformers, name).from_pretrained(base, **choice)

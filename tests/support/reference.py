@@ -102,6 +102,10 @@ def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | No
         model.add_classification_head(NAME, **classes)
     elif job.model.task == "image-classification":
         model.add_image_classification_head(NAME, **classes)
+    elif job.model.task == "regression":
+        model.add_classification_head(NAME, num_labels=1)
+    elif job.model.task == "token-classification":
+        model.add_tagging_head(NAME, **classes)
     elif job.model.task == "question-answering":
         model.add_qa_head(NAME)
     else:
@@ -151,7 +155,9 @@ def targets_of(task: str, batch: Batch) -> tuple[dict[str, torch.Tensor], int]:
         return {"start_positions": start, "end_positions": stop}, len(batch.labels)
     if task == "causal-lm":
         return {"labels": batch.labels}, int((batch.labels[:, 1:] != -100).sum())
-    return {"labels": batch.labels}, len(batch.labels)
+    if task == "regression":
+        return {"labels": batch.labels}, len(batch.labels)
+    return {"labels": batch.labels}, int((batch.labels != -100).sum())
 
 
 def outputs_of(output: Any) -> torch.Tensor:
@@ -265,7 +271,7 @@ def evaluate(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset
             count += found
             if job.model.task == "causal-lm":
                 correct += int((output.logits[:, :-1].argmax(-1) == rows.labels[:, 1:]).sum())
-            elif job.model.task != "question-answering":
+            elif job.model.task not in ("question-answering", "regression"):
                 correct += int((output.logits.argmax(-1) == rows.labels).sum())
     result.evaluations[item.step] = (loss_sum, count, correct)
 

@@ -64,8 +64,8 @@ def stock_model(folder: Path, task: str, labels: tuple[str, ...], *, config: Any
         model = AutoModelForCausalLM.from_pretrained(str(folder), config=config, **choice)
         model.lm_head.weight.requires_grad_(False)
     else:
-        config.num_labels = len(labels)
-        config.id2label = dict(enumerate(labels))
+        config.num_labels = len(labels) or 1
+        config.id2label = dict(enumerate(labels or ["number"]))
         model = AutoModelForSequenceClassification.from_pretrained(str(folder), config=config, **choice)
     adapters.init(model, interface=interface_of(config.model_type))
     model.loss_function = _loss
@@ -103,7 +103,9 @@ def add_heads(model: Any, task: str, name: str) -> None:
 def _loss(
     logits: torch.Tensor, labels: torch.Tensor, _: int = 0, *, pooled_logits: torch.Tensor | None = None, **__: Any
 ) -> torch.Tensor:
-    """The mean cross entropy, in the type of the numbers; the library's own is in float32."""
+    """The mean cross entropy, or of numbers the mean squared error, in their type; the library's own is in float32."""
+    if pooled_logits is not None and labels.is_floating_point():
+        return functional.mse_loss(pooled_logits.squeeze(-1), labels.to(pooled_logits.dtype))
     if pooled_logits is not None:
         return functional.cross_entropy(pooled_logits, labels)
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
+from ringtune.models.family import CLASS_TASKS
 from tests.support import tiny
 from tests.support.tiny_families import IMAGE_SIZE
 
 SUFFIXES = {
     "sequence-classification": "csv",
+    "regression": "csv",
+    "token-classification": "jsonl",
     "causal-lm": "jsonl",
     "question-answering": "jsonl",
     "image-classification": "npz",
@@ -29,6 +32,10 @@ def write_task_rows(folder: Path, task: str, name: str, num_rows: int, *, seed: 
     path = folder / f"{name}.{SUFFIXES[task]}"
     if task == "image-classification":
         return write_images(path, num_rows, seed=seed)
+    if task == "regression":
+        return write_numbered(path, num_rows, seed=seed)
+    if task == "token-classification":
+        return write_tagged(path, num_rows, seed=seed)
     if task == "question-answering":
         return write_questions(path, num_rows, seed=seed)
     return tiny.write_rows(path, num_rows, seed=seed)
@@ -57,6 +64,47 @@ def write_questions(path: Path, num_rows: int, *, seed: int) -> Path:
     """Write ``make_questions`` as JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in make_questions(num_rows, seed=seed)), encoding="utf-8")
     return path
+
+
+def write_numbered(path: Path, num_rows: int, *, seed: int) -> Path:
+    """Write the texts of ``tiny`` with a number between -1 and 1: how many more words are even than odd, as a share."""
+    rng = random.Random(f"numbered/{seed}")
+    rows = []
+    for text, _ in tiny.make_rows(num_rows, seed=seed):
+        words = [int(word[1:]) for word in text.split()]
+        rows.append((text, sum(1 - 2 * (word % 2) for word in words) / len(words) + rng.gauss(0, 0.01)))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+    return path
+
+
+TAGS = ("B-ODD", "I-ODD", "O")
+"""Tags of ``make_tagged``, sorted."""
+
+
+def make_tagged(num_rows: int, *, seed: int) -> list[dict[str, list[str]]]:
+    """Texts of 1 to 12 words; runs of odd words are entities, a third of the words has two tokens."""
+    rng = random.Random(f"tagged/{seed}")
+    rows: list[dict[str, list[str]]] = []
+    for _ in range(num_rows):
+        indices = [rng.randrange(len(tiny.words())) for _ in range(rng.randint(1, 12))]
+        tags = [
+            "O" if not index % 2 else "I-ODD" if place and indices[place - 1] % 2 else "B-ODD"
+            for place, index in enumerate(indices)
+        ]
+        rows.append({"words": [tiny.words()[index] + rng.choice(["", "", "s"]) for index in indices], "tags": tags})
+    return rows
+
+
+def write_tagged(path: Path, num_rows: int, *, seed: int) -> Path:
+    """Write ``make_tagged`` as JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in make_tagged(num_rows, seed=seed)), encoding="utf-8")
+    return path
+
+
+def labels_of(task: str) -> tuple[str, ...]:
+    """The names of the classes or tags that the rows of a task have."""
+    return TAGS if task == "token-classification" else tiny.LABELS if task in CLASS_TASKS else ()
 
 
 def make_images(num_rows: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -21,7 +21,6 @@ from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job, parse_job
 from ringtune.models.adapters.trim_support import may_trim
 from ringtune.models.families import family_named
-from ringtune.models.family import CLASS_TASKS
 from ringtune.models.folder import read_config
 from ringtune.rounds.events.move_events import Move
 from ringtune.rounds.going_back.kept_copies import trained_blocks
@@ -37,7 +36,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages.replicas import saves_head
 from ringtune.schedule.turns.turns import StepKind, Turn
 from tests.support import reference, tiny
-from tests.support.tiny_data import SUFFIXES, write_task_rows
+from tests.support.tiny_data import SUFFIXES, labels_of, write_task_rows
 from tests.support.tiny_families import write_family
 
 
@@ -151,7 +150,7 @@ class Case:
     @property
     def labels(self) -> tuple[str, ...]:
         """Class names, if the task has any."""
-        return tiny.LABELS if self.task in CLASS_TASKS else ()
+        return labels_of(self.task)
 
     def datasets(self) -> dict[str, OwnerDataset]:
         """Each owner's share of the rows."""

@@ -19,9 +19,8 @@ from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import BlockRunner, materialise
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import parse_job
-from ringtune.models.family import CLASS_TASKS
 from ringtune.models.result_files import model_result
-from tests.support import tiny
+from tests.support.tiny_data import labels_of
 
 NUM_BLOCKS = 4
 
@@ -40,7 +39,7 @@ def hosted(
     """What one node hosts of a model in whose runs all parameters train; ``trained`` moves every one of them."""
     text = f'[model]\npath = "{folder}"\ntask = "{task}"\ndtype = "{dtype}"\n[train]\nmethod = "hift"\n'
     job = parse_job(text, source="test")
-    labels = tiny.LABELS if task in CLASS_TASKS else ()
+    labels = labels_of(task)
     head = None
     with torch.random.fork_rng(devices=[]):
         skeleton = build_skeleton(folder, job)

@@ -42,6 +42,7 @@ function drawHead(state) {
   tile("loss", "loss of the newest step", number(last.loss));
   const evaluation = run.evaluation;
   if (evaluation && typeof evaluation.accuracy === "number") tile("accuracy", `accuracy, evaluated at ${evaluation.step}`, percentOne(evaluation.accuracy));
+  else if (evaluation && typeof evaluation.mae === "number") tile("accuracy", `mean absolute error, evaluated at ${evaluation.step}`, number(evaluation.mae));
   else tile("accuracy", "accuracy of the newest step", typeof last.accuracy === "number" ? percentOne(last.accuracy) : "–");
   tile("depth", last.trains ? "trains" : "blocks that train", last.trains || (last.depth !== undefined ? `${last.depth} of ${state.plan.num_blocks ?? "?"}` : "–"));
   tile("pace", run.wall_s ? "wall time of the run" : "newest step took", seconds(run.wall_s || last.seconds));

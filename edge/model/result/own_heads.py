@@ -14,7 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+)
 
 
 class OwnHead(NamedTuple):
@@ -32,11 +39,20 @@ class OwnHead(NamedTuple):
 _ROBERTA = {"1": "classifier.dense", "4": "classifier.out_proj"}
 _SPANS = {"1": "qa_outputs"}
 _SCORE = {"1": "score"}
+_TAGS = {"1": "classifier"}
 
 _OWN: Mapping[tuple[str, str], OwnHead] = {
     ("bert", CLASSIFICATION): OwnHead("BertForSequenceClassification", {"1": "bert.pooler.dense", "4": "classifier"}),
     ("roberta", CLASSIFICATION): OwnHead("RobertaForSequenceClassification", _ROBERTA),
     ("xlm-roberta", CLASSIFICATION): OwnHead("XLMRobertaForSequenceClassification", _ROBERTA),
+    ("bert", TAGGING): OwnHead("BertForTokenClassification", _TAGS),
+    ("roberta", TAGGING): OwnHead("RobertaForTokenClassification", _TAGS),
+    ("xlm-roberta", TAGGING): OwnHead("XLMRobertaForTokenClassification", _TAGS),
+    ("electra", TAGGING): OwnHead("ElectraForTokenClassification", _TAGS),
+    ("distilbert", TAGGING): OwnHead("DistilBertForTokenClassification", _TAGS),
+    ("gpt2", TAGGING): OwnHead("GPT2ForTokenClassification", _TAGS),
+    ("llama", TAGGING): OwnHead("LlamaForTokenClassification", _SCORE),
+    ("mistral", TAGGING): OwnHead("MistralForTokenClassification", _SCORE),
     ("bert", QUESTION_ANSWERING): OwnHead("BertForQuestionAnswering", _SPANS),
     ("roberta", QUESTION_ANSWERING): OwnHead("RobertaForQuestionAnswering", _SPANS),
     ("xlm-roberta", QUESTION_ANSWERING): OwnHead("XLMRobertaForQuestionAnswering", _SPANS),
@@ -62,6 +78,10 @@ _OWN: Mapping[tuple[str, str], OwnHead] = {
 }
 
 
+# a number is predicted by a head for classes with one output
+_NUMBERS = {(name, REGRESSION): form for (name, task), form in _OWN.items() if task == CLASSIFICATION}
+
+
 def own_head(model_type: str, task: str) -> OwnHead | None:
     """Return the architecture's own form of the head that a task trains; None if it has another one."""
-    return _OWN.get((model_type, task))
+    return {**_OWN, **_NUMBERS}.get((model_type, task))

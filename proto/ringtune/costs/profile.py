@@ -39,6 +39,7 @@ class ModelFacts:
         digest: SHA-256 over the config and the names, types and shapes of the tensors.
         head_class_bytes: what each class adds to the head.
         head_token_logits: numbers that the head computes for each token; 0 if it looks at one token of a row.
+        head_class_token_logits: what each class adds to them, where every word gets a class.
         inner_kept: tensors of width ``intermediate_size`` that a block keeps for backward.
         fixed_tokens: of every row, where all are alike (images); 0 = rows have lengths of their own, as texts.
         num_kv_heads: key/value heads; 0 = as many as ``num_heads``.
@@ -78,6 +79,7 @@ class ModelFacts:
     digest: str
     head_class_bytes: int = 0
     head_token_logits: int = 0
+    head_class_token_logits: int = 0
     inner_kept: int = 1
     fixed_tokens: int = 0
     num_kv_heads: int = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,9 @@ from ringtune.files.pointers import is_lfs_pointer, pointer_advice
 
 MAX_CELL_CHARACTERS: Final = 1 << 24
 """Most characters of a cell; a longer one is a file whose quotes do not match."""
+
+MOST_NUMBER: Final = 1e9
+"""Largest number, in size, that a model can be asked to predict; numbers of order 1 are learned best."""
 
 Record = tuple[int, Mapping[str, object]]
 
@@ -93,9 +97,35 @@ def class_of(path: Path, record: Record, column: str) -> str:
     return str(value)
 
 
+def number_of(path: Path, record: Record, column: str) -> float:
+    """The number in a column: a number, or a text that says one.
+
+    Raises:
+        DataError: the value is something else, not finite, or larger than ``MOST_NUMBER``.
+    """
+    line, found = record
+    value = found[column]
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, str | int | float) else float(value)
+        problem = "" if math.isfinite(number) else f"not a finite number but {_kind(value)}"
+    except (ValueError, OverflowError):
+        number, problem = 0.0, f"not a number but {_kind(value)}"
+    if problem:
+        raise DataError(
+            f"{path}, line {line}: column {column!r} is {problem}; give a number such as 0.75, or remove the row"
+        )
+    if abs(number) > MOST_NUMBER:
+        raise DataError(
+            f"{path}, line {line}: column {column!r} has a number beyond {MOST_NUMBER:g}; divide the column by its size"
+        )
+    return number
+
+
 def _kind(value: object) -> str:
     """Say what a value is, without the value."""
-    return "empty" if isinstance(value, str) else f"a {type(value).__name__}"
+    if isinstance(value, str):
+        return "a text" if value.strip() else "empty"
+    return f"a {type(value).__name__}"
 
 
 def _checked(path: Path, record: Record, columns: Mapping[str, str]) -> Record:

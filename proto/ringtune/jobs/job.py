@@ -31,7 +31,7 @@ from ringtune.jobs.parts.recovery import RecoverySettings
 from ringtune.jobs.parts.unfreeze import Unfreeze
 from ringtune.jobs.parts.users import check_user_column
 from ringtune.jobs.sections import LENGTHS, Adapter, Data, Model, Privacy, Runtime, Train, Wire
-from ringtune.models.family import CLASS_TASKS
+from ringtune.models.family import CLASS_TASKS, NAMED_TASKS, PAIR_TASKS
 from ringtune.models.hub import hub_id
 from ringtune.schedule.helping.offload import JOINT
 from ringtune.schedule.methods import Method, method_class, method_names
@@ -106,11 +106,11 @@ class Job:
         check_frozen(self)
         self._check_offload()
         check_user_column(self.data, self.offload, task=self.model.task)
-        if self.model.task in CLASS_TASKS:
-            return
-        if self.data.labels:
+        if self.data.labels and self.model.task not in NAMED_TASKS:
             raise JobError(f"data.labels has no meaning for model.task = {self.model.task!r}; remove it")
-        if self.data.split != "iid":
+        if self.data.text_pair and self.model.task not in PAIR_TASKS:
+            raise JobError(f"data.text_pair has no meaning for model.task = {self.model.task!r}; remove it")
+        if self.data.split != "iid" and self.model.task not in CLASS_TASKS:
             raise JobError(
                 f"data.split = {self.data.split!r} shares classes out, model.task = {self.model.task!r} has none; "
                 "use 'iid'"

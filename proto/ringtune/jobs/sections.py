@@ -84,14 +84,17 @@ class Data:
     """``[data]``: where rows come from, and how ``--local N`` shares them out.
 
     Attributes:
-        train: file of rows, csv or jsonl, for images npz or a folder per class, for causal-lm also plain text; empty:
-            every owner names its own.
+        train: file of rows, csv or jsonl, for images npz or a folder per class, for causal-lm also plain text, for
+            token-classification also conll; empty: every owner names its own.
         eval: the same for evaluation; empty: none, unless an owner names one.
         held_out: share of the rows of ``train`` that is evaluated and not trained on, drawn by the seed; an owner that
             names rows for evaluation of its own holds none out.
         text: column of the text.
-        label: column of the class name; name of the labels' array in an npz file.
-        labels: class names; empty: the sorted union of what the owners have.
+        text_pair: column of a second text that belongs to the first, as in sentence pairs; empty: there is none.
+        label: column of the class name, or for regression of the number; name of the labels' array in an npz file.
+        labels: names of classes or tags; empty: the sorted union of what the owners have.
+        words: column of a text's words, a list of texts.
+        tags: column of their tags, a list of names of the same length.
         question: column of the question.
         context: column of the text that has the answer.
         answer: column of the answer: a text, a list of texts, or a table with lists ``text`` and ``answer_start``.
@@ -107,8 +110,11 @@ class Data:
     eval: str = ""
     held_out: float = 0.0
     text: str = "text"
+    text_pair: str = ""
     label: str = "label"
     labels: tuple[str, ...] = ()
+    words: str = "words"
+    tags: str = "tags"
     question: str = "question"
     context: str = "context"
     answer: str = "answer"
@@ -120,8 +126,10 @@ class Data:
 
     def __post_init__(self) -> None:
         """Refuse bad columns, labels that are equal or only one, an unknown split, and negative numbers."""
-        for names in (("text", "label"), ("image", "label"), ("question", "context", "answer")):
+        for names in (("text", "label"), ("image", "label"), ("words", "tags"), ("question", "context", "answer")):
             self._check_columns(names)
+        if self.text_pair:
+            self._check_columns(("text", "label", "text_pair"))
         check_path("data.train", self.train)
         check_path("data.eval", self.eval)
         self._check_held_out()

@@ -6,12 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ringtune.jobs.described import KeyFacts, SectionFacts, describe_job, toml_value
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+)
 from ringtune.texts import printable
 
 _COLUMNS = {
     CLASSIFICATION: ("data.text", "data.label"),
     QUESTION_ANSWERING: ("data.question", "data.context", "data.answer"),
+    REGRESSION: ("data.text", "data.label"),
+    TAGGING: ("data.words", "data.tags"),
     CAUSAL_LM: ("data.text",),
     IMAGE_CLASSIFICATION: ("data.image", "data.label"),
 }

@@ -9,6 +9,8 @@ from ringtune.models.family import (
     CAUSAL_LM,
     CLASSIFICATION,
     QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
     Config,
     ConfigKey,
     Dimensions,
@@ -23,7 +25,7 @@ from ringtune.models.family import (
     linear,
 )
 
-_TASKS = (CLASSIFICATION, QUESTION_ANSWERING, CAUSAL_LM)
+_TASKS = (CLASSIFICATION, REGRESSION, TAGGING, QUESTION_ANSWERING, CAUSAL_LM)
 NULL_INT = ConfigKey(default=None, nullable=int)
 
 

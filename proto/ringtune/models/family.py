@@ -18,9 +18,15 @@ CLASSIFICATION = "sequence-classification"
 QUESTION_ANSWERING = "question-answering"
 CAUSAL_LM = "causal-lm"
 IMAGE_CLASSIFICATION = "image-classification"
-TASKS = (CLASSIFICATION, QUESTION_ANSWERING, CAUSAL_LM, IMAGE_CLASSIFICATION)
+TAGGING = "token-classification"
+REGRESSION = "regression"
+TASKS = (CLASSIFICATION, REGRESSION, TAGGING, QUESTION_ANSWERING, CAUSAL_LM, IMAGE_CLASSIFICATION)
 CLASS_TASKS = (CLASSIFICATION, IMAGE_CLASSIFICATION)
-"""Tasks whose targets are classes with names."""
+"""Tasks whose rows are of one class each."""
+PAIR_TASKS = (CLASSIFICATION, REGRESSION)
+"""Tasks whose rows may be two texts each."""
+NAMED_TASKS = (*CLASS_TASKS, TAGGING)
+"""Tasks whose targets have names: the classes of rows, the tags of words."""
 FROZEN_HEAD_TASKS = (CAUSAL_LM,)
 """Tasks whose head is the pretrained model's own, which never trains."""
 

@@ -19,6 +19,7 @@ from ringtune.models.family import (
     ACTIVATIONS,
     CAUSAL_LM,
     CLASSIFICATION,
+    REGRESSION,
     Config,
     ConfigKey,
     Dimensions,
@@ -195,7 +196,7 @@ def _family(model_type: str, keys: Mapping[str, ConfigKey], **changes: Any) -> F
     return dataclasses.replace(
         LLAMA,
         model_type=model_type,
-        tasks=(CLASSIFICATION, CAUSAL_LM),
+        tasks=(CLASSIFICATION, REGRESSION, CAUSAL_LM),
         config_keys=keys,
         dimensions=_dimensions(model_type),
         widths=_widths,

@@ -8,6 +8,8 @@ from ringtune.models.family import (
     ACTIVATIONS,
     CLASSIFICATION,
     QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
     Config,
     ConfigKey,
     Dimensions,
@@ -22,7 +24,7 @@ from ringtune.models.family import (
     linear,
 )
 
-_TASKS = (CLASSIFICATION, QUESTION_ANSWERING)
+_TASKS = (CLASSIFICATION, REGRESSION, TAGGING, QUESTION_ANSWERING)
 _REFUSED = {
     "is_decoder": "a decoder attends only backwards",
     "add_cross_attention": "cross-attention has a second input",
@@ -99,7 +101,7 @@ def _bert_problem(config: Config) -> str:
 BERT = Family(
     model_type="bert",
     tasks=_TASKS,
-    first_token=(CLASSIFICATION,),
+    first_token=(CLASSIFICATION, REGRESSION),
     trims=True,
     config_keys=_BERT_KEYS,
     refused=_REFUSED,
@@ -194,7 +196,7 @@ def _distilbert_owner(config: Config) -> Shapes:
 DISTILBERT = Family(
     model_type="distilbert",
     tasks=_TASKS,
-    first_token=(CLASSIFICATION,),
+    first_token=(CLASSIFICATION, REGRESSION),
     trims=True,
     config_keys={
         "vocab_size": ConfigKey(default=30522, at_least=1),

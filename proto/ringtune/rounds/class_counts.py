@@ -65,8 +65,8 @@ def class_figures(table: Table, labels: Sequence[str]) -> dict[str, Any]:
     for index, label in enumerate(labels):
         right, rows, said = table[index][index], sum(table[index]), sum(row[index] for row in table)
         if rows or said:
-            precision, recall = _share(right, said), _share(right, rows)
-            f1 = _share(2 * right, rows + said)
+            precision, recall = share_of(right, said), share_of(right, rows)
+            f1 = share_of(2 * right, rows + said)
             classes[label] = {"rows": rows, "predicted": said, "precision": precision, "recall": recall, "f1": f1}
     means = {
         f"macro_{name}": sum(found[name] for found in classes.values()) / len(classes)
@@ -76,5 +76,6 @@ def class_figures(table: Table, labels: Sequence[str]) -> dict[str, Any]:
     return {**means, "classes": classes, "confusion": {"labels": list(labels), "counts": [list(row) for row in table]}}
 
 
-def _share(part: float, whole: float) -> float:
+def share_of(part: float, whole: float) -> float:
+    """A part of a whole; of nothing 0."""
     return part / whole if whole else 0.0

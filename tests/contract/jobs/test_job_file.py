@@ -217,6 +217,16 @@ def test_job_file_refuses_classes_where_there_are_none(task: str) -> None:
         parse_job(head + "[data]\nsplit = 'dirichlet:1'", source="job.toml")
 
 
+def test_job_file_takes_names_of_tags_and_shares_no_classes_out() -> None:
+    """A text has many tags, so that no share of the rows can have one class more than another."""
+    head = '[model]\npath = "m"\ntask = "token-classification"\n[data]\n'
+    assert parse_job(head + "labels = ['B-X', 'O']", source="job.toml").data.labels == ("B-X", "O")
+    with pytest.raises(JobError, match=r"shares classes out, model\.task = 'token-classification' has none"):
+        parse_job(head + "split = 'dirichlet:1'", source="job.toml")
+    with pytest.raises(JobError, match=r"data\.words and data\.tags are both column 'tags'; they have to differ"):
+        parse_job(head + "words = 'tags'", source="job.toml")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

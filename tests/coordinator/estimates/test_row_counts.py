@@ -42,6 +42,8 @@ def counted_by_a_node(job: Job, train: Path, evaluation: Path, *, share: int, nu
 
 MODELS = {
     "sequence-classification": "bert",
+    "regression": "bert",
+    "token-classification": "bert",
     "question-answering": "bert",
     "causal-lm": "gpt2",
     "image-classification": "vit",
@@ -65,6 +67,7 @@ def test_rows_of_every_task_are_those_of_a_node(tmp_path: Path, task: str) -> No
             assert node.train_rows > 16, "more windows than questions"
         else:
             assert (node.train_rows, node.eval_rows) == wanted
+        assert node.labels == tiny_data.labels_of(task)
 
 
 def test_rows_of_users_are_those_of_a_node(tmp_path: Path) -> None:

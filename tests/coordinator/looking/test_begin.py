@@ -71,6 +71,44 @@ def test_begin_tells_questions_by_their_columns(tmp_path: Path) -> None:
     assert found.data.held_out == 0.0  # too few rows to hold some out
 
 
+@pytest.mark.parametrize("name", ["train.jsonl", "train.conll"])
+def test_begin_tells_tags_by_lists_and_by_the_form_of_the_file(tmp_path: Path, name: str) -> None:
+    """Columns of usual names that have lists, or a word a line; all tags are named, as a rare one may be held out."""
+    if name.endswith("jsonl"):
+        rows = [{"id": at, "tokens": ["Anna", "sings"], "ner_tags": ["B-PER", "O"]} for at in range(20)]
+        write_lines(tmp_path / name, [*rows, {"id": 20, "tokens": ["Rome"], "ner_tags": ["B-LOC"]}])
+    else:
+        (tmp_path / name).write_text("Anna B-PER\nsings O\n\n" * 20 + "Rome B-LOC\n")
+    begun = made(tmp_path, ask := Scripted())
+    found = job_of(begun)
+    assert (found.model.task, found.data.labels) == ("token-classification", ("B-LOC", "B-PER", "O"))
+    wanted = ("tokens", "ner_tags") if name.endswith("jsonl") else ("words", "tags")
+    assert (found.data.words, found.data.tags, found.data.held_out) == (*wanted, 0.1)
+    assert f"{name} has 21 texts with 41 words and the tags B-LOC, B-PER, O" in begun.saw[0]
+    assert len(ask.asked) <= MOST_QUESTIONS
+
+
+def test_begin_tells_numbers_and_pairs_of_texts(tmp_path: Path) -> None:
+    """Fractions are numbers to be learned; two usual names are a pair; whole numbers are classes unless said."""
+    rows = [{"sentence1": text, "sentence2": text[::-1], "score": index / 7} for index, text in enumerate(TEXTS)]
+    write_lines(tmp_path / "train.jsonl", rows)
+    found = job_of(made(tmp_path, ask := Scripted()))
+    assert (found.model.task, found.data.label) == ("regression", "score")
+    assert (found.data.text, found.data.text_pair) == ("sentence1", "sentence2")
+    assert len(ask.asked) <= MOST_QUESTIONS
+    write_lines(tmp_path / "train.jsonl", [{"text": text, "stars": index % 5} for index, text in enumerate(TEXTS)])
+    assert job_of(made(tmp_path)).model.task == "sequence-classification"
+    found = job_of(made(tmp_path, task="regression", columns={"text": "text", "label": "stars"}))
+    assert (found.model.task, found.data.text_pair, found.data.label) == ("regression", "", "stars")
+
+
+def test_begin_refuses_more_tags_than_there_can_be(tmp_path: Path) -> None:
+    """A column of words is none of tags."""
+    write_lines(tmp_path / "train.jsonl", [{"words": [f"w{at}"], "tags": [f"t{at}"]} for at in range(1001)])
+    with pytest.raises(DataError, match=r"line 1001: there are more than 1,000 tags; name the right column with"):
+        made(tmp_path)
+
+
 def test_begin_tells_classes_from_ids_and_texts_without_usual_names(tmp_path: Path) -> None:
     """What repeats is a class, the longest is the text; what differs in each row is neither."""
     write_lines(tmp_path / "r.jsonl", [{"nr": i, "said": text, "who": "ab"[i % 2]} for i, text in enumerate(TEXTS)])
@@ -174,7 +212,7 @@ def test_begin_says_what_it_saw_of_a_table_without_sense(content: bytes, message
 def test_begin_says_that_fractions_are_no_classes(tmp_path: Path) -> None:
     """With the task given, the message names the column and what would be a class."""
     write_lines(tmp_path / "rows.jsonl", [{"text": text, "score": i / 7} for i, text in enumerate(TEXTS)])
-    with pytest.raises(DataError, match=r"'score' has fractions; put them into classes, or name the columns"):
+    with pytest.raises(DataError, match=r"'score' has fractions; put them into classes, learn the numbers with"):
         made(tmp_path, task="sequence-classification")
 
 

@@ -174,6 +174,21 @@ def test_plan_agrees_on_labels() -> None:
     assert plan.course.labels == ("neg", "pos", "so-so")
 
 
+def test_make_plan_unites_the_tags_of_owners_and_refuses_others() -> None:
+    """Tags are names as classes are; the message says words, and where to add one."""
+    tags = job(**{"model.task": "token-classification"})
+    plan = plan_for(
+        tags, facts("a", labels=("O",), eval_labels=()), facts("b", labels=("B-X", "O"), eval_labels=("O",))
+    )
+    assert plan.course.labels == ("B-X", "O")
+    with pytest.raises(
+        DataError, match=r"node a has evaluation words of tag 'I-X', .* are B-X, O; add it to data\.labels"
+    ):
+        plan_for(tags, facts("a", labels=("B-X", "O"), eval_labels=("I-X",)))
+    with pytest.raises(DataError, match=r"has the tags \['O'\], a classifier needs two; check data\.tags"):
+        plan_for(tags, facts("a", labels=("O",), eval_labels=()))
+
+
 def test_plan_refuses_labels_that_do_not_agree() -> None:
     """A class that only evaluation has, a single class, and a class outside the job's list are named."""
     with pytest.raises(DataError, match="node a has evaluation rows of class 'odd'"):

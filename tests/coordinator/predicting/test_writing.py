@@ -89,3 +89,17 @@ def test_summary_counts_classes_and_what_is_right() -> None:
     numbers = Summary(Job(model=Model(path="m")))
     numbers.add(found({**SAID, "predicted": "3"}, label=3))
     assert numbers.to_json()["accuracy"] == 1.0
+
+
+def test_summary_judges_words_and_numbers() -> None:
+    """A word that is cut counts as none; a row without a number is predicted and not judged."""
+    tags = Summary(Job(model=Model(path="m", task="token-classification")))
+    tags.add(Predicted({"words": ["a", "b", "c"], "tags": ["X", "O", "O"]}, {"predicted": ["X", "X", None]}))
+    tags.add(Predicted({"words": ["a"]}, {"predicted": ["O"]}))
+    assert tags.to_json() == {"rows": 2, "tags": {"O": 1, "X": 2}, "judged": 2, "accuracy": 0.5}
+    assert list(tags.lines())[1] == "accuracy 0.5000 on the 2 words that have a 'tags' of their own"
+    numbers = Summary(Job(model=Model(path="m", task="regression")))
+    for truth in (1.0, "3", "high", None, "nan"):
+        numbers.add(Predicted({"text": "a", "label": truth}, {"predicted": 2.0}))
+    assert numbers.to_json() == {"rows": 5, "judged": 2, "mse": 1.0, "mae": 1.0}
+    assert list(numbers.lines())[1] == "mse 1.0000, mae 1.0000 on the 2 rows that have a 'label' of their own"

@@ -17,6 +17,8 @@ from tests.support.tiny_families import write_family
 RUN = "r20260101-000000-00000000"
 TASKS = {
     "sequence-classification": "bert",
+    "regression": "bert",
+    "token-classification": "bert",
     "question-answering": "bert",
     "causal-lm": "gpt2",
     "image-classification": "vit",

@@ -7,20 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from adapters import AdapterConfig, AutoAdapterModel, BertAdapterModel
 from transformers import BertConfig
 
+from edge.model.heads import task_of
 from edge.model.skeleton import build_skeleton
 from ringtune.costs.facts.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.memory.unit_state import factor_numbers
 from ringtune.jobs.job import Adapter, Job, Model
 from ringtune.models.adapters.adapter_config import adapter_block_params
 from ringtune.models.families import FAMILIES
+from ringtune.models.family import CAUSAL_LM, TASKS
 from ringtune.models.folder import read_config
 from tests.support import reference, tiny_families
 from tests.support.hand_ring import make_bench
 from tests.support.stock_plugged import interface_of, is_plugged
 from tests.support.tiny import write_model
+from tests.support.tiny_data import labels_of
 
 CONFIGS = (
     "seq_bn",
@@ -88,6 +92,24 @@ def test_sizes_of_a_model_equal_the_loaded_one(tmp_path: Path, prefix: bool) -> 
     assert facts.embedding_bytes == sum(outside)
     head = sum(size for name, size in sizes.items() if name.startswith("heads."))
     assert facts.head_bytes + 3 * facts.head_class_bytes == head
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_sizes_of_heads_equal_the_built_ones(tmp_path: Path, task: str) -> None:
+    """What trains of each task's head, of every family that has it: weights, and rows and columns for Adafactor."""
+    for model_type, family in FAMILIES.items():
+        if task not in family.tasks:
+            continue
+        decoder = task == CAUSAL_LM
+        folder = tiny_families.write_family(tmp_path / model_type, model_type, num_blocks=1, with_decoder=decoder)
+        job = Job(model=Model(path=str(folder), task=task)).with_overrides({"train.max_length": 16})
+        facts, labels = model_facts(folder, job), labels_of(task)
+        with torch.random.fork_rng(devices=[]):
+            head = task_of(task).add(build_skeleton(folder, job).model, labels)
+        shapes = [] if decoder else [tuple(value.shape) for value in head.parameters()]
+        assert facts.head_bytes + len(labels) * facts.head_class_bytes == 4 * sum(map(math.prod, shapes)), model_type
+        factors = facts.head_factor_bytes + len(labels) * facts.head_class_factor_bytes
+        assert factors == 4 * factor_numbers(shapes), model_type
 
 
 def test_allowed_config_builds_the_same_model(tmp_path: Path) -> None:

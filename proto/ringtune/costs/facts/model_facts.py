@@ -34,6 +34,8 @@ from ringtune.models.family import (
     CLASSIFICATION,
     IMAGE_CLASSIFICATION,
     QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
     Dimensions,
     Shapes,
     Widths,
@@ -88,6 +90,7 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         head_bytes=head.params * item_bytes,
         head_class_bytes=head.class_params * item_bytes,
         head_token_logits=head.token_logits,
+        head_class_token_logits=head.class_token_logits,
         inner_kept=dimensions.inner_kept,
         fixed_tokens=dimensions.longest if dimensions.fixed else 0,
         num_kv_heads=dimensions.kv_heads or dimensions.num_heads,
@@ -235,13 +238,18 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
 
 
 class _HeadSizes(NamedTuple):
-    """Trainable weights of a head, what each class adds, its logits for each token; rows and columns of the weights."""
+    """Trainable weights of a head, what each class adds, its logits for each token; rows and columns of the weights.
+
+    Attributes:
+        class_token_logits: what each class adds to the logits of a token.
+    """
 
     params: int
     class_params: int
     token_logits: int
     factors: int
     class_factors: int
+    class_token_logits: int = 0
 
 
 def _head_sizes(task: str, dimensions: Dimensions, *, plugged: bool) -> _HeadSizes:
@@ -250,11 +258,14 @@ def _head_sizes(task: str, dimensions: Dimensions, *, plugged: bool) -> _HeadSiz
     A language model's head is frozen and counts as embedding. A family that is plugged in classifies by one matrix.
     """
     hidden, row = dimensions.hidden, dimensions.hidden + 1
-    if plugged and task == CLASSIFICATION:
-        return _HeadSizes(0, hidden, 0, hidden, 1)
+    if plugged and task in (CLASSIFICATION, REGRESSION):
+        one = _HeadSizes(0, hidden, 0, hidden, 1)
+        return one if task == CLASSIFICATION else _HeadSizes(hidden, 0, 0, hidden + 1, 0)
     return {
+        REGRESSION: _HeadSizes(hidden * row + row, 0, 0, 4 * hidden + 2, 0),
         CLASSIFICATION: _HeadSizes(hidden * row, row, 0, 4 * hidden, 2),
         IMAGE_CLASSIFICATION: _HeadSizes(0, row, 0, hidden, 2),
+        TAGGING: _HeadSizes(0, row, 0, hidden, 2, 1),
         QUESTION_ANSWERING: _HeadSizes(2 * row, 0, 2, hidden + 4, 0),
         CAUSAL_LM: _HeadSizes(0, 0, dimensions.vocab, 0, 0),
     }[task]

@@ -66,7 +66,7 @@ class Sizes:
         if user_sets(course):
             activation_token_bytes += max((kind.more_activation_token_bytes for kind in model.kinds), default=0.0)
         self._item_bytes = DTYPE_BYTES[dtype]
-        self._token_logits = model.head_token_logits
+        self._token_logits = model.head_token_logits + model.head_class_token_logits * len(course.labels)
         self._activation_token_bytes = activation_token_bytes
         self.lowest_token_bytes = min(lowest_token_bytes, activation_token_bytes)
         self.block_bytes = frozen_bytes(

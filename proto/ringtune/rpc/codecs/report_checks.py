@@ -14,6 +14,8 @@ from typing import Any, Final
 from ringtune.errors import IntegrityError
 from ringtune.files.strict import describe_value
 from ringtune.rounds.class_counts import MOST_CLASSES, pair_of
+from ringtune.rounds.entities import KINDS, is_entity_count
+from ringtune.rounds.number_sums import SIGNED
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.turns.turns import StepKind
 from ringtune.texts import shown
@@ -27,11 +29,12 @@ MOST_S: Final = 1e11
 """Seconds from 1970 to the year 5138; a clock that is wrong by decades is none of this check's business."""
 _MOST_SUM: Final = 1e300
 _MOST_NAMES: Final = 64
-_MOST_COUNTS: Final = MOST_CLASSES**2
+_MOST_COUNTS: Final = MOST_CLASSES**2 + MOST_CLASSES * len(KINDS)
 _KINDS: Final = frozenset(StepKind)
 _FINITE: Final = (StepKind.TRAIN, StepKind.EVALUATE)
 _SHA256: Final = re.compile("[0-9a-f]{64}")
-_LOSS: Final = "loss_sum"
+_SUMS: Final = frozenset({"loss_sum", "absolute_sum", *SIGNED})
+"""Figures that are sums of numbers, not counts."""
 
 
 def check_report(request: control_pb2.ReportRequest, *, last: int, nodes: Collection[str], end_seq: int) -> None:
@@ -83,14 +86,14 @@ def _of_step(step: control_pb2.StepReport, end_seq: int) -> Iterator[str]:
         yield f"item {step.seq} of step {step.step}, which nobody granted"
     if step.kind not in _KINDS:
         yield f"an item of kind {shown(step.kind)}"
-    names = sum(1 for number in step.values if pair_of(number.name) is None)
-    counts = len(step.values) - names
+    counts = sum(1 for number in step.values if pair_of(number.name) or is_entity_count(number.name))
+    names = len(step.values) - counts
     if counts and (step.kind != StepKind.EVALUATE or counts > _MOST_COUNTS):
         yield f"{counts} counts of classes for item {step.seq} of kind {shown(step.kind)}"
     if names > _MOST_NAMES or not _is_time(step.at_unix_s):
         yield f"{len(step.values)} figures of item {step.seq} at {step.at_unix_s}"
     for number in step.values:
-        if number.name != _LOSS:
+        if number.name not in _SUMS:
             is_good = 0 <= number.value <= MOST_COUNT
         else:  # of items that measure it may be anything
             is_good = abs(number.value) <= _MOST_SUM or step.kind not in _FINITE

@@ -18,10 +18,10 @@ from ringtune.costs.facts.model_facts import model_facts
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job, parse_job
 from ringtune.models.families import FAMILIES
-from ringtune.models.family import CLASS_TASKS
 from tests.edge.model.test_sizes import CONFIGS, LORA_EVERYWHERE, OWN_KINDS
-from tests.support import tiny, tiny_families, whole_models
+from tests.support import tiny_families, whole_models
 from tests.support.plans import make_plan
+from tests.support.tiny_data import labels_of
 
 LABELS = ("neg", "pos")
 PLAN = make_plan([("a", 0, 1), ("b", 1, 2)], ["b"], num_blocks=2, labels=LABELS)
@@ -41,7 +41,7 @@ def _part(folder: Path, job: Job, blocks: Iterable[int], *, is_owner: bool) -> d
     """What a node hands in that hosts these blocks."""
     skeleton, head, task = build_skeleton(folder, job), None, job.model.task
     if is_owner:
-        head = task_of(task).add(skeleton.model, LABELS if task in CLASS_TASKS else ())
+        head = task_of(task).add(skeleton.model, LABELS if labels_of(task) else ())
     kind = getattr(torch, job.model.dtype)
     with SafetensorsFiles(folder) as weights:
         materialise(skeleton, weights, blocks=blocks, with_embedding=is_owner, dtype=kind, device=torch.device("cpu"))
@@ -78,12 +78,10 @@ def test_adapters_and_own_weights_of_every_family_pass(tmp_path: Path, model_typ
 def test_whole_models_of_every_family_pass(tmp_path: Path, model_type: str, dtype: str) -> None:
     """With each task, with a pooler that nobody trains and without."""
     folder = tiny_families.write_family(tmp_path, model_type)
-    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["b"], labels=tiny.LABELS)
     for task in FAMILIES[model_type].tasks:
         job = _job(folder, task, "", dtype, "hift")
         files = whole_models.parts(folder, task, dtype=dtype)
-        if task not in CLASS_TASKS:
-            plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["b"], labels=())
+        plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["b"], labels=labels_of(task))
         wanted = Wanted(job, plan, model_facts(folder, job), "b")
         check_parts(files, wanted)
         for node, own in files.items():

@@ -1,0 +1,201 @@
+"""Read texts whose words have a tag each, and put each tag at the first token of its word.
+
+Further tokens of a word have no tag. Words beyond the longest row are left out, and counted; so are words of which the
+tokenizer makes no token.
+
+Source: Devlin et al. 2019, section 5.3.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from edge.data.examples import ClassCounts, Rows, Summed, Sums, Values
+from edge.data.tokens import IGNORED, Batch, Padder, TokenRow, load_tokenizer
+from ringtune.errors import DataError, ModelError
+from ringtune.files.tagged import is_conll, read_tagged
+from ringtune.jobs.job import Job
+from ringtune.jobs.parts.users import refuse_plain_text, user_column, users_of_table
+from ringtune.rounds.class_counts import LEAST_ROWS
+from ringtune.rounds.entities import PREDICTED, RIGHT, TRUE, count_name, entities_of, entity_types
+
+_LOG = logging.getLogger(__name__)
+CUT_WORDS = "cut_words"
+
+
+class TaggedRow(NamedTuple):
+    """One example: a text as tokens.
+
+    Attributes:
+        tokens: ids and token types.
+        words: index of each word that has a token, in order.
+        starts: the first token of each of these words.
+        num_words: of the text, with those that have no token.
+    """
+
+    tokens: TokenRow
+    words: array[int]
+    starts: array[int]
+    num_words: int
+
+
+class TaggedTexts:
+    """The ``Source`` of token classification.
+
+    Args:
+        job: names of the columns, longest text.
+        folder: of the model, with its tokenizer.
+
+    Raises:
+        ModelError: no tokenizer, or one that does not say of which word a token is.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._data = job.data
+        self._max_length = job.train.max_length
+        self._tokenizer = load_tokenizer(folder)
+        if not self._tokenizer.is_fast:
+            raise ModelError(f"the tokenizer in {folder} does not say of which word a token is; add its tokenizer.json")
+        if _divides_by_blanks(self._tokenizer):
+            self._tokenizer = load_tokenizer(folder, add_prefix_space=True)
+        self._padder = Padder(self._tokenizer)
+
+    def read(self, path: Path) -> Rows:
+        """Read the words and tags of a jsonl or CoNLL file."""
+        data = self._data
+        if is_conll(path):
+            refuse_plain_text(path, data)
+        found = read_tagged(path, words=data.words, tags=data.tags, more=user_column(data))
+        return Rows(
+            rows=[row.words for row in found],
+            tags=tuple(row.tags for row in found),
+            users=users_of_table(path, (row.record for row in found), data),
+        )
+
+    def examples(self, rows: Sequence[tuple[str, ...]], labels: Sequence[tuple[str, ...]]) -> TaggedExamples:
+        """Make one example of each text, and tell how many words are left out.
+
+        Raises:
+            DataError: a text has tags, and no token.
+        """
+        encoded = [self.encode(words) for words in rows]
+        for words, row in zip(rows, encoded, strict=True):
+            if not row.words:
+                raise DataError(f"a text of {len(words)} words has no token that the tokenizer knows; remove it")
+        examples = self.made(encoded, labels)
+        if examples.num_cut:
+            total = sum(row.num_words for row in encoded)
+            _LOG.warning(
+                "%d of %d words are left out: they are beyond train.max_length = %d tokens, or have no token",
+                examples.num_cut,
+                total,
+                self._max_length,
+            )
+        return examples
+
+    def made(self, rows: Sequence[TaggedRow], tags: Sequence[tuple[str, ...]]) -> TaggedExamples:
+        """Make examples of texts that are tokens already."""
+        return TaggedExamples(rows, tags, self._padder)
+
+    def encode(self, words: Sequence[str]) -> TaggedRow:
+        """Turn words into tokens, special ones included, cut at the longest row."""
+        found = self._tokenizer(list(words), is_split_into_words=True, truncation=True, max_length=self._max_length)
+        ids = array("i", found["input_ids"])
+        first: dict[int, int] = {}
+        for token, word in enumerate(found.word_ids(0)):
+            if word is not None:
+                first.setdefault(word, token)
+        types = array("i", found.get("token_type_ids", [0] * len(ids)))
+        return TaggedRow(TokenRow(ids, types), array("i", first.keys()), array("i", first.values()), len(words))
+
+
+class TaggedExamples(Summed):
+    """The ``Examples`` of token classification.
+
+    Args:
+        rows: texts as tokens.
+        tags: name of the tag of each word of each text.
+        padder: how rows become batches.
+
+    Attributes:
+        num_cut: words without a token.
+    """
+
+    def __init__(self, rows: Sequence[TaggedRow], tags: Sequence[tuple[str, ...]], padder: Padder) -> None:
+        self._rows = rows
+        self._tags = tags
+        self._padder = padder
+        self._labels: tuple[str, ...] = ()
+        self.num_cut = sum(row.num_words - len(row.words) for row in rows)
+
+    def __len__(self) -> int:
+        """Number of texts."""
+        return len(self._rows)
+
+    def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
+        """Make a batch of the chosen texts, with the index of a tag at the first token of its word."""
+        rows = [self._rows[index] for index in chosen]
+        ids, mask, types = self._padder.pad([row.tokens for row in rows])
+        labels = torch.full_like(ids, IGNORED)
+        for place, (index, row) in enumerate(zip(chosen, rows, strict=True)):
+            tags, begins = self._tags[index], self._padder.start(len(row.tokens.ids), ids.shape[1])
+            for word, start in zip(row.words, row.starts, strict=True):
+                labels[place, begins + start] = targets.get(tags[word], IGNORED)
+        self._labels = tuple(sorted(targets, key=targets.__getitem__))
+        return Batch(ids=ids, mask=mask, token_type_ids=types, labels=labels)
+
+    def width(self, chosen: Sequence[int]) -> int:
+        """Number of tokens of the longest chosen text."""
+        return max(len(self._rows[index].tokens.ids) for index in chosen)
+
+    def no_sums(self) -> Sums:
+        """Make the counts of no texts."""
+        return _TagCounts(self._labels, self.num_cut)
+
+
+class _TagCounts:
+    """How often each tag was predicted as each tag, and entities by their types.
+
+    Args:
+        labels: names of the tags, in the order of their indices.
+        num_cut: words that no evaluation sees.
+    """
+
+    def __init__(self, labels: Sequence[str], num_cut: int) -> None:
+        self._tags = ClassCounts()
+        self._labels, self._num_cut = labels, num_cut
+        self._types = {name: index for index, name in enumerate(entity_types(labels))}
+        self._entities = Counter[str]()
+
+    def add(self, batch: Batch, predictions: torch.Tensor) -> None:
+        """Count the words of a micro-batch, and the entities that their tags say."""
+        self._tags.add(batch, predictions)
+        if not self._types:
+            return
+        for labels, said in zip(batch.labels.cpu(), predictions.cpu(), strict=True):
+            places = labels != IGNORED
+            true, predicted = (
+                entities_of([self._labels[index] for index in values[places].tolist()]) for values in (labels, said)
+            )
+            for kind, found in ((TRUE, true), (PREDICTED, predicted), (RIGHT, true & predicted)):
+                self._entities.update(count_name(self._types[entity.kind], kind) for entity in found)
+
+    def values(self, num_rows: int) -> Values:
+        """Return the counts by name, and how many words were cut; of few texts this number alone."""
+        counts = () if num_rows < LEAST_ROWS else sorted(self._entities.items())
+        entities = tuple((name, float(count)) for name, count in counts)
+        return (*self._tags.values(num_rows), *entities, (CUT_WORDS, float(self._num_cut)))
+
+
+def _divides_by_blanks(tokenizer: Any) -> bool:
+    """Whether a blank before a word is part of its first token, and has to be put before words that come one by one."""
+    return getattr(tokenizer, "add_prefix_space", None) is False and type(tokenizer).__name__.startswith(
+        ("GPT2", "Roberta")
+    )
