@@ -43,7 +43,7 @@ def test_rows_name_what_there_is() -> None:
 
 
 def test_rows_that_lose_somebody_are_longer_than_a_lease() -> None:
-    """A node that is stopped or cut off for less than a lease is lost by no row, for longer by all; no coordinator is."""
+    """A node that is stopped or cut off for less than a lease is lost by no row, for longer by all; no coordinator."""
     for each in ROWS:
         if each.victim == COORDINATOR and each.strike == "stopped":
             assert each.outcome is UNHARMED, each.title
