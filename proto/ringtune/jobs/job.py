@@ -24,6 +24,7 @@ from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.jobs.parts.cache import CacheSettings
 from ringtune.jobs.parts.frozen import check_frozen
 from ringtune.jobs.parts.hift import HiftSettings, check_full_parameters, with_adapter, without_default
+from ringtune.jobs.parts.keep_best import check_keep_best
 from ringtune.jobs.parts.memory import Memory, VeloraSettings, checked
 from ringtune.jobs.parts.offload import OFF, OffloadSettings, check_offload
 from ringtune.jobs.parts.placement import PlacementSettings, with_free_microbatches
@@ -105,6 +106,7 @@ class Job:
         check_operations(self.operations, adapter=self.adapter, train=self.train, privacy=self.privacy)
         check_frozen(self)
         self._check_offload()
+        check_keep_best(train=self.train, offload=self.offload, recovery=self.recovery)
         check_user_column(self.data, self.offload, task=self.model.task)
         if self.model.task in CLASS_TASKS:
             return

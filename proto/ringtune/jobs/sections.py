@@ -197,6 +197,8 @@ class Train:
         eval_every: steps between evaluations; 0 = at the end only.
         patience_evals: the run ends after so many evaluations in a row whose loss was no better than the best one; 0 =
             it has all its steps. Without rows to evaluate on it never ends early.
+        keep_best: the result is that of the evaluation with the lowest loss, not that of the last step. No step is
+            trained before an evaluation is judged and its result, if it is the best, is kept.
         checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = only when interrupted.
         seed: of everything random: shares, order of rows, initial values, dropout.
     """
@@ -219,6 +221,7 @@ class Train:
     max_steps: int | None = None
     eval_every: int = 0
     patience_evals: int = 0
+    keep_best: bool = False
     checkpoint_every: int = 100
     seed: int = 0
 
@@ -245,6 +248,11 @@ class Train:
             raise JobError(
                 f"train.patience_evals = {self.patience_evals} waits for evaluations, and train.eval_every = 0 has one "
                 "at the end only; set eval_every"
+            )
+        if self.keep_best and not self.eval_every:
+            raise JobError(
+                "train.keep_best = true keeps the best of several evaluations, and train.eval_every = 0 has one at the "
+                "end only; set eval_every"
             )
         if self.microbatches > self.batch_size:
             raise JobError(

@@ -19,6 +19,7 @@ _LATER: Final = {
     "data.user": "",
     "data.held_out": 0.0,
     "train.patience_evals": 0,
+    "train.keep_best": False,
     **{f"operations.{name}": value for name, value in dataclasses.asdict(OperationsSettings()).items()},
     "memory.activations": NONE,
     **{f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},

@@ -62,6 +62,7 @@ turns = "equal"
 rounds = 5
 eval_every = 0
 patience_evals = 0
+keep_best = false
 checkpoint_every = 100
 seed = 0
 
