@@ -32,7 +32,7 @@ from ringtune.jobs.parts.recovery import RecoverySettings
 from ringtune.jobs.parts.unfreeze import Unfreeze
 from ringtune.jobs.parts.users import check_user_column
 from ringtune.jobs.sections import LENGTHS, Adapter, Data, Model, Privacy, Runtime, Train, Wire
-from ringtune.models.family import CLASS_TASKS
+from ringtune.models.family import CAUSAL_LM, CLASS_TASKS
 from ringtune.models.hub import hub_id
 from ringtune.schedule.helping.offload import JOINT
 from ringtune.schedule.methods import Method, method_class, method_names
@@ -108,6 +108,10 @@ class Job:
         self._check_offload()
         check_keep_best(train=self.train, offload=self.offload, recovery=self.recovery)
         check_user_column(self.data, self.offload, task=self.model.task)
+        if self.train.sample_prompt and self.model.task != CAUSAL_LM:
+            raise JobError(
+                f"train.sample_prompt is for model.task = {CAUSAL_LM!r}, this job has {self.model.task!r}; remove it"
+            )
         if self.model.task in CLASS_TASKS:
             return
         if self.data.labels:

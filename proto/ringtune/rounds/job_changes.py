@@ -12,6 +12,7 @@ from ringtune.schedule.owner_turns import EQUAL
 from ringtune.schedule.slice_policy import NONE
 
 _OF_NO_RESULT: Final = ("runtime", "placement", "recovery")
+_KEYS_OF_NO_RESULT: Final = ("train.sample_prompt",)
 _MOST_TOLD = 5
 _MOST_CHARACTERS = 200
 _LATER: Final = {
@@ -66,5 +67,5 @@ def _result_keys(job: Job) -> dict[str, object]:
         f"{section}.{key}": value
         for section, keys in tables.items()
         for key, value in keys.items()
-        if section not in _OF_NO_RESULT
+        if section not in _OF_NO_RESULT and f"{section}.{key}" not in _KEYS_OF_NO_RESULT
     }

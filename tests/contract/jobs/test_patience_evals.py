@@ -50,3 +50,16 @@ def test_best_result_counts_as_a_change_of_the_result() -> None:
     other = plain.with_overrides({"train.keep_best": True})
     assert changed_keys(plain, other) == ("train.keep_best",)
     assert job_digest(other) != job_digest(plain) == job_digest(plain.with_overrides({"train.keep_best": False}))
+
+
+def test_prompt_of_a_sample_is_for_language_models_and_changes_no_result() -> None:
+    """It is the user's own text, and not too long; runs that differ in it may go on with each other."""
+    with pytest.raises(JobError, match=r"sample_prompt is for model\.task = 'causal-lm', this job has 'sequence-"):
+        JOB.with_overrides({"train.sample_prompt": "Once"})
+    for bad in ("x" * 2001, "  "):
+        with pytest.raises(JobError, match=r"sample_prompt has [0-9,]+ characters, .* text of at most 2,000"):
+            Train(sample_prompt=bad)
+    language = JOB.with_overrides({"model.task": "causal-lm"})
+    other = language.with_overrides({"train.sample_prompt": "Once"})
+    assert job_digest(other) == job_digest(language)
+    assert changed_keys(language, other) == ()
