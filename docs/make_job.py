@@ -33,6 +33,8 @@ EXAMPLES = {
     "train.max_steps": "300",
     "train.eval_every": "50",
     "train.patience_evals": "3",
+    "train.keep_best": "true",
+    "train.sample_prompt": '"Once upon a time"',
     "train.turns": '"rows"',
     "train.seed": "1",
     "unfreeze.every_steps": "40",

@@ -9,7 +9,8 @@ from typing import Any, Final
 from coordinator.api.evaluate import evaluate
 from coordinator.api.following import Left, follow, state_of, stop
 from coordinator.api.loss_plot import Plot, draw_losses
-from coordinator.api.table import Metrics
+from coordinator.api.predict import Rows, predict
+from coordinator.api.table import Metrics, Table
 from coordinator.records.step_lines import is_step
 from coordinator.run_folder.metrics_lines import read_metrics
 from coordinator.run_folder.saved_run import read_json, read_run
@@ -119,6 +120,27 @@ class Run:
     def evaluate(self, data: str | PathLike[str] | None = None, **options: Any) -> dict[str, Any]:
         """Evaluate what the run has trained; see ``ringtune.evaluate``."""
         return evaluate(self, data, **options)
+
+    def predict(self, data: Rows, **options: Any) -> Table:
+        """Predict for rows with what the run has trained, as ``ringtune predict`` does: in a process of its own.
+
+        Example: ``run.predict([{"text": "a fine film"}])["predicted"]``.
+
+        Args:
+            data: a file with the columns that the job names, or rows as mappings; targets may be missing. They stay on
+                this machine.
+            options: ``save``, a .csv or .jsonl to write; ``model``, folder of the base model on this machine;
+                ``user``, whose adapters; and of a language model ``max_new_tokens`` (50), ``temperature`` (0 = always
+                the likeliest token) and ``seed``.
+
+        Returns:
+            The rows, each with its own columns, ``predicted``, and what else the task says: ``probabilities`` of
+            classes, the ``score`` of an answer with its place.
+
+        Raises:
+            RingTuneError: whatever it failed with, as the command.
+        """
+        return predict(self, data, **options)
 
     def wait(self, *, progress: bool = True) -> Run:
         """Wait for the end of a run that goes on by itself; Ctrl-C ends the waiting, not the run.

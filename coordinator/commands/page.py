@@ -1,37 +1,56 @@
-"""``ringtune page``: show the run in a folder on a page."""
+"""``ringtune page``: show the run in a folder, or one that a coordinator keeps, on a page."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import typer
 
 from ringtune import options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+_RUN = "Folder of a run, the --out of 'ringtune train'; or the id of one that a coordinator keeps."
 
 
 @app.command()
 def page(
-    run: options.RunFolder,
+    run: Annotated[str, typer.Argument(metavar="RUN", help=_RUN)],
     web: options.Web = "127.0.0.1:7080",
     web_token: options.WebToken = None,
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
-    """Show a finished run on a page until Ctrl-C; of a run that goes on, what its folder has so far.
+    """Show a finished run on a page until Ctrl-C; of a run that goes on, what it has done so far, and what comes.
 
-    The page of a run that is under way comes with --web of 'ringtune train' or 'ringtune coordinator'.
+    The page of a run that is under way comes with --web of 'ringtune train' or 'ringtune coordinator', too. That one
+    also shows what nodes did in the last step.
     """
     import json as json_module
     import sys
+    from contextlib import ExitStack
+    from pathlib import Path
 
     from coordinator.server.ending import Ending
+    from coordinator.submit.connection import Connection
+    from coordinator.submit.fetching import kept_record
     from coordinator.web.folder_feed import FolderFeed
+    from coordinator.web.run_feed import RunFeed
     from coordinator.web.server import PageServer, require_web
-    from coordinator.web.watching import Watching
+    from coordinator.web.watching import Feed, Watching
     from ringtune.errors import InterruptedRunError
+    from ringtune.ids import RUN_ID
 
     require_web()
-    feed = FolderFeed(run)
-    with Ending() as ending, PageServer(Watching(feed=feed), web, token_file=web_token) as server:
+    with ExitStack() as stack:
+        feed: Feed
+        if RUN_ID.fullmatch(run) and not Path(run).exists():
+            client = stack.enter_context(Connection(coordinator, insecure=insecure))
+            feed = stack.enter_context(RunFeed(client, kept_record(client, run).run_id))
+        else:
+            feed = FolderFeed(Path(run))
+        ending = stack.enter_context(Ending())
+        server = stack.enter_context(PageServer(Watching(feed=feed), web, token_file=web_token))
         if json:
             typer.echo(json_module.dumps({"event": "page", "url": server.url}))
         else:
@@ -40,5 +59,5 @@ def page(
         sys.stdout.flush()  # who reads it from a pipe waits for the address
         while not ending.wait():
             pass
-    if ending.by_ctrl_c:
-        raise InterruptedRunError("stopped by Ctrl-C")
+        if ending.by_ctrl_c:
+            raise InterruptedRunError("stopped by Ctrl-C")

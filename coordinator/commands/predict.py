@@ -60,26 +60,21 @@ def predict(
     """
     import json as json_module
 
-    from coordinator.export.users import adapter_of, require_user
+    from coordinator.predicting.of_run import check_request, predict_rows
     from coordinator.predicting.process import Sampling
-    from coordinator.predicting.process import predict as predicted
     from coordinator.predicting.writing import CsvWriter, JsonWriter, Summary, Writer, writer_to
     from coordinator.run_folder.saved_run import read_run
-    from ringtune.errors import DataError
 
     run = read_run(folder)
-    require_user(run, user)
-    if not data.exists():
-        raise DataError(f"{data} is not there; give --data a file with the columns of the run's data.train")
+    how = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    check_request(run, data, how, user)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     summary = Summary(run.job)
-    how = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
 
     def write(writer: Writer) -> None:
-        with adapter_of(run, user) as chosen:
-            for found in predicted(chosen, data, how, model=model):
-                writer.add(found)
-                summary.add(found)
+        for found in predict_rows(run, data, how, model=model, user=user):
+            writer.add(found)
+            summary.add(found)
 
     if save is None:
         write(JsonWriter(sys.stdout, "prediction") if json else CsvWriter(sys.stdout))

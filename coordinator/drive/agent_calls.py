@@ -251,16 +251,19 @@ class AgentCalls:
         with_head: bool,
         with_private: bool,
         max_bytes: int,
+        goes_on: bool = False,
         users: Sequence[str] = (),
         on_result: Callable[[dict[str, Pieces]], None],
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """Fetch the node's results into an empty folder, with files of ``users``; ``on_result`` gets them by name.
 
-        A node that sends more than ``max_bytes`` fails. That may take as long as it does: ``on_progress`` is called
-        while bytes come.
+        A node that sends more than ``max_bytes`` fails; one of a run that ``goes_on`` sends no totals. That may take
+        as long as it does: ``on_progress`` is called while bytes come.
         """
-        request = control_pb2.CollectRequest(run_id=self._run_id, with_head=with_head, with_private=with_private)
+        request = control_pb2.CollectRequest(
+            run_id=self._run_id, with_head=with_head, with_private=with_private, goes_on=goes_on
+        )
         names = (*part_files(users), _TOTALS)
         self._submit(lambda: on_result(self._files.collect(request, folder, names, max_bytes, on_progress)))
 

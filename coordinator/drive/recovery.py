@@ -18,7 +18,7 @@ from ringtune.quantities import format_seconds
 from ringtune.rounds import rounds
 
 
-def rounds_of(request: RunRequest, *, awaits_nodes: bool = True) -> rounds.Rounds:
+def rounds_of(request: RunRequest, *, awaits_nodes: bool = True) -> rounds.BestKeepingRounds:
     """Make the state machine that a request wants: where the plan has copies it goes on without lost nodes.
 
     Args:
@@ -27,7 +27,7 @@ def rounds_of(request: RunRequest, *, awaits_nodes: bool = True) -> rounds.Round
     """
     runtime, plan_only = request.job.runtime, request.plan_only
     if request.evaluation is not None:
-        return rounds.Rounds(None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
+        return rounds.BestKeepingRounds(None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
     recovery = request.job.recovery
     return rounds.RecoveringRounds(
         None,
@@ -36,6 +36,7 @@ def rounds_of(request: RunRequest, *, awaits_nodes: bool = True) -> rounds.Round
         wait_s=runtime.wait_s,
         leaves_out=recovery.owners == SKIP,
         patience_evals=request.job.train.patience_evals,
+        keeps_best=request.job.train.keep_best,
         awaits_s=recovery.wait_s if awaits_nodes and request.is_training else 0.0,
     )
 

@@ -64,14 +64,17 @@ class Results:
         job: Job,
         part: Plan,
         put: Callable[[Files | rounds.Progressed], None],
+        *,
+        goes_on: bool = False,
     ) -> None:
-        """Ask a node for what it trained; ``put`` takes its files, and hears of bytes that came."""
+        """Ask a node for what it trained, and that trains on or not; ``put`` takes its files, and hears of bytes."""
         node, with_head, with_private = command
         calls.collect(
             self.folder_of(node, with_head=with_head),
             max_bytes=self.most_bytes(node, job, part),
             with_head=with_head,
             with_private=with_private,
+            goes_on=goes_on,
             users=user_sets(part.course),
             on_result=lambda files: put(Files(node, files)),
             on_progress=lambda: put(rounds.Progressed(node)),
@@ -94,7 +97,9 @@ class Results:
         for node, files in self._files.items():
             yield node, read_object(bytes(_small(files, _TOTALS, node)), f"{_TOTALS} of node {node}")
 
-    def send(self, job: Job, emit: EventSink, *, users: Sequence[str] = (), part: Plan | None = None) -> None:
+    def send(
+        self, job: Job, emit: EventSink, *, users: Sequence[str] = (), part: Plan | None = None, below: str = ""
+    ) -> None:
         """Send the adapter or model of the run of ``job``, merged from what the nodes sent; or that of each user.
 
         Args:
@@ -102,6 +107,7 @@ class Results:
             emit: sends an event to the submitter.
             users: who have adapters of their own; where there is a plan it says so.
             part: of the plan that holds at the end; what the nodes sent is compared with it.
+            below: begins each path in the run's folder.
 
         Raises:
             IntegrityError: a file is missing, broken, not as the plan has it, or not the same everywhere.
@@ -118,7 +124,7 @@ class Results:
         else:
             found = {f"{result.folder}/{name}": made for name, made in result_folder(sent, result).items()}
         for path, content in sorted(found.items()):
-            send_file(path, content, emit)
+            send_file(below + path, content, emit)
 
     def drop(self) -> None:
         """Delete all files."""

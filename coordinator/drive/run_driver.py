@@ -23,6 +23,8 @@ from coordinator.drive.coming.comers import ComerFailed, Comes, Joined, Met
 from coordinator.drive.coming.fitness import Known
 from coordinator.drive.coming.joining import Joining
 from coordinator.drive.driver import Driver
+from coordinator.drive.handed_in import BestFiles, HandedIn
+from coordinator.drive.handing_in import hand_results_in
 from coordinator.drive.lost_peers import with_role
 from coordinator.drive.moving import MoveDriving, note_figures
 from coordinator.drive.plan_making.first_look import Looked
@@ -34,7 +36,6 @@ from coordinator.drive.recovery import await_nodes, recover, rounds_of
 from coordinator.drive.replanning import Considered, Replanning
 from coordinator.drive.reports import Reports
 from coordinator.drive.requests import RunRequest
-from coordinator.drive.results import Results
 from coordinator.drive.resuming.absent import Absent
 from coordinator.members.recruiting import Members, num_neighbours, unused_owners
 from coordinator.members.registry import Member
@@ -81,7 +82,7 @@ class RunDriver(Driver):
             request, self._checkpoints, members.links, put=self._queue.put, emit=self._emit, enter=self._enter
         )
         self._reports = Reports(self._checkpoints)
-        self._results = Results()
+        self._handed_in = HandedIn(request.job, self._queue.put, self._emit)
         self._joining = Joining(
             run_id,
             request,
@@ -173,7 +174,7 @@ class RunDriver(Driver):
     # ---- events -----------------------------------------------------------------------------------
 
     def _take(
-        self, entry: rounds.Event | Answer | Noted | PlanReady | Looked | LinkAnswer | Considered | Comes
+        self, entry: rounds.Event | Answer | BestFiles | Noted | PlanReady | Looked | LinkAnswer | Considered | Comes
     ) -> None:
         match entry:
             case Reported(request):
@@ -184,9 +185,8 @@ class RunDriver(Driver):
                 if self._books is not None:
                     self._books.ledger.nodes[node].hosted_bytes = hosted_bytes
                 self._feed(rounds.Prepared(node))
-            case Files(node, files):
-                self._results.take(node, files)
-                self._feed(rounds.Collected(node))
+            case Files() | BestFiles():
+                self._feed(self._handed_in.take(entry))
             case PlanReady():
                 self._on_plan(entry)
             case Looked():
@@ -274,8 +274,8 @@ class RunDriver(Driver):
                 if self._books is not None:
                     self._books.granted(turns)
                 self._require_moving().grant(turns)
-            case rounds.Collect(node):
-                self._results.ask(command, self._calls[node], self._job, self._require_moving().part, self._queue.put)
+            case rounds.Collect() | rounds.CollectBest() | rounds.LogBest():
+                self._handed_in.carry_out(command, self._calls, self._require_moving().part)
             case rounds.Release(node, reason, is_finished):
                 self._needed -= {node}
                 self._released.append(self._calls[node].release(reason, is_finished=is_finished))
@@ -290,10 +290,8 @@ class RunDriver(Driver):
             case rounds.LogCheckpoint() | rounds.LogKept():
                 part, is_kept = self._require_moving().part, self._keeper is not None
                 self._checkpoints.log(part, command, self._emit, is_kept=is_kept)
-                if self._books is not None and isinstance(
-                    command, rounds.LogCheckpoint
-                ):  # for a submitter or coordinator that does not live to see the end
-                    self._books.emit_profile()
+                if self._books is not None and isinstance(command, rounds.LogCheckpoint):
+                    self._books.emit_profile()  # for a submitter or coordinator that does not live to see the end
             case _:
                 if self._books is not None:
                     self._books.log(command)
@@ -334,7 +332,7 @@ class RunDriver(Driver):
             return
         self._planned, plan = made.planned, made.planned.plan
         self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
-        self._results.expect(made.profile.nodes[0].model)
+        self._handed_in.expect(made.profile.nodes[0].model)
         if made.planned.note:
             self._note(made.planned.note)
         skipped = SKIPPED_ITEMS if self._request.is_rehearsal else 0
@@ -370,27 +368,26 @@ class RunDriver(Driver):
         """Send adapter or model, and report, of the run to the submitter, merged from what the nodes sent."""
         if self._request.plan_only or self._books is None:
             return
-        for node, totals in self._results.totals():
-            self._books.ledger.add_totals(node, totals)
-        if self._request.evaluation is None:
-            self._results.send(self._job, self._emit, part=self._require_moving().part)
-        report = self._books.ledger.report(
+        hand_results_in(
+            self._request,
+            self._books,
+            self._handed_in,
+            self._rounds,
+            self._emit,
+            part=self._require_moving().part,
+            planned=self._require_plan(),
+            predicted=self._predicted,
             run_id=self.run_id,
             wall_s=time.monotonic() - self._started_s,
             phases_s=self._phases_s,
-            predicted_bytes=self._require_plan().memory_bytes,
-            unfreeze_at=self._rounds.unfreeze_at,
-            predicted_steps_s=self._predicted.steps_s if self._predicted else None,
-            operations=self._books.operations_report(),
         )
-        self._emit(control_pb2.RunEvent(report_json=json.dumps(report)))
 
     def _stopped(self, reason: str) -> str:
         return self._checkpoints.stopped(reason) if self._request.is_training else reason
 
     def _finish_files(self) -> None:
         """Send the profile that the run itself showed, however the run ended, and the ends of growing files."""
-        self._results.drop()
+        self._handed_in.drop()
         if self._books is None:
             return
         if not self._request.plan_only:

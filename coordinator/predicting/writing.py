@@ -44,8 +44,7 @@ class JsonWriter:
 
     def add(self, found: Predicted) -> None:
         """Write a row; probabilities are a table."""
-        said = {("probabilities" if name == _OF_CLASS else name): value for name, value in found.said.items()}
-        self._file.write(json.dumps({**self._head, **_joined(found.row, said)}, ensure_ascii=False) + "\n")
+        self._file.write(json.dumps({**self._head, **joined(found)}, ensure_ascii=False) + "\n")
         self._file.flush()
 
 
@@ -177,6 +176,16 @@ class Summary:
             share = self._right / self._judged
             judged = f"{self._judged:,} {self._counted}"
             yield f"accuracy {share:.4f} on the {judged} that have a {self._column!r} of their own"
+
+
+def joined(found: Predicted) -> dict[str, Any]:
+    """Return a row's own columns and the predicted ones; probabilities are a table.
+
+    Raises:
+        DataError: the row has a column of that name already.
+    """
+    said = {("probabilities" if name == _OF_CLASS else name): value for name, value in found.said.items()}
+    return _joined(found.row, said)
 
 
 def _joined(row: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:

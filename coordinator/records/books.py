@@ -262,10 +262,12 @@ class RunBooks:
             case rounds.LogCacheLost(_, problem):
                 self._emit(control_pb2.RunEvent(note=problem))
             case rounds.LogStop(step, evaluations):
-                self._emit(control_pb2.RunEvent(note=stop_text(step, evaluations)))
+                self._emit(
+                    control_pb2.RunEvent(note=stop_text(step, evaluations, keeps_best=self._job.train.keep_best))
+                )
                 self._emit(control_pb2.RunEvent(metrics_json=json.dumps(self.ledger.stopped(step, evaluations))))
-            case rounds.LogEvaluation(step, values):
-                text = json.dumps(self.ledger.evaluation_done(step, dict(values)))
+            case rounds.LogEvaluation(step, values, is_best):
+                text = json.dumps(self.ledger.evaluation_done(step, dict(values), is_best=is_best))
                 self._emit(control_pb2.RunEvent(step_json=text))
                 self._emit(control_pb2.RunEvent(metrics_json=text))
 

@@ -286,8 +286,8 @@ class RunLedger:
         self._first_loss = loss if self._first_loss is None else self._first_loss
         self._losses = [*self._losses, loss][-self._plan.course.local_iterations :]
 
-    def evaluation_done(self, step: int, values: Mapping[str, float]) -> dict[str, Any]:
-        """Note an evaluation, whose sums are over all owners.
+    def evaluation_done(self, step: int, values: Mapping[str, float], *, is_best: bool | None = None) -> dict[str, Any]:
+        """Note an evaluation, whose sums are over all owners; and whether it is the best one, where that is kept.
 
         Returns:
             Its line of metrics.jsonl; without ``kind`` it is its entry in the report.
@@ -295,6 +295,7 @@ class RunLedger:
         rows = sum(owner.eval_rows for owner in self._plan.course.owners)
         entry: dict[str, Any] = {"step": step, "rows": rows, "count": int(values.get("count", 0.0))}
         entry |= figures(values, self._plan.course.labels, self._plan.course.max_length)
+        entry |= {} if is_best is None else {"is_best": is_best}
         self._evaluations.append(entry)
         return {"kind": "evaluation", **entry}
 

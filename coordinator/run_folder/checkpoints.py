@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.records.step_lines import is_settled
+from coordinator.run_folder.best_results import with_best
 from ringtune.errors import IntegrityError, JobError, PlanError, UsageError
 from ringtune.files.durable import (
     drop_file,
@@ -149,6 +150,9 @@ def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resu
     if not lengths:
         _require_unfinished(run_folder)
     manifests, damaged = checkpoints.read()
+    if job.train.keep_best:
+        manifests, lacking = with_best(run_folder, manifests)
+        damaged = (*damaged, *lacking)
     for problem in damaged:
         note(problem)
     if not manifests:

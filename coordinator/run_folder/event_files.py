@@ -50,6 +50,9 @@ class EventFiles:
                 folder.tables.add(event.operations_json)
             case "resumed_json":
                 folder.go_back_to(int(read_object(event.resumed_json, "where the run goes on")["step"]))
+            case "best_json":
+                told = read_object(event.best_json, "the best result")
+                folder.add_best(int(told["step"]), is_result=bool(told["is_result"]))
             case "checkpoint_json":
                 manifest = CheckpointManifest.parse(event.checkpoint_json)
                 folder.add_checkpoint(manifest)

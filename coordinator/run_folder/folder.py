@@ -7,6 +7,7 @@
     DIR/adapter/   the AdapterHub folder; or DIR/model/, a whole model, where all parameters trained
     DIR/users/NAME/   such a folder for each user instead, where users have adapters of their own
     DIR/recordings/  if asked for             DIR/logs/  with --local
+    DIR/best/          results of the best evaluations, where the run keeps the best one
     DIR/checkpoints/   manifests, and with --local the nodes' shards
     DIR/run.json       the run's id, and the coordinator that drives it
     DIR/run.log        what the command printed when it had no terminal: it was detached, or the terminal was closed
@@ -29,6 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from coordinator.run_folder.best_results import BestFolder
 from coordinator.run_folder.checkpoints import FOLDER, RunCheckpoints, cut_metrics, force_to_disk
 from coordinator.run_folder.parts import FOLDER as PARTS
 from coordinator.run_folder.parts import RunParts
@@ -40,7 +42,7 @@ from ringtune.files.chunks import FileJoiner
 from ringtune.files.durable import make_folder, rename_durably, storage_errors, write_durably
 from ringtune.files.strict import parse_json
 from ringtune.jobs.job import parse_job
-from ringtune.models.result_files import RESULT_FOLDERS
+from ringtune.models.result_files import BEST_FOLDER, RESULT_FOLDERS
 from ringtune.rounds.checkpoint import CheckpointManifest
 from ringtune.rounds.job_changes import changed_keys
 from ringtune.rounds.length import LENGTH_KEYS, Length
@@ -53,14 +55,14 @@ _OWN_FILES = (PLACE, LOG, "job.toml", "plan.json", "profile.json", "metrics.json
 FETCHING = "fetching"
 """What has come of a run that is being fetched."""
 
-_OWN_FOLDERS = (*RESULT_FOLDERS, "recordings", "logs", FOLDER, PARTS, FETCHING)
+_OWN_FOLDERS = (*RESULT_FOLDERS, BEST_FOLDER, "recordings", "logs", FOLDER, PARTS, FETCHING)
 _OF_COMMAND = (PLACE, LOG, "logs", FETCHING)
 _REMOVE_S = 5.0
 _RETRY_S = 0.1
 _PART = ".part"
 METRICS = "metrics.jsonl"
 _JOB, _PLAN, _REPORT = "job.toml", "plan.json", "report.json"
-_PATH = re.compile(r"[a-z0-9][A-Za-z0-9._-]*(/[a-zA-Z0-9][A-Za-z0-9._-]*){0,2}")
+_PATH = re.compile(r"[a-z0-9][A-Za-z0-9._-]*(/[a-zA-Z0-9][A-Za-z0-9._-]*){0,3}")
 
 
 class RunFolder:
@@ -85,6 +87,7 @@ class RunFolder:
         self.path = path
         self.checkpoints = RunCheckpoints(path)
         self.tables = TablesFile(path)
+        self._best = BestFolder(path)
         self._parts = RunParts(path)
         self._growing: dict[str, FileJoiner] = {}
         self._prepare(replace, resume)
@@ -173,6 +176,20 @@ class RunFolder:
         """
         force_to_disk(self.path / METRICS)
         self.checkpoints.add(manifest)
+        if self._best.steps():
+            self._best.keep_for(self.checkpoints.read()[0])
+
+    def add_best(self, step: int, *, is_result: bool) -> None:
+        """Note that the best result until a step has come; or that it is that of the run, which is done.
+
+        Raises:
+            IntegrityError: it is to be that of the run, and is not there.
+            StorageError: no room.
+        """
+        if is_result:
+            self._best.put_in_place(step)
+        else:
+            self._best.complete(step)
 
     def go_back_to(self, step: int) -> None:
         """Drop what came after ``step``, from which the run goes on, and put the part before away.
@@ -183,6 +200,7 @@ class RunFolder:
         self.checkpoints.go_back_to(step)
         cut_metrics(self.path / METRICS, step)
         self.tables.go_back_to(step)
+        self._best.go_back_to(step)
         self._parts.begin(step)
 
     def begin_anew(self) -> None:

@@ -128,4 +128,6 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
     if report["eval"]["count"]:
         lines.append(_evaluation(report["eval"]))
         lines += class_lines(report["eval"])
+    if best := report.get("best"):
+        lines.append(f"the result is that of step {best['step']}, the best evaluation: loss {figure(best['loss'])}")
     return lines

@@ -25,6 +25,7 @@ from coordinator.submit.client import Client
 from coordinator.submit.detached import lines_of_detached, start_in_background
 from coordinator.submit.interrupts import heard_interrupts
 from coordinator.submit.local.local_ring import local_ring
+from coordinator.submit.sample import show_sample
 from ringtune.errors import DivergedError, RingTuneError
 from ringtune.v1 import control_pb2
 
@@ -103,6 +104,7 @@ def follow_run(
                     progress.note(_ONLY_A_FAULT)
                 progress.note(how_to_resume(RunCheckpoints(out).steps()[0]))
             raise
+        show_sample(asked.request.job, out, progress)
         progress.note(f"the run's files are in {out}")
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edge.agent.active_run import ActiveRun
+from edge.agent.collecting import collect
 from edge.agent.link_measuring import LinkMeasuring
 from edge.agent.moving.agent_moves import AgentMoves
 from edge.agent.open_links import open_links
@@ -48,7 +49,6 @@ from ringtune.v1 import control_pb2
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-_FLUSH_S = 5.0
 
 
 class Agent:
@@ -246,28 +246,18 @@ class Agent:
         if keep_from_step:
             run.keep_shards_from(keep_from_step)
 
-    def collect(self, run_id: str, *, with_head: bool, with_private: bool, timeout_s: float) -> dict[str, Pieces]:
-        """Collect the trained tensors and this node's totals as files by name.
-
-        Nothing is copied: files are read from the tensors as they are sent.
+    def collect(
+        self, run_id: str, *, with_head: bool, with_private: bool, timeout_s: float, goes_on: bool = False
+    ) -> dict[str, Pieces]:
+        """Collect the trained tensors and this node's totals as files by name; see ``collecting``.
 
         Raises:
             FrameError: this run is not the one that is prepared here.
         """
         active, run = self.of(run_id, None)
-        executor, reporter = active.executor, active.reporter
-        active.is_collected = True
-        files: dict[str, Pieces] = dict(
-            run.call(
-                lambda: executor.adapter_files(with_head=with_head, with_private=with_private),
-                timeout_s=timeout_s,
-                what="the trained tensors",
-            )
+        return collect(
+            active, run, with_head=with_head, with_private=with_private, goes_on=goes_on, timeout_s=timeout_s
         )
-        files["totals.json"] = Pieces.of(json.dumps(active.figures()).encode())
-        if reporter is not None:
-            reporter.flush(min(_FLUSH_S, timeout_s))  # so that the trace is complete when the run ends
-        return files
 
     def release(self, run_id: str, reason: str, *, is_finished: bool = False) -> None:
         """Stop and forget a run in any state; an unknown ``run_id`` is no error, an empty one means any run.

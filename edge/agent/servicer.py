@@ -177,6 +177,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
                 request.run_id,
                 with_head=request.with_head,
                 with_private=request.with_private,
+                goes_on=request.goes_on,
                 timeout_s=_left_s(context),
             ),
         )

@@ -47,7 +47,7 @@ def test_notebook_names_what_there_is() -> None:
     of_runs = {each.attr for each in used if isinstance(each.value, ast.Name) and each.value.id in ("run", "left")}
     assert of_module == {"plan", "train", "what_if"} <= set(ringtune.__all__)
     assert {name for name in of_runs if not hasattr(ringtune.Run, name)} == set()
-    assert {"metrics", "plot", "adapter", "evaluate", "stop"} <= of_runs
+    assert {"metrics", "plot", "adapter", "evaluate", "predict", "stop"} <= of_runs
 
 
 @pytest.mark.slow

@@ -131,6 +131,8 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
     Attributes:
         inspected: what it was last asked about itself.
         on_inspect: called while it is asked.
+        loss_of: mean loss after so many steps.
+        drift: what its tensors gain in a step.
     """
 
     def __init__(
@@ -163,6 +165,8 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self.prepared = control_pb2.PrepareRequest()
         self.inspected = control_pb2.InspectRequest()
         self.on_inspect: Callable[[], object] = lambda: None
+        self.loss_of: Callable[[int], float] = lambda step: 0.5
+        self.drift, self._steps_done = 0, 0
         self._on_link = on_link or _one_megabyte_a_second
         self.keeps_from: list[int] = []
         self._numbers = itertools.count(1)
@@ -287,21 +291,26 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
                 if item.owner == self.node:
                     step = request.steps.add(seq=item.seq, step=item.step, kind=item.kind.value)
                     step.at_unix_s = 1e9 + item.seq
-                    for name, value in (("loss_sum", 0.5 * item.rows), ("count", item.rows), ("correct", 1.0)):
+                    for name, value in (
+                        ("loss_sum", self.loss_of(item.step) * item.rows),
+                        ("count", item.rows),
+                        ("correct", 1.0),
+                    ):
                         step.values.add(name=name, value=value)
                     request.spans.add(
                         action=f"H{item.seq}.0", start_unix_s=1e9 + item.seq, end_unix_s=1e9 + item.seq + 0.25
                     )
             request.scores.extend(scores_to_proto(turn.index, DrawnTables(self.plan).scores(self.node, turn)))
             request.turns_done.append(turn.index)
+            self._steps_done = turn.end_step
         return request
 
     def files(self, *, with_head: bool) -> dict[str, bytes]:
         """What Collect sends."""
         assert self.plan is not None
-        piece = self.plan.slice_of(self.node)
+        piece, gained = self.plan.slice_of(self.node), self.drift * self._steps_done
         blocks = range(piece.start, piece.stop) if self._claims is None else self._claims
-        tensors = {block_tensor(block): numpy.full(3, block, dtype=numpy.float32) for block in blocks}
+        tensors = {block_tensor(block): numpy.full(3, block + gained, dtype=numpy.float32) for block in blocks}
         figures = {"peak_rss_bytes": 7, "hosted_bytes": 1234, "cpu_s": 0.5, "peak_versions": 1, "peak_version_bytes": 0}
         found = {"adapter_config.json": b"{}", "totals.json": json.dumps(figures).encode()}
         users = user_sets(self.plan.course)

@@ -29,6 +29,9 @@ class KeepingCarrier(Protocol):
     def lose(self, node: str) -> None:
         """Forget all that a node had."""
 
+    def sent(self, node: str, *, with_head: bool, with_private: bool) -> dict[str, Any]:
+        """What a node sends of its result, by name of the tensor."""
+
 
 Moment = Callable[[str, str, Action | None], bool]
 """Whether a node is lost at this moment: what happens, where, and the action if it is one."""
@@ -78,6 +81,8 @@ class RecoveringRing(VirtualRing):
         self.lost: list[str] = []
         self.came: list[str] = []
         self.holder = ""
+        self.best: tuple[int, dict[str, Any]] = (-1, {})
+        self._sent: dict[int, dict[str, Any]] = {}
         self.surprises: list[Turn] = []
         self.moments: list[tuple[str, str]] = []
         self.when: Callable[[str, str], str | None] = lambda what, node: None
@@ -171,6 +176,15 @@ class RecoveringRing(VirtualRing):
                 if with_head:
                     self.holder = node
                 self._answer_rounds(node, rd.Collected(node))
+            case rd.CollectBest(node, _, number, with_head, with_private):
+                self._note("collect best", node)
+                if node not in self.lost and self._keeper is not None:
+                    sent = self._keeper.sent(node, with_head=with_head, with_private=with_private)
+                    self._sent.setdefault(number, {}).update(sent)
+                self._answer_rounds(node, rd.BestSent(node, number))
+            case rd.LogBest(step, number):
+                self.best = (step, self._sent.get(number, {}))
+                self.result.logged.append(command)
             case rd.Grant(turns):
                 self._turns |= {turn.index: turn for turn in turns}
                 self.surprises += [turn for turn in turns if not self._is_derived(turn)]

@@ -344,15 +344,18 @@ class TorchCarrier:
     def collected(self, plan: Plan, holder: str) -> dict[str, torch.Tensor]:
         """All adapter tensors and the head, by name."""
         tensors: dict[str, torch.Tensor] = {}
-        for node, executor in self.executors.items():
+        for node in self.executors:
             is_holder = node == holder
-            files = executor.adapter_files(
-                with_head=is_holder, with_private=is_holder and plan.placement.private_blocks > 0
+            tensors |= self.sent(
+                node, with_head=is_holder, with_private=is_holder and plan.placement.private_blocks > 0
             )
-            for name, content in files.items():
-                if name.endswith(".safetensors"):
-                    tensors |= load(bytes(content))
         return tensors
+
+    def sent(self, node: str, *, with_head: bool, with_private: bool) -> dict[str, torch.Tensor]:
+        """All tensors that a node sends at the end, by name."""
+        files = self.executors[node].adapter_files(with_head=with_head, with_private=with_private)
+        found = (load(bytes(content)) for name, content in files.items() if name.endswith(".safetensors"))
+        return {name: tensor for tensors in found for name, tensor in tensors.items()}
 
 
 def shard_metadata(node: str, step: int) -> dict[str, str]:

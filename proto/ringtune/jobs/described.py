@@ -33,6 +33,8 @@ _BESIDES: Mapping[str, Mapping[str, object]] = {
     "train.batch_size": {"train.microbatches": 1},
     "train.microbatches": {"train.batch_size": 1024},
     "train.patience_evals": {"train.eval_every": 10},
+    "train.keep_best": {"train.eval_every": 10},
+    "train.sample_prompt": {"model.task": "causal-lm"},
     "train.momentum": {"train.optimizer": "momentum"},
     "unfreeze.patience_steps": {"unfreeze.at": "auto"},
     "unfreeze.min_improvement": {"unfreeze.at": "auto"},

@@ -24,6 +24,7 @@ from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.jobs.parts.cache import CacheSettings
 from ringtune.jobs.parts.frozen import check_frozen
 from ringtune.jobs.parts.hift import HiftSettings, check_full_parameters, with_adapter, without_default
+from ringtune.jobs.parts.keep_best import check_keep_best
 from ringtune.jobs.parts.memory import Memory, VeloraSettings, checked
 from ringtune.jobs.parts.offload import OFF, OffloadSettings, check_offload
 from ringtune.jobs.parts.placement import PlacementSettings, with_free_microbatches
@@ -31,7 +32,7 @@ from ringtune.jobs.parts.recovery import RecoverySettings
 from ringtune.jobs.parts.unfreeze import Unfreeze
 from ringtune.jobs.parts.users import check_user_column
 from ringtune.jobs.sections import LENGTHS, Adapter, Data, Model, Privacy, Runtime, Train, Wire
-from ringtune.models.family import CLASS_TASKS, NAMED_TASKS, PAIR_TASKS
+from ringtune.models.family import CAUSAL_LM, CLASS_TASKS, NAMED_TASKS, PAIR_TASKS
 from ringtune.models.hub import hub_id
 from ringtune.schedule.helping.offload import JOINT
 from ringtune.schedule.methods import Method, method_class, method_names
@@ -105,7 +106,12 @@ class Job:
         check_operations(self.operations, adapter=self.adapter, train=self.train, privacy=self.privacy)
         check_frozen(self)
         self._check_offload()
+        check_keep_best(train=self.train, offload=self.offload, recovery=self.recovery)
         check_user_column(self.data, self.offload, task=self.model.task)
+        if self.train.sample_prompt and self.model.task != CAUSAL_LM:
+            raise JobError(
+                f"train.sample_prompt is for model.task = {CAUSAL_LM!r}, this job has {self.model.task!r}; remove it"
+            )
         if self.data.labels and self.model.task not in NAMED_TASKS:
             raise JobError(f"data.labels has no meaning for model.task = {self.model.task!r}; remove it")
         if self.data.text_pair and self.model.task not in PAIR_TASKS:

@@ -30,6 +30,7 @@ MOST_STEPS = 1_000_000
 MOST_TOKENS = 1 << 20
 MOST_OWNERS = 4096
 MOST_THREADS = 1024
+MOST_PROMPT = 2000
 MOST_HELD_OUT = 0.9
 """Largest share of the rows that may be held out."""
 
@@ -205,6 +206,10 @@ class Train:
         eval_every: steps between evaluations; 0 = at the end only.
         patience_evals: the run ends after so many evaluations in a row whose loss was no better than the best one; 0 =
             it has all its steps. Without rows to evaluate on it never ends early.
+        keep_best: the result is that of the evaluation with the lowest loss, not that of the last step. No step is
+            trained before an evaluation is judged and its result, if it is the best, is kept.
+        sample_prompt: of a language model, a text of your own: it is gone on with when the run is done, by at most 40
+            tokens, each the likeliest one.
         checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = only when interrupted.
         seed: of everything random: shares, order of rows, initial values, dropout.
     """
@@ -227,6 +232,8 @@ class Train:
     max_steps: int | None = None
     eval_every: int = 0
     patience_evals: int = 0
+    keep_best: bool = False
+    sample_prompt: str = ""
     checkpoint_every: int = 100
     seed: int = 0
 
@@ -249,10 +256,20 @@ class Train:
                 check_range(f"train.{name}", getattr(self, name), least, most)
         if not 0 <= self.dropout < 1:
             raise JobError(f"train.dropout is {self.dropout}, it has to be in [0, 1)")
+        if len(self.sample_prompt) > MOST_PROMPT or (self.sample_prompt and not self.sample_prompt.strip()):
+            raise JobError(
+                f"train.sample_prompt has {len(self.sample_prompt):,} characters, it has to be a text of at most "
+                f"{MOST_PROMPT:,}"
+            )
         if self.patience_evals and not self.eval_every:
             raise JobError(
                 f"train.patience_evals = {self.patience_evals} waits for evaluations, and train.eval_every = 0 has one "
                 "at the end only; set eval_every"
+            )
+        if self.keep_best and not self.eval_every:
+            raise JobError(
+                "train.keep_best = true keeps the best of several evaluations, and train.eval_every = 0 has one at the "
+                "end only; set eval_every"
             )
         if self.microbatches > self.batch_size:
             raise JobError(

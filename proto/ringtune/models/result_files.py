@@ -63,6 +63,9 @@ USERS_FOLDER: Final = "users"
 RESULT_FOLDERS: Final = (ADAPTER_FOLDER, MODEL_FOLDER, USERS_FOLDER)
 """The folders of a run of which one has its result."""
 
+BEST_FOLDER: Final = "best"
+"""The folder of a run with the results of its best evaluations, each in a folder of its step."""
+
 _MAX_ADAPTER_BYTES: Final = 1 << 32
 _MAX_MODEL_BYTES: Final = 1 << 40
 _MOST_DIGITS: Final = 6

@@ -43,6 +43,7 @@ class Granting:
         items_ahead: grant turns until at least so many items are granted beyond the finished ones.
         start: where the run goes on; None = it begins.
         patience_evals: evaluations without a better loss after which nothing more is granted; 0 = however many.
+        keeps_best: whether the result of the best evaluation is kept.
         moving: knows to which placement a turn belongs.
 
     Attributes:
@@ -68,13 +69,14 @@ class Granting:
         items_ahead: int,
         start: StartPoint | None,
         patience_evals: int = 0,
+        keeps_best: bool = False,
         moving: Moving | None = None,
     ) -> None:
         self._moving = moving
         self.open = OpenTurns(items_ahead)
         self.depths = TurnDepths(plan.course, start)
         self.tables = TurnOperations(plan, start)
-        self.stopping = TurnStopping(patience_evals, start)
+        self.stopping = TurnStopping(patience_evals, start, keeps_best=keeps_best)
         part = moving.part if moving else plan
         self.prefixes = TurnPrefixes(part, items_ahead=max(1, items_ahead))
         self.copies = CopyComparison(part)
@@ -216,7 +218,8 @@ class Granting:
         """Take a complete evaluation: what waited for it may be granted now, or nothing if the run ends with it."""
         ends = self.stopping.judge(step, values) and step < self._plan.course.num_steps and not self.is_exhausted
         self.is_exhausted = self.is_exhausted or ends
-        return [LogEvaluation(step, values), *([LogStop(step, self.stopping.evaluations)] if ends else [])]
+        told = LogEvaluation(step, values, self.stopping.is_best(step))
+        return [told, *([LogStop(step, self.stopping.evaluations)] if ends else [])]
 
     def drain(self, last: Turn) -> list[Command]:
         """Grant nothing more but a checkpoint after ``last``, the last turn, if any step was done.

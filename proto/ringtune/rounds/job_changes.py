@@ -12,6 +12,7 @@ from ringtune.schedule.owner_turns import EQUAL
 from ringtune.schedule.slice_policy import NONE
 
 _OF_NO_RESULT: Final = ("runtime", "placement", "recovery")
+_KEYS_OF_NO_RESULT: Final = ("train.sample_prompt",)
 _MOST_TOLD = 5
 _MOST_CHARACTERS = 200
 _LATER: Final = {
@@ -22,6 +23,7 @@ _LATER: Final = {
     "data.words": "words",
     "data.tags": "tags",
     "train.patience_evals": 0,
+    "train.keep_best": False,
     **{f"operations.{name}": value for name, value in dataclasses.asdict(OperationsSettings()).items()},
     "memory.activations": NONE,
     **{f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},
@@ -68,5 +70,5 @@ def _result_keys(job: Job) -> dict[str, object]:
         f"{section}.{key}": value
         for section, keys in tables.items()
         for key, value in keys.items()
-        if section not in _OF_NO_RESULT
+        if section not in _OF_NO_RESULT and f"{section}.{key}" not in _KEYS_OF_NO_RESULT
     }

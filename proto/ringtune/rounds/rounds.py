@@ -5,6 +5,8 @@ Example: ``from ringtune.rounds import rounds as rd`` gives ``rd.Rounds``, ``rd.
 
 from __future__ import annotations
 
+from ringtune.rounds.best_keeping import BestKeepingRounds
+from ringtune.rounds.events.best_events import BestSent, CollectBest, LogBest
 from ringtune.rounds.events.move_events import LogMove, LogPlan, Move, Moved, MoveFailed, Rest, Rested
 from ringtune.rounds.events.recovery_events import (
     AwaitNodes,
@@ -60,9 +62,12 @@ from ringtune.rounds.state_machine import Planner, Rounds
 
 __all__ = [
     "AwaitNodes",
+    "BestKeepingRounds",
+    "BestSent",
     "CacheLost",
     "ChooseOperations",
     "Collect",
+    "CollectBest",
     "Collected",
     "Command",
     "DrainAsked",
@@ -76,6 +81,7 @@ __all__ = [
     "Halted",
     "Inspect",
     "Inspected",
+    "LogBest",
     "LogCacheLost",
     "LogCheckpoint",
     "LogEvaluation",

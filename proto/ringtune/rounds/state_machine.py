@@ -166,9 +166,9 @@ class Rounds:
             self.phase = "done"
             commands += [CancelTimer(PHASE_TIMER), rd.EnterPhase("done"), rd.Finish("", "")]
 
-    def _new_granting(self) -> Granting:
+    def _new_granting(self, **more: Any) -> Granting:
         moving, start = self._made_moving, self._start_point
-        more = {"items_ahead": self._items_ahead, "patience_evals": self._patience_evals}
+        more |= {"items_ahead": self._items_ahead, "patience_evals": self._patience_evals}
         return Granting(self._made_plan, moving.part.nodes, start=start, moving=moving, **more)
 
     def _make_plan(self, now_s: float, commands: list[rd.Command]) -> None:
@@ -324,7 +324,7 @@ class Rounds:
                 break
             granting.close(turn)
             commands.append(rd.LogTurn(turn))
-            unfreezing, evaluations = granting.depths.unfreezing, granting.stopping.evaluations
+            unfreezing, evaluations = granting.depths.unfreezing, granting.stopping.settled
             if turn.kind is StepKind.TRAIN and self._made_moving.part.placement.copies:
                 commands.append(rd.LogKept(turn.end_step, turn.owner, unfreezing, evaluations))
             if turn.kind is StepKind.CHECKPOINT:

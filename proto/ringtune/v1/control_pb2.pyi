@@ -341,7 +341,7 @@ class CheckpointNoted(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class RunEvent(_message.Message):
-    __slots__ = ("state", "job_toml", "profile_json", "plan_json", "metrics_json", "step_json", "report_json", "file", "failure", "done", "run_id", "checkpoint_json", "note", "kept", "operations_json", "resumed_json", "members_json", "kept_turn_json", "activity_json")
+    __slots__ = ("state", "job_toml", "profile_json", "plan_json", "metrics_json", "step_json", "report_json", "file", "failure", "done", "run_id", "checkpoint_json", "note", "kept", "operations_json", "resumed_json", "members_json", "kept_turn_json", "best_json", "activity_json")
     STATE_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +360,7 @@ class RunEvent(_message.Message):
     RESUMED_JSON_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_JSON_FIELD_NUMBER: _ClassVar[int]
     KEPT_TURN_JSON_FIELD_NUMBER: _ClassVar[int]
+    BEST_JSON_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_JSON_FIELD_NUMBER: _ClassVar[int]
     state: str
     job_toml: str
@@ -379,8 +380,9 @@ class RunEvent(_message.Message):
     resumed_json: str
     members_json: str
     kept_turn_json: str
+    best_json: str
     activity_json: str
-    def __init__(self, state: _Optional[str] = ..., job_toml: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., metrics_json: _Optional[str] = ..., step_json: _Optional[str] = ..., report_json: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., failure: _Optional[_Union[RunFailure, _Mapping]] = ..., done: _Optional[bool] = ..., run_id: _Optional[str] = ..., checkpoint_json: _Optional[str] = ..., note: _Optional[str] = ..., kept: _Optional[bool] = ..., operations_json: _Optional[str] = ..., resumed_json: _Optional[str] = ..., members_json: _Optional[str] = ..., kept_turn_json: _Optional[str] = ..., activity_json: _Optional[str] = ...) -> None: ...
+    def __init__(self, state: _Optional[str] = ..., job_toml: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., metrics_json: _Optional[str] = ..., step_json: _Optional[str] = ..., report_json: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., failure: _Optional[_Union[RunFailure, _Mapping]] = ..., done: _Optional[bool] = ..., run_id: _Optional[str] = ..., checkpoint_json: _Optional[str] = ..., note: _Optional[str] = ..., kept: _Optional[bool] = ..., operations_json: _Optional[str] = ..., resumed_json: _Optional[str] = ..., members_json: _Optional[str] = ..., kept_turn_json: _Optional[str] = ..., best_json: _Optional[str] = ..., activity_json: _Optional[str] = ...) -> None: ...
 
 class FileChunk(_message.Message):
     __slots__ = ("path", "chunk", "last", "sha256")
@@ -754,14 +756,16 @@ class GrantRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., turns: _Optional[_Iterable[_Union[TurnMessage, _Mapping]]] = ..., keep_from_step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableMessage, _Mapping]]] = ...) -> None: ...
 
 class CollectRequest(_message.Message):
-    __slots__ = ("run_id", "with_head", "with_private")
+    __slots__ = ("run_id", "with_head", "with_private", "goes_on")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     WITH_HEAD_FIELD_NUMBER: _ClassVar[int]
     WITH_PRIVATE_FIELD_NUMBER: _ClassVar[int]
+    GOES_ON_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     with_head: bool
     with_private: bool
-    def __init__(self, run_id: _Optional[str] = ..., with_head: _Optional[bool] = ..., with_private: _Optional[bool] = ...) -> None: ...
+    goes_on: bool
+    def __init__(self, run_id: _Optional[str] = ..., with_head: _Optional[bool] = ..., with_private: _Optional[bool] = ..., goes_on: _Optional[bool] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("run_id", "reason", "is_finished")

@@ -65,6 +65,8 @@ turns = "equal"
 rounds = 5
 eval_every = 0
 patience_evals = 0
+keep_best = false
+sample_prompt = ""
 checkpoint_every = 100
 seed = 0
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.rounds.copy_digests import CopyDigest
+from ringtune.rounds.events.best_events import BestSent, CollectBest, LogBest
 from ringtune.rounds.events.move_events import LogMove, LogPlan, Move, Moved, MoveFailed, Rest, Rested
 from ringtune.rounds.events.recovery_events import (
     AwaitNodes,
@@ -162,6 +163,7 @@ Event = (
     | OperationsFailed
     | Progressed
     | Collected
+    | BestSent
     | NodeFailed
     | StopAsked
     | DrainAsked
@@ -276,10 +278,11 @@ class LogKept(NamedTuple):
 
 
 class LogEvaluation(NamedTuple):
-    """Log a complete evaluation: counts summed over the owners."""
+    """Log a complete evaluation: counts summed over the owners; and whether it is the best, where that is kept."""
 
     step: int
     values: tuple[tuple[str, float], ...]
+    is_best: bool | None = None
 
 
 class Collect(NamedTuple):
@@ -333,6 +336,8 @@ Command = (
     | LogEvaluation
     | LogStop
     | Collect
+    | CollectBest
+    | LogBest
     | Release
     | Finish
     | SetTimer

@@ -29,6 +29,7 @@ from ringtune.errors import (
     PlanError,
     error_from_name,
 )
+from ringtune.rounds.best_keeping import BestKeepingRounds
 from ringtune.rounds.events import round_events as rd
 from ringtune.rounds.events.move_events import Moved, MoveFailed, Rested
 from ringtune.rounds.events.recovery_events import Halted, NodeJoined, NotPlaced, Placed, ShowStep
@@ -37,7 +38,7 @@ from ringtune.rounds.going_back.bad_steps import NOTHING_KEPT, BadSteps, is_bad_
 from ringtune.rounds.going_back.kept_copies import KeptCopies
 from ringtune.rounds.going_back.recovery import Recovery
 from ringtune.rounds.going_back.waiting import RESUME, Waiting
-from ringtune.rounds.state_machine import PHASE_TIMER, Planner, Rounds
+from ringtune.rounds.state_machine import PHASE_TIMER, Planner
 from ringtune.schedule.course import Course
 from ringtune.schedule.epochs import why_it_stays
 from ringtune.schedule.leaving_out import why_it_waits, without_owner
@@ -49,8 +50,8 @@ _RECOVERS_IN = ("preparing", "training", "moving", "waiting", "collecting")
 _UNREACHED = (PeerLostError.__name__, ConnectionFailedError.__name__, DeadlineError.__name__, "FrameError")
 
 
-class RecoveringRounds(Rounds):
-    """``Rounds`` for a run whose nodes may keep copies of what they have trained; ``Rounds`` alone where they do not.
+class RecoveringRounds(BestKeepingRounds):
+    """``BestKeepingRounds`` for a run whose nodes may keep copies of what they have trained; that alone where not.
 
     Args:
         planner: as for ``Rounds``, as are the others.

@@ -1,0 +1,52 @@
+"""Predictions by the result of a run: what the command and the Python API have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from coordinator.export.users import adapter_of, require_user
+from coordinator.predicting.process import Predicted, Sampling, predict
+from coordinator.run_folder.saved_run import SavedRun
+from ringtune.errors import DataError, UsageError
+
+MOST_NEW_TOKENS: Final = 4096
+MOST_TEMPERATURE: Final = 100.0
+
+
+def check_request(run: SavedRun, data: Path, how: Sampling, user: str) -> None:
+    """Refuse what can't be predicted, before anything is started.
+
+    Raises:
+        UsageError: the run has no such user, or a number is out of range.
+        DataError: there are no rows.
+    """
+    require_user(run, user)
+    if not data.exists():
+        raise DataError(f"{data} is not there; give --data a file with the columns of the run's data.train")
+    if not 1 <= how.max_new_tokens <= MOST_NEW_TOKENS:
+        raise UsageError(f"max_new_tokens is {how.max_new_tokens}, it has to be in [1, {MOST_NEW_TOKENS}]")
+    if not 0 <= how.temperature <= MOST_TEMPERATURE:
+        raise UsageError(f"temperature is {how.temperature:g}, it has to be in [0, {MOST_TEMPERATURE:g}]")
+    if not 0 <= how.seed < 1 << 31:
+        raise UsageError(f"seed is {how.seed}, it has to be at least 0 and below {1 << 31}")
+
+
+def predict_rows(
+    run: SavedRun, data: Path, how: Sampling, *, model: Path | None = None, user: str = ""
+) -> Iterator[Predicted]:
+    """Yield every row of a file with what the result of a run predicts for it.
+
+    Args:
+        run: whose adapter or model.
+        data: rows, with the columns that the job names, but for those of targets.
+        how: for a language model.
+        model: folder that replaces the job's.
+        user: whose adapters, where each user has their own.
+
+    Raises:
+        RingTuneError: what went wrong in the process that predicts.
+    """
+    with adapter_of(run, user) as chosen:
+        yield from predict(chosen, data, how, model=model)
