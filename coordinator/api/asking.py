@@ -6,8 +6,8 @@ from pathlib import Path
 
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.alternatives import Choices
-from coordinator.planner.given_plan import GivenPlan, require_members
-from coordinator.planner.given_profile import read_profile
+from coordinator.planner.given.given_plan import GivenPlan, require_members
+from coordinator.planner.given.given_profile import read_profile
 from coordinator.run_folder.checkpoints import find_resume
 from coordinator.submit.connection import Connection
 from coordinator.submit.fetching import bring_up_to_date

@@ -11,7 +11,7 @@ from typing import Any
 from coordinator.planner.alternatives import NO_CHOICES, Choices
 from coordinator.planner.explaining.plan import Explanation
 from coordinator.planner.explaining.plan import explain as explained
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from coordinator.planner.job_time import JobTime, guessed_time, measured_time
 from coordinator.planner.make_plan import check_inputs, make_plan, planned_as
 from coordinator.planner.planned import Planned
@@ -132,7 +132,7 @@ def plan_measured(job: Job, profile: Path, *, choices: Choices = NO_CHOICES, why
     Raises:
         RingTuneError: the profile can't be used, or it can't be planned.
     """
-    from coordinator.planner.given_profile import read_profile
+    from coordinator.planner.given.given_profile import read_profile
 
     found = read_profile(profile)
     check_inputs(job, found)

@@ -18,7 +18,7 @@ from coordinator.api.planning import PlannedJob
 from coordinator.api.run import Run
 from coordinator.api.showing import choose_progress
 from coordinator.planner.alternatives import read_choices
-from coordinator.planner.given_plan import GivenPlan, read_given_plan
+from coordinator.planner.given.given_plan import GivenPlan, read_given_plan
 from coordinator.run_folder.folder import RunFolder
 from coordinator.submit.detached import start_in_background
 from coordinator.submit.submission import Submission, follow_run, submit

@@ -73,7 +73,7 @@ def train(
     from coordinator.api.asking import make_submission
     from coordinator.commands.overrides import changed_job
     from coordinator.planner.alternatives import read_choices
-    from coordinator.planner.given_plan import read_given_plan
+    from coordinator.planner.given.given_plan import read_given_plan
     from coordinator.screen.output import make_progress
     from coordinator.submit.submission import follow_run, submit_and_leave
     from ringtune.errors import UsageError

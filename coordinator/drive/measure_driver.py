@@ -20,8 +20,8 @@ from coordinator.drive.plan_making.link_measuring import link_of, remember
 from coordinator.drive.requests import MeasureRequest
 from coordinator.members.recruiting import Members, machine_of, num_neighbours
 from coordinator.members.registry import Member
+from coordinator.planner.drafting.job_draft import agreed_model
 from coordinator.planner.fitting.frozen import frozen_of
-from coordinator.planner.job_draft import agreed_model
 from coordinator.planner.make_plan import make_plan
 from ringtune.costs.measured.measuring import Pair, hidden_bytes, link_rounds
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile

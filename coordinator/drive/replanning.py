@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final, NamedTuple, Protocol
 
 from coordinator.planner.effort import Effort
-from coordinator.planner.recover import placed_without, without
-from coordinator.planner.replanning import Replanned, replanned
+from coordinator.planner.placing_again.recover import placed_without, without
+from coordinator.planner.placing_again.replanning import Replanned, replanned
 from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.measured.pace import CHANGED, PaceWatch
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile

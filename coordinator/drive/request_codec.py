@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.alternatives import Choices
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from ringtune.costs.profile import Profile
 from ringtune.errors import IntegrityError
 from ringtune.files.strict import read_object

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from coordinator.members.registry import Member
 from coordinator.planner.alternatives import NO_CHOICES, Choices
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from coordinator.records.result_files import saved_part
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import DataError

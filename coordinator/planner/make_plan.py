@@ -17,6 +17,9 @@ from coordinator.planner.alternatives import free_microbatches
 from coordinator.planner.choose import Candidate, Choice, Settled, choose_plan, judged_again, plan_of
 from coordinator.planner.copies import with_copies
 from coordinator.planner.draft import Draft
+from coordinator.planner.drafting.initiators import initiator_order
+from coordinator.planner.drafting.job_draft import agreed_model, as_job_says, check_same_users, job_draft
+from coordinator.planner.drafting.operations import settled, with_operations
 from coordinator.planner.effort import Effort, PlanningClock
 from coordinator.planner.even import as_alike
 from coordinator.planner.fitting.frozen import as_timed, first_that_fits, frozen_of, with_frozen
@@ -25,10 +28,7 @@ from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.fitting.remedies import memory_remedy
 from coordinator.planner.following import with_phases
 from coordinator.planner.helping.helper_choice import with_helpers
-from coordinator.planner.initiators import initiator_order
-from coordinator.planner.job_draft import agreed_model, as_job_says, check_same_users, job_draft
 from coordinator.planner.moves import fullest, refuse_full_moves
-from coordinator.planner.operations import settled, with_operations
 from coordinator.planner.planned import Planned
 from coordinator.planner.predict.ring_costs import RingCosts
 from coordinator.planner.prefix_cache import with_prefix_cache

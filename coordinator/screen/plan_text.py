@@ -9,7 +9,7 @@ from typing import Any
 from coordinator.planner.copies import copies_line
 from coordinator.planner.explaining.cache import cache_lines
 from coordinator.planner.explaining.plan import Explanation, explanation_text
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from coordinator.planner.job_time import JobTime
 from coordinator.screen.groups_text import groups_lines
 from coordinator.screen.helpers_text import helper_lines

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from coordinator.planner.given_plan import read_given_plan
+from coordinator.planner.given.given_plan import read_given_plan
 from coordinator.records.step_lines import is_step
 from deploy.testbed.agents import AgentSetup
 from deploy.testbed.boards import Board, Layout

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from coordinator.demo.fetch import demo_cache
 from coordinator.demo.workspace import prepare
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from deploy.testbed.agents import AgentSetup
 from deploy.testbed.testbed import Testbed
 from ringtune.failpoints import VARIABLE

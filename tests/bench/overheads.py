@@ -28,7 +28,7 @@ from pathlib import Path
 
 from coordinator.demo.fetch import demo_cache
 from coordinator.demo.workspace import prepare
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from deploy.testbed.capabilities import SKIPPED_EXIT_CODE, MissingCapability
 from deploy.testbed.network import address, hub_address
 from deploy.testbed.testbed import Testbed

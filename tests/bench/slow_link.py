@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from coordinator.submit.connection import Connection
 from deploy.testbed.agents import AgentSetup
 from deploy.testbed.boards import Board, Layout

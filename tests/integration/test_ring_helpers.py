@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.drive.requests import RunRequest
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Resume
 from ringtune.schedule.helping.helpers import Helper

@@ -14,8 +14,8 @@ import pytest
 
 from coordinator.drive import replanning
 from coordinator.drive.requests import RunRequest
-from coordinator.planner.given_plan import GivenPlan
-from coordinator.planner.replanning import Replanned
+from coordinator.planner.given.given_plan import GivenPlan
+from coordinator.planner.placing_again.replanning import Replanned
 from coordinator.records.step_lines import is_step
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.jobs.job import Job

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.drive.requests import RunRequest
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from coordinator.records.step_lines import is_step
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Resume

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from coordinator.drive.requests import RunRequest
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Resume
 from ringtune.schedule.placement import Placement, Slice

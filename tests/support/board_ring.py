@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from deploy.testbed import processes
 from deploy.testbed.agents import AgentSetup, agent_command
 from deploy.testbed.boards import Board, Layout

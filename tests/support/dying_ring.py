@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from coordinator.drive.requests import RunRequest
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from coordinator.run_folder.folder import RunFolder
 from coordinator.run_folder.saved_run import read_json
 from coordinator.screen.progress import Progress

@@ -20,7 +20,7 @@ from coordinator.drive.reports import Reports
 from coordinator.drive.requests import RunRequest
 from coordinator.members.recruiting import Members, check_reachable, lost_message, num_neighbours
 from coordinator.members.registry import Member
-from coordinator.planner.given_profile import with_given_times
+from coordinator.planner.given.given_profile import with_given_times
 from coordinator.records.books import RunBooks
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import PeerLostError, RingTuneError

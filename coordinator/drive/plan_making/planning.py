@@ -13,8 +13,8 @@ from typing import NamedTuple
 from coordinator.drive.checkpointing import Checkpointing
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.effort import Effort
-from coordinator.planner.given_plan import accept_plan
-from coordinator.planner.given_profile import check_given, with_given_times
+from coordinator.planner.given.given_plan import accept_plan
+from coordinator.planner.given.given_profile import check_given, with_given_times
 from coordinator.planner.job_time import JobTime, measured_time
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned

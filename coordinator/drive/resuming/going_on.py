@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from coordinator.planner.effort import Effort
 from coordinator.planner.make_plan import keep_plan
+from coordinator.planner.placing_again.recover import placed_without
 from coordinator.planner.planned import Planned
-from coordinator.planner.recover import placed_without
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, IntegrityError, ModelError
 from ringtune.jobs.job import Job

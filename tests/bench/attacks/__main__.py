@@ -26,7 +26,7 @@ import psutil
 import torch
 
 from coordinator.drive.requests import RunRequest
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from coordinator.trust.authority import Authority
 from coordinator.trust.folder import make_token
 from coordinator.trust.keeper import Keeper

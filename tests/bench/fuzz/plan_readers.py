@@ -9,7 +9,7 @@ from typing import Any
 
 from coordinator.drive.request_codec import read_run_request, run_request_to_proto
 from coordinator.drive.requests import RunRequest
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.files.digests import json_digest
 from ringtune.files.strict import read_object

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from coordinator.commands.overrides import parse_changes
 from coordinator.estimates.npy_headers import Archive
-from coordinator.planner.given_plan import read_given_plan
-from coordinator.planner.given_profile import read_profile
+from coordinator.planner.given.given_plan import read_given_plan
+from coordinator.planner.given.given_profile import read_profile
 from edge.data.images import Images
 from ringtune.cli import app
 from ringtune.costs.memory.rows import held_bytes

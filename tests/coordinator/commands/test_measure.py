@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.commands.measure import app
-from coordinator.planner.given_profile import read_profile
+from coordinator.planner.given.given_profile import read_profile
 from coordinator.screen.profile_text import profile_text
 from ringtune.costs.measured.measuring import job_shape
 from ringtune.costs.profile import LinkFacts, Profile

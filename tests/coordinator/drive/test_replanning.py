@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.drive import replanning
 from coordinator.drive.replanning import FIRST_MOVE_S, Considered, Replanning
-from coordinator.planner.replanning import Replanned
+from coordinator.planner.placing_again.replanning import Replanned
 from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import PlanError

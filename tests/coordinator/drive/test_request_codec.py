@@ -7,7 +7,7 @@ import pytest
 from coordinator.drive.request_codec import run_request_from_proto, run_request_to_proto
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.alternatives import Choices
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from ringtune.costs.profile import Profile
 from ringtune.errors import JobError
 from ringtune.rounds.checkpoint import Resume

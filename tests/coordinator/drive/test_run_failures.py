@@ -16,7 +16,7 @@ from coordinator.drive.answers import Reported
 from coordinator.drive.calls import files as file_calls
 from coordinator.drive.requests import RunRequest
 from coordinator.drive.run_driver import RunDriver
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from coordinator.planner.make_plan import make_plan
 from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client

@@ -13,7 +13,7 @@ from safetensors import deserialize
 from safetensors.numpy import load
 
 from coordinator.drive.requests import RunRequest
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from coordinator.planner.make_plan import make_plan
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import PlainProgress, Progress

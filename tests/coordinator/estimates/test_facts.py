@@ -14,7 +14,7 @@ from coordinator.commands.overrides import parse_changes
 from coordinator.commands.plan import app
 from coordinator.estimates.facts import estimated_facts
 from coordinator.planner.explaining.plan import explain
-from coordinator.planner.given_plan import GivenPlan, accept_plan, read_given_plan
+from coordinator.planner.given.given_plan import GivenPlan, accept_plan, read_given_plan
 from coordinator.planner.job_time import block_flop
 from coordinator.planner.make_plan import make_plan
 from coordinator.screen.plan_text import plan_json, plan_text, table_text

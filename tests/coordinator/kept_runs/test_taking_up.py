@@ -12,7 +12,7 @@ from coordinator.drive.requests import RunRequest
 from coordinator.kept_runs.record import RunRecord
 from coordinator.kept_runs.taking_up import MOST_IN_VAIN, NODES_S, last_of, request_to_go_on, taken_up_by, to_take_up
 from coordinator.planner.alternatives import Choices
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from ringtune.errors import UsageError
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume, Shard
 from ringtune.rounds.job_changes import job_digest

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.planner.explaining.plan import explain, explanation_text
 from coordinator.planner.fitting.slice_saving import KEEPS_ALL, extra_share
-from coordinator.planner.given_plan import GivenPlan, accept_plan
+from coordinator.planner.given.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
 from coordinator.screen.plan_text import plan_text

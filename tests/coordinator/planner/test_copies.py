@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from coordinator.planner.copies import copies_line
+from coordinator.planner.drafting.job_draft import job_draft
 from coordinator.planner.explaining.plan import explain
 from coordinator.planner.fitting.memory_caps import MemoryCaps
-from coordinator.planner.given_plan import GivenPlan, accept_plan
-from coordinator.planner.job_draft import job_draft
+from coordinator.planner.given.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
 from ringtune.costs.profile import NodeFacts

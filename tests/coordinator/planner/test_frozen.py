@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.drive.plan_making.first_look import Looked
 from coordinator.planner.explaining.plan import explain, explanation_text
-from coordinator.planner.given_plan import GivenPlan, accept_plan
+from coordinator.planner.given.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import check_inputs, make_plan
 from coordinator.planner.planned import Planned
 from coordinator.screen.plan_text import plan_text

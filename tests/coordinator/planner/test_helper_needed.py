@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from coordinator.planner.drafting.job_draft import job_draft
 from coordinator.planner.explaining.plan import explain, explanation_text
 from coordinator.planner.fitting.memory_caps import MemoryCaps
-from coordinator.planner.given_plan import GivenPlan, accept_plan
-from coordinator.planner.job_draft import job_draft
+from coordinator.planner.given.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import keep_plan, make_plan
 from coordinator.planner.planned import Planned
 from ringtune.costs.profile import NodeFacts, Profile

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.given_plan import GivenPlan, accept_plan
+from coordinator.planner.given.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import make_plan, refuse_if_full
 from coordinator.planner.planned import Planned
 from coordinator.screen.plan_text import plan_text

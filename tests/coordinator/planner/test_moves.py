@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from coordinator.planner.given_plan import GivenPlan, accept_plan
+from coordinator.planner.given.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import make_plan, plan_memory
 from coordinator.planner.moves import moving_memory, refuse_full_moves
 from ringtune.costs.profile import NodeFacts

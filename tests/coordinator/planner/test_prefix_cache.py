@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coordinator.planner.explaining.cache import cache_lines
-from coordinator.planner.given_plan import GivenPlan, accept_plan
+from coordinator.planner.given.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import keep_plan, make_plan
 from coordinator.planner.planned import Planned
 from ringtune.costs.profile import NodeFacts

@@ -11,7 +11,7 @@ from coordinator.drive.plan_making import planning
 from coordinator.drive.plan_making.first_look import FirstLook, Looked
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.alternatives import Choices
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
 from ringtune.costs.profile import NodeFacts

@@ -9,7 +9,7 @@ from coordinator.drive.plan_making import link_measuring
 from coordinator.drive.requests import RunRequest
 from coordinator.members.link_cache import LONGEST_AGE_S, LinkCache
 from coordinator.members.registry import Member
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.given.given_plan import GivenPlan
 from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
 from coordinator.submit.outcome import Outcome

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.planner.copies import with_copies
+from coordinator.planner.drafting.job_draft import agreed_model, check_same_users, job_draft
+from coordinator.planner.drafting.operations import check_given_operations
 from coordinator.planner.fitting.activations import check_given_activations
 from coordinator.planner.fitting.frozen import check_given_frozen
 from coordinator.planner.fitting.helpers import check_given_helpers
-from coordinator.planner.job_draft import agreed_model, check_same_users, job_draft
 from coordinator.planner.make_plan import refuse_if_full
-from coordinator.planner.operations import check_given_operations
 from coordinator.planner.planned import Planned
 from coordinator.planner.prefix_cache import check_given_cache
 from ringtune import __version__

@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.alternatives import Choices
-from coordinator.planner.given_plan import GivenPlan, accept_plan, read_given_plan, require_members
+from coordinator.planner.given.given_plan import GivenPlan, accept_plan, read_given_plan, require_members
 from coordinator.planner.make_plan import make_plan
 from coordinator.records.events import EventSink
 from coordinator.run_folder.folder import RunFolder

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from coordinator.planner.given_plan import GivenPlan, accept_plan
+from coordinator.planner.drafting.operations import block_costs
+from coordinator.planner.given.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import make_plan
-from coordinator.planner.operations import block_costs
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import JobError, PlanError
 from ringtune.jobs.job import Job
@@ -204,7 +204,7 @@ def test_micro_batches_that_do_not_fit_the_counts_are_left_out() -> None:
 def test_tables_that_fit_no_message_are_refused_before_anything_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all batches together; whole subnets that are pruned are the same for all batches."""
     assert make_plan(chosen(), FACTS).plan.course.choice is not None
-    monkeypatch.setattr("coordinator.planner.operations.MAX_MESSAGE_BYTES", 600)
+    monkeypatch.setattr("coordinator.planner.drafting.operations.MAX_MESSAGE_BYTES", 600)
     with pytest.raises(
         JobError, match=r"operations of 6 batches with 16 operations .* of text, .* raise operations.heads"
     ):

@@ -10,10 +10,10 @@ import pytest
 from coordinator.planner.draft import drafts_of
 from coordinator.planner.effort import Effort
 from coordinator.planner.make_plan import make_plan, refuse_if_full
+from coordinator.planner.placing_again.recover import placed_without
+from coordinator.planner.placing_again.replanning import _of_the_rest, replanned
 from coordinator.planner.predict.judge import simulated_steps_s
 from coordinator.planner.predict.ring_costs import ring_costs
-from coordinator.planner.recover import placed_without
-from coordinator.planner.replanning import _of_the_rest, replanned
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import CapacityError
 from ringtune.jobs.job import Job

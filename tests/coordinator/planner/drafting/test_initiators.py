@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.planner.initiators import initiator_order
+from coordinator.planner.drafting.initiators import initiator_order
 
 
 def test_initiators_follow_the_best_links() -> None:

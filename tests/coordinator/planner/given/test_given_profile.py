@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.drive.requests import RunRequest
-from coordinator.planner.given_profile import read_profile, with_given_times
+from coordinator.planner.given.given_profile import read_profile, with_given_times
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
