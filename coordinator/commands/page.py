@@ -34,8 +34,8 @@ def page(
     from coordinator.server.ending import Ending
     from coordinator.submit.connection import Connection
     from coordinator.submit.fetching import kept_record
+    from coordinator.submit.run_feed import RunFeed
     from coordinator.web.folder_feed import FolderFeed
-    from coordinator.web.run_feed import RunFeed
     from coordinator.web.server import PageServer, require_web
     from coordinator.web.watching import Feed, Watching
     from ringtune.errors import InterruptedRunError

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from coordinator.run_folder.saved_run import SavedRun
-from coordinator.submit.local.exit_errors import exit_error
 from ringtune.errors import DeadlineError, UsageError
+from ringtune.machine.exit_errors import exit_error
 from ringtune.models.adapters.merge_support import merge_refusal
 
 MERGE_S: Final = 3600.0

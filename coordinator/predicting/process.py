@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from coordinator.run_folder.saved_run import SavedRun, evaluation_job
-from coordinator.submit.local.exit_errors import exit_error
 from ringtune.errors import DeadlineError, IntegrityError
+from ringtune.machine.exit_errors import exit_error
 
 _LINES_AHEAD = 256
 _END_S = 10.0

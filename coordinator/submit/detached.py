@@ -13,9 +13,9 @@ from pathlib import Path
 from coordinator.run_folder.folder import LOG
 from coordinator.run_folder.place import RunPlace, read_place
 from coordinator.submit.connection import Connection
-from coordinator.submit.local.exit_errors import exit_error
 from ringtune.errors import DeadlineError, RingTuneError, UsageError
 from ringtune.hints import hint
+from ringtune.machine.exit_errors import exit_error
 
 DETACH = "--detach"
 BEGIN_S = 300.0

@@ -20,9 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from coordinator.submit.local.exit_errors import exit_error
 from ringtune.errors import DeadlineError, RingTuneError, UsageError
 from ringtune.files.durable import storage_errors
+from ringtune.machine.exit_errors import exit_error
 
 LOAD_S: Final = 120.0
 """Most seconds that the libraries may take to load: a few on a laptop, half a minute on a small board."""

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 
 from coordinator.submit.local.agent_template import AgentTemplate, ForkedAgent
-from coordinator.submit.local.exit_errors import exit_error
 from ringtune.errors import CapacityError, JobError, RingTuneError, UsageError
 from ringtune.files.durable import make_folder, storage_errors
 from ringtune.jobs.job import Job
 from ringtune.machine.cores import usable_cores
+from ringtune.machine.exit_errors import exit_error
 from ringtune.machine.memory import LIBRARY_BYTES, free_bytes
 from ringtune.quantities import format_bytes
 

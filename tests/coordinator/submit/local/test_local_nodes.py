@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.submit.local import local_nodes
-from coordinator.submit.local.exit_errors import exit_error
 from coordinator.submit.local.local_nodes import LocalNodes, LocalSetup, node_name
 from ringtune.errors import CapacityError, DataError, InvalidInputError, JobError, PeerLostError, UsageError
 from ringtune.machine.cores import usable_cores
+from ringtune.machine.exit_errors import exit_error
 from ringtune.machine.memory import LIBRARY_BYTES, free_bytes
 from tests.support.fake_agents import job
 from tests.support.fake_system import fake_system

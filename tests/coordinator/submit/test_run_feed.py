@@ -9,8 +9,8 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from coordinator.submit.client import Client
+from coordinator.submit.run_feed import RunFeed
 from coordinator.web.page_state import PageState
-from coordinator.web.run_feed import RunFeed
 from coordinator.web.watching import Watching
 from ringtune import cli
 from tests.support.fake_agents import CALL_S, job
