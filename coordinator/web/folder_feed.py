@@ -40,20 +40,32 @@ class FolderFeed:
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise UsageError(f"{folder} is no folder: the run is gone, or never was there; give a run's --out")
+            raise UsageError(
+                f"{folder} is no folder: the run is gone, or never was there; give a run's --out, or an id"
+            )
         if not (folder / "plan.json").is_file():
             raise UsageError(f"{folder} has no plan.json, so no run was begun there; give a run's --out")
         self._folder = folder
         self._lines_read = 0
         self._plan_seen = (0, 0)
-        self._has_begun = self._is_over = False
+        self._has_begun = self._is_over = self._is_gone = False
 
     def __call__(self) -> Iterator[control_pb2.RunEvent]:
-        """Yield what is new since the last call.
+        """Yield what is new since the last call; once its folder is gone, a note of it and then nothing.
 
         Raises:
             RingTuneError: a file is damaged.
         """
+        if self._is_gone:
+            return
+        try:
+            yield from self._news()
+        except OSError as error:
+            self._is_gone = True
+            told = f"nothing more comes: {self._folder} can't be read any more ({error.strerror})"
+            yield control_pb2.RunEvent(note=told)
+
+    def _news(self) -> Iterator[control_pb2.RunEvent]:
         if not self._has_begun:
             self._has_begun = True
             yield from self._head()

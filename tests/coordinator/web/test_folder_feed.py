@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,14 @@ def test_folder_feed_refuses_what_is_no_run(tmp_path: Path) -> None:
         FolderFeed(tmp_path / "gone")
     with pytest.raises(UsageError, match=r"has no plan\.json"):
         FolderFeed(tmp_path)
+
+
+def test_folder_feed_says_once_that_its_folder_is_gone(tmp_path: Path) -> None:
+    """The page stays as it was, and nothing is told again and again."""
+    folder = begun(tmp_path / "run", 2)
+    feed = FolderFeed(folder)
+    assert len(list(feed())) > 2
+    shutil.rmtree(folder)
+    (told,) = feed()
+    assert told.note == f"nothing more comes: {folder} can't be read any more (No such file or directory)"
+    assert list(feed()) == []
