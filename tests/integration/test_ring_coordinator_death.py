@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,7 @@ def test_run_without_checkpoints_goes_on_from_its_last_turn(tmp_path_factory: py
 @pytest.mark.thorough
 def test_run_that_keeps_its_best_result_is_taken_up(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The best evaluation was before the death: what nodes sent then is the result, as in the undisturbed run."""
-    more = {"train__keep_best": True, "train__eval_every": 4, "train__learning_rate": 0.03}
+    more: dict[str, Any] = {"train__keep_best": True, "train__eval_every": 4, "train__learning_rate": 0.03}
     folder = tmp_path_factory.mktemp("death")
     with dying_ring(folder, **more) as ring:
         trial = ring.trial(LATE, node="c")
