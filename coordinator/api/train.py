@@ -19,6 +19,7 @@ from coordinator.api.run import Run
 from coordinator.api.showing import choose_progress
 from coordinator.planner.alternatives import read_choices
 from coordinator.planner.given.given_plan import GivenPlan, read_given_plan
+from coordinator.predicting.sample import show_sample
 from coordinator.run_folder.folder import RunFolder
 from coordinator.submit.detached import start_in_background
 from coordinator.submit.submission import Submission, follow_run, submit
@@ -106,6 +107,7 @@ def train(
                 notes,
                 how_to_resume=lambda step: _how_to_resume(step, folder),
                 show=lambda: choose_progress(progress),
+                after=lambda shown: show_sample(submission.request.job, folder, shown),
             )
             return Run(folder, insecure=insecure)
         if not local:

@@ -26,6 +26,7 @@ def page(
     The page of a run that is under way comes with --web of 'ringtune train' or 'ringtune coordinator', too. That one
     also shows what nodes did in the last step.
     """
+    import functools
     import json as json_module
     import sys
     from contextlib import ExitStack
@@ -34,8 +35,8 @@ def page(
     from coordinator.server.ending import Ending
     from coordinator.submit.connection import Connection
     from coordinator.submit.fetching import kept_record
-    from coordinator.submit.run_feed import RunFeed
     from coordinator.web.folder_feed import FolderFeed
+    from coordinator.web.run_feed import RunFeed
     from coordinator.web.server import PageServer, require_web
     from coordinator.web.watching import Feed, Watching
     from ringtune.errors import InterruptedRunError
@@ -46,7 +47,9 @@ def page(
         feed: Feed
         if RUN_ID.fullmatch(run) and not Path(run).exists():
             client = stack.enter_context(Connection(coordinator, insecure=insecure))
-            feed = stack.enter_context(RunFeed(client, kept_record(client, run).run_id))
+            run_id = kept_record(client, run).run_id
+            follow = functools.partial(client.events, run_id, wait=True, whole=True, with_files=False)
+            feed = stack.enter_context(RunFeed(follow))
         else:
             feed = FolderFeed(Path(run))
         ending = stack.enter_context(Ending())

@@ -74,6 +74,7 @@ def train(
     from coordinator.commands.overrides import changed_job
     from coordinator.planner.alternatives import read_choices
     from coordinator.planner.given.given_plan import read_given_plan
+    from coordinator.predicting.sample import show_sample
     from coordinator.screen.output import make_progress
     from coordinator.submit.submission import follow_run, submit_and_leave
     from ringtune.errors import UsageError
@@ -118,6 +119,7 @@ def train(
             notes,
             how_to_resume=lambda step: how_to_resume(step, _typed(sys.argv[1:], job, out, local)),
             show=lambda: make_progress(as_json=json),
+            after=lambda progress: show_sample(submission.request.job, out, progress),
         )
 
 

@@ -25,7 +25,6 @@ from coordinator.submit.client import Client
 from coordinator.submit.detached import lines_of_detached, start_in_background
 from coordinator.submit.interrupts import heard_interrupts
 from coordinator.submit.local.local_ring import local_ring
-from coordinator.submit.sample import show_sample
 from ringtune.errors import DivergedError, RingTuneError
 from ringtune.v1 import control_pb2
 
@@ -64,6 +63,7 @@ def follow_run(
     *,
     how_to_resume: Callable[[int], str],
     show: Callable[[], Progress],
+    after: Callable[[Progress], object] = lambda progress: None,
 ) -> None:
     """Run a job and follow it to its end; in the main thread, signals end it in order.
 
@@ -73,6 +73,7 @@ def follow_run(
         notes: to be shown first.
         how_to_resume: writes for the step of the newest checkpoint how to go on.
         show: makes what shows the run, once what is printed is guarded against a closed terminal.
+        after: called once the run is done and its folder is complete.
 
     Raises:
         RingTuneError: whatever the run failed with.
@@ -104,7 +105,7 @@ def follow_run(
                     progress.note(_ONLY_A_FAULT)
                 progress.note(how_to_resume(RunCheckpoints(out).steps()[0]))
             raise
-        show_sample(asked.request.job, out, progress)
+        after(progress)
         progress.note(f"the run's files are in {out}")
 
 

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -48,6 +50,18 @@ def test_run_without_checkpoints_goes_on_from_its_last_turn(tmp_path_factory: py
     with dying_ring(tmp_path_factory.mktemp("death"), train__checkpoint_every=0) as ring:
         trial = ring.trial(LATE, node="c")
     assert trial.from_step in {12, 16} and trial.is_good, trial
+
+
+@pytest.mark.thorough
+def test_run_that_keeps_its_best_result_is_taken_up(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The best evaluation was before the death: what nodes sent then is the result, as in the undisturbed run."""
+    more: dict[str, Any] = {"train__keep_best": True, "train__eval_every": 4, "train__learning_rate": 0.03}
+    folder = tmp_path_factory.mktemp("death")
+    with dying_ring(folder, **more) as ring:
+        trial = ring.trial(LATE, node="c")
+    assert trial.deaths == 1 and trial.from_step in {12, 16} and trial.is_good, trial
+    reports = [json.loads(path.read_text()) for path in folder.glob("*/report.json")]
+    assert [report["best"]["step"] for report in reports] == [8, 8]
 
 
 @pytest.mark.thorough

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.predicting import sample
 from coordinator.predicting.process import Predicted, Sampling
 from coordinator.screen.progress import Progress
-from coordinator.submit import sample
 from ringtune.errors import ModelError
 from ringtune.files.tables import table_rows
 from tests.support.fake_agents import job

@@ -9,14 +9,19 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from coordinator.submit.client import Client
-from coordinator.submit.run_feed import RunFeed
 from coordinator.web.page_state import PageState
+from coordinator.web.run_feed import RunFeed
 from coordinator.web.watching import Watching
 from ringtune import cli
 from tests.support.fake_agents import CALL_S, job
 from tests.support.kept_runs import Gate, ended, keeping, start
 
 GONE = "r20260101-000000-00000000"
+
+
+def followed(client: Client, run_id: str) -> RunFeed:
+    """The feed of a kept run, as the command makes it."""
+    return RunFeed(lambda: client.events(run_id, wait=True, whole=True, with_files=False))
 
 
 def until(watching: Watching, is_shown: Callable[[PageState], bool]) -> None:
@@ -35,7 +40,7 @@ def test_page_of_a_kept_run_shows_what_it_did_and_what_comes(tmp_path: Path) -> 
     with keeping(tmp_path / "kept", gate) as cluster, Client(cluster.server.address) as client:
         run_id = start(client, job())
         assert gate.reached.wait(CALL_S)
-        with RunFeed(client, run_id) as feed:
+        with followed(client, run_id) as feed:
             watching = Watching(feed=feed)
             until(watching, lambda state: state.plan is not None)
             assert watching.state.steps_done == 0
@@ -43,7 +48,7 @@ def test_page_of_a_kept_run_shows_what_it_did_and_what_comes(tmp_path: Path) -> 
             until(watching, lambda state: state.steps_done == 8)
         assert not feed._thread.is_alive()
         ended(client, run_id)
-        with RunFeed(client, run_id) as feed:
+        with followed(client, run_id) as feed:
             until(Watching(feed=feed), lambda state: state.section("run")["phase"] == "done" and state.steps_done == 8)
 
 
@@ -52,7 +57,7 @@ def test_page_says_why_nothing_more_comes(tmp_path: Path) -> None:
     with (
         keeping(tmp_path / "kept") as cluster,
         Client(cluster.server.address) as client,
-        RunFeed(client, GONE) as feed,
+        followed(client, GONE) as feed,
     ):
         feed._thread.join(CALL_S)
         (told,) = feed()

@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Final
 
-from coordinator.submit.connection import Connection
 from ringtune.errors import RingTuneError
 from ringtune.v1 import control_pb2
 
@@ -27,15 +26,14 @@ class RunFeed:
     """Follows a run.
 
     Args:
-        client: of the coordinator; has to be open as long as this.
-        run_id: of the run.
+        events: asks a coordinator for them, those that are there and those that come, without files.
     """
 
-    def __init__(self, client: Connection, run_id: str) -> None:
-        self._client, self._run_id = client, run_id
+    def __init__(self, events: Callable[[], Iterable[control_pb2.RunEvent]]) -> None:
+        self._events = events
         self._came: queue.Queue[control_pb2.RunEvent] = queue.Queue(MOST_AHEAD)
         self._left = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name=f"page-{run_id}", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name="page-events", daemon=True)
 
     def __enter__(self) -> RunFeed:
         """Begin to follow."""
@@ -58,7 +56,7 @@ class RunFeed:
     def _follow(self) -> None:
         has_begun = False
         try:
-            for event in self._client.events(self._run_id, wait=True, whole=True, with_files=False):
+            for event in self._events():
                 if event.WhichOneof("event") == "run_id":
                     if has_begun:
                         continue  # of a run that took it up: one page shows all of it
