@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from coordinator.drive.answers import Answer, Facts, Files, NodeMoved, NodePrepared, NodeRested, Reported, read_facts
 from coordinator.drive.checkpointing import Checkpointing, Noted
 from coordinator.drive.choosing import choose_beside
-from coordinator.drive.coming.comers import ComerFailed, Comes, Joined, Met
+from coordinator.drive.coming.comers import ComerFailed, Comes, Gathered, Joined, Met
 from coordinator.drive.coming.fitness import Known
 from coordinator.drive.coming.joining import Joining
 from coordinator.drive.driver import Driver
@@ -150,6 +150,7 @@ class RunDriver(Driver):
             evaluation=request.evaluation,
             absent=Absent(request.resume, request.job) if request.resume else None,
         )
+        self._joining.gathered()
         if unused := unused_owners(self._members.living(), members) if request.plan else ():
             self._note(f"not in the given plan, so their rows are not trained on: {', '.join(unused)}")
         self._addresses |= {member.node: member.address for member in members}
@@ -199,7 +200,7 @@ class RunDriver(Driver):
             case NodeRested() | NodeMoved():
                 if self._books is not None:
                     self._feed(note_figures(entry, self._books.ledger))
-            case Joined() | Met() | ComerFailed():
+            case Joined() | Gathered() | Met() | ComerFailed():
                 self._joining.take(entry, self._needed)
             case Noted(step):
                 self._let_go_of_shards(step)

@@ -87,9 +87,8 @@ class Coordinator:
         with self._lock:
             was_there = self._registry.is_alive(member.node, self._now_s())
             self._registry.join(member, self._now_s())
-            driver = self._driver
-        if driver is not None and not was_there:
-            driver.joined(member)
+            if self._driver is not None and not was_there:
+                self._driver.joined(member)  # before anybody sees it among the living
         _LOG.info("node %s at %s joined", member.node, member.address)
         self.tell(joined_line(member))
 

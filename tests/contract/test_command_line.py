@@ -20,9 +20,9 @@ from tests.contract.test_structure import ROOT
 
 LIMIT_S = 120.0
 PLACES = ("--coordinator", "--bind")
-NEEDS_A_COORDINATOR = {"fetch", "join", "logs", "nodes", "runs", "status", "stop"}
+NEEDS_A_COORDINATOR = {"fetch", "join", "logs", "nodes", "page", "runs", "status", "stop"}
 NEEDS_A_COORDINATOR |= {f"nodes {below}" for below in ("drain", "remove", "show")}
-"""Commands that make no sense without a coordinator; others may have none, and then do without, or look for one."""
+"""Commands that make no sense without a coordinator, or ask it for what is no folder; others do without, or look for one."""
 
 
 MEANINGS = {

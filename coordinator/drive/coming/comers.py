@@ -26,6 +26,10 @@ class Joined(NamedTuple):
     member: Member
 
 
+class Gathered(NamedTuple):
+    """The run has the nodes that it begins with: what was heard of their joining before is no news."""
+
+
 class Met(NamedTuple):
     """A node that came has answered; ``instance`` is which process of its name."""
 
@@ -41,7 +45,7 @@ class ComerFailed(NamedTuple):
     error: RingTuneError
 
 
-Comes = Joined | Met | ComerFailed
+Comes = Joined | Gathered | Met | ComerFailed
 """What happens to a node that comes."""
 
 

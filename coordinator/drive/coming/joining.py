@@ -13,7 +13,7 @@ from typing import Final
 
 from coordinator.drive.agent_calls import AgentCalls
 from coordinator.drive.answers import read_facts
-from coordinator.drive.coming.comers import Comer, ComerFailed, Comers, Joined, Met, let_go
+from coordinator.drive.coming.comers import Comer, ComerFailed, Comers, Comes, Gathered, Joined, Met, let_go
 from coordinator.drive.coming.fitness import Known, links_of, why_refused
 from coordinator.drive.replanning import Replanning
 from coordinator.drive.reports import Reports
@@ -56,7 +56,7 @@ class Joining:
         reports: Reports,
         *,
         lease_s: float,
-        put: Callable[[Joined | Met | ComerFailed], None],
+        put: Callable[[Comes], None],
         feed: Callable[[rounds.Event], None],
         note: Callable[[str], None],
         admit: Callable[[Member, AgentCalls], str],
@@ -71,6 +71,7 @@ class Joining:
         self._books: RunBooks | None = None
         self._replanning: Replanning | None = None
         self._instances: dict[str, str] = {}
+        self._has_gathered = False
 
     def begin(self, known: Known, books: RunBooks, replanning: Replanning) -> None:
         """There is a plan: who came before may be asked now."""
@@ -79,13 +80,17 @@ class Joining:
             self._put(early)
         self._early = {}
 
+    def gathered(self) -> None:
+        """Say that the run has the nodes that it begins with, behind what they have said already."""
+        self._put(Gathered())
+
     def close(self) -> None:
         """The run is over: let all go that are still asked."""
         self._comers.close("the run is over")
 
     # ---- what happens -----------------------------------------------------------------------------
 
-    def take(self, entry: Joined | Met | ComerFailed, needed: Set[str]) -> None:
+    def take(self, entry: Comes, needed: Set[str]) -> None:
         """Take a node that joined the coordinator, its answer, or a failed call to one.
 
         Args:
@@ -95,6 +100,8 @@ class Joining:
         if not self._request.is_training or not isinstance(self._machine, rounds.RecoveringRounds):
             return
         match entry:
+            case Gathered():
+                self._has_gathered = True
             case Joined(member):
                 self._on_joined(member, needed)
             case Met(instance, facts):
@@ -111,6 +118,8 @@ class Joining:
     def _on_joined(self, member: Member, needed: Set[str]) -> None:
         """Ask a node about itself; if it has a part in the run, its former process is lost."""
         node = member.node
+        if node in needed and not self._has_gathered:
+            return  # it has joined while nodes were gathered, and is among them
         if node in needed:
             message = lost_message(node, float("inf"), self._lease_s)
             self._feed(rounds.NodeFailed(node, PeerLostError.__name__, message))

@@ -172,6 +172,21 @@ def test_run_ends_when_a_call_fails_by_a_bug(monkeypatch: pytest.MonkeyPatch) ->
         run(cluster, num_nodes=1, runtime__wait_s=2.0)
 
 
+def test_run_begins_with_a_node_that_joined_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it has joined is heard behind that it is one of the run: it was not started again."""
+    recruit = RunDriver._recruit
+
+    def late(driver: RunDriver, *arguments: Any, **options: Any) -> Any:
+        members = recruit(driver, *arguments, **options)
+        for member in members:
+            driver.joined(member)
+        return members
+
+    monkeypatch.setattr(RunDriver, "_recruit", late)
+    with FakeCluster("a", "b") as cluster:
+        assert run(cluster).report["steps"]
+
+
 def test_run_declares_a_silent_node_lost() -> None:
     """A node that was not heard of for a whole lease ends the run with its name and both numbers."""
     silent = {"on_grant": lambda agent, turns: None}
