@@ -22,7 +22,7 @@ LIMIT_S = 120.0
 PLACES = ("--coordinator", "--bind")
 NEEDS_A_COORDINATOR = {"fetch", "join", "logs", "nodes", "page", "runs", "status", "stop"}
 NEEDS_A_COORDINATOR |= {f"nodes {below}" for below in ("drain", "remove", "show")}
-"""Commands that make no sense without a coordinator, or ask it for what is no folder; others do without, or look for one."""
+"""Commands that make no sense without a coordinator, or ask it for what is no folder; others may do without."""
 
 
 MEANINGS = {
