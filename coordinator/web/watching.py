@@ -119,7 +119,7 @@ class Watching:
         at_unix_s = self._clock()
         for line in member_lines(self.members, members):
             self.state.tell(line._replace(at_unix_s=at_unix_s))
-        self.members = members
+        self.members = dict(members)  # the one that is asked may go on changing its own
         self._shown_members = {node: list(one) for node, one in members.items()}
         self._members_version += 1
         return True
@@ -132,10 +132,12 @@ def member_lines(before: Mapping[str, MemberNow], now: Mapping[str, MemberNow]) 
         was, has = before.get(node), now.get(node)
         if has is None:
             found.append(EventLine("left", f"node {node} left"))
-        elif was is None:
+            continue
+        is_lost, was_lost = has.state == "lost", was is not None and was.state == "lost"
+        if was is None:
             found.append(EventLine("joined", f"node {node} joined"))
-        elif "lost" in (was.state, has.state) and was.state != has.state:
-            is_lost = has.state == "lost"
-            text = f"node {node} is lost: it is silent" if is_lost else f"node {node} is back"
-            found.append(EventLine("lost" if is_lost else "joined", text))
+        if is_lost and not was_lost:  # one that is seen for the first time may be, too
+            found.append(EventLine("lost", f"node {node} is lost: it is silent"))
+        elif was_lost and not is_lost:
+            found.append(EventLine("joined", f"node {node} is back"))
     return found

@@ -61,12 +61,14 @@ def test_watching_says_who_comes_and_goes() -> None:
 
 
 def test_member_lines_of_all_changes() -> None:
-    """Joined, lost, back, left; another figure alone is no line."""
+    """Joined, lost, back, left; another figure alone is no line, and who is lost when first seen is told as lost, too."""
     before = {"a": IDLE, "b": LOST, "c": IDLE, "d": IDLE}
-    now = {"a": LOST, "b": IDLE, "c": MemberNow("running", 99, 20, "cpu"), "e": IDLE}
+    now = {"a": LOST, "b": IDLE, "c": MemberNow("running", 99, 20, "cpu"), "e": IDLE, "f": LOST}
     assert [line.text for line in member_lines(before, now)] == [
         "node a is lost: it is silent",
         "node b is back",
         "node d left",
         "node e joined",
+        "node f joined",
+        "node f is lost: it is silent",
     ]
