@@ -61,7 +61,7 @@ def test_watching_says_who_comes_and_goes() -> None:
 
 
 def test_member_lines_of_all_changes() -> None:
-    """Joined, lost, back, left; another figure alone is no line, and who is lost when first seen is told as lost, too."""
+    """Joined, lost, back, left; another figure alone is no line; who is lost when first seen has two."""
     before = {"a": IDLE, "b": LOST, "c": IDLE, "d": IDLE}
     now = {"a": LOST, "b": IDLE, "c": MemberNow("running", 99, 20, "cpu"), "e": IDLE, "f": LOST}
     assert [line.text for line in member_lines(before, now)] == [
