@@ -22,7 +22,7 @@ from ringtune.jobs.user_adapters import config_of, job_of_sum, job_of_user, kind
 from ringtune.models.result_files import of_user
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan_0_1 import read_any_plan
-from ringtune.schedule.users import user_sets
+from ringtune.schedule.whose_rows.users import user_sets
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

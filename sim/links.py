@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.costs.times.seconds import CourseCosts
 from ringtune.schedule.actions import Payload, TensorKey
-from sim.items import Items
+from sim.accounts.items import Items
 from sim.transport import Strain
 
 

@@ -19,13 +19,13 @@ from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint
 from ringtune.schedule.units import Units, units_text
-from sim.action_times import ProfileTimes, RecordedTimes
+from sim.accounts.action_times import ProfileTimes, RecordedTimes
+from sim.accounts.items import Items
+from sim.accounts.memory_ledger import MemoryLedger
+from sim.accounts.meter import Meter, NodeMeter
 from sim.choosing import ExpectedTables
-from sim.items import Items
 from sim.limits import memory_bounds
 from sim.links import MeasuredLinks
-from sim.memory_ledger import MemoryLedger
-from sim.meter import Meter, NodeMeter
 from sim.ring import VirtualRing
 from sim.virtual_node import NO_REST
 

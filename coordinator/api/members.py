@@ -51,7 +51,7 @@ class Coordinator:
 
     def nodes(self) -> Table:
         """List the nodes that have joined: name, state, rows, cores, memory in bytes, address."""
-        from coordinator.screen.node_list import node_lines
+        from coordinator.screen.listing.node_list import node_lines
 
         with self._connected() as client:
             return Table([json.loads(line) for line in node_lines(client.nodes())])
@@ -62,14 +62,14 @@ class Coordinator:
         Raises:
             RingTuneError: it keeps none, or can't be asked.
         """
-        from coordinator.screen.run_list import run_lines
+        from coordinator.screen.listing.run_list import run_lines
 
         with self._connected() as client:
             return Table([json.loads(line) for line in run_lines(client.runs())])
 
     def status(self) -> dict[str, Any]:
         """Tell what the coordinator does now: the run with phase, step and loss, and every node with its state."""
-        from coordinator.screen.status_text import status_json
+        from coordinator.screen.listing.status_text import status_json
 
         with self._connected() as client:
             return dict(json.loads(status_json(client.status())))

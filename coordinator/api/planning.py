@@ -15,7 +15,7 @@ from coordinator.planner.given.given_plan import GivenPlan
 from coordinator.planner.job_time import JobTime, guessed_time, measured_time
 from coordinator.planner.make_plan import check_inputs, make_plan, planned_as
 from coordinator.planner.planned import Planned
-from coordinator.screen.plan_text import plan_json, plan_text
+from coordinator.screen.planned.plan_text import plan_json, plan_text
 from ringtune import __version__
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import Profile

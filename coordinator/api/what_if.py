@@ -96,7 +96,7 @@ def what_if(
 
 
 def _cells(question: WhatIf, before: PredictedPlan, sweep: Mapping[str, Sequence[object] | str], jobs: int) -> Table:
-    from sim.sweep import check_workers, each_cell, grid, parse_axis
+    from sim.what_ifs.sweep import check_workers, each_cell, grid, parse_axis
 
     axes = [
         parse_axis(f"{key}={values if isinstance(values, str) else ','.join(map(str, values))}")

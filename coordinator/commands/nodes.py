@@ -23,12 +23,12 @@ def nodes(
     """List the nodes of a coordinator."""
     if context.invoked_subcommand is not None:
         return
-    from coordinator.screen.node_list import node_lines, node_table
+    from coordinator.screen.listing.node_list import node_lines, node_table
     from coordinator.submit.connection import Connection
 
     with Connection(coordinator, insecure=insecure) as client:
         if watch:
-            from coordinator.screen.node_watch import watch_nodes
+            from coordinator.screen.listing.node_watch import watch_nodes
 
             watch_nodes(client.nodes, coordinator, as_json=json)
             return
@@ -45,7 +45,7 @@ def show(
     json: options.Json = False,
 ) -> None:
     """Show one node, a line for each thing that is known of it."""
-    from coordinator.screen.node_list import node_details, node_lines
+    from coordinator.screen.listing.node_list import node_details, node_lines
     from coordinator.submit.connection import Connection
     from ringtune.errors import UsageError
 

@@ -19,7 +19,7 @@ def runs(
     json: options.Json = False,
 ) -> None:
     """List the runs that a coordinator keeps: state, steps, the step of the newest checkpoint, and who started it."""
-    from coordinator.screen.run_list import run_lines, run_table
+    from coordinator.screen.listing.run_list import run_lines, run_table
     from coordinator.submit.connection import Connection
 
     with Connection(coordinator, insecure=insecure) as client:

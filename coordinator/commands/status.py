@@ -16,7 +16,7 @@ def status(
     json: options.Json = False,
 ) -> None:
     """Show the run that a coordinator drives: phase, step, loss, who helps whom, and every node with its state."""
-    from coordinator.screen.status_text import status_json, status_lines
+    from coordinator.screen.listing.status_text import status_json, status_lines
     from coordinator.submit.connection import Connection
 
     with Connection(coordinator, insecure=insecure) as client:

@@ -138,7 +138,7 @@ def _sweep(
     from coordinator.screen.what_if.what_if_text import sweep_csv, sweep_lines, sweep_rows
     from ringtune.errors import InterruptedRunError
     from ringtune.files.durable import check_writable, write_durably
-    from sim.sweep import check_workers, each_cell, grid, parse_axis
+    from sim.what_ifs.sweep import check_workers, each_cell, grid, parse_axis
 
     axes = [parse_axis(text) for text in sweep]
     cells = grid(axes)

@@ -23,18 +23,18 @@ from coordinator.drive.coming.comers import ComerFailed, Comes, Gathered, Joined
 from coordinator.drive.coming.fitness import Known
 from coordinator.drive.coming.joining import Joining
 from coordinator.drive.driver import Driver
-from coordinator.drive.handed_in import BestFiles, HandedIn
-from coordinator.drive.handing_in import hand_results_in
-from coordinator.drive.lost_peers import with_role
-from coordinator.drive.moving import MoveDriving, note_figures
+from coordinator.drive.handing_over.handed_in import BestFiles, HandedIn
+from coordinator.drive.handing_over.handing_in import hand_results_in
+from coordinator.drive.hearing.lost_peers import with_role
+from coordinator.drive.hearing.reports import Reports
+from coordinator.drive.moves.moving import MoveDriving, note_figures
+from coordinator.drive.moves.recovery import await_nodes, recover, rounds_of
+from coordinator.drive.moves.replanning import Considered, Replanning
 from coordinator.drive.plan_making.first_look import Looked
 from coordinator.drive.plan_making.inspecting import ask_about_itself
 from coordinator.drive.plan_making.link_measuring import LinkAnswer
 from coordinator.drive.plan_making.making import PlanMaking
 from coordinator.drive.plan_making.planning import PlanReady
-from coordinator.drive.recovery import await_nodes, recover, rounds_of
-from coordinator.drive.replanning import Considered, Replanning
-from coordinator.drive.reports import Reports
 from coordinator.drive.requests import RunRequest
 from coordinator.drive.resuming.absent import Absent
 from coordinator.members.recruiting import Members, num_neighbours, unused_owners

@@ -22,7 +22,7 @@ from coordinator.planner.alternatives import NO_CHOICES
 from ringtune.errors import UsageError
 from ringtune.rounds.checkpoint import KEPT, CheckpointManifest, Resume
 from ringtune.rounds.length import Length, as_it_was, digests
-from ringtune.schedule.copy_holders import TURNS_KEPT
+from ringtune.schedule.changing_hands.copy_holders import TURNS_KEPT
 from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2
 

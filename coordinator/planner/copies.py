@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from coordinator.planner.planned import Planned
-from ringtune.costs.memory.kept_turns import end_of_turn_bytes
+from ringtune.costs.memory.by_method.kept_turns import end_of_turn_bytes
 from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import MemoryEstimate
@@ -15,7 +15,7 @@ from ringtune.errors import CapacityError, PlanError
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.recovery import NEXT, NONE, SKIP
 from ringtune.quantities import format_bytes
-from ringtune.schedule.epochs import why_it_stays
+from ringtune.schedule.changing_hands.epochs import why_it_stays
 from ringtune.schedule.plan import Plan
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.helping.offload import IN_STEP
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.users import rows_by_user, user_sets, uses_of_users
+from ringtune.schedule.whose_rows.users import rows_by_user, user_sets, uses_of_users
 
 _NAMES: Final[Mapping[str, str]] = {
     Payload.UNIT_GRAD: "unit_gradient",

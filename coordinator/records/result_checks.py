@@ -36,7 +36,7 @@ from ringtune.models.result_files import (
 from ringtune.models.tensors import CONFIG_FILE, WEIGHTS_FILE
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages.dealing import replicas
-from ringtune.schedule.users import user_sets
+from ringtune.schedule.whose_rows.users import user_sets
 from ringtune.texts import shown
 
 MAX_HEADER_BYTES: Final = 1 << 22

@@ -21,7 +21,7 @@ from ringtune.schedule.frozen_weights import dtype_of
 from ringtune.schedule.methods import method_class
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.plan_0_1 import read_any_plan
-from ringtune.schedule.users import user_sets
+from ringtune.schedule.whose_rows.users import user_sets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

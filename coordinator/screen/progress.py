@@ -10,8 +10,9 @@ from typing import Any, Self, TextIO
 
 from coordinator.records.step_lines import STEP_KIND, LastStep
 from coordinator.records.training_facts import training_facts
-from coordinator.screen.helpers_text import helper_lines
 from coordinator.screen.join_hints import join_lines, listening_line
+from coordinator.screen.planned.helpers_text import helper_lines
+from coordinator.screen.planned.training_text import training_lines
 from coordinator.screen.progress_lines import (
     evaluating_line,
     evaluation_line,
@@ -21,7 +22,6 @@ from coordinator.screen.progress_lines import (
     step_line,
     unfreeze_line,
 )
-from coordinator.screen.training_text import training_lines
 from ringtune.schedule.plan import Plan
 from ringtune.texts import printable
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from coordinator.screen.class_text import class_lines
-from coordinator.screen.operations_text import saved_lines
+from coordinator.screen.planned.operations_text import saved_lines
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import NONE

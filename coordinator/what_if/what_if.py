@@ -20,10 +20,10 @@ from ringtune.rounds.row_use import row_uses
 from ringtune.schedule.helped import parse_helpers
 from ringtune.schedule.helping.offload import COLLABORATION, JOINT
 from ringtune.schedule.plan import Plan
-from sim.changes import change_all, change_plan, change_profile, check_rows, plan_value, split_change
 from sim.limits import check_fits, memory_bounds
-from sim.members import add_node, drop_from_plan, drop_from_profile
 from sim.prediction import Prediction, predict
+from sim.what_ifs.changes import change_all, change_plan, change_profile, check_rows, plan_value, split_change
+from sim.what_ifs.members import add_node, drop_from_plan, drop_from_profile
 
 _JOB_KEYS = {
     "batch_size": "train.batch_size",

@@ -24,7 +24,7 @@ from ringtune.rpc.codecs.codec import step_kind
 from ringtune.rpc.connections import Server
 from ringtune.rpc.statuses import answer, answer_stream
 from ringtune.rpc.weights_servicer import WeightsServicer
-from ringtune.schedule.epochs import Source
+from ringtune.schedule.changing_hands.epochs import Source
 from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.turns.turns import StartPoint
 from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2_grpc

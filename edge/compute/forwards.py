@@ -20,7 +20,7 @@ from edge.model.slice import BlockRunner
 from edge.model.versions import VersionStore
 from ringtune.schedule.actions import Action
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.users import rows_of_users
+from ringtune.schedule.whose_rows.users import rows_of_users
 
 
 class Forwards:

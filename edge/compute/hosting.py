@@ -36,7 +36,7 @@ from ringtune.schedule.helping.helpers import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import merged as joined
 from ringtune.schedule.units import Range
-from ringtune.schedule.users import user_sets
+from ringtune.schedule.whose_rows.users import user_sets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,7 @@ from ringtune.schedule.helping.offload import COLLABORATION, EXACT
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import Item
 from ringtune.schedule.turns.versions import weight_version
-from ringtune.schedule.users import RowsOfUser, rows_of_users, user_sets
+from ringtune.schedule.whose_rows.users import RowsOfUser, rows_of_users, user_sets
 
 
 class Offloading:

@@ -14,7 +14,7 @@ from edge.data.tokens import IGNORED, Batch
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import Skeleton, without_weights
 from edge.model.token_loss import token_loss
-from ringtune.costs.memory.logits import MOST_LOGIT_BYTES, logits_fit
+from ringtune.costs.memory.tensors.logits import MOST_LOGIT_BYTES, logits_fit
 from ringtune.errors import JobError, ModelError
 from ringtune.models.family import (
     CAUSAL_LM,

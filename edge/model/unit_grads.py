@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from edge.model.tensor_bytes import DTYPE_NAMES, fill, is_finite, pieces_of
-from ringtune.costs.memory.unit_state import TABLE_GIVEN_BACK_BYTES
+from ringtune.costs.memory.units.unit_state import TABLE_GIVEN_BACK_BYTES
 from ringtune.errors import DivergedError, IntegrityError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_header import TensorInfo

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringtune.costs.profile import Profile
-from sim.break_even import break_even_bytes_per_s
 from sim.prediction import predict
+from sim.what_ifs.break_even import break_even_bytes_per_s
 from tests.bench.cola_boards import GIGABIT, Boards, Case, on_boards
 from tests.bench.testbed_runs import read_profile, set_rate
 

@@ -28,7 +28,7 @@ from edge.compute.executor import NodeExecutor
 from edge.compute.helping.auxiliary_models import AuxiliaryModels
 from ringtune.costs.offload.pair_bytes import BFLOAT16, VELORA
 from ringtune.schedule.actions import Action, Op
-from ringtune.schedule.users import RowsOfUser
+from ringtune.schedule.whose_rows.users import RowsOfUser
 from tests.bench.cola_ring import HELPER, HOST, LINEAR, LORA, MLP, Inputs, Ring, Training, distance_of_changes
 from tests.bench.kept_results import say
 from tests.bench.memory_accuracy import sentences

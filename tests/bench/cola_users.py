@@ -39,7 +39,7 @@ from ringtune.files.durable import write_durably
 from ringtune.schedule.helping.offload import ALONE, COLLABORATION, JOINT
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import Item, StepKind, items, turn_sequence
-from ringtune.schedule.users import rows_of_users
+from ringtune.schedule.whose_rows.users import rows_of_users
 from tests.bench.cola_ring import HELPER, LINEAR, LORA, MLP, Inputs, Ring, Training
 from tests.bench.kept_results import results_of, say, spread_text
 from tests.bench.memory_accuracy import best_rate, sentences

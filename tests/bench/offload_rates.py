@@ -12,7 +12,7 @@ import sys
 
 from ringtune.schedule.helped import helped
 from ringtune.schedule.helping.offload import Manner
-from sim.break_even import break_even_bytes_per_s, gained_s
+from sim.what_ifs.break_even import break_even_bytes_per_s, gained_s
 from tests.support.offloading import LINEAR_PARAMS, LOW_RANK_PARAMS, MEGABIT, plan, profile
 
 ADAPTERS = {"linear on query and value": LINEAR_PARAMS, "lora[r=8] on query and value": LOW_RANK_PARAMS}

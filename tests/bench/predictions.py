@@ -43,8 +43,8 @@ from deploy.testbed.boards import Board, Layout
 from deploy.testbed.capabilities import find_capabilities
 from ringtune.costs.profile import Profile
 from ringtune.jobs.job import load_job
-from sim.changes import with_speed
 from sim.prediction import predict
+from sim.what_ifs.changes import with_speed
 from tests.bench.jobs import write_job
 from tests.bench.testbed_runs import ON_BOARDS, Bed, MissingCapability, boards_of, on_boards, read_profile, set_rate
 

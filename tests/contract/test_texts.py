@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coordinator.drive.calls.failures import node_error
 from coordinator.drive.checkpointing import Checkpointing
-from coordinator.drive.reports import Reports
+from coordinator.drive.hearing.reports import Reports
 from coordinator.members.member_codec import member_of
 from coordinator.screen.progress import PlainProgress
 from coordinator.screen.text_table import table_lines

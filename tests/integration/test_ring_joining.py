@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.drive import replanning
+from coordinator.drive.moves import replanning
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.given.given_plan import GivenPlan
 from coordinator.planner.placing_again.replanning import Replanned
@@ -21,6 +21,7 @@ from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.jobs.job import Job
 from ringtune.schedule.plan import Plan
 from tests.support.cluster import AGENTS, START_S, Cluster, Follower, Outcome, running
+from tests.support.copying_job import job_of
 from tests.support.moves import slices_of
 from tests.support.results import largest_difference, reference_of, trained
 
@@ -34,19 +35,6 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running(tmp_path_factory.mktemp("joining"), owners=["a", "b"], hosts=["c"]) as made:
         yield made
     assert not AGENTS
-
-
-def job_of(ring: Cluster, **changes: object) -> Job:
-    """24 steps in turns of 4, with checkpoints and copies."""
-    wanted: dict[str, Any] = {
-        "train__max_steps": 24,
-        "train__local_iterations": 4,
-        "train__checkpoint_every": 8,
-        "train__eval_every": 8,
-        "train__dropout": 0.0,
-        "recovery__copies": "next",
-    }
-    return ring.job(**{**wanted, **changes})
 
 
 def planned(ring: Cluster, job: Job, slices: Any) -> tuple[Plan, Profile]:

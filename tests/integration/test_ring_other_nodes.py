@@ -12,8 +12,9 @@ from coordinator.drive.requests import RunRequest
 from coordinator.records.step_lines import is_step
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Resume
-from tests.integration.test_ring_recovery import follow, job_of
+from tests.integration.test_ring_recovery import follow
 from tests.support.cluster import AGENTS, START_S, Cluster, Follower, Outcome, running
+from tests.support.copying_job import job_of
 from tests.support.results import largest_difference, reference_of, trained
 
 pytestmark = pytest.mark.slow

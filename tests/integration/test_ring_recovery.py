@@ -12,10 +12,11 @@ from coordinator.drive.requests import RunRequest
 from coordinator.planner.given.given_plan import GivenPlan
 from coordinator.records.step_lines import is_step
 from ringtune.jobs.job import Job
-from ringtune.schedule.leaving_out import with_owner_back
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.whose_rows.leaving_out import with_owner_back
 from tests.support import reference
 from tests.support.cluster import AGENTS, START_S, Cluster, Follower, Outcome, running
+from tests.support.copying_job import job_of
 from tests.support.moves import slices_of
 from tests.support.results import largest_difference, reference_of, trained
 
@@ -29,19 +30,6 @@ def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running(tmp_path_factory.mktemp("recovery"), owners=["a", "b"], hosts=["c", "d"]) as made:
         yield made
     assert not AGENTS
-
-
-def job_of(ring: Cluster, **changes: object) -> Job:
-    """24 steps in turns of 4, with checkpoints and copies."""
-    wanted: dict[str, Any] = {
-        "train__max_steps": 24,
-        "train__local_iterations": 4,
-        "train__checkpoint_every": 8,
-        "train__eval_every": 8,
-        "train__dropout": 0.0,
-        "recovery__copies": "next",
-    }
-    return ring.job(**{**wanted, **changes})
 
 
 def follow(ring: Cluster, job: Job) -> Follower:

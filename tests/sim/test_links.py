@@ -11,7 +11,7 @@ from ringtune.errors import PlanError
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.turns.turns import StepKind
 from ringtune.schedule.units import Units
-from sim.items import ItemKind, Items
+from sim.accounts.items import ItemKind, Items
 from sim.links import MeasuredLinks
 from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, profile_of

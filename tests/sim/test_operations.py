@@ -16,8 +16,8 @@ from ringtune.schedule.operations.codes import share
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.spreading.expected import expected_table
-from sim.changes import change_profile
 from sim.prediction import Prediction, predict
+from sim.what_ifs.changes import change_profile
 from tests.support.plans import changed, make_plan, random_operations
 from tests.support.profiles import TIMES, all_pairs, part, profile_of
 

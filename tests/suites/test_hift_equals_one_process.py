@@ -16,7 +16,7 @@ from safetensors.torch import load
 
 from edge.compute.executor import NodeExecutor
 from ringtune.costs.facts.model_facts import model_facts
-from ringtune.costs.memory.unit_grads import embedding_grad_bytes
+from ringtune.costs.memory.units.unit_grads import embedding_grad_bytes
 from ringtune.models.families import FAMILIES
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Op, TensorKey

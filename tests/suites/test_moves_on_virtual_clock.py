@@ -8,7 +8,7 @@ import pytest
 
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Scope
-from ringtune.schedule.epochs import due
+from ringtune.schedule.changing_hands.epochs import due
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, StepKind, turn_sequence

@@ -10,7 +10,7 @@ import pytest
 from ringtune.engine.events import TurnGranted
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Op
-from ringtune.schedule.epochs import due
+from ringtune.schedule.changing_hands.epochs import due
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.passage import Passage, PrefixCache
 from ringtune.schedule.plan import Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -12,10 +12,12 @@ from ringtune.costs.facts.model_facts import model_facts
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.files.safetensors_stream import TensorFile
 from ringtune.rounds import rounds as rd
+from ringtune.schedule.plan import Plan
 from tests.suites.test_recovery_on_virtual_clock import lose_at, recoveries, ring_of
 from tests.support import reference
 from tests.support.moves import slices_of
 from tests.support.plans import changed
+from tests.support.recovering_ring import RecoveringRing
 from tests.support.resumed import holder_of
 from tests.support.torch_ring import RUN, Case, distance, make_carrier, reference_of, write_inputs
 
@@ -89,29 +91,41 @@ OWNERS: dict[str, dict[str, Any]] = {
 }
 
 
+class Loss(NamedTuple):
+    """A run that went on without an owner, or waited for it."""
+
+    case: Case
+    plan: Plan
+    carrier: Any
+    ring: RecoveringRing
+    result: Any
+    recovery: rd.LogRecovery
+    lost: str
+
+
+def losing_an_owner(folder: Path, name: str, rng: random.Random, seed: int, **how: Any) -> Loss:
+    """Carry a case of ``OWNERS`` out, one of whose owners is lost at any moment; ``how`` is for ``ring_of``."""
+    values: dict[str, Any] = {"local_iterations": 2, "num_steps": 17, "every_steps": 3, "owners": ("b", "d", "a")}
+    case = Case(folder=folder, **{**values, **OWNERS[name]})
+    plan = changed(case.plan((("a", 0, 4),)), slices=slices_of(RINGS[seed % 3]))
+    carrier = make_carrier(case, plan)
+    ring = ring_of(plan, rng, carrier=carrier, keeper=carrier, **how)
+    lost, moment = rng.choice(["b", "d", "a"]), rng.randint(20, 150)
+    ring.when = lambda what, node: lost if len(ring.moments) == moment else None
+    result = ring.run()
+    assert result.finish == rd.Finish("", "")
+    (recovery,) = recoveries(result)
+    return Loss(case, plan, carrier, ring, result, recovery, lost)
+
+
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", OWNERS)
 @pytest.mark.sampled(1)
 def test_run_that_loses_an_owner_equals_one_process_without_its_later_rows(folder: Path, name: str, seed: int) -> None:
     """Any owner at any moment: one process that trains on what was left, at the rates of the shorter run since then."""
-    rng = random.Random(f"owner {name} {seed}")
-    values: dict[str, Any] = {
-        "local_iterations": 2,
-        "num_steps": 17,
-        "every_steps": 3,
-        "owners": ("b", "d", "a"),
-        **OWNERS[name],
-    }
-    case = Case(folder=folder, **values)
-    plan = changed(case.plan((("a", 0, 4),)), slices=slices_of(RINGS[seed % 3]))
-    carrier = make_carrier(case, plan)
-    ring = ring_of(plan, rng, carrier=carrier, keeper=carrier, rounds={"leaves_out": True})
-    lost, moment = rng.choice(["b", "d", "a"]), rng.randint(20, 150)
-    ring.when = lambda what, node: lost if len(ring.moments) == moment else None
-    result = ring.run()
-    assert result.finish == rd.Finish("", "")
-    (recovery,) = recoveries(result)
+    loss = losing_an_owner(folder, name, random.Random(f"owner {name} {seed}"), seed, rounds={"leaves_out": True})
+    case, plan, carrier, ring, result, recovery, lost = loss
     assert recovery.left_out == (lost,)
     trained = reference.train(
         case.job,
@@ -134,23 +148,10 @@ def test_run_that_loses_an_owner_equals_one_process_without_its_later_rows(folde
 @pytest.mark.sampled(1)
 def test_run_that_waits_for_an_owner_equals_one_process(folder: Path, name: str, seed: int) -> None:
     """Any owner at any moment, with the head or without: it comes back with nothing, and has it from the copies."""
-    rng = random.Random(f"waits {name} {seed}")
-    values: dict[str, Any] = {
-        "local_iterations": 2,
-        "num_steps": 17,
-        "every_steps": 3,
-        "owners": ("b", "d", "a"),
-        **OWNERS[name],
-    }
-    case = Case(folder=folder, **values)
-    plan = changed(case.plan((("a", 0, 4),)), slices=slices_of(RINGS[seed % 3]))
-    carrier = make_carrier(case, plan)
-    ring = ring_of(plan, rng, carrier=carrier, keeper=carrier, rounds={"awaits_s": 100.0}, back_s=lambda node: 5.0)
-    lost, moment = rng.choice(["b", "d", "a"]), rng.randint(20, 150)
-    ring.when = lambda what, node: lost if len(ring.moments) == moment else None
-    result = ring.run()
-    assert result.finish == rd.Finish("", "")
-    (recovery,) = recoveries(result)
+    loss = losing_an_owner(
+        folder, name, random.Random(f"waits {name} {seed}"), seed, rounds={"awaits_s": 100.0}, back_s=lambda node: 5.0
+    )
+    case, _, carrier, ring, result, recovery, lost = loss
     assert recovery.back == (lost,)
     trained = reference_of(case)
     got = carrier.collected(recovery.part, ring.holder)

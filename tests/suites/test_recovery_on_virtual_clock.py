@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ringtune.rounds import rounds as rd
-from ringtune.schedule.epochs import why_it_stays
+from ringtune.schedule.changing_hands.epochs import why_it_stays
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from sim.ring_result import RingResult

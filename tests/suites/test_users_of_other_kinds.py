@@ -19,7 +19,7 @@ from ringtune.rounds import rounds as rd
 from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.helping.offload import ALONE, COLLABORATION
 from ringtune.schedule.turns.turns import StartPoint, turn_sequence
-from ringtune.schedule.users import users_of
+from ringtune.schedule.whose_rows.users import users_of
 from tests.suites.test_users_equal_one_process import (
     LORA_AND_LINEAR,
     case_of,

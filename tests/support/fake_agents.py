@@ -30,7 +30,7 @@ from ringtune.schedule.actions import Op
 from ringtune.schedule.lowering import legs
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StepKind, Turn, items
-from ringtune.schedule.users import user_sets
+from ringtune.schedule.whose_rows.users import user_sets
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.choosing import DrawnTables
 from tests.support.model_facts import small_model

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Payload
-from ringtune.schedule.epochs import due
+from ringtune.schedule.changing_hands.epochs import due
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, Turn

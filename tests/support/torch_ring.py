@@ -25,16 +25,16 @@ from ringtune.models.folder import read_config
 from ringtune.rounds.events.move_events import Move
 from ringtune.rounds.going_back.kept_copies import trained_blocks
 from ringtune.schedule.actions import Action, Op, TensorKey
-from ringtune.schedule.copy_holders import copy_holder
+from ringtune.schedule.changing_hands.copy_holders import copy_holder
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.frozen_weights import FrozenWeights
-from ringtune.schedule.leaving_out import head_holder
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages.replicas import saves_head
 from ringtune.schedule.turns.turns import StepKind, Turn
+from ringtune.schedule.whose_rows.leaving_out import head_holder
 from tests.support import reference, tiny
 from tests.support.tiny_data import SUFFIXES, labels_of, write_task_rows
 from tests.support.tiny_families import write_family

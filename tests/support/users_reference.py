@@ -19,7 +19,7 @@ from ringtune.jobs.parts.learning_rate import learning_rate
 from ringtune.models.adapters.adapter_config import parse_adapter_config
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import Item
-from ringtune.schedule.users import RowsOfUser, rows_of_users, users_of
+from ringtune.schedule.whose_rows.users import RowsOfUser, rows_of_users, users_of
 from tests.support import reference
 from tests.support.plans import train_items
 from tests.support.torch_ring import Case

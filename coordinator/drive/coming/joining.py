@@ -15,8 +15,8 @@ from coordinator.drive.agent_calls import AgentCalls
 from coordinator.drive.answers import read_facts
 from coordinator.drive.coming.comers import Comer, ComerFailed, Comers, Comes, Gathered, Joined, Met, let_go
 from coordinator.drive.coming.fitness import Known, links_of, why_refused
-from coordinator.drive.replanning import Replanning
-from coordinator.drive.reports import Reports
+from coordinator.drive.hearing.reports import Reports
+from coordinator.drive.moves.replanning import Replanning
 from coordinator.drive.requests import RunRequest
 from coordinator.members.recruiting import Members, check_reachable, lost_message, num_neighbours
 from coordinator.members.registry import Member

@@ -27,11 +27,11 @@ from ringtune.jobs.job import Job
 from ringtune.jobs.parts.recovery import SKIP
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume
 from ringtune.rounds.whereabouts import SavedPart, SavedSource, Whereabouts
+from ringtune.schedule.changing_hands.epochs import why_it_stays
 from ringtune.schedule.course import Course
-from ringtune.schedule.epochs import why_it_stays
-from ringtune.schedule.leaving_out import why_it_waits, without_owner
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint
+from ringtune.schedule.whose_rows.leaving_out import why_it_waits, without_owner
 
 
 class Disks(NamedTuple):

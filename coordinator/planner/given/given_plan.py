@@ -27,8 +27,8 @@ from ringtune.errors import DataError, ModelError, PlanError
 from ringtune.files.given_files import read_json
 from ringtune.jobs.job import Job
 from ringtune.rpc.versions import is_compatible
+from ringtune.schedule.changing_hands.epochs import first_step
 from ringtune.schedule.course import Course
-from ringtune.schedule.epochs import first_step
 from ringtune.schedule.plan import Plan
 
 _CHOSEN = frozenset({"microbatches", "wire_dtype", "owners", "operations", "choice", "frozen", "velora", "offload"})

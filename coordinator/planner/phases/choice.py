@@ -27,7 +27,7 @@ from coordinator.planner.predict.ring_costs import RingCosts, ring_costs
 from coordinator.planner.replicating.layouts import ranked_layouts, slices_of_layout
 from coordinator.planner.search.local_search import Budget, search_local
 from ringtune.costs.profile import Profile
-from ringtune.schedule.epochs import why_it_stays
+from ringtune.schedule.changing_hands.epochs import why_it_stays
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import NONE

@@ -28,8 +28,8 @@ from ringtune.schedule.spreading.expected import expected_table
 from ringtune.schedule.turns.turns import Turn
 from ringtune.schedule.turns.versions import may_be_stale
 from ringtune.schedule.units import Units
-from sim.action_times import ProfileTimes
-from sim.items import Items
+from sim.accounts.action_times import ProfileTimes
+from sim.accounts.items import Items
 from sim.links import MeasuredLinks
 from sim.ring import VirtualRing
 

@@ -18,7 +18,7 @@ from ringtune.schedule.turns.boundaries import scores_are_due
 from ringtune.schedule.turns.turns import Item, StepKind, turn_sequence
 from ringtune.schedule.turns.versions import may_be_stale
 from ringtune.schedule.units import EMBEDDING
-from sim.items import Items
+from sim.accounts.items import Items
 
 MOST_BATCHES: Final = 24
 """Batches that are simulated, of all owners together; of each at least two."""

@@ -14,7 +14,7 @@ from coordinator.what_if.what_if import CellResult
 from ringtune.errors import RingTuneError, UsageError
 from ringtune.files.durable import write_durably
 from ringtune.quantities import parse_bytes
-from sim.sweep import Axis
+from sim.what_ifs.sweep import Axis
 
 FORMATS = (".png", ".svg")
 _INCHES = (8.0, 5.0)

@@ -14,7 +14,7 @@ from coordinator.what_if.differences import course_differences, difference_text,
 from coordinator.what_if.what_if import CellResult, PredictedPlan
 from ringtune.quantities import format_bytes, format_seconds
 from sim.prediction import NodePrediction
-from sim.sweep import Axis
+from sim.what_ifs.sweep import Axis
 
 _NONE = "-"
 _COLUMNS = ("wall_s", "ratio", "trained_rows", "rows_per_s", "bubble_share", "fullest_node", "fullest_share", "error")

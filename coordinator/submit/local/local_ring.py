@@ -14,8 +14,8 @@ from coordinator.submit.client import Client
 from coordinator.submit.local.local_nodes import LocalNodes, LocalSetup, node_name
 from ringtune.errors import UsageError
 from ringtune.jobs.job import Job
-from ringtune.schedule.leaving_out import all_owners
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.whose_rows.leaving_out import all_owners
 
 _STOP_S = 8.0
 

@@ -39,7 +39,7 @@ from ringtune.errors import ConnectionFailedError, DeadlineError, InterruptedRun
 from ringtune.files.pieces import Pieces
 from ringtune.files.strict import read_object
 from ringtune.jobs.job import Job, parse_job
-from ringtune.schedule.epochs import Source
+from ringtune.schedule.changing_hands.epochs import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, Turn
 

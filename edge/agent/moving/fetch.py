@@ -17,7 +17,7 @@ from ringtune.rounds.whereabouts import SavedSource
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.repeating.asking import repeated
 from ringtune.rpc.statuses import error_of_call
-from ringtune.schedule.epochs import Source
+from ringtune.schedule.changing_hands.epochs import Source
 from ringtune.trust.parties import node_party
 from ringtune.v1 import control_pb2, control_pb2_grpc
 

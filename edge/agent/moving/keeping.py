@@ -22,10 +22,10 @@ from edge.agent.moving.kept import KeptTurns, Save
 from edge.shards.block_files import metadata
 from ringtune.errors import ConnectionFailedError, RingTuneError
 from ringtune.rounds.going_back.kept_copies import trained_blocks
-from ringtune.schedule.copy_holders import copy_holder
-from ringtune.schedule.leaving_out import head_holder
+from ringtune.schedule.changing_hands.copy_holders import copy_holder
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StepKind, Turn
+from ringtune.schedule.whose_rows.leaving_out import head_holder
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5

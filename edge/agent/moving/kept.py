@@ -17,7 +17,7 @@ from edge.shards.block_files import METADATA, block_of, metadata
 from ringtune.errors import FrameError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
-from ringtune.schedule.copy_holders import TURNS_KEPT
+from ringtune.schedule.changing_hands.copy_holders import TURNS_KEPT
 
 FILE: Final = "kept.safetensors"
 MAX_BYTES: Final = 1 << 30

@@ -18,7 +18,7 @@ import torch
 from edge.compute.capturing.capture import Capture
 from edge.compute.capturing.pairs import Pairs
 from ringtune.jobs.user_adapters import Kind
-from ringtune.schedule.users import RowsOfUser
+from ringtune.schedule.whose_rows.users import RowsOfUser
 
 
 class Captures:

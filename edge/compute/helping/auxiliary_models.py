@@ -18,7 +18,7 @@ from edge.model.skeleton import Skeleton
 from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Job
 from ringtune.jobs.user_adapters import Kind, job_of, kinds_of
-from ringtune.schedule.users import RowsOfUser
+from ringtune.schedule.whose_rows.users import RowsOfUser
 
 
 class AuxiliaryModels:

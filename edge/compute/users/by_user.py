@@ -20,7 +20,7 @@ from edge.compute.saving.block_forward import BlockForward, Saved
 from edge.compute.users.sets import UserSets
 from edge.compute.users.split_rows import OfUser, SplitRows
 from edge.model.slice import BlockRunner
-from ringtune.schedule.users import RowsOfUser
+from ringtune.schedule.whose_rows.users import RowsOfUser
 
 RunBlocks = Callable[[BlockRunner, torch.Tensor, torch.Tensor, Any], torch.Tensor]
 """Runs blocks with the adapters of one kind: from hidden state, mask and context to what leaves them."""

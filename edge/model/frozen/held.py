@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ringtune.costs.memory.frozen import MOST_WIDENED_BYTES
+from ringtune.costs.memory.tensors.frozen import MOST_WIDENED_BYTES
 
 _MOST_INT8 = 127
 

@@ -13,7 +13,7 @@ from edge.model.optimizers.state_file import Shapes, StateFile
 from edge.model.optimizers.torch_optimizers import state_dtype
 from edge.model.optimizers.unit_optimizers import UnitOptimizers
 from edge.model.tensor_bytes import DTYPE_NAMES
-from ringtune.costs.memory.unit_state import STATE_GIVEN_BACK_BYTES
+from ringtune.costs.memory.units.unit_state import STATE_GIVEN_BACK_BYTES
 from ringtune.errors import StorageError, UsageError
 from ringtune.files.durable import check_writable
 from ringtune.files.safetensors_header import TensorInfo

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-from ringtune.costs.memory.full_parameters import hosted_units, staying_units, trained_units
+from ringtune.costs.memory.by_method.full_parameters import hosted_units, staying_units, trained_units
 from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.schedule.course import Course

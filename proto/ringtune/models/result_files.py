@@ -6,7 +6,8 @@ Auxiliary models have no AdapterHub form either: ``adapter.json`` describes them
 tensors, and those of the library's adapters beside them. The head's files are the same in all three, and only there
 where a head was trained.
 
-Where each user has adapters of their own (``schedule.users``), each has a folder ``users/NAME`` instead of ``adapter``.
+Where each user has adapters of their own (``schedule.whose_rows.users``), each has a folder ``users/NAME`` in place of
+``adapter``.
 Between machines only the tensors have a user's name; what is the same for all, the head and the config, comes once, and
 the coordinator puts it into each folder. The config of an adapter of another kind (``offload.adapters``) has a user's
 name too, and takes the place of the one that is common.

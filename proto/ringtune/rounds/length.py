@@ -19,9 +19,9 @@ from ringtune.jobs.sections import LENGTHS
 from ringtune.rounds.job_changes import job_digest
 from ringtune.rounds.state_place import state_places
 from ringtune.schedule.course import Course
-from ringtune.schedule.leaving_out import all_owners, steps_of_rest, with_owner_back
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.versions import weight_version
+from ringtune.schedule.whose_rows.leaving_out import all_owners, steps_of_rest, with_owner_back
 
 LENGTH_KEYS: Final = tuple(f"train.{name}" for name in LENGTHS)
 """Keys of a job that say how long its run is."""

@@ -15,8 +15,8 @@ from typing import Any, Final
 from ringtune.errors import PlanError
 from ringtune.files.digests import json_digest
 from ringtune.files.strict import check_keys
+from ringtune.schedule.changing_hands.epochs import check_epochs
 from ringtune.schedule.course import TABLES_AT_ONCE, Course
-from ringtune.schedule.epochs import check_epochs
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.helping.helpers import Helper
 from ringtune.schedule.operations.table import Operations

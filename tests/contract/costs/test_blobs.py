@@ -14,7 +14,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.helped import helped
 from ringtune.schedule.helping.offload import Manner
 from ringtune.schedule.placement import Slice
-from tests.contract.costs.memory.test_full_parameters import plan
+from tests.contract.costs.memory.by_method.test_full_parameters import plan
 from tests.support.model_facts import ROUND as MODEL
 from tests.support.plans import changed, make_plan
 

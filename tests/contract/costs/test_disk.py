@@ -13,7 +13,7 @@ from ringtune.schedule.extent import Owner, UserRows
 from ringtune.schedule.helped import helped
 from ringtune.schedule.helping.offload import ALONE, COLLABORATION, Manner
 from ringtune.schedule.plan import Plan
-from tests.contract.costs.memory.test_full_parameters import plan
+from tests.contract.costs.memory.by_method.test_full_parameters import plan
 from tests.support.model_facts import ROUND as MODEL
 from tests.support.plans import changed, make_plan
 

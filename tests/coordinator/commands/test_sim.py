@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.planner.make_plan import make_plan
-from coordinator.screen.plan_text import plan_text
+from coordinator.screen.planned.plan_text import plan_text
 from coordinator.screen.prediction_text import write_prediction
 from coordinator.screen.progress_lines import report_lines
 from ringtune.costs.work_times import WHOLE_WORKS, Work

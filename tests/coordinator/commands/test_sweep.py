@@ -20,7 +20,7 @@ from coordinator.what_if.what_if import CellResult, WhatIf
 from ringtune.errors import StorageError
 from ringtune.files import durable
 from sim.prediction import predict
-from sim.sweep import parse_axis
+from sim.what_ifs.sweep import parse_axis
 from tests.support.predictions import PLAN, PROFILE, asked, ringtune, tiny_job
 
 REPOSITORY = Path(__file__).parents[3]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.drive import reports
 from coordinator.drive.choosing import choose_beside
+from coordinator.drive.hearing import reports
 from coordinator.drive.requests import RunRequest
 from coordinator.run_folder.checkpoints import RunCheckpoints, find_resume
 from coordinator.run_folder.folder import RunFolder

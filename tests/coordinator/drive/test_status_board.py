@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from coordinator.drive.requests import RunRequest
 from coordinator.drive.status_board import StatusBoard
+from coordinator.screen.listing.status_text import status_json, status_lines
 from coordinator.screen.progress import Progress
-from coordinator.screen.status_text import status_json, status_lines
 from coordinator.server.server import CoordinatorServer
 from coordinator.submit.client import Client
 from ringtune import __version__, cli

@@ -11,7 +11,7 @@ import pytest
 from coordinator.drive.requests import RunRequest
 from coordinator.run_folder.checkpoints import RunCheckpoints, find_resume
 from coordinator.run_folder.folder import RunFolder
-from coordinator.screen.plan_text import plan_text, table_text
+from coordinator.screen.planned.plan_text import plan_text, table_text
 from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
 from ringtune.errors import PlanError

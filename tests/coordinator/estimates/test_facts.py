@@ -17,7 +17,7 @@ from coordinator.planner.explaining.plan import explain
 from coordinator.planner.given.given_plan import GivenPlan, accept_plan, read_given_plan
 from coordinator.planner.job_time import block_flop
 from coordinator.planner.make_plan import make_plan
-from coordinator.screen.plan_text import plan_json, plan_text, table_text
+from coordinator.screen.planned.plan_text import plan_json, plan_text, table_text
 from ringtune.errors import DataError, StorageError, UsageError
 from ringtune.jobs.job import Job
 from tests.support.fake_agents import MODEL, job

@@ -13,7 +13,7 @@ from coordinator.planner.fitting.slice_saving import KEEPS_ALL, extra_share
 from coordinator.planner.given.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
-from coordinator.screen.plan_text import plan_text
+from coordinator.screen.planned.plan_text import plan_text
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, JobError, PlanError
 from ringtune.jobs.job import Job

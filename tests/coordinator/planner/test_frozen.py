@@ -12,7 +12,7 @@ from coordinator.planner.explaining.plan import explain, explanation_text
 from coordinator.planner.given.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import check_inputs, make_plan
 from coordinator.planner.planned import Planned
-from coordinator.screen.plan_text import plan_text
+from coordinator.screen.planned.plan_text import plan_text
 from ringtune.costs.profile import NodeFacts, Profile, TimedShape
 from ringtune.errors import CapacityError, PlanError
 from ringtune.schedule.frozen_weights import FrozenWeights

@@ -19,7 +19,7 @@ from ringtune.jobs.job import Job
 from ringtune.schedule.extent import UserRows
 from ringtune.schedule.helped import helped, helpers_by_host
 from ringtune.schedule.helping.offload import Manner
-from ringtune.schedule.users import users_of
+from ringtune.schedule.whose_rows.users import users_of
 from tests.coordinator.planner.test_helper_choice import nodes, wanted
 from tests.coordinator.planner.test_helpers import PAIRS
 from tests.support.fake_agents import facts, job

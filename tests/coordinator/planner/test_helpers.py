@@ -10,7 +10,7 @@ import pytest
 from coordinator.planner.given.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import make_plan, refuse_if_full
 from coordinator.planner.planned import Planned
-from coordinator.screen.plan_text import plan_text
+from coordinator.screen.planned.plan_text import plan_text
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, JobError, PlanError
 from ringtune.quantities import format_bytes

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from coordinator.records.operations_ledger import OperationsLedger
-from coordinator.screen.operations_text import saved_lines
+from coordinator.screen.planned.operations_text import saved_lines
 from ringtune.engine.spans import Span
 from ringtune.quantities import format_seconds
 from ringtune.schedule.actions import Action, Op, Payload

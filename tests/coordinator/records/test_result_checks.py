@@ -11,7 +11,7 @@ import numpy
 import pytest
 from safetensors.numpy import save
 
-from coordinator.drive.results import Results
+from coordinator.drive.handing_over.results import Results
 from coordinator.records import result_checks
 from coordinator.records.result_checks import Wanted, check_parts
 from ringtune.costs.kind_facts import KindFacts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from coordinator.records.training_facts import training_facts
-from ringtune.schedule.leaving_out import without_owner
+from ringtune.schedule.whose_rows.leaving_out import without_owner
 from tests.support.plans import make_plan
 
 

@@ -15,9 +15,9 @@ from coordinator.run_folder.checkpoints import RunCheckpoints, cut_metrics, find
 from coordinator.run_folder.folder import RunFolder
 from ringtune.errors import IntegrityError, JobError, PlanError, StorageError, UsageError
 from ringtune.rounds.job_changes import job_digest
-from ringtune.schedule.leaving_out import without_owner
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.whose_rows.leaving_out import without_owner
 from tests.contract.rounds.test_checkpoint import JOB, PLAN, manifest
 from tests.support.plans import changed, make_plan
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coordinator.planner.explaining.plan import explain
 from coordinator.planner.make_plan import make_plan
-from coordinator.screen.plan_text import plan_text
+from coordinator.screen.planned.plan_text import plan_text
 from ringtune.costs.memory.terms import PART_WORDS, PARTS
 from tests.support.fake_agents import NO_TIMES, facts, job
 

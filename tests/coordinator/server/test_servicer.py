@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.screen.node_list import node_lines, node_table
+from coordinator.screen.listing.node_list import node_lines, node_table
 from coordinator.server import servicer
 from coordinator.server.server import CoordinatorServer
 from coordinator.submit.client import Client

@@ -14,8 +14,8 @@ from coordinator.kept_runs.record import RunRecord
 from coordinator.run_folder.checkpoints import find_resume
 from coordinator.run_folder.folder import RunFolder
 from coordinator.run_folder.place import RunPlace, read_place
+from coordinator.screen.listing.run_list import run_lines, run_table
 from coordinator.screen.progress import JsonProgress
-from coordinator.screen.run_list import run_lines, run_table
 from coordinator.submit.client import Client
 from coordinator.submit.fetching import bring_up_to_date, fetch_run
 from coordinator.submit.find_run import find_run, only_run

@@ -11,7 +11,7 @@ from ringtune.errors import FrameError, IntegrityError, RingTuneError
 from ringtune.files.chunks import cut_pieces
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
-from ringtune.schedule.copy_holders import TURNS_KEPT
+from ringtune.schedule.changing_hands.copy_holders import TURNS_KEPT
 from ringtune.v1 import control_pb2
 
 

@@ -20,7 +20,7 @@ from edge.shards.state_folder import StateFolder
 from ringtune.errors import FrameError, InterruptedRunError
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import Server
-from ringtune.schedule.epochs import Source
+from ringtune.schedule.changing_hands.epochs import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn, turn_sequence
 from ringtune.v1 import control_pb2_grpc

@@ -15,7 +15,7 @@ from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import materialise
 from ringtune.costs.facts.model_facts import model_facts
-from ringtune.costs.memory.dropout_masks import drawn_token_bytes
+from ringtune.costs.memory.tensors.dropout_masks import drawn_token_bytes
 from ringtune.jobs.job import Job, parse_job
 from ringtune.schedule.units import Range
 from tests.support import tiny_families

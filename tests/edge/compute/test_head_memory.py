@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringtune.costs.memory.logits import MOST_LOGIT_BYTES, logits_peak_bytes
+from ringtune.costs.memory.tensors.logits import MOST_LOGIT_BYTES, logits_peak_bytes
 from tests.support.head_memory import ROWS, TOKENS, VOCAB, WIDTH, make_batch, make_parts
 
 

@@ -14,7 +14,7 @@ from transformers import BertConfig
 from edge.model.heads import task_of
 from edge.model.skeleton import build_skeleton
 from ringtune.costs.facts.model_facts import computed_token_bytes, model_facts
-from ringtune.costs.memory.unit_state import factor_numbers
+from ringtune.costs.memory.units.unit_state import factor_numbers
 from ringtune.jobs.job import Adapter, Job, Model
 from ringtune.models.adapters.adapter_config import adapter_block_params
 from ringtune.models.families import FAMILIES

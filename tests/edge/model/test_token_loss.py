@@ -14,7 +14,7 @@ from edge.data.tokens import IGNORED, Batch
 from edge.model import heads
 from edge.model.heads import CausalLanguageModel, HeadCounts
 from edge.model.token_loss import token_loss
-from ringtune.costs.memory.logits import MOST_LOGIT_BYTES
+from ringtune.costs.memory.tensors.logits import MOST_LOGIT_BYTES
 
 ROWS, TOKENS, WIDTH, VOCAB = 3, 40, 8, 97
 EXACT = 1e-9

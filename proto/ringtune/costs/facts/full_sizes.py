@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
-from ringtune.costs.memory.unit_state import factor_numbers
+from ringtune.costs.memory.units.unit_state import factor_numbers
 from ringtune.costs.profile import ModelFacts
 from ringtune.models.family import CAUSAL_LM, LM_HEAD, Family
 from ringtune.models.tensors import StoredTensor

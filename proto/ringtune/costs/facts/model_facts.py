@@ -15,7 +15,7 @@ from ringtune.costs.facts.job_subnets import check_subnets
 from ringtune.costs.kind_facts import KindFacts
 from ringtune.costs.memory.activations import estimate_activation_token_bytes
 from ringtune.costs.memory.sizes import DTYPE_BYTES
-from ringtune.costs.memory.unit_state import factor_numbers
+from ringtune.costs.memory.units.unit_state import factor_numbers
 from ringtune.costs.offload.pair_bytes import BFLOAT16, FLOAT32, VELORA, pair_token_bytes, pair_widths
 from ringtune.costs.profile import ModelFacts
 from ringtune.errors import JobError

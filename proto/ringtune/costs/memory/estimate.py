@@ -21,9 +21,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from ringtune.costs.memory.full_parameters import step_terms, unit_terms
-from ringtune.costs.memory.kept_turns import kept_turn_terms
-from ringtune.costs.memory.offload import offload_terms
+from ringtune.costs.memory.by_method.full_parameters import step_terms, unit_terms
+from ringtune.costs.memory.by_method.kept_turns import kept_turn_terms
+from ringtune.costs.memory.by_method.offload import offload_terms
 from ringtune.costs.memory.operations import (
     SCORE_WORK_BYTES,
     block_scores_bytes,
@@ -35,7 +35,7 @@ from ringtune.costs.memory.saving import graph_terms, recomputed_blocks
 from ringtune.costs.memory.share import Around, Share
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import MemoryEstimate, Term
-from ringtune.costs.memory.unit_state import update_work_bytes
+from ringtune.costs.memory.units.unit_state import update_work_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.course import Course

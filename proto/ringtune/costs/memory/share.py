@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringtune.schedule.copy_holders import copied_from
+from ringtune.schedule.changing_hands.copy_holders import copied_from
 from ringtune.schedule.placement import CREDITS, Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.stages.dealing import num_dealt, replicas, width

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from ringtune.costs.memory.dropout_masks import drawn_token_bytes
-from ringtune.costs.memory.frozen import frozen_bytes, widened_bytes
-from ringtune.costs.memory.logits import logits_peak_bytes
 from ringtune.costs.memory.operations import (
     largest_gradient_bytes,
     score_token_bytes,
     subnet_token_bytes,
     tables_bytes,
 )
-from ringtune.costs.memory.unit_grads import ROW_NUMBER_BYTES, embedding_grad_bytes
-from ringtune.costs.memory.unit_state import state_bytes
+from ringtune.costs.memory.tensors.dropout_masks import drawn_token_bytes
+from ringtune.costs.memory.tensors.frozen import frozen_bytes, widened_bytes
+from ringtune.costs.memory.tensors.logits import logits_peak_bytes
+from ringtune.costs.memory.units.unit_grads import ROW_NUMBER_BYTES, embedding_grad_bytes
+from ringtune.costs.memory.units.unit_state import state_bytes
 from ringtune.costs.offload.set_bytes import kinds_of_users, set_bytes
 from ringtune.costs.offload.traffic import pair_token_bytes, wire_of
 from ringtune.costs.profile import ModelFacts, NodeFacts
@@ -24,7 +24,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.helping.offload import EXACT
 from ringtune.schedule.saving import RANDOM, num_subtokens
 from ringtune.schedule.units import EMBEDDING
-from ringtune.schedule.users import user_sets
+from ringtune.schedule.whose_rows.users import user_sets
 
 DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
 

@@ -27,7 +27,7 @@ from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.course import Course
 from ringtune.schedule.helping.helpers import Helper
 from ringtune.schedule.turns.turns import StepKind
-from ringtune.schedule.users import most_changed
+from ringtune.schedule.whose_rows.users import most_changed
 
 _FIT_FORWARDS: Final = 3
 _COMPUTED_BYTES: Final = 4

@@ -26,7 +26,7 @@ from ringtune.models.adapters.adapter_config import is_all
 from ringtune.models.adapters.auxiliary_config import LINEAR
 from ringtune.schedule.course import Course
 from ringtune.schedule.helping.offload import ALONE
-from ringtune.schedule.users import most_changed, user_sets
+from ringtune.schedule.whose_rows.users import most_changed, user_sets
 
 
 class SetBytes(NamedTuple):

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ringtune.costs.memory.unit_grads import embedding_grad_bytes
-from ringtune.costs.memory.unit_state import state_bytes
+from ringtune.costs.memory.units.unit_grads import embedding_grad_bytes
+from ringtune.costs.memory.units.unit_state import state_bytes
 from ringtune.costs.offload.seconds import OffloadCosts
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.costs.times.rest import Rest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ringtune.rounds.events.replanning_events import Replanned
-from ringtune.schedule.epochs import Source
+from ringtune.schedule.changing_hands.epochs import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint
 

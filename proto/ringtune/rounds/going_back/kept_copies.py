@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ringtune.schedule.copy_holders import copy_holder
+from ringtune.schedule.changing_hands.copy_holders import copy_holder
+from ringtune.schedule.changing_hands.epochs import Source, joined
 from ringtune.schedule.course import Course
-from ringtune.schedule.epochs import Source, joined
-from ringtune.schedule.leaving_out import head_holder
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.turns.turns import Turn
 from ringtune.schedule.turns.versions import weight_version
+from ringtune.schedule.whose_rows.leaving_out import head_holder
 
 
 def trained_blocks(course: Course, placement: Placement, node: str, turn: Turn) -> tuple[int, ...]:

@@ -39,12 +39,12 @@ from ringtune.rounds.going_back.kept_copies import KeptCopies
 from ringtune.rounds.going_back.recovery import Recovery
 from ringtune.rounds.going_back.waiting import RESUME, Waiting
 from ringtune.rounds.state_machine import PHASE_TIMER, Planner
+from ringtune.schedule.changing_hands.epochs import why_it_stays
 from ringtune.schedule.course import Course
-from ringtune.schedule.epochs import why_it_stays
-from ringtune.schedule.leaving_out import why_it_waits, without_owner
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn
+from ringtune.schedule.whose_rows.leaving_out import why_it_waits, without_owner
 
 _RECOVERS_IN = ("preparing", "training", "moving", "waiting", "collecting")
 _UNREACHED = (PeerLostError.__name__, ConnectionFailedError.__name__, DeadlineError.__name__, "FrameError")

@@ -7,8 +7,8 @@ from ringtune.rounds.events.move_events import Move, Moved
 from ringtune.rounds.events.recovery_events import Halt, Halted, LogRecovery, PlaceAgain
 from ringtune.rounds.events.round_events import Command
 from ringtune.rounds.going_back.kept_copies import KeptCopies
+from ringtune.schedule.changing_hands.epochs import Source
 from ringtune.schedule.course import Course
-from ringtune.schedule.epochs import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn
 

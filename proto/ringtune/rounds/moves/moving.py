@@ -20,7 +20,7 @@ from ringtune.rounds.events.move_events import LogMove, LogPlan, Move, Moved, Mo
 from ringtune.rounds.events.replanning_events import FetchedAhead, Replanned
 from ringtune.rounds.events.round_events import Command
 from ringtune.rounds.moves.fetching_ahead import FetchingAhead
-from ringtune.schedule.epochs import due, sources
+from ringtune.schedule.changing_hands.epochs import due, sources
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, Turn
 from ringtune.schedule.turns.unfreezing import NOTHING_KNOWN

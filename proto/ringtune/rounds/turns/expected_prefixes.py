@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ringtune.rounds.turns.turn_prefixes import TurnPrefixes
-from ringtune.schedule.epochs import due
+from ringtune.schedule.changing_hands.epochs import due
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.prefixes.kept import hosts_at
 from ringtune.schedule.turns.turns import ITEMS_AHEAD, StartPoint, Turn, items, turn_sequence

@@ -55,7 +55,7 @@ class Manner:
         pairs: one of ``PAIRS``.
         merged: whether a host holds the adapters inside the matrices beside them, with the rounding of a matrix.
         overlap: whether a host goes on to the next step of a turn before its helper has updated; see ``Offload.lag``.
-        users: one of ``USERS``; which rows are whose is in ``schedule.users``.
+        users: one of ``USERS``; which rows are whose is in ``schedule.whose_rows.users``.
     """
 
     interval: int = 1

@@ -19,8 +19,8 @@ from ringtune.schedule.saving import Velora
 from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
 from ringtune.schedule.turns.versions import trained
 from ringtune.schedule.units import EMBEDDING, Range
-from sim.action_times import ProfileTimes
-from sim.items import Items
+from sim.accounts.action_times import ProfileTimes
+from sim.accounts.items import Items
 from sim.ring import VirtualRing
 from tests.support.choosing import make_choice
 from tests.support.plans import changed, make_plan, random_operations

@@ -9,11 +9,11 @@ import pytest
 
 from ringtune.costs.memory.activations import estimate_activation_token_bytes
 from ringtune.costs.memory.estimate import node_memory
-from ringtune.costs.memory.logits import MOST_LOGIT_BYTES, logits_fit, logits_peak_bytes
 from ringtune.costs.memory.passing import passing_bytes
 from ringtune.costs.memory.sizes import DTYPE_BYTES
+from ringtune.costs.memory.tensors.logits import MOST_LOGIT_BYTES, logits_fit, logits_peak_bytes
 from ringtune.costs.memory.terms import PARTS, MemoryEstimate, Term
-from ringtune.costs.memory.unit_state import update_work_bytes
+from ringtune.costs.memory.units.unit_state import update_work_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.actions import Leg, Op, Payload
 from ringtune.schedule.lowering import lower, route

@@ -21,7 +21,7 @@ from ringtune.schedule.helping.helpers import Helper
 from ringtune.schedule.helping.offload import ALONE, COLLABORATION, Manner
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.users import most_changed
+from ringtune.schedule.whose_rows.users import most_changed
 from tests.support.plans import changed, make_plan
 from tests.support.profiles import model_of, node
 

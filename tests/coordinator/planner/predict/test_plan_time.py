@@ -12,8 +12,8 @@ from ringtune.costs.times.seconds import CourseCosts
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StepKind, Turn
-from sim.action_times import ProfileTimes
-from sim.items import Items
+from sim.accounts.action_times import ProfileTimes
+from sim.accounts.items import Items
 from sim.links import MeasuredLinks
 from sim.ring import VirtualRing
 from tests.support.choosing import DrawnTables, make_choice

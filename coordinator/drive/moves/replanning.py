@@ -1,0 +1,284 @@
+"""Watch whether the nodes and links of a run keep their pace, and look for another placement where they do not.
+
+::
+
+    reports of nodes --> PaceWatch --a node or a link has lastingly changed--> planning on a thread of its own
+                                                                                    |
+    notes with both numbers <-- Replanned through the run's queue <-----------------'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Final, NamedTuple, Protocol
+
+from coordinator.planner.effort import Effort
+from coordinator.planner.placing_again.recover import placed_without, without
+from coordinator.planner.placing_again.replanning import Replanned, replanned
+from ringtune.costs.links.recorded import RecordedLinks
+from ringtune.costs.measured.pace import CHANGED, PaceWatch
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
+from ringtune.errors import RingTuneError
+from ringtune.jobs.job import Job
+from ringtune.jobs.parts.placement import NEVER
+from ringtune.rounds import rounds
+from ringtune.schedule.changing_hands.epochs import why_it_stays
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns.turns import Turn
+
+_LOG = logging.getLogger(__name__)
+
+
+FIRST_MOVE_S: Final = 5.0
+"""Seconds that a move is taken to cost before the run has made one; from ``tests.bench.sim``, part ``slowed``."""
+
+
+class Considered(NamedTuple):
+    """What was found for changed nodes.
+
+    Attributes:
+        epoch: of the placement beside which it was looked for.
+        found: another placement, or None.
+        profile: the times that it was judged with.
+        problem: why looking failed; empty if it did not.
+        comers: nodes for whose sake it was looked for, as they came in mid-run.
+    """
+
+    epoch: int
+    found: Replanned | None
+    profile: Profile
+    problem: str = ""
+    comers: tuple[str, ...] = ()
+
+
+class Books(Protocol):
+    """What the search needs from ``coordinator.records.books.RunBooks``."""
+
+    end_step: int
+    """Optimizer steps that are done at the end of the granted turns, after which the run could move."""
+
+    @property
+    def links(self) -> RecordedLinks:
+        """The links with the transfers of the run."""
+
+
+class Replanning:
+    """The search for another placement during one run.
+
+    Args:
+        plan: of the run.
+        part: of it that holds; where another placement is to come, none is looked for.
+        job: of the run.
+        profile: that it was planned with.
+        put: takes what was found, on a thread of its own.
+        note: tells the user something.
+
+    Attributes:
+        pace: of the nodes on the placement that holds; None where the run stays on it anyway.
+        profile: of all nodes that may have blocks.
+        why_closed: why nodes that come in mid-run get no blocks; empty if they may.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        part: Plan,
+        job: Job,
+        profile: Profile,
+        *,
+        put: Callable[[Considered], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._course, self._job, self._put, self._note = plan.course, job, put, note
+        nodes = set(plan.nodes)
+        self.profile = Profile(
+            nodes=tuple(node for node in profile.nodes if node.node in nodes),
+            links=tuple(link for link in profile.links if {link.source, link.target} <= nodes),
+        )
+        is_shared = all(link.is_assumed for link in profile.links)
+        self._follows = job.placement.follow != NEVER and plan.course.decides
+        self._watches = job.placement.replan != NEVER
+        is_wanted = (self._watches or self._follows) and not is_shared and len(nodes) > 1
+        stays = why_it_stays(plan.course, plan.placements)
+        self._may_move = is_wanted and not stays
+        self.why_closed = _why_closed(stays, watches=self._watches, is_shared=is_shared)
+        self._comers: tuple[str, ...] = ()
+        self._last_epoch = plan.placements[-1].epoch
+        self._is_thinking = False
+        self._told: Mapping[str, float] = {}  # nodes, and links as "a to b"
+        self._decided: tuple[int, ...] = ()
+        self._next: Profile | None = None
+        self._move_s = 0.0
+        self.pace: PaceWatch | None = None
+        self._watch(part)
+
+    def _watch(self, part: Plan, tried: int = 0) -> None:
+        """Watch from now on, unless the run is to move by itself: to an epoch later than the one that it tried last."""
+        self._epoch, placement = part.placement.epoch, part.placement
+        if self._may_move and max(self._epoch, tried) >= self._last_epoch:
+            self.pace = PaceWatch(self._course, self.profile, recompute=placement.recompute)
+
+    def turn_done(self, part: Plan, turn: Turn, books: Books, *, prepare_s: float, living: Set[str]) -> None:
+        """Look for another placement if nodes or links have changed, or more blocks train and slices follow that.
+
+        Args:
+            part: of the plan that holds now.
+            turn: that is done.
+            books: of the run.
+            prepare_s: seconds in which the nodes built their slices at the start.
+            living: the nodes that are not lost.
+        """
+        has_decided = self._follows and turn.unfreeze_at != self._decided
+        length, links = self._course.local_iterations, books.links
+        step = -(-max(turn.end_step, books.end_step) // length) * length
+        if self.pace is None or self._is_thinking or step >= self._course.num_steps:
+            return
+        lost = self.profile.by_name.keys() - living
+        nodes, pairs = (self.pace.changed(), self.pace.links.changed()) if self._watches else ({}, {})
+        links_told = {f"{source} to {target}": ratio for (source, target), ratio in pairs.items()}
+        changed = {**nodes, **links_told}
+        if changed and _differ(changed, self._told):
+            self._told = changed
+            after = f"after step {turn.end_step}"
+            if nodes:
+                self._note(f"{after} actions of nodes take, compared with the first turns: {_times_as_long(nodes)}")
+            if pairs:
+                self._note(f"{after} messages take, compared with the first turns: {_times_as_long(links_told)}")
+            self._think_beside(part, without(self._complete(self.pace.profile(links)), lost), turn, step, prepare_s)
+        elif has_decided:
+            self._decided = turn.unfreeze_at
+            profile = dataclasses.replace(self.profile, links=links.links(self.profile.links))
+            self._think_beside(part, without(profile, lost), turn, step, prepare_s)
+        elif self._comers:
+            self._think_beside(part, without(self._complete(self.pace.profile(links)), lost), turn, step, prepare_s)
+
+    def _think_beside(self, part: Plan, profile: Profile, turn: Turn, step: int, prepare_s: float) -> None:
+        self._is_thinking = True
+        comers, self._comers = tuple(node for node in self._comers if node in profile.by_name), ()
+        work = (part, profile, turn, step, self._move_s or max(prepare_s, FIRST_MOVE_S), comers)
+        threading.Thread(target=self._think, args=work, name="replan", daemon=True).start()
+
+    def take(self, answer: Considered, living: Set[str]) -> rounds.Replanned | None:
+        """Tell the user what was found, and return what the state machine is told; None if the run stays.
+
+        What was looked for beside another placement than that which holds is forgotten.
+        """
+        self._is_thinking, found = False, answer.found
+        if answer.epoch != self._epoch:
+            self._comers = tuple(dict.fromkeys((*self._comers, *answer.comers)))  # beside what holds now
+            return None
+        who = f"with node {', '.join(answer.comers)}: " if answer.comers else ""
+        if found is None:
+            why = answer.problem or "there is no other placement that fits the nodes"
+            self._note(f"{who}{why}; the run stays on its own")
+            return None
+        lost = [piece.node for piece in found.placement.slices if piece.node not in living]
+        if lost or not found.is_worth_it:
+            also = f", and node {lost[0]} is lost" if lost else ""
+            self._note(f"{who}the run stays on its placement: {found.line()}{also}")
+            return None
+        self._note(f"{who}the run is to move: {found.line()}")
+        self._next = answer.profile
+        return rounds.Replanned(found.placement, found.stays_s, found.moves_s, found.cost_s)
+
+    def joined(self, facts: NodeFacts, links: Sequence[LinkFacts], *, looks: bool) -> None:
+        """Plan with one more node from now on, or with what a node is now that has come back.
+
+        Args:
+            facts: of the node.
+            links: between it and the others.
+            looks: whether to look for a placement with it after the next turn.
+        """
+        others = without(self.profile, [facts.node])
+        self.profile = _sorted(others, (facts,), links)
+        if looks and self._may_move:
+            self._comers = (*self._comers, facts.node)
+
+    def _complete(self, profile: Profile) -> Profile:
+        """A profile with those who came after it was begun."""
+        missing = [node for node in self.profile.nodes if node.node not in profile.by_name]
+        pairs = profile.link_by_pair.keys()
+        links = [link for link in self.profile.links if (link.source, link.target) not in pairs]
+        return _sorted(profile, missing, links) if missing else profile
+
+    def place_again(self, command: rounds.PlaceAgain, put: Callable[[rounds.Placed | rounds.NotPlaced], None]) -> None:
+        """Look for a placement without lost nodes, on a thread of its own; ``put`` takes it."""
+        self.profile = without(self.profile, command.lost)
+        profile, epoch = self.profile, command.epoch
+
+        def think() -> None:
+            try:
+                effort = Effort(seconds=self._job.runtime.plan_s)
+                put(rounds.Placed(epoch, placed_without(command.part, self._job, profile, command.lost, effort)))
+            except RingTuneError as error:
+                put(rounds.NotPlaced(epoch, type(error).__name__, str(error)))
+            except Exception as error:
+                _LOG.exception("looking for a placement without lost nodes failed by a bug")
+                put(rounds.NotPlaced(epoch, RingTuneError.__name__, f"planning failed by a bug: {error}"))
+
+        threading.Thread(target=think, name="recover", daemon=True).start()
+
+    def moved(self, command: rounds.LogMove) -> PaceWatch | None:
+        """Begin to watch anew after a move, and return the watch; its placement was planned with the newest times."""
+        if not command.problem:
+            self._move_s = command.seconds
+            if self._next is not None:
+                self.profile, self._told = self._complete(self._next), {}
+        self._next = None
+        self._watch(command.part, command.epoch)
+        return self.pace
+
+    def recovered(self, command: rounds.LogRecovery) -> PaceWatch | None:
+        """Begin to watch anew on the placement without lost nodes, and return the watch."""
+        self._next, self._told, self._course = None, {}, command.plan.course
+        self._watch(command.part, self._last_epoch)  # no later placement of the plan is left
+        return self.pace
+
+    def _think(
+        self, part: Plan, profile: Profile, turn: Turn, step: int, move_s: float, comers: tuple[str, ...]
+    ) -> None:
+        found, problem = None, ""
+        try:
+            effort = Effort(seconds=self._job.runtime.plan_s)
+            found = replanned(
+                part,
+                self._job,
+                profile,
+                step=step,
+                move_s=move_s,
+                effort=effort,
+                unfreeze_at=turn.unfreeze_at,
+            )
+        except RingTuneError as error:
+            problem = f"no other placement was found: {error}"
+        except Exception:
+            _LOG.exception("looking for another placement failed by a bug")
+            problem = "looking for another placement failed by a bug"
+        self._put(Considered(part.placement.epoch, found, profile, problem, comers))
+
+
+def _why_closed(stays: str, *, watches: bool, is_shared: bool) -> str:
+    """Why a node that comes in mid-run gets no blocks; empty if it may."""
+    if stays:
+        return f"the run stays on its placement, as {stays}"
+    if not watches:
+        return "placement.replan is 'never'"
+    return "its nodes share a machine, or nobody has measured the links between them" if is_shared else ""
+
+
+def _sorted(profile: Profile, nodes: Sequence[NodeFacts], links: Sequence[LinkFacts]) -> Profile:
+    """A profile with more nodes, in the order of their names, and more links."""
+    everybody = sorted((*profile.nodes, *nodes), key=lambda node: node.node)
+    return dataclasses.replace(profile, nodes=tuple(everybody), links=(*profile.links, *links))
+
+
+def _differ(now: Mapping[str, float], told: Mapping[str, float]) -> bool:
+    """Whether other nodes or links have changed than was told, or one of them by much more or less."""
+    return now.keys() != told.keys() or any(max(now[one] / told[one], told[one] / now[one]) >= CHANGED for one in now)
+
+
+def _times_as_long(ratios: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {ratio:.2f} times as long" for name, ratio in sorted(ratios.items()))

@@ -1,0 +1,1 @@
+"""What is planned, in words: slices, rows, groups of units, operations and helpers."""
