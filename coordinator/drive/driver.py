@@ -37,6 +37,7 @@ from coordinator.members.recruiting import (
     too_few,
 )
 from coordinator.members.registry import Member
+from coordinator.members.waking_clock import WakingClock
 from coordinator.records.events import EventSink
 from ringtune.errors import (
     FrameError,
@@ -77,6 +78,7 @@ class Driver(abc.ABC):
         self._lease_s = lease_s
         self._on_end = on_end
         self._started_s = time.monotonic()
+        self._now_s = WakingClock()  # of timers and deadlines: those in which this process stood still are none
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._outbox = Outbox()
         self._listeners: list[EventSink] = []

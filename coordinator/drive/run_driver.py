@@ -81,7 +81,7 @@ class RunDriver(Driver):
         self._making = PlanMaking(
             request, self._checkpoints, members.links, put=self._queue.put, emit=self._emit, enter=self._enter
         )
-        self._reports = Reports(self._checkpoints)
+        self._reports = Reports(self._checkpoints, self._now_s)
         self._handed_in = HandedIn(request.job, self._queue.put, self._emit)
         self._joining = Joining(
             run_id,
@@ -232,7 +232,7 @@ class RunDriver(Driver):
             self._feed(event)
 
     def _check_leases(self) -> None:
-        if (verdict := self._reports.verdict(time.monotonic())) is not None:
+        if (verdict := self._reports.verdict(self._now_s())) is not None:
             self._feed(verdict)
         for node, message in self._silent_nodes():
             told = with_role(message, node, self._planned.plan) if self._planned else message
@@ -240,13 +240,15 @@ class RunDriver(Driver):
             self._queue.put(rounds.NodeFailed(node, PeerLostError.__name__, told))  # behind what it said before
 
     def _fire_timers(self) -> None:
-        now_s = time.monotonic()
+        if not self._queue.empty():
+            return  # what is awaited may be there already
+        now_s = self._now_s()
         for timer in [timer for timer, at_s in self._timers.items() if at_s <= now_s]:
             del self._timers[timer]
             self._feed(TimerFired(timer))
 
     def _feed(self, event: rounds.Event) -> None:
-        for command in self._rounds.handle(event, time.monotonic()):
+        for command in self._rounds.handle(event, self._now_s()):
             self._carry_out(command)
 
     # ---- commands ---------------------------------------------------------------------------------
@@ -264,7 +266,8 @@ class RunDriver(Driver):
             case rounds.FetchAhead() | rounds.Rest() | rounds.Move() | rounds.Halt():
                 self._require_moving().tell(command)
             case rounds.AwaitNodes():
-                self._note(await_nodes(command, self.board, time.monotonic()))
+                self._note(await_nodes(command, self.board, self._now_s()))
+                self._joining.ask_others(self._needed)
             case rounds.LogMove() | rounds.PlaceAgain() | rounds.LogRecovery():
                 self._note(recover(command, self._moving, self._books, self._replanning, self._reports, self._queue))
             case rounds.LogTurn(turn) if self._books is not None and self._replanning is not None:

@@ -340,8 +340,6 @@ class Agent:
                 self._active = None
         _LOG.info("run %s is over: %s", active.run_id, reason)
         active.stop(reason)
-        if active.reporter is not None:  # a run that moves goes on with its numbers
-            self._totals_of(active.run_id).num_reports = active.reporter.num_reports
         if self._ring is not None:
             self._ring.forget(active)
         self._compute.submit(active.drop)

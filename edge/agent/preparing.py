@@ -136,7 +136,7 @@ def start_loop(
         send=report,
         on_refused=on_refused,
         clock=clock,
-        num_reports=totals.num_reports,
+        numbers=totals.report_numbers,
     )
     links: dict[str, Link] = active.links
     executor, links = failing(active.executor, links)

@@ -17,6 +17,7 @@ import grpc
 
 from edge.run.recorder import record_line
 from edge.run.shared_clock import SharedClock
+from edge.run.totals import ReportNumbers
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.engine.spans import Span
@@ -145,10 +146,7 @@ class Reporter:
         on_refused: called once, from the reporter's thread, if the coordinator no longer wants the reports.
         interval_s: longest time that an entry waits.
         clock: on which the coordinator wants times; by default this node's own wall clock.
-        num_reports: of the run that this node has sent before, in another placement.
-
-    Attributes:
-        num_reports: so many were sent, or are under way.
+        numbers: of the run's reports, also of those in other placements; by default this is the only one.
     """
 
     def __init__(
@@ -161,7 +159,7 @@ class Reporter:
         on_refused: Callable[[str], None],
         interval_s: float = 0.2,
         clock: SharedClock | None = None,
-        num_reports: int = 0,
+        numbers: ReportNumbers | None = None,
     ) -> None:
         self._run_id = run_id
         self._node = node
@@ -170,7 +168,7 @@ class Reporter:
         self._on_refused = on_refused
         self._interval_s = interval_s
         self._clock = clock or SharedClock()
-        self.num_reports = num_reports
+        self._numbers = numbers or ReportNumbers()
         self._entries: deque[Entry] = deque()
         self._pending = threading.Event()
         self._urgent = threading.Event()
@@ -240,8 +238,7 @@ class Reporter:
         return True
 
     def _request(self) -> tuple[control_pb2.ReportRequest, list[Flushed]]:
-        self.num_reports += 1
-        request = control_pb2.ReportRequest(run_id=self._run_id, node=self._node, number=self.num_reports)
+        request = control_pb2.ReportRequest(run_id=self._run_id, node=self._node, number=self._numbers.draw())
         sent: dict[tuple[int, str, str], int] = {}
         lines: list[str] = []
         marks: list[Flushed] = []

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
+
+
+class ReportNumbers:
+    """Gives each report of a run at one node a number of its own, from 1: the coordinator takes each number once.
+
+    The reporter of a placement may still be sending when that of the next one begins.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+
+    def draw(self) -> int:
+        """Return the next number."""
+        with self._lock:
+            self._last += 1
+            return self._last
 
 
 class Totals:
@@ -14,7 +32,7 @@ class Totals:
 
     def __init__(self, run_id: str = "") -> None:
         self.run_id = run_id
-        self.num_reports = 0
+        self.report_numbers = ReportNumbers()
         self.actions = 0
         self.busy_s = 0.0
         self.started_s = time.monotonic()

@@ -26,7 +26,7 @@ import torch
 from edge.wire import frames, tensors
 from edge.wire.frames import Ack, Hello
 from ringtune.engine.spans import Span
-from ringtune.errors import ConnectionFailedError, PeerLostError, RingTuneError, error_from_name
+from ringtune.errors import ConnectionFailedError, PeerLostError, RingTuneError, error_from_name, internal_error
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
@@ -245,7 +245,7 @@ class OutLink:
                 self._on_sent(Span(entry.action(self.target), began_s, time.monotonic()))
             except Exception as error:
                 _log.exception("encoding for node %s failed", self.target)
-                self._break(f"encoding for node {self.target} failed: {type(error).__name__}: {error}")
+                self._break(f"encoding for node {self.target} failed: {internal_error(error)}")
                 return
 
     def _encode(self, entry: _Entry) -> Iterator[bytes]:
@@ -273,7 +273,7 @@ class OutLink:
             failure = error_of_call(error, peer=self._peer)
         except Exception as error:
             _log.exception("taking an acknowledgement of node %s failed", self.target)
-            failure = PeerLostError(f"taking an acknowledgement of {self._peer} failed: {error}")
+            failure = PeerLostError(f"taking an acknowledgement of {self._peer} failed: {internal_error(error)}")
         self._welcome.put(failure)
         self._break(str(failure), in_order=in_order)
 

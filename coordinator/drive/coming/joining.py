@@ -88,6 +88,14 @@ class Joining:
         """The run is over: let all go that are still asked."""
         self._comers.close("the run is over")
 
+    def ask_others(self, needed: Set[str]) -> None:
+        """Ask members that have no part in the run whether they have room, if it waits for any node that has."""
+        awaited = self._machine.awaited if isinstance(self._machine, rounds.RecoveringRounds) else None
+        if awaited is not None and awaited.needs_room:
+            for member in self._members.living():
+                if member.node not in needed and not member.is_guest:
+                    self._put(Joined(member))
+
     # ---- what happens -----------------------------------------------------------------------------
 
     def take(self, entry: Comes, needed: Set[str]) -> None:

@@ -28,13 +28,16 @@ class Blame:
         self._complaints.setdefault(lost_peer, (now_s + GRACE_S, failed))
 
     def verdict(self, now_s: float) -> NodeFailed | None:
-        """Choose a complaint that is ``GRACE_S`` old, first one about a peer that has not complained itself.
+        """Take out a complaint that is ``GRACE_S`` old, first one about a peer that has not complained itself.
 
         Example: a complains about b, and b about c. Only c has not complained, so b's complaint about c is chosen.
         """
         due = {peer: failed for peer, (until_s, failed) in self._complaints.items() if now_s >= until_s}
         silent = [failed for peer, failed in due.items() if peer not in self._complainers]
-        return next(iter([*silent, *due.values()]), None)
+        found = next(iter([*silent, *due.values()]), None)
+        if found is not None:  # it is told once
+            self._complaints = {peer: kept for peer, kept in self._complaints.items() if kept[1] is not found}
+        return found
 
 
 def with_role(message: str, node: str, plan: Plan) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from coordinator.drive.checkpointing import Checkpointing
@@ -31,10 +31,11 @@ class Reports:
 
     Args:
         checkpoints: of the run; they hear of shards that were saved.
+        now_s: the clock by which ``verdict`` is asked.
     """
 
-    def __init__(self, checkpoints: Checkpointing) -> None:
-        self._checkpoints = checkpoints
+    def __init__(self, checkpoints: Checkpointing, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._checkpoints, self._now_s = checkpoints, now_s
         self._num_reports: dict[str, int] = {}
         self._scores: dict[tuple[str, int], list[BlockScores]] = {}  # of turns that are not done at the node
         self._copies: dict[tuple[str, int], list[CopyDigest]] = {}  # of turns that are not done at the node
@@ -80,7 +81,7 @@ class Reports:
                 message = with_role(message, request.lost_peer or request.node, books.plan)
             failed = rounds.NodeFailed(request.node, request.error, message, request.lost_peer)
             if request.lost_peer:
-                self._blame.add(failed, request.lost_peer, time.monotonic())
+                self._blame.add(failed, request.lost_peer, self._now_s())
             else:
                 yield failed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from queue import SimpleQueue
 from typing import Any
 
@@ -44,11 +45,11 @@ def rounds_of(request: RunRequest, *, awaits_nodes: bool = True) -> rounds.BestK
 def await_nodes(command: rounds.AwaitNodes, board: StatusBoard, now_s: float) -> str:
     """Show on the board for whom the run waits; return the sentence for the user."""
     nodes, why, until_s = command
-    board.awaits(nodes, why, until_s)
-    left = format_seconds(max(0.0, until_s - now_s))
+    left_s = max(0.0, until_s - now_s)
+    board.awaits(nodes, why, time.monotonic() + left_s)
     return (
-        f"the run waits for node {', '.join(nodes)}, {left} at most (recovery.wait_s): {why}; start it again with its"
-        " name and its data, or stop the run and --resume it later"
+        f"the run waits for node {', '.join(nodes)}, {format_seconds(left_s)} at most (recovery.wait_s): {why}; "
+        "start it again with its name and its data, or stop the run and --resume it later"
     )
 
 

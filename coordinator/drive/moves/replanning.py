@@ -21,7 +21,7 @@ from coordinator.planner.placing_again.replanning import Replanned, replanned
 from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.measured.pace import CHANGED, PaceWatch
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
-from ringtune.errors import RingTuneError
+from ringtune.errors import RingTuneError, internal_error
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.placement import NEVER
 from ringtune.rounds import rounds
@@ -217,7 +217,7 @@ class Replanning:
                 put(rounds.NotPlaced(epoch, type(error).__name__, str(error)))
             except Exception as error:
                 _LOG.exception("looking for a placement without lost nodes failed by a bug")
-                put(rounds.NotPlaced(epoch, RingTuneError.__name__, f"planning failed by a bug: {error}"))
+                put(rounds.NotPlaced(epoch, RingTuneError.__name__, str(internal_error(error))))
 
         threading.Thread(target=think, name="recover", daemon=True).start()
 

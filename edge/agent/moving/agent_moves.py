@@ -292,7 +292,7 @@ class AgentMoves:
     def _begin_again(self, to: NextPlacement, step: int) -> None:
         """Keep what comes of this run, and forget what was done after a step."""
         self.kept.begin(to.run_id)
-        self.kept.go_back(step)
+        self.kept.go_back(step, to.epoch)
 
     def _fetch_head(self, to: NextPlacement, step: int, deadline_s: float) -> int:
         """Keep the head that another node has kept; return its bytes."""

@@ -165,6 +165,7 @@ def push(
     timeout_s: float,
     *,
     is_head: bool = False,
+    epoch: int = 0,
 ) -> None:
     """Give another node a copy of what this one has trained.
 
@@ -177,6 +178,7 @@ def push(
         address: of the holder.
         timeout_s: until it has the copy; never less than a minute.
         is_head: whether it is the head, and no blocks.
+        epoch: of the placement in which this node trained it.
 
     Raises:
         ConnectionFailedError: the other node can't be reached.
@@ -190,7 +192,9 @@ def push(
             if number:
                 yield control_pb2.KeepChunk(file=chunk)
             else:
-                yield control_pb2.KeepChunk(run_id=run_id, step=step, node=node, is_head=is_head, file=chunk)
+                yield control_pb2.KeepChunk(
+                    run_id=run_id, step=step, node=node, is_head=is_head, file=chunk, epoch=epoch
+                )
 
     with open_channel(address, peer=node_party(holder)) as channel:
         try:

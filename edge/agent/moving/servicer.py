@@ -68,7 +68,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         """Take a file into memory, of a run that is under way here, and no larger than a message of links may be.
 
         Raises:
-            FrameError: it is of another run.
+            FrameError: it is of another run, or from before a recovery.
             TrustError: it is said to be of another node than the caller.
             IntegrityError: it is damaged, too large, or does not say whose it is.
         """
@@ -84,8 +84,8 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
                 raise IntegrityError(f"{peer} sent what is no copy of trained blocks; use one version on all machines")
             if joiner.add(chunk.file):
                 if first.is_head:
-                    self._kept.keep_head(first.run_id, first.step, file.getvalue())
+                    self._kept.keep_head(first.run_id, first.step, file.getvalue(), epoch=first.epoch)
                 else:
-                    self._kept.keep(first.run_id, first.step, first.node, file.getvalue())
+                    self._kept.keep(first.run_id, first.step, first.node, file.getvalue(), epoch=first.epoch)
                 return
         raise IntegrityError(f"{FILE} from {peer} is not complete; try again")

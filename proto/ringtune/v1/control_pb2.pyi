@@ -684,18 +684,20 @@ class SnapshotRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., is_kept: _Optional[bool] = ..., step: _Optional[int] = ..., is_saved: _Optional[bool] = ..., attempt: _Optional[str] = ..., sha256: _Optional[str] = ..., is_head: _Optional[bool] = ...) -> None: ...
 
 class KeepChunk(_message.Message):
-    __slots__ = ("run_id", "step", "node", "file", "is_head")
+    __slots__ = ("run_id", "step", "node", "file", "is_head", "epoch")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     IS_HEAD_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     step: int
     node: str
     file: FileChunk
     is_head: bool
-    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., is_head: _Optional[bool] = ...) -> None: ...
+    epoch: int
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., is_head: _Optional[bool] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class LoadChunk(_message.Message):
     __slots__ = ("run_id", "file")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import queue
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -124,6 +125,20 @@ def test_node_on_the_machine_of_all_others_takes_no_part() -> None:
         come(cluster, host="127.0.0.1")
         assert "its nodes share a machine" in going.note_of("c")
         going.driver.stop("test")
+
+
+def test_run_that_waits_for_room_asks_members_that_had_no_part(cluster: FakeCluster) -> None:
+    """One that was left out by the plan, or came when nobody was wanted, is asked then."""
+    going = Going(cluster, placement__replan="never")
+    agent = come(cluster)
+    assert "takes no part" in going.note_of("c") and agent.log == []
+    machine: Any = going.driver._rounds
+    going.driver._joining.ask_others(going.driver.nodes)  # nobody is awaited
+    machine.awaited.for_room("CapacityError", "nothing fits", ("b",), time.monotonic() + 60.0)
+    going.driver._joining.ask_others(going.driver.nodes)
+    assert going.note_of("c") == "node c is there for which the run waits"
+    assert agent.log == ["inspect"] and going.driver.nodes == {"a", "b", "c"}
+    going.driver.stop("test")
 
 
 def test_report_of_a_former_process_is_refused(cluster: FakeCluster) -> None:

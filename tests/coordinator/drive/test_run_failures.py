@@ -31,6 +31,7 @@ from ringtune.errors import (
     RingTuneError,
     StorageError,
 )
+from ringtune.rounds import rounds
 from ringtune.schedule.helped import helped
 from ringtune.schedule.turns.turns import Turn
 from ringtune.v1 import control_pb2
@@ -185,6 +186,20 @@ def test_run_begins_with_a_node_that_joined_at_the_last_moment(monkeypatch: pyte
     monkeypatch.setattr(RunDriver, "_recruit", late)
     with FakeCluster("a", "b") as cluster:
         assert run(cluster).report["steps"]
+
+
+def test_deadline_is_over_only_behind_what_was_heard_already() -> None:
+    """A coordinator that stood still has what it waits for in its queue."""
+    with FakeCluster("a") as cluster:
+        request = RunRequest(job=job(), num_nodes=1)
+        driver = RunDriver("r", request, cluster.server.coordinator, lease_s=60.0, on_end=lambda: None)
+        driver._timers["phase"] = -1.0
+        driver._queue.put(rounds.DrainAsked("test"))
+        driver._fire_timers()
+        assert "phase" in driver._timers
+        driver._queue.get()
+        driver._fire_timers()
+        assert not driver._timers
 
 
 def test_run_declares_a_silent_node_lost() -> None:

@@ -38,7 +38,7 @@ def test_kept_turns_join_the_files_of_one_step_and_let_the_oldest_go(kept: KeptT
     assert sorted(TensorFile(kept.part("run", steps[-1], 1, 3), where="it").infos) == ["adapter/1.up", "adapter/2.up"]
     with pytest.raises(FrameError, match=r"node b keeps blocks \[1, 2\] of run run after step 4 no longer"):
         kept.part("run", steps[0], 1, 3)
-    kept.go_back(steps[1])
+    kept.go_back(steps[1], 1)
     with pytest.raises(FrameError, match="no longer"):
         kept.part("run", steps[2], 0, 1)
 
@@ -63,6 +63,26 @@ def test_copies_of_nobody_and_of_other_runs_are_refused(
         kept.head("run", 4)
 
 
+@pytest.mark.promise("2 right version")
+@pytest.mark.parametrize("is_head", [False, True])
+def test_copies_from_before_a_recovery_are_refused(kept: KeptTurns, is_head: bool) -> None:
+    """A node that was held for lost goes on for a while; what it trains must not take the place of what counts."""
+    servicer, (chunk,) = SnapshotServicer(SnapshotShelf("b"), kept), cut_pieces(FILE, [file_of(0)])
+
+    def send(epoch: int) -> None:
+        first = control_pb2.KeepChunk(run_id="run", node="a", step=8, is_head=is_head, file=chunk, epoch=epoch)
+        servicer._keep(iter([first]), None)
+
+    send(0)
+    kept.go_back(4, 2)
+    with pytest.raises(FrameError, match="takes nothing of epoch 1 of run run: it went back before epoch 2"):
+        send(1)
+    send(2)
+    kept.drop()
+    kept.begin("run")
+    send(0)
+
+
 def test_heads_of_others_are_kept_as_long_as_their_turns_and_no_more_of_them(kept: KeptTurns) -> None:
     """A node that sends heads of turns that nobody has done fills no memory."""
     (chunk,) = cut_pieces(FILE, [b"a head"])
@@ -74,7 +94,7 @@ def test_heads_of_others_are_kept_as_long_as_their_turns_and_no_more_of_them(kep
     for step in (32, 36, 40, 44):
         kept.keep("run", step, "b", file_of(0))
     assert [step for step in range(4, 48, 4) if has_head(kept, step)] == [36]
-    kept.go_back(32)
+    kept.go_back(32, 1)
     assert not has_head(kept, 36)
 
 

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from edge.run import reporter as rp
+from edge.run.totals import ReportNumbers
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.engine.spans import Span
@@ -134,6 +135,18 @@ def test_reporter_ends_the_run_when_reports_fail_by_a_bug() -> None:
     reporter.put(rp.TurnDone(1))
     reporter._thread.join(WAIT_S)
     assert refused[0].startswith("reports can't be sent: internal error, ValueError at edge.run.reporter:")
+
+
+def test_reporters_of_one_run_give_no_number_twice() -> None:
+    """The one of the former placement still sends when the next one begins: neither report is held for the other."""
+    calls, numbers = ReportCalls(), ReportNumbers()
+    former, following = (make_reporter(calls, numbers=numbers) for _ in range(2))
+    for turn, each in enumerate((former, following, former, following)):
+        each.put(rp.TurnDone(turn))
+        assert each.flush(WAIT_S)
+    former.close()
+    following.close()
+    assert [request.number for request in calls.requests] == [1, 2, 3, 4]
 
 
 def test_reporter_first_failure_counts() -> None:

@@ -24,6 +24,7 @@ def test_blame_waits_for_the_accused_to_speak() -> None:
     blame.add(complaint("a"), "b", 10.0)
     assert blame.verdict(10.0 + GRACE_S / 2) is None
     assert blame.verdict(10.0 + GRACE_S) == complaint("a")
+    assert blame.verdict(10.0 + GRACE_S) is None, "it is told once"
 
 
 def test_blame_prefers_who_kept_silent() -> None:
