@@ -142,10 +142,13 @@ class _Pages:
             if len(body) > MOST_QUESTION_BYTES:
                 return _problem(413, f"a what-if has at most {MOST_QUESTION_BYTES} bytes")
         try:
-            return JSONResponse(await self._asking.ask(json.loads(body)), headers={"cache-control": "no-store"})
-        except (UsageError, ValueError, RecursionError) as error:
-            is_ours = isinstance(error, UsageError)
-            return _problem(400, str(error) if is_ours else "a what-if has to be JSON")
+            question = json.loads(body)
+        except (ValueError, RecursionError):
+            return _problem(400, "a what-if has to be JSON")
+        try:
+            return JSONResponse(await self._asking.ask(question), headers={"cache-control": "no-store"})
+        except UsageError as error:
+            return _problem(400, str(error))
         except BusyError as error:
             return _problem(429, str(error))
         except DeadlineError as error:

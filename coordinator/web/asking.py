@@ -105,6 +105,8 @@ class Asking:
             finally:
                 self._waiting -= 1
         found = self._answers[key]
+        if "error" in found:
+            return found
         return {**found, "measured_s": measured_s(self._state, int(found.get("steps", 0)))}
 
     async def close(self) -> None:

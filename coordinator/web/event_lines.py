@@ -29,7 +29,11 @@ def metrics_event(line: Mapping[str, Any]) -> EventLine | None:
         case "unfreeze":
             return EventLine("unfreeze", f"from step {shown(int(line['step']))} on {line['depth']} blocks train")
         case "evaluation":
-            return EventLine("evaluation", f"evaluated after step {line['step']}: {_figures(line)}")
+            best = " (the best so far)" if line.get("is_best") else ""
+            return EventLine("evaluation", f"evaluated after step {line['step']}: {_figures(line)}{best}")
+        case "stop":
+            told = f"ends early after step {line['step']}: no better loss since step {line.get('best_step')}"
+            return EventLine("note", told)
         case "move":
             return EventLine("move", _move(line))
         case "replan":
@@ -58,6 +62,8 @@ def _move(line: Mapping[str, Any]) -> str:
 def _recovery(line: Mapping[str, Any]) -> str:
     lost = ", ".join(map(str, line.get("lost", ())))
     back = f"goes on from step {line['step']}, after {format_seconds(float(line['seconds']))}"
+    if there := ", ".join(map(str, line.get("back", ()))):
+        return f"node {lost} was lost, and {there} is back; the run {back}"
     if lost:
         return f"node {lost} is lost; the run {back}"
     return f"step {line.get('bad_step')} was not finite; the run {back}"

@@ -69,6 +69,9 @@ class FolderFeed:
         if not self._has_begun:
             self._has_begun = True
             yield from self._head()
+        if self._has_gone_back():
+            self._lines_read, self._plan_seen = 0, (0, 0)
+            yield from self._head()
         yield from self._plan()
         yield from self._metrics()
         if not self._is_over and (self._folder / "report.json").is_file():
@@ -92,12 +95,15 @@ class FolderFeed:
             plan = read_any_plan(read_json(self._folder / "plan.json"))
             yield control_pb2.RunEvent(plan_json=json.dumps(plan.to_json()))
 
+    def _has_gone_back(self) -> bool:
+        """Whether the run was resumed, and its books were cut at its checkpoint: they are shown anew."""
+        path = self._folder / "metrics.jsonl"
+        return path.is_file() and path.stat().st_size < self._lines_read
+
     def _metrics(self) -> Iterator[control_pb2.RunEvent]:
         path = self._folder / "metrics.jsonl"
         if not path.is_file():
             return
-        if path.stat().st_size < self._lines_read:  # the run was resumed: it begins again at its checkpoint
-            self._lines_read = 0
         with path.open("rb") as file:
             file.seek(self._lines_read)
             while (line := file.readline(_MOST_LINE)).endswith(b"\n"):

@@ -21,7 +21,7 @@ from coordinator.web.link_view import LinkTable
 from coordinator.web.plan_view import plan_view, trained_view
 from coordinator.web.thin_curve import ThinCurve
 from ringtune.costs.profile import Profile
-from ringtune.errors import RingTuneError
+from ringtune.errors import PeerLostError, RingTuneError
 from ringtune.files.strict import read_object
 from ringtune.jobs.job import Job, parse_job
 from ringtune.schedule.plan import Plan
@@ -74,7 +74,7 @@ class PageState:
         self._gantt: dict[str, Any] = {}
         self._marks: list[tuple[int, int]] = []
         self._depth = 0
-        self._step_seconds_s = 0.0
+        self._step_seconds_s, self._settled = 0.0, 0
         for name in SECTIONS:
             self.versions[name] += 1
 
@@ -164,7 +164,7 @@ class PageState:
             case "note":
                 self.tell(EventLine("note", event.note, at_unix_s))
             case "failure":
-                self._fail(event.failure.message, at_unix_s)
+                self._fail(event.failure, at_unix_s)
             case "done":
                 self._change("run", phase="done", is_over=True, ended_unix_s=at_unix_s)
                 self.tell(EventLine("done", "the run is done", at_unix_s))
@@ -250,17 +250,23 @@ class PageState:
             case "move":
                 self._epoch = int(line.get("epoch", self._epoch))
                 self._show_plan()
+                self.lost -= set(self.plan.at(self._epoch).nodes) if self.plan and not line.get("problem") else set()
 
     def _go_back(self, line: Mapping[str, Any]) -> None:
         step = int(line.get("step", 0))
         self.ahead = {at: value for at, value in self.ahead.items() if at <= step}
         self._last = LastStep()
-        self.lost |= set(map(str, line.get("lost", ())))
+        self.lost = (self.lost | set(map(str, line.get("lost", ())))) - set(map(str, line.get("back", ())))
         self._epoch = int(line.get("epoch", self._epoch))
         self._show_plan()
 
     def _settle(self, line: Mapping[str, Any]) -> None:
         step, depth = number_of(line), int(line.get("depth", 0))
+        is_new = step > self._settled
+        if not is_new:  # the run went back, or its books are read anew
+            before = [point.value for point in self.curves["seconds"].points() if point.step < step]
+            self._step_seconds_s = before[-1] if before else 0.0
+        self._settled = max(self._settled, step)
         if self._last.take({"kind": "train", **line, "step": step}):
             self._show_step({**line, "step": step})
         for name in ("loss", "accuracy"):
@@ -270,7 +276,8 @@ class PageState:
         self._step_seconds_s += seconds
         self.curves["seconds"].add(step, self._step_seconds_s)
         self.ahead.pop(step, None)
-        self.links.take(line.get("bytes", {}))
+        if is_new:
+            self.links.take(line.get("bytes", {}))
         if depth != self._depth:
             self._depth = depth
             self._marks.append((step, depth))
@@ -290,10 +297,11 @@ class PageState:
         self._change("run", wall_s=report.get("wall_s"), predicted_steps_s=report.get("predicted_steps_s"))
         self._touch("nodes")
 
-    def _fail(self, message: str, at_unix_s: float | None) -> None:
+    def _fail(self, failure: control_pb2.RunFailure, at_unix_s: float | None) -> None:
+        message = failure.message
         self._change("run", phase="failed", is_over=True, message=printable(message), ended_unix_s=at_unix_s)
         self.tell(EventLine("failed", message, at_unix_s))
-        found = _NAMED.search(message)
+        found = _NAMED.search(message) if failure.error == PeerLostError.__name__ else None
         if found and self.plan and found[1] in self.plan.nodes:
             self.mark_lost(found[1])
 

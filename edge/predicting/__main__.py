@@ -17,6 +17,7 @@ from typing import Any
 from ringtune.errors import DataError, RingTuneError
 from ringtune.jobs.job import Job, load_job
 from ringtune.machine.cores import usable_cores
+from ringtune.models.family import CAUSAL_LM
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +59,8 @@ def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]
     model = WholeModel(job, given.saved, job.data.labels)
     predictor = PREDICTORS[job.model.task](model, job, sampling)
     rows, first = predictor.rows(given.data), 0
-    while taken := list(itertools.islice(rows, job.train.batch_size)):
+    at_once = 1 if job.model.task == CAUSAL_LM else job.train.batch_size  # texts go on one by one in any case
+    while taken := list(itertools.islice(rows, at_once)):
         found = predictor.predict([value for _, value in taken], first)
         for (row, _), said in zip(taken, found, strict=True):
             yield {"row": dict(row), "predicted": said}

@@ -121,12 +121,13 @@ class Tags:
     """The ``Predictor`` of token classification: a tag for each word, and none for a word that is cut."""
 
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        self._model, self._labels, self._words = model, job.data.labels, job.data.words
+        self._model, self._labels = model, job.data.labels
+        self._words, self._tags = job.data.words, job.data.tags
         self._source = TaggedTexts(job, Path(job.model.path))
 
     def rows(self, path: Path) -> Iterator[tuple[Row, tuple[str, ...]]]:
         """Yield the rows of a jsonl or CoNLL file with their words."""
-        for row in tagged_rows(path, words=self._words, tags=""):
+        for row in tagged_rows(path, words=self._words, tags="", known_tags=self._tags):
             yield row.record[1], row.words
 
     def predict(self, inputs: Sequence[tuple[str, ...]], first: int) -> list[Row]:

@@ -16,7 +16,7 @@ from ringtune.files.tables import Record, table_rows
 
 CONLL_SUFFIXES: Final = (".conll", ".bio", ".iob")
 _DOCUMENT: Final = "-DOCSTART-"
-_WORDS, _TAGS = "words", "tags"
+_TAGS: Final = "tags"
 
 
 class TaggedWords(NamedTuple):
@@ -38,7 +38,9 @@ def is_conll(path: Path) -> bool:
     return path.suffix.lower() in CONLL_SUFFIXES
 
 
-def tagged_rows(path: Path, *, words: str, tags: str, more: dict[str, str] | None = None) -> Iterator[TaggedWords]:
+def tagged_rows(
+    path: Path, *, words: str, tags: str, more: dict[str, str] | None = None, known_tags: str = ""
+) -> Iterator[TaggedWords]:
     """The texts of a file, one after the other.
 
     Args:
@@ -46,13 +48,14 @@ def tagged_rows(path: Path, *, words: str, tags: str, more: dict[str, str] | Non
         words: column of the words.
         tags: column of the tags; empty = they are not asked for, and need not be there.
         more: further columns that have to be there, as ``table_rows`` takes them; none of a CoNLL file.
+        known_tags: what the tags of a CoNLL file are called in records where they are not asked for.
 
     Raises:
         DataError: the file can't be used, or a row: no lists of texts, an empty word, words and tags of different
             numbers, lines of different numbers of columns; says where.
     """
     if is_conll(path):
-        yield from _read_conll(path, needs_tags=bool(tags))
+        yield from _read_conll(path, (words, tags or known_tags or _TAGS), needs_tags=bool(tags))
         return
     if path.suffix.lower() == ".csv":
         raise DataError(
@@ -123,7 +126,7 @@ def _tags_of(path: Path, record: Record, words: str, column: str, num_words: int
     return tuple(map(str, value))
 
 
-def _read_conll(path: Path, *, needs_tags: bool) -> Iterator[TaggedWords]:
+def _read_conll(path: Path, names: tuple[str, str], *, needs_tags: bool) -> Iterator[TaggedWords]:
     if not path.is_file():
         raise DataError(f"{path} is not there; set data.train, data.eval or --data")
     if is_lfs_pointer(path):
@@ -134,7 +137,7 @@ def _read_conll(path: Path, *, needs_tags: bool) -> Iterator[TaggedWords]:
         with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
-                    yield from _one_text(rows, needs_tags=needs_tags)
+                    yield from _one_text(rows, names, needs_tags=needs_tags)
                     rows = []
                     continue
                 text = line.rstrip("\r\n")
@@ -146,7 +149,7 @@ def _read_conll(path: Path, *, needs_tags: bool) -> Iterator[TaggedWords]:
                 rows.append((number, cells))
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error}); convert it") from error
-    yield from _one_text(rows, needs_tags=needs_tags)
+    yield from _one_text(rows, names, needs_tags=needs_tags)
 
 
 def _check_cells(path: Path, number: int, cells: list[str], first: tuple[int, int], *, needs_tags: bool) -> None:
@@ -164,11 +167,11 @@ def _check_cells(path: Path, number: int, cells: list[str], first: tuple[int, in
         )
 
 
-def _one_text(rows: list[tuple[int, list[str]]], *, needs_tags: bool) -> Iterator[TaggedWords]:
-    """Make a text of the lines between two blank ones; its columns have the usual names, its line is the first."""
+def _one_text(rows: list[tuple[int, list[str]]], names: tuple[str, str], *, needs_tags: bool) -> Iterator[TaggedWords]:
+    """Make a text of the lines between two blank ones; its columns have the names of the job, its line is the first."""
     if not rows:
         return
     words = tuple(cells[0] for _, cells in rows)
     tags = tuple(cells[-1] for _, cells in rows) if len(rows[0][1]) > 1 else ()
-    columns: dict[str, object] = {_WORDS: list(words), **({_TAGS: list(tags)} if tags else {})}
+    columns: dict[str, object] = {names[0]: list(words), **({names[1]: list(tags)} if tags else {})}
     yield TaggedWords(words, tags if needs_tags else (), (rows[0][0], columns))

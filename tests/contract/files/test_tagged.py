@@ -93,3 +93,13 @@ def test_tagged_rows_name_a_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_bytes(b"\xff\xfe O\n")
     with pytest.raises(DataError, match=r"is not UTF-8 .*convert it"):
         read_tagged(tmp_path / "a.conll", words="words", tags="tags")
+
+
+def test_tagged_rows_of_conll_have_the_columns_of_the_job(tmp_path: Path) -> None:
+    """Also where tags are there and nobody asks for them: what was predicted is compared with them."""
+    path = tmp_path / "rows.conll"
+    path.write_text("Anna\tB-PER\nsings\tO\n")
+    (asked,) = tagged_rows(path, words="tokens", tags="ner_tags")
+    (known,) = tagged_rows(path, words="tokens", tags="", known_tags="ner_tags")
+    assert asked.record[1] == known.record[1] == {"tokens": ["Anna", "sings"], "ner_tags": ["B-PER", "O"]}
+    assert (asked.tags, known.tags) == (("B-PER", "O"), ())

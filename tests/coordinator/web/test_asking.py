@@ -84,6 +84,19 @@ def test_asking_remembers_answers() -> None:
     assert asked(test, ECHO) == [{"steps": 8, "measured_s": 4.0}] * 2
 
 
+def test_asking_passes_on_why_the_simulator_has_no_answer() -> None:
+    """Such an answer has no steps to measure."""
+    refusal = (
+        *ECHO[:2],
+        "import sys, json\nfor line in sys.stdin: print(json.dumps({'error': 'no room'}), flush=True)",
+    )
+
+    async def test(asking: Asking) -> dict[str, Any]:
+        return await asking.ask({})
+
+    assert asked(test, refusal) == {"error": "no room"}
+
+
 def test_asking_has_a_deadline() -> None:
     """The process that did not answer is ended, and the next question gets a new one."""
 

@@ -77,7 +77,10 @@ def test_folder_feed_of_a_resumed_run_goes_back(tmp_path: Path) -> None:
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(step_line(3, loss=7.0)) + "\n")
     watching.tick(4.0)
-    assert watching.state.curves["loss"].points() == [(1, 2.0), (2, 1.5), (3, 7.0)]
+    state = watching.state
+    assert state.curves["loss"].points() == [(1, 2.0), (2, 1.5), (3, 7.0)]
+    assert state.curves["seconds"].last == (3, 3 * step_line(1)["seconds"])
+    assert state.plan is not None
 
 
 def write_trace(folder: Path) -> None:

@@ -80,6 +80,39 @@ def test_page_state_marks_a_lost_node_by_a_recovery() -> None:
     assert state.section("run")["last"]["loss"] == 9.0
 
 
+def test_page_state_node_that_is_back_is_lost_no_more() -> None:
+    """An owner for which the run has waited, and a host that gets blocks again."""
+    state = state_of(beginning())
+    recovery = {"kind": "recovery", "step": 2, "lost": ["b"], "epoch": 0, "seconds": 1.5, "fetched_bytes": {}}
+    state.take(metrics({**recovery, "back": ["b"]}), 5.0)
+    assert not state.section("nodes")["b"]["lost"]
+    assert "node b was lost, and b is back; the run goes on from step 2, after 1.5 s" in texts(state)
+    state.take(metrics(recovery), 6.0)
+    move = {"kind": "move", "step": 4, "to": 0, "epoch": 0, "seconds": 1.0}
+    state.take(metrics({**move, "problem": "b is not there"}), 7.0)
+    assert state.section("nodes")["b"]["lost"]
+    state.take(metrics(move), 8.0)
+    assert not state.section("nodes")["b"]["lost"]
+
+
+def test_page_state_counts_steps_that_are_done_again_once() -> None:
+    """Seconds, and bytes of links: the books of a run that was taken up go back."""
+    state = state_of([*beginning(), *(metrics(step_line(step)) for step in (1, 2, 3, 2, 3, 4))])
+    assert state.curves["seconds"].last == (4, 2.0)
+    assert state.section("run")["steps_s"] == 2.0
+    once = state_of([*beginning(), *(metrics(step_line(step)) for step in (1, 2, 3, 4))])
+    assert state.section("links") == once.section("links")
+
+
+def test_page_state_says_why_a_run_ends_early_and_which_evaluation_is_best() -> None:
+    """With patience, and where the best result is kept."""
+    state = state_of(beginning())
+    state.take(metrics({"kind": "evaluation", "step": 40, "loss": 0.5, "is_best": True}), 5.0)
+    state.take(metrics({"kind": "stop", "step": 80, "best": 0.5, "best_step": 40}), 6.0)
+    assert "evaluated after step 40: loss 0.5000 (the best so far)" in texts(state)
+    assert "ends early after step 80: no better loss since step 40" in texts(state)
+
+
 def test_page_state_marks_the_node_that_a_failure_names() -> None:
     """A run that fails because a node is lost shows which one."""
     state = state_of(beginning())
@@ -87,6 +120,9 @@ def test_page_state_marks_the_node_that_a_failure_names() -> None:
     state.take(control_pb2.RunEvent(failure=failure), 7.0)
     assert state.section("nodes")["b"]["lost"]
     assert (state.is_over, state.section("run")["phase"]) == (True, "failed")
+    full = control_pb2.RunFailure(error="StorageError", message="node a: its disk is full")
+    state.take(control_pb2.RunEvent(failure=full), 8.0)
+    assert not state.section("nodes")["a"]["lost"], "it is there, and has another problem"
 
 
 def test_page_state_of_a_strange_name_is_text() -> None:
