@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Any, Final
-
-from starlette.types import Receive, Scope, Send
+from typing import TYPE_CHECKING, Any, Final
 
 from coordinator.web.frames import Seen
 from coordinator.web.watching import Watching
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
 
 _LOG = logging.getLogger(__name__)
 MOST_STREAMS: Final = 64
