@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from edge.doctor.check import Check, passed
-from edge.doctor.machine import check_cores, check_disk, check_memory, check_port, check_python, check_system
+from edge.doctor.machine import (
+    check_cores,
+    check_disk,
+    check_memory,
+    check_port,
+    check_proxies,
+    check_python,
+    check_system,
+)
 from edge.doctor.package_versions import check_packages, check_protobuf, requirements
 from ringtune import __version__
 from ringtune.errors import UsageError
@@ -55,6 +64,7 @@ def examine(
         check_memory(),
         check_disk(disk.resolve()),
         check_port(bind or _BINDS[role]),
+        check_proxies(os.environ),
         check_own(role, trust, insecure=insecure),
     ]
     if model is not None:

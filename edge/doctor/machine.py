@@ -1,4 +1,4 @@
-"""Check the machine: system, cores, memory within its control groups, disk, and ports."""
+"""Check the machine: system, cores, memory within its control groups, disk, ports, and proxies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import struct
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from edge.doctor.check import Check, failed, passed, warned
@@ -19,6 +20,7 @@ from ringtune.machine.cores import usable_cores
 from ringtune.machine.memory import LIBRARY_BYTES, memory_limits
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.rpc.addresses import split_address
+from ringtune.rpc.channel_options import PROXY_VARIABLES
 
 _LITTLE_MEMORY_BYTES = 256 << 20
 _NO_MEMORY_BYTES = 32 << 20
@@ -105,6 +107,20 @@ def _sync_s(folder: Path) -> float:
         file.flush()
         os.fsync(file.fileno())
         return time.perf_counter() - start_s
+
+
+def check_proxies(environment: Mapping[str, str]) -> Check:
+    """Name the variables that set a proxy: what is fetched from a hub goes through it, calls between nodes do not.
+
+    Args:
+        environment: variables of the process; values, which may have a password, are not shown.
+    """
+    names = {name for known in PROXY_VARIABLES for name in (known, known.upper()) if environment.get(name)}
+    if not names:
+        return passed("proxy", "none set")
+    return passed(
+        "proxy", f"{', '.join(sorted(names))}: for fetching models from a hub only; nodes are called directly"
+    )
 
 
 def check_port(address: str) -> Check:

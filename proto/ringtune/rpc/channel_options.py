@@ -12,6 +12,8 @@ Each value answers a behaviour that was measured on grpcio 1.85:
 * A connection that has begun a handshake costs 45 KiB, and may take two minutes for it: so many at a time, and a third
   of a minute, which is more than a slow link takes. One that has said nothing costs nothing (``listening``).
 * A message above the limit is refused before it is read; payloads travel in chunks far below it.
+* ``http_proxy``, ``https_proxy`` and ``grpc_proxy`` send even calls to this machine's own address to a proxy, and
+  ``GRPC_ADDRESS_HTTP_PROXY`` does whatever ``enable_http_proxy`` says: nodes are reached where they listen.
 """
 
 from __future__ import annotations
@@ -48,11 +50,16 @@ CLIENT_OPTIONS: Final[Options] = (
     *_MESSAGES,
     *_KEEPALIVE,
     ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.address_http_proxy_enabled_addresses", ""),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 10_000),  # how long an attempt may take, with the handshakes of a slow link
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 """For ``grpc.insecure_channel(address, options=CLIENT_OPTIONS)``."""
+
+PROXY_VARIABLES: Final = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "GRPC_ADDRESS_HTTP_PROXY")
+"""Variables that name a proxy; ``CLIENT_OPTIONS`` make calls ignore them, fetching from a hub follows them."""
 
 SERVER_OPTIONS: Final[Options] = (
     *_MESSAGES,

@@ -12,6 +12,7 @@ import pytest
 
 from coordinator.trust.authority import Authority
 from ringtune.errors import ConnectionFailedError, RingTuneError, TrustError
+from ringtune.rpc.channel_options import PROXY_VARIABLES
 from ringtune.rpc.connections import Server, open_channel
 from ringtune.rpc.guard import caller_of
 from ringtune.rpc.statuses import error_of_call
@@ -196,6 +197,16 @@ def test_encryption_of_a_server_takes_a_renewed_certificate() -> None:
             assert type(beat(channel, "a")) is ConnectionFailedError
         server.renew(other.identity(COORDINATOR, time.time()))
         with connected(address, speaker_of("a", authority=other)) as channel:
+            assert beat(channel, "a") is None
+
+
+@pytest.mark.parametrize("variable", sorted({name for known in PROXY_VARIABLES for name in (known, known.upper())}))
+def test_encryption_or_none_no_variable_sends_a_call_to_a_proxy(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every variable that names a proxy, in plain text and encrypted: the call goes to the address that was given."""
+    monkeypatch.setenv(variable, "127.0.0.1:1" if variable.startswith("GRPC_ADDRESS") else "http://127.0.0.1:1")
+    monkeypatch.setenv("GRPC_ADDRESS_HTTP_PROXY_ENABLED_ADDRESSES", "127.0.0.1")
+    for server, caller in ((None, None), (COORDINATOR_ITSELF, A_NODE)):
+        with serving(server) as (address, _), connected(address, caller) as channel:
             assert beat(channel, "a") is None
 
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from edge.doctor.check import Check, Level, all_lines, failed, passed, warned
 from edge.doctor.command import app
-from edge.doctor.machine import check_disk, check_memory, check_port, check_python, check_system
+from edge.doctor.machine import check_disk, check_memory, check_port, check_proxies, check_python, check_system
 from edge.doctor.model_folder import check_model
 from edge.doctor.package_versions import check_packages
 from edge.doctor.remote import Answer, check_coordinator, judge
@@ -198,6 +198,14 @@ def test_doctor_names_what_is_wrong_with_a_model_folder(tmp_path: Path) -> None:
     assert only(checks, "model files").level is Level.WARN
     (missing,) = check_model(tmp_path / "none")
     assert (missing.name, missing.level) == ("model config", Level.FAIL)
+
+
+def test_doctor_names_proxies_but_not_their_passwords() -> None:
+    """Which variables are set, in whatever case, and that nodes are called directly; an empty one is none."""
+    check = check_proxies({"http_proxy": "http://me:secret@proxy:3128", "ALL_PROXY": "x", "https_proxy": ""})
+    assert check.found.startswith("ALL_PROXY, http_proxy: ") and "called directly" in check.found
+    assert "secret" not in check.found
+    assert check_proxies({"no_proxy": "localhost"}).found == "none set"
 
 
 # ---- a coordinator -------------------------------------------------------------------------------
