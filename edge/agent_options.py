@@ -115,6 +115,11 @@ def default_state(name: str) -> Path:
     return user_state_path("ringtune") / name
 
 
+def all_states() -> list[Path]:
+    """Return the state folders of all nodes that this user had on this machine by default, by name."""
+    return sorted(path for path in user_state_path("ringtune").glob("*") if path.is_dir())
+
+
 def parse_share(text: str) -> tuple[int, int]:
     """Read ``1/4`` as the two numbers 1 and 4.
 

@@ -21,7 +21,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def node(
     coordinator: options.Coordinator = "",
     name: Annotated[
-        str, typer.Option(help="Name of this node: small letters, digits, '.', '-', '_'. Default: the host's name.")
+        str,
+        typer.Option(
+            help="Name of this node: small letters, digits, '.', '-', '_'. Default: its token's, else the host's."
+        ),
     ] = "",
     data: Annotated[
         Path | None,
@@ -98,23 +101,21 @@ def node(
     """
     from edge.agent.figures import require_metrics
     from edge.agent.process import run_agent
-    from edge.agent_options import AgentOptions, default_cache, default_name, default_state, parse_share
-    from edge.joining.choose_trust import choose_trust
+    from edge.agent_options import AgentOptions, default_cache, default_state, parse_share
+    from edge.joining.choose_trust import choose_trust, own_name
     from edge.joining.looking import find_coordinator
     from edge.machine.libraries import require_libraries
     from edge.start_checks import check_start
-    from ringtune.ids import check_node_name
     from ringtune.quantities import parse_bytes
 
     logging.getLogger("edge").setLevel(logging.INFO)  # a device's log tells what it takes part in
     require_libraries()
     if metrics:
         require_metrics()
-    name = check_node_name(name or default_name())
+    name, token = own_name(name, trust, token_file, state=state, insecure=insecure)
     state = state or default_state(name)
-    token = None
     if not coordinator:
-        coordinator, token = find_coordinator(name, trust, token_file, state=state, insecure=insecure)
+        coordinator, token = find_coordinator(name, trust, token_file, state=state, insecure=insecure, token=token)
     used = choose_trust(
         name,
         trust,

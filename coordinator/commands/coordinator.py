@@ -128,7 +128,7 @@ def coordinator(
         ) as server,
     ):
         progress = make_progress(as_json=json, live=False)
-        progress.listening(server.address, reachable_address(server.address, own_host()))
+        progress.listening(server.address, reachable_address(server.address, own_host()), trust=trust)
         server.coordinator.say = progress.note
         for line in first_lines:
             progress.note(line)

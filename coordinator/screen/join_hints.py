@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 from ringtune.hints import hint, hint_to_start_coordinator
 from ringtune.rpc.addresses import is_loopback, is_wildcard, join_address, split_address
+from ringtune.trust.places import ADMIN, VARIABLE
 from ringtune.trust.speaking import is_encrypted
 
 
@@ -29,17 +33,24 @@ def listening_line(bound: str) -> str:
     return f"listening at {bound}, for this machine only; other machines need: {other}"
 
 
-def join_lines(reachable: str) -> list[str]:
-    """Write the commands for a coordinator that is reached at ``reachable``, a line each."""
-    token = ["--token-file", "FILE"] if is_encrypted() else []
-    here = f"a node of this machine:   {hint('node', '--name', 'node-1', *token, coordinator=reachable)}"
-    there = f"a node of another one:    {hint('node', *token, coordinator=reachable)}"
-    places = [here] if is_loopback(reachable) else [there, here]
-    made = hint("coordinator", "token", "NAME", "--save", "FILE")
-    return [
-        *([f"FILE for the node NAME:   {made}"] if token else []),
-        *places,
-        "a node that owns rows has --data FILE too; without it a node only computes",
-        f"who is there, and a run:  {hint('nodes', coordinator=reachable)}",
-        f"                          {hint('train', 'job.toml', '--out', 'run', coordinator=reachable)}",
-    ]
+def join_lines(reachable: str, *, trust: Path | None = None) -> list[str]:
+    """Write the commands for a coordinator that is reached at ``reachable``, a line each.
+
+    Args:
+        reachable: ``host:port``.
+        trust: the coordinator's folder of keys, where it is not the one that commands look for.
+    """
+    nodes, train = (
+        hint(*words, coordinator=reachable) for words in (("nodes",), ("train", "job.toml", "--out", "run"))
+    )
+    ask = [f"who is there, and a run:  {nodes}", f"                          {train}"]
+    own = "a node that owns rows has --data FILE too; without it a node only computes"
+    if is_encrypted():
+        where = ["--trust", str(trust)] if trust else []
+        made = hint("coordinator", "token", "NAME", "--save", "FILE", *where)
+        with_file = hint("node", "--token-file", "FILE", coordinator=reachable)
+        found = [f"certificates of commands: export {VARIABLE}={shlex.quote(str(trust / ADMIN))}"] if trust else []
+        return [f"FILE for the node NAME:   {made}", f"the node, with its FILE:  {with_file}", own, *found, *ask]
+    here = f"a node of this machine:   {hint('node', '--name', 'node-1', coordinator=reachable)}"
+    there = f"a node of another one:    {hint('node', coordinator=reachable)}"
+    return [*([here] if is_loopback(reachable) else [there, here]), own, *ask]

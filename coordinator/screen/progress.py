@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
@@ -61,7 +62,7 @@ class Progress:
     def report(self, report: Mapping[str, Any]) -> None:
         """Show the totals of a run that is done."""
 
-    def listening(self, address: str, reachable: str) -> None:
+    def listening(self, address: str, reachable: str, *, trust: Path | None = None) -> None:
         """Show where a coordinator listens, and the address at which nodes and users reach it."""
 
     def note(self, text: str) -> None:
@@ -88,9 +89,9 @@ class SpokenProgress(Progress):
         for line in report_lines(report):
             self.note(line)
 
-    def listening(self, address: str, reachable: str) -> None:
+    def listening(self, address: str, reachable: str, *, trust: Path | None = None) -> None:
         """Show the address, and the commands with which nodes join."""
-        for line in (listening_line(address), *join_lines(reachable)):
+        for line in (listening_line(address), *join_lines(reachable, trust=trust)):
             self.note(line)
 
 
@@ -167,9 +168,10 @@ class JsonProgress(Progress):
         """Write a line with the whole report."""
         self._write("report", {"report": dict(report)})
 
-    def listening(self, address: str, reachable: str) -> None:
+    def listening(self, address: str, reachable: str, *, trust: Path | None = None) -> None:
         """Write a line with the address, that at which it is reached, and the commands."""
-        self._write("listening", {"address": address, "reachable": reachable, "hints": join_lines(reachable)})
+        hints = join_lines(reachable, trust=trust)
+        self._write("listening", {"address": address, "reachable": reachable, "hints": hints})
 
     def note(self, text: str) -> None:
         """Write a line with the text."""

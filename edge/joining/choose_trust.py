@@ -7,9 +7,11 @@ import sys
 import time
 from pathlib import Path
 
+from edge.agent_options import all_states, default_name
 from ringtune.errors import ConnectionFailedError, TokenError, TrustError, UsageError
+from ringtune.ids import check_node_name
 from ringtune.trust.choosing import refuse_both, speak_from
-from ringtune.trust.parties import Party, node_party
+from ringtune.trust.parties import NODE_ROLE, Party, node_party
 from ringtune.trust.places import IDENTITY, node_trust
 from ringtune.trust.speaking import speak_as
 from ringtune.trust.tokens import Token, parse_token
@@ -17,6 +19,41 @@ from ringtune.trust.tokens import Token, parse_token
 _LOG = logging.getLogger(__name__)
 _LONGEST_TOKEN = 1024
 _RETRY_S = 1.0
+
+
+def own_name(
+    name: str, trust: Path | None, token_file: Path | None, *, state: Path | None, insecure: bool
+) -> tuple[str, Token | None]:
+    """Say what this node is called: as the user, its token or its certificate says, else as its host.
+
+    Args:
+        name: as the user said; empty = not at all.
+        trust: folder of its identity, as the user said.
+        token_file: file with a join token; ``-`` = standard input. One that is gone counts for nothing here.
+        state: the state folder, as the user said; None = one below the user's, by its name.
+        insecure: whether the user wants plain text.
+
+    Returns:
+        The name, and the token if it was read.
+
+    Raises:
+        TokenError: the token is damaged, or for a user.
+        TrustError: the certificate can't be read.
+    """
+    if name or insecure:
+        return check_node_name(name or default_name()), None
+    if token_file is not None and (str(token_file) == "-" or token_file.is_file()):
+        token = read_token(token_file)
+        if token.party.role != NODE_ROLE:
+            raise TokenError(_another(token_file, token, "a node"))
+        return token.party.name, token
+    folders = [trust or node_trust(state)] if trust or state else [node_trust(one) for one in all_states()]
+    joined = [folder for folder in folders if (folder / IDENTITY).is_file()]
+    if len(joined) != 1:
+        return default_name(), None
+    from ringtune.trust.identity import read_identity
+
+    return read_identity(joined[0], time.time()).party.name, None
 
 
 def choose_trust(
@@ -99,8 +136,16 @@ def token_for(party: Party, token_file: Path) -> Token:
     """
     token = read_token(token_file)
     if token.party != party:
-        raise TokenError(f"the join token in {token_file} is for {token.party}, not for {party}; ask for another one")
+        if token.party.role == party.role:
+            told = f"the join token in {token_file} is for {token.party}, not for {party}"
+            raise TokenError(f"{told}; leave --name out, or give --name {token.party.name}")
+        raise TokenError(_another(token_file, token, str(party)))
     return token
+
+
+def _another(token_file: Path, token: Token, wanted: str) -> str:
+    told = f"the join token in {token_file} is for {token.party}, not for {wanted}"
+    return f"{told}; make one for the node with 'ringtune coordinator token NAME'"
 
 
 def read_token(file: Path) -> Token:

@@ -32,7 +32,13 @@ _ASK_MS = 1000
 
 
 def find_coordinator(
-    name: str, trust: Path | None, token_file: Path | None, *, state: Path, insecure: bool
+    name: str,
+    trust: Path | None,
+    token_file: Path | None,
+    *,
+    state: Path,
+    insecure: bool,
+    token: Token | None = None,
 ) -> tuple[str, Token | None]:
     """Find the coordinator that this node joins.
 
@@ -42,6 +48,7 @@ def find_coordinator(
         token_file: file with a join token; ``-`` = standard input.
         state: the node's state folder.
         insecure: whether the user wants plain text.
+        token: that of ``token_file``, if it was read already; standard input can be read once.
 
     Returns:
         Its address, and the token if it was read.
@@ -53,13 +60,13 @@ def find_coordinator(
     """
     refuse_both(trust or token_file, insecure=insecure)
     if _listens(DEFAULT_COORDINATOR):
-        return DEFAULT_COORDINATOR, None
+        return DEFAULT_COORDINATOR, token
     folder, party = trust or node_trust(state), node_party(name)
-    authority_sha256, what, token = "", "", None
+    authority_sha256, what = "", ""
     if not insecure and ((folder / IDENTITY).is_file() or (trust is not None and token_file is None)):
         authority_sha256, what = _authority_of(folder, party), f"the certificate in {folder}"
     elif not insecure and token_file is not None:
-        token = token_for(party, token_file)
+        token = token or token_for(party, token_file)
         authority_sha256, what = token.authority_sha256, "the join token"
     found = announced(LOOK_S)
     for one in found:

@@ -165,9 +165,12 @@ def test_hints_of_a_coordinator_that_encrypts_have_a_token() -> None:
     """Nothing is plain then, and who joins needs a token: how one is made stands first."""
     with speaking_as(COORDINATOR_ITSELF):
         lines = [hint_to_start_coordinator("10.0.0.7:7070"), *join_lines("10.0.0.7:7070")]
+        elsewhere = join_lines("10.0.0.7:7070", trust=Path("my keys"))
     told = "\n".join(lines)
-    assert "--insecure" not in told
-    assert told.count("--token-file FILE") == 2
+    assert "--insecure" not in told and "--name" not in told
+    assert told.count("--token-file FILE") == 1
+    assert elsewhere[0].endswith("--save FILE --trust 'my keys'")
+    assert "export RINGTUNE_TRUST='my keys/admin'" in elsewhere[3]
     found = [match[0] for match in map(HINT.search, lines) if match]
     assert "ringtune coordinator token NAME --save FILE" in found
     for line in found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from coordinator.screen.join_hints import join_lines
+from coordinator.server.server import CoordinatorServer
+from coordinator.trust.keeper import Keeper
+from edge.agent_options import AgentOptions
 from ringtune import cli
 from ringtune.quantities import parse_seconds
+from ringtune.trust.identity import read_identity
 from ringtune.trust.parties import Party, node_party
+from ringtune.trust.speaking import speaking_as
 from ringtune.trust.tokens import parse_token
 
 
@@ -71,3 +78,25 @@ def test_trusting_refuses_in_a_line(tmp_path: Path, words: list[str], code: int,
 def test_trusting_durations() -> None:
     """Seconds, minutes, hours and days."""
     assert [parse_seconds(text) for text in ("90s", "30m", "5min", "1.5h", "7d")] == [90, 1800, 300, 5400, 604800]
+
+
+def test_trusting_printed_lines_lead_a_node_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of a coordinator, typed as they stand: a token is made, and the node joins under the token's name."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "states"))
+    started: list[AgentOptions] = []
+    monkeypatch.setattr("edge.agent.process.run_agent", lambda given, **_: started.append(given))
+    trust, file = tmp_path / "trust", tmp_path / "b1.token"
+    ask("init", "--trust", str(trust))
+    keeper = Keeper(trust)
+    with speaking_as(keeper.speaker), CoordinatorServer("127.0.0.1:0", lease_s=10.0, keeper=keeper) as server:
+        made, joined = (
+            shlex.split(line.partition(":   " if "NAME" in line else ":  ")[2])[1:]
+            for line in join_lines(server.address, trust=trust)[:2]
+        )
+        for words in (made, joined):
+            typed = [{"NAME": "b1", "FILE": str(file)}.get(word, word) for word in words]
+            result = CliRunner().invoke(cli.app, typed)
+            assert result.exit_code == 0, result.output
+    (given,) = started
+    assert (given.name, given.trust) == ("b1", tmp_path / "states" / "ringtune" / "b1" / "trust")
+    assert read_identity(given.trust, time.time()).party == node_party("b1")

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.trust.authority import Authority
-from edge.agent_options import AgentOptions
+from edge.agent_options import AgentOptions, default_name, default_state
 from edge.joining import choose_trust as chosen
-from edge.joining.choose_trust import choose_trust, read_token
+from edge.joining.choose_trust import choose_trust, own_name, read_token
 from edge.joining.keep_certificate import refuse_removed
 from ringtune import cli
 from ringtune.errors import ConnectionFailedError, TokenError, TrustError, UsageError
@@ -91,8 +91,36 @@ def test_choosing_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="--insecure does not"):
             choose(tmp_path, insecure=True, **changes)
     (tmp_path / "t").write_text(str(Token(node_party("b"), 7071, HASH, make_secret())))
-    with pytest.raises(TokenError, match="is for node b, not for node pi"):
+    with pytest.raises(TokenError, match="is for node b, not for node pi; leave --name out, or give --name b"):
         choose(tmp_path, token_file=tmp_path / "t")
+
+
+def test_choosing_a_name_of_the_user_the_token_the_certificate_or_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this order; two certificates name nobody, and a token that is gone leaves the name to the certificate."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "states"))
+    host, file = default_name(), tmp_path / "t"
+
+    def named(name: str = "", trust: Path | None = None, token_file: Path | None = file, **more: Any) -> str:
+        asked: dict[str, Any] = {"state": None, "insecure": False} | more
+        return own_name(name, trust, token_file, **asked)[0]
+
+    assert named(token_file=None) == named() == host
+    keep(node_trust(default_state("pi")), speaker_of("pi"))
+    assert (named(), named(token_file=None), named("b"), named(insecure=True)) == ("pi", "pi", "b", host)
+    token = Token(node_party("c"), 7071, HASH, make_secret())
+    file.write_text(str(token))
+    assert own_name("", None, file, state=None, insecure=False) == ("c", token)
+    assert named("b") == "b"
+    keep(node_trust(tmp_path / "own"), speaker_of("d"))
+    assert named(token_file=None, state=tmp_path / "own") == "d"
+    assert named(token_file=None, trust=node_trust(tmp_path / "own")) == "d"
+    keep(node_trust(default_state("e")), speaker_of("e"))
+    assert named(token_file=None) == host
+    file.write_text(str(Token(Party("submitter", "alice"), 7071, HASH, make_secret())))
+    with pytest.raises(TokenError, match="is for submitter alice, not for a node; make one for the node with"):
+        named()
 
 
 def test_choosing_reads_a_token_from_a_file_or_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
