@@ -47,7 +47,8 @@ def node(
         ),
     ] = None,
     keep_days: Annotated[
-        float, typer.Option(min=0.0, help="How many days the checkpoints of a finished run stay in --state.")
+        float,
+        typer.Option(metavar="DAYS", min=0.0, help="How many days the checkpoints of a finished run stay in --state."),
     ] = KEPT.days,
     keep_size: Annotated[
         str, typer.Option(metavar="SIZE", help="How much room those of all finished runs may take there.")

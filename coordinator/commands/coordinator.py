@@ -25,7 +25,10 @@ def coordinator(
         str, typer.Option(metavar="HOST:PORT", help="Address to listen at; port 0 = any.")
     ] = "127.0.0.1:7070",
     lease_s: Annotated[
-        float, typer.Option("--lease", min=0.1, help="A node that is silent for so long is lost, in seconds.")
+        float,
+        typer.Option(
+            "--lease", metavar="SECONDS", min=0.1, help="A node that is silent for so long is lost, in seconds."
+        ),
     ] = 10.0,
     insecure: options.Insecure = False,
     trust: options.Trust = None,
@@ -35,6 +38,7 @@ def coordinator(
             min=0,
             max=65535,
             metavar="PORT",
+            show_default=False,
             help="Port for those who join with a token. Default: the one after the port of --bind.",
         ),
     ] = 0,
@@ -44,7 +48,9 @@ def coordinator(
             metavar="DIR", help="Where runs are kept until they are fetched. Default: in the user's state folder."
         ),
     ] = None,
-    keep_days: Annotated[float, typer.Option(min=0, help="How long a run stays after it was fetched, in days.")] = 7.0,
+    keep_days: Annotated[
+        float, typer.Option(metavar="DAYS", min=0, help="How long a run stays after it was fetched.")
+    ] = 7.0,
     keep_size: Annotated[
         str, typer.Option(metavar="SIZE", help="What all runs may take; one that nobody fetched stays all the same.")
     ] = "10GiB",

@@ -12,7 +12,7 @@ from ringtune import options
 
 
 def init(trust: options.Trust = None, json: options.Json = False) -> None:
-    """Make the authority whose certificates all who take part need from then on, for encrypted connections."""
+    """Create a certificate authority (CA); from then on every connection uses mutual TLS."""
     import json as json_module
 
     from coordinator.trust.folder import ADMIN, init_trust

@@ -15,8 +15,8 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, MutableMapping
-from typing import Annotated, Any, NoReturn
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -32,6 +32,14 @@ from ringtune.texts import log_to_stderr, shown
 GROUP = "ringtune.commands"
 BUG_EXIT_CODE = 70
 HELP_OPTIONS = ["-h", "--help"]
+PANELS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Data and jobs": ("init", "plan", "measure"),
+    "Runs": ("demo", "train", "status", "logs", "stop", "runs", "fetch"),
+    "Results": ("eval", "predict", "export", "page"),
+    "Boards": ("coordinator", "node", "join", "nodes", "doctor"),
+    "Predictions": ("sim", "what-if"),
+}
+"""Commands as the help shows them: panel -> names, in the order in which a user meets them."""
 
 
 def command_targets() -> dict[str, str]:
@@ -57,13 +65,29 @@ def _load(name: str, target: str) -> Any:
     app = found if isinstance(found, typer.Typer) else typer.Typer(add_completion=False)
     if app is not found:
         app.command(name)(found)
-    return _with_short_help(typer.main.get_command(app))
+    return _prepared(name, typer.main.get_command(app))
 
 
-def _with_short_help(command: Any) -> Any:
-    """Let a command show its help with ``-h`` too."""
+def _prepared(name: str, command: Any) -> Any:
+    """Name a command and those below it, and let its help wrap its lines itself; ``-h`` shows it too.
+
+    An app with a callback has no name of its own, and the parser keeps the line breaks of later paragraphs.
+    """
+    command.name = name
     command.context_settings.setdefault("help_option_names", HELP_OPTIONS)
+    command.help = "\n\n".join(" ".join(lines.split()) for lines in (command.help or "").split("\n\n"))
+    _without_types(command.get_params(typer.Context(command, help_option_names=HELP_OPTIONS)))
+    for below, inner in getattr(command, "commands", {}).items():
+        _prepared(below, inner)
     return command
+
+
+def _without_types(parameters: list[Any]) -> list[Any]:
+    """Leave the place for a value empty where an option takes none."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) or getattr(parameter, "count", False):
+            parameter.metavar = parameter.metavar or ""
+    return parameters
 
 
 def _missing(name: str, module: str) -> Any:
@@ -80,7 +104,7 @@ def _missing(name: str, module: str) -> Any:
 
         raise RingTuneError(f"'ringtune {name}' needs the Python package {module!r}: {hint_to_install('node')}")
 
-    return _with_short_help(typer.main.get_command(app))
+    return _prepared(name, typer.main.get_command(app))
 
 
 class _LazyCommands(MutableMapping[str, Any]):
@@ -93,6 +117,7 @@ class _LazyCommands(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
             self._loaded[name] = _load(name, self._targets[name])
+            self._loaded[name].rich_help_panel = next((panel for panel in PANELS if name in PANELS[panel]), None)
         return self._loaded[name]
 
     def __setitem__(self, name: str, command: Any) -> None:
@@ -116,13 +141,18 @@ class LazyGroup(TyperGroup):
         super().__init__(**attrs)
         self.commands = _LazyCommands(command_targets())
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options before the command."""
+        return _without_types(super().get_params(ctx))
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name, None if there is none."""
         return self.commands.get(cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names of all commands, sorted."""
-        return list(self.commands)
+        """The names of all commands, as the panels have them; others come first."""
+        order = [name for names in PANELS.values() for name in names]
+        return sorted(self.commands, key=lambda name: (name in order, order.index(name) if name in order else 0))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options before the command; without any arguments the help is shown."""
