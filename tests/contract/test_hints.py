@@ -72,7 +72,7 @@ def lines_of_pages() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         for block in re.findall(r"```(?:sh)?\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
-                found = re.match(r"\s*(?:\$ )?(?:sudo )?(?:\S*/)?(ringtune .*)", line)
+                found = re.match(r"\s*(?:\$ )?(?:sudo )?(?:-u \S+ )?(?:[A-Z_]+=\S+ )?(?:\S*/)?(ringtune .*)", line)
                 if found:
                     yield page.relative_to(ROOT).as_posix(), found[1]
 

@@ -45,6 +45,36 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert list(broken(page)) == []
 
 
+def unfinished(text: str) -> str:
+    """The last line of a page that stops in the middle: of a block, or of a sentence; empty if it ends."""
+    last = text.rstrip().rpartition("\n")[2].strip()
+    is_open = len(re.findall(r"^\s*```", text, re.MULTILINE)) % 2
+    ends = last.endswith((".", ".)", "!", "?", "|", "```", "-->")) or last.startswith(("#", "- ", "!["))
+    return "" if ends and not is_open else last
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_is_read_to_its_end(page: Path) -> None:
+    """It ends with a sentence, a table or a block, and no block is left open."""
+    assert unfinished(page.read_text(encoding="utf-8")) == ""
+
+
+def test_page_check_sees_one_that_stops() -> None:
+    """Negative control: the colon of a block that is missing, and a block without an end."""
+    assert unfinished("# A\nEncrypted, as follows:\n") and unfinished("# A\nSo:\n```sh\nringtune\n")
+    assert not unfinished("# A\nSo:\n```sh\nringtune\n```\n")
+
+
+def test_start_pages_are_encrypted() -> None:
+    """``--insecure`` is in a sentence at most, never in a line to be typed."""
+    pages = [ROOT / "README.md", ROOT / "deploy/README.md", *sorted((DOCS / "start").glob("*.md"))]
+    blocks = {page: re.findall(r"```.*?```", page.read_text(encoding="utf-8"), re.DOTALL) for page in pages}
+    typed = {page.name: [line for block in found for line in block.splitlines()] for page, found in blocks.items()}
+    assert [(name, line) for name, lines in typed.items() for line in lines if "--insecure" in line] == [
+        ("README.md", "    ringtune train job.toml --coordinator {coordinator} --insecure --out run")  # a testbed's
+    ]
+
+
 def test_links_check_sees_a_broken_one(tmp_path: Path) -> None:
     """Negative control: a file that is gone, a heading that is gone; code is no link."""
     page = tmp_path / "page.md"
