@@ -1,4 +1,4 @@
-# Every target sets up what it needs in .venv first; repeated calls only compare the stamp's date.
+# Every target sets up what it needs in .venv first; repeated calls only compare the stamp's date. A demo needs no tools.
 #
 #   make demo        train the demo on four local nodes (fetches model and data once)
 #   make test        the tests, on as many processes as WORKERS says: of those with many long cases a sample
@@ -36,6 +36,7 @@ WORKERS ?= 3
 VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/ringtune.stamp
+NODE_STAMP := $(VENV)/node.stamp
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 # Sources are compiled once, and not anew by each of the many processes that tests start.
@@ -50,13 +51,24 @@ help:
 setup: $(STAMP)
 
 # torch comes first and by itself, so that TORCH can name an index or a file that has nothing else.
+define install
+test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+@echo "fetching torch and the packages of ringtune[$(1)] into $(VENV), only the first time ..."
+$(PIP) install $(TORCH)
+$(PIP) install --quiet -e '.[$(1)]'
+endef
+comma := ,
+
 $(STAMP): pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet $(TORCH)
-	$(PIP) install --quiet -e '.[node,dev,docs]'
+	$(call install,node$(comma)web$(comma)dev$(comma)docs)
+	touch $@ $(NODE_STAMP)
+
+# What a node needs and the page of a run; an environment that has all of it will do too.
+$(NODE_STAMP): pyproject.toml
+	$(call install,node$(comma)web)
 	touch $@
 
-demo: $(STAMP)
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(NODE_STAMP))
 	$(BIN)/ringtune demo $(ARGS)
 
 # A process of the tests that dies ends them: what it had is given to no other, and all would wait for it for ever.

@@ -124,6 +124,20 @@ def test_installs_have_every_help_and_a_coordinator(bare: dict[str, Any]) -> Non
     assert bare["failed"] == {}
 
 
+@pytest.mark.parametrize(("target", "extras"), [("demo", "node,web"), ("setup", "node,web,dev,docs")])
+def test_installs_of_make_are_what_a_target_needs(tmp_path: Path, target: str, extras: str) -> None:
+    """A demo waits for no linter and no tool of the site; one environment of all does for it too."""
+    words = ["make", "--dry-run", f"VENV={tmp_path}", target]
+
+    def printed() -> str:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+        return done.stdout
+
+    assert f"-e '.[{extras}]'" in printed()
+    (tmp_path / "ringtune.stamp").touch()
+    assert "pip" not in printed()
+
+
 def test_installs_lack_only_what_an_extra_names(bare: dict[str, Any]) -> None:
     """A module needs no extra, or one that is named here and brings all of it."""
     assert bare["without"] == sorted(name for names in OF_AN_EXTRA.values() for name in names)
