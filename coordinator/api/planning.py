@@ -16,6 +16,7 @@ from coordinator.planner.job_time import JobTime, guessed_time, measured_time
 from coordinator.planner.make_plan import check_inputs, make_plan, planned_as
 from coordinator.planner.planned import Planned
 from coordinator.screen.planned.plan_text import plan_json, plan_text
+from coordinator.screen.progress import Progress
 from ringtune import __version__
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import Profile
@@ -149,6 +150,7 @@ def plan_there(
     join_s: float,
     choices: Choices = NO_CHOICES,
     why: bool,
+    progress: Progress | None = None,
 ) -> PlannedJob:
     """Plan for the nodes of a coordinator, which measure themselves.
 
@@ -160,6 +162,7 @@ def plan_there(
         join_s: how long to wait for them, in seconds.
         choices: what the planner may choose in place of the job's values.
         why: whether reasons are wanted.
+        progress: where the phases are shown; None = nowhere.
 
     Raises:
         RingTuneError: whatever measuring or planning failed with.
@@ -167,7 +170,7 @@ def plan_there(
     from coordinator.submit.client import Client
 
     with Client(coordinator, insecure=insecure) as client:
-        made, found, note = client.plan(job, num_nodes=num_nodes, join_s=join_s, choices=choices)
+        made, found, note = client.plan(job, progress=progress, num_nodes=num_nodes, join_s=join_s, choices=choices)
     planned = planned_as(job, made, found, again=why, **choices._asdict())
     return _with_words(job, planned, found, note, is_measured=True, why=why)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 from pathlib import Path
@@ -64,6 +65,7 @@ def predict(
     from coordinator.predicting.process import Sampling
     from coordinator.predicting.writing import CsvWriter, JsonWriter, Summary, Writer, writer_to
     from coordinator.run_folder.saved_run import read_run
+    from coordinator.screen.waiting import Waiting
 
     run = read_run(folder)
     how = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
@@ -72,7 +74,10 @@ def predict(
     summary = Summary(run.job)
 
     def write(writer: Writer) -> None:
-        for found in predict_rows(run, data, how, model=model, user=user):
+        every = predict_rows(run, data, how, model=model, user=user)
+        with Waiting(f"loading the model of {folder}"):
+            first = list(itertools.islice(every, 1))
+        for found in itertools.chain(first, every):
             writer.add(found)
             summary.add(found)
 

@@ -33,6 +33,7 @@ def simulate(
     import json as json_module
 
     from coordinator.screen.prediction_text import check_out, prediction_json, prediction_lines, write_prediction
+    from coordinator.screen.waiting import Waiting
     from coordinator.what_if.prediction_inputs import plan_as_run, read_inputs, read_measured, read_recording
     from sim.limits import check_fits
     from sim.prediction import predict
@@ -44,18 +45,19 @@ def simulate(
     recording, same_run = read_recording(trace, given.plan) if trace is not None else (None, False)
     measured = read_measured(given)
     wanted = plan_as_run(given.plan, measured)
-    found = predict(
-        wanted,
-        given.profile,
-        optimizer=given.optimizer,
-        dtype=given.dtype,
-        samples=recording.samples if recording else None,
-        same_run=same_run,
-        start=measured.start if measured else None,
-        tables=measured.tables if measured else (),
-        keep_spans=out is not None,
-        seed=seed,
-    )
+    with Waiting("predicting"):
+        found = predict(
+            wanted,
+            given.profile,
+            optimizer=given.optimizer,
+            dtype=given.dtype,
+            samples=recording.samples if recording else None,
+            same_run=same_run,
+            start=measured.start if measured else None,
+            tables=measured.tables if measured else (),
+            keep_spans=out is not None,
+            seed=seed,
+        )
     value = prediction_json(given.plan, found, measured)
     if out is not None:
         write_prediction(out, given.plan, found, value)

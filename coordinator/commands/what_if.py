@@ -63,6 +63,7 @@ def what_if(
     """
     import json as json_module
 
+    from coordinator.screen.waiting import Waiting
     from coordinator.screen.what_if.what_if_text import comparison_json, comparison_lines
     from coordinator.what_if.asking import make_question
     from coordinator.what_if.differences import difference_text
@@ -90,7 +91,8 @@ def what_if(
     if sweep:
         _sweep(question, sweep, jobs=jobs, backend=backend, cluster=cluster, csv=csv, plot=plot, json=json, told=told)
         return
-    before, after = question.before(), question.after()
+    with Waiting("predicting"):
+        before, after = question.before(), question.after()
     if json:
         typer.echo(json_module.dumps({"event": "what-if", **comparison_json(before, after), **told}))
         return
@@ -133,8 +135,8 @@ def _sweep(
     import json as json_module
     import sys
 
+    from coordinator.screen.waiting import shown_cells
     from coordinator.screen.what_if.sweep_plot import check_plot, write_plot
-    from coordinator.screen.what_if.sweep_progress import shown_cells
     from coordinator.screen.what_if.what_if_text import sweep_csv, sweep_lines, sweep_rows
     from ringtune.errors import InterruptedRunError
     from ringtune.files.durable import check_writable, write_durably

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from coordinator.screen.waiting import Waiting
 from ringtune.errors import ConnectionFailedError
 from ringtune.jobs.job import Job
 from ringtune.models.hub import HubId, cached_folder, hub_id
@@ -73,9 +74,10 @@ def model_folder(path: str, *, cache: Path | None = None, fetch: Fetch | None = 
 def _fetch(wanted: HubId, cache: Path) -> str:
     command = [sys.executable, "-P", "-m", "coordinator.hub.download", wanted.repository, wanted.revision, str(cache)]
     try:
-        done = subprocess.run(  # noqa: S603 - our own module
-            command, capture_output=True, text=True, timeout=FETCH_S, check=False, stdin=subprocess.DEVNULL
-        )
+        with Waiting(f"fetching the model {wanted} from its hub into {cache}"):
+            done = subprocess.run(  # noqa: S603 - our own module
+                command, capture_output=True, text=True, timeout=FETCH_S, check=False, stdin=subprocess.DEVNULL
+            )
     except subprocess.TimeoutExpired:
         return f"it is not there after {FETCH_S:g} s"
     lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]

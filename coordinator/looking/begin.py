@@ -16,6 +16,7 @@ from coordinator.looking.questions import Ask
 from coordinator.looking.settings import LENGTHS, Seen, choose_settings
 from coordinator.looking.table import Column, Table, look_at_table
 from coordinator.looking.tagged import Tagged, look_at_tagged
+from coordinator.screen.waiting import Waiting
 from ringtune.errors import DataError, UsageError
 from ringtune.files.tagged import is_conll
 from ringtune.jobs.job import Data, parse_job
@@ -89,7 +90,8 @@ def begin(wishes: Wishes, ask: Ask) -> Begun:
     place = wishes.model or ask.place("Folder of the model", lambda: str(find_model(wishes.folder)))
     here = model_folder(place)
     model = look_at_model(here, written(here, wishes.folder) if str(here) == str(Path(place)) else place)
-    rows = _look(data)
+    with Waiting(f"reading {data}"):
+        rows = _look(data)
     task = wishes.task or _choose_task(model, rows, ask)
     columns = _choose_columns(rows, task, wishes.columns or {}, ask)
     choose_task(model, (task,), rows.words)

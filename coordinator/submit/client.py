@@ -242,7 +242,13 @@ class Client(Connection):
             _LOG.info("rehearsal %s was not asked to end: %s", run_id, error)
 
     def plan(
-        self, job: Job, *, num_nodes: int, join_s: float, choices: Choices = NO_CHOICES
+        self,
+        job: Job,
+        *,
+        progress: Progress | None = None,
+        num_nodes: int,
+        join_s: float,
+        choices: Choices = NO_CHOICES,
     ) -> tuple[Plan, Profile, str]:
         """Let the nodes measure themselves, and plan for them; see ``run``.
 
@@ -253,7 +259,7 @@ class Client(Connection):
             RingTuneError: whatever inspecting or planning failed with.
         """
         request = RunRequest(job=job, plan_only=True, num_nodes=num_nodes, join_s=join_s, choices=choices)
-        came = self.run(request, progress=Progress(), folder=None)
+        came = self.run(request, progress=progress or Progress(), folder=None)
         if came.plan is None or came.profile is None:
             raise IntegrityError("the coordinator sent no plan; use one version on all machines")
         return came.plan, came.profile, "; ".join(came.notes)

@@ -139,6 +139,8 @@ class Joining:
         if why := self._why_not(member, needed - {node}):
             self._note(f"node {node} has joined the coordinator, and takes no part in this run: {why}")
             return
+        if self._is_awaited(node):
+            self._note(f"asking node {node} for its rows, memory and times ...")
         self._ask(member, needed - {node})
 
     def _why_not(self, member: Member, needed: Set[str]) -> str:
@@ -206,7 +208,7 @@ class Joining:
         self._books.joined(facts, links)
         self._replanning.joined(facts, links, looks=not is_awaited)
         self._note(
-            f"node {facts.node} is there for which the run waits"
+            f"node {facts.node} is back; resuming"
             if is_awaited
             else f"node {facts.node} may have blocks of this run; whether they pay is looked at after the next turn"
         )

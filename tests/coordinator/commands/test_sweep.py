@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from coordinator.screen.waiting import shown_cells
 from coordinator.screen.what_if import sweep_plot
-from coordinator.screen.what_if.sweep_progress import shown_cells
 from coordinator.what_if.what_if import CellResult, WhatIf
 from ringtune.errors import StorageError
 from ringtune.files import durable

@@ -136,7 +136,7 @@ def test_run_that_waits_for_room_asks_members_that_had_no_part(cluster: FakeClus
     going.driver._joining.ask_others(going.driver.nodes)  # nobody is awaited
     machine.awaited.for_room("CapacityError", "nothing fits", ("b",), time.monotonic() + 60.0)
     going.driver._joining.ask_others(going.driver.nodes)
-    assert going.note_of("c") == "node c is there for which the run waits"
+    assert going.note_of("c") == "node c is back; resuming"
     assert agent.log == ["inspect"] and going.driver.nodes == {"a", "b", "c"}
     going.driver.stop("test")
 
