@@ -21,7 +21,7 @@ def page(
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
-    """Show a finished run on a page until Ctrl-C; of a run that goes on, what it has done so far, and what comes.
+    """Show a finished run on a page until Ctrl-C; for a run in progress, its history and live updates.
 
     The page of a run that is under way comes with --web of 'ringtune train' or 'ringtune coordinator', too. That one
     also shows what nodes did in the last step.

@@ -37,7 +37,7 @@ def predict(
     max_new_tokens: Annotated[
         int,
         typer.Option(
-            "--max-new-tokens", metavar="N", min=1, max=4096, help="Most tokens that a language model goes on with."
+            "--max-new-tokens", metavar="N", min=1, max=4096, help="Most tokens that a language model generates."
         ),
     ] = 50,
     temperature: Annotated[
@@ -50,12 +50,10 @@ def predict(
             help="How freely a language model draws the next token; 0 = always the likeliest.",
         ),
     ] = 0.0,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, max=(1 << 31) - 1, help="Of the draws of a language model.")
-    ] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=(1 << 31) - 1, help="Random seed for sampling text.")] = 0,
     json: options.Json = False,
 ) -> None:
-    """Predict for rows with the adapter or model of a run: labels with probabilities, answers, or text that goes on.
+    """Predict for rows with the adapter or model of a run: labels with probabilities, answers, or generated text.
 
     Without --save the rows are printed as csv, each with its prediction. All runs in one process on this machine.
     """

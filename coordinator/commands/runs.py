@@ -9,7 +9,7 @@ import typer
 
 from ringtune import options
 
-_RUN = "Id of the run, or its folder, which tells where it is driven. Left out: the only one there is."
+_RUN = "Id of the run, or its folder, which tells where it is driven. Default: the only run."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=_RUN, show_default=False)]
 
 

@@ -23,7 +23,7 @@ def simulate(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write prediction.json and trace.json (for Perfetto) there.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of draws from recorded times, where the plan is another.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for sampling recorded times if the plan was changed.")] = 0,
     json: options.Json = False,
 ) -> None:
     """Predict wall time, idle shares, bytes and memory of a plan from measured times.

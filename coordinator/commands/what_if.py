@@ -45,7 +45,7 @@ def what_if(
         Path | None,
         typer.Option(metavar="TRACE|RUN", help="Take times from a recorded run, stragglers included, not medians."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of draws from recorded times, where the plan is another.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for sampling recorded times if the plan was changed.")] = 0,
     sweep: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUES", help="Several values: A,B,C or FROM:TO:COUNT; given twice: the grid."),

@@ -68,7 +68,7 @@ def choose_settings(seen: Seen, length: str) -> dict[str, Chosen]:
     size = int(str(batch.value))
     found["train.microbatches"] = Chosen(min(4, size), "")
     steps = _steps(seen, size, LENGTHS[length])
-    found["train.max_steps"] = Chosen(steps, f"{steps * size / seen.rows:.1f} passes over {seen.rows:,} rows")
+    found["train.max_steps"] = Chosen(steps, f"{steps * size / seen.rows:.1f} epochs of {seen.rows:,} rows")
     rate = 1e-3 if seen.hidden < _WIDE else 5e-4
     found["train.learning_rate"] = Chosen(rate, f"usual for adapters of a model of width {seen.hidden}")
     found["train.lr_schedule"] = Chosen("linear", "")
@@ -100,7 +100,7 @@ def _batch_size(seen: Seen, tokens: int) -> Chosen:
 
 
 def _steps(seen: Seen, batch_size: int, times: float) -> int:
-    """Steps for some passes over the rows, of few rows more passes and of many fewer; in tens."""
+    """Steps for some epochs, of few rows more and of many fewer; in tens."""
     wanted = _PASSES * seen.rows / batch_size
     bounded = min(max(wanted, _LEAST_STEPS), _MOST_STEPS)
     return max(20, round(bounded * times / 10) * 10)

@@ -30,7 +30,7 @@ def training_facts(course: Course) -> dict[str, Any]:
         "rows": rows,
         "used_rows": used,
         "used_share": round(used / rows, 6),
-        "passes": round(sum(use.trained_rows for use in uses) / rows, 6),
+        "epochs": round(sum(use.trained_rows for use in uses) / rows, 6),
         "classes": list(course.labels),
         "owners": {use.owner: _owner(use) for use in uses},
         "left_out": [one.owner.node for one in course.left_out],
@@ -44,7 +44,7 @@ def _owner(use: RowUse) -> dict[str, Any]:
         "steps": use.steps,
         "rows_of_batch": use.batch_rows,
         "used_rows": use.used_rows,
-        "passes": round(use.passes, 6),
+        "epochs": round(use.epochs, 6),
         "least_times": use.least,
         "most_times": use.most,
     }
@@ -66,10 +66,10 @@ def training_notes(course: Course) -> list[str]:
     lost = [(one.owner.node, one.turns) for one in course.left_out]
     found += [f"{node} is lost, and its rows are left out after {turns} of its turns" for node, turns in lost]
     there = uses[: len(course.owners)]
-    least, most = min(there, key=lambda use: use.passes), max(there, key=lambda use: use.passes)
-    if course.turns == EQUAL and not idle and most.passes > _FAR_APART * least.passes:
+    least, most = min(there, key=lambda use: use.epochs), max(there, key=lambda use: use.epochs)
+    if course.turns == EQUAL and not idle and most.epochs > _FAR_APART * least.epochs:
         found.append(
-            f"rows of {most.owner} are used {most.passes / least.passes:.1f} times as often as those of {least.owner}, "
+            f"rows of {most.owner} are used {most.epochs / least.epochs:.1f} times as often as those of {least.owner}, "
             "because every owner has as many steps; train.turns = 'rows' gives steps by rows"
         )
     if small:

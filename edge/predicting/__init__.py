@@ -1,1 +1,1 @@
-"""Predict for rows with a whole model in one process: labels, answers, text that goes on. Nothing here trains."""
+"""Predict for rows with a whole model in one process: labels, answers, generated text. Nothing here trains."""

@@ -166,11 +166,11 @@ def _privacy(plan: Plan) -> str:
         said = f"owners run blocks [0, {private}) themselves; later hidden states travel to the other nodes"
         return said + _seen_by_helpers(plan)
     with_adapters = " with adapters," if plan.course.method.full_parameters else ""
-    first = dict.fromkeys(piece.node for one in plan.placements for piece in one.stages[0])
-    hosts = "the first host" if len(first) == 1 else f"the hosts of the lowest blocks ({', '.join(first)})"
+    first = list(dict.fromkeys(piece.node for one in plan.placements for piece in one.stages[0]))
+    hosts = f"node {first[0]}" if len(first) == 1 else f"each of the nodes {', '.join(first)}"
     return (
-        f"embeddings travel to {hosts}, which can tell the tokens from them;{with_adapters} "
-        f"privacy.private_blocks keeps the lower blocks with the owner{_seen_by_helpers(plan)}"
+        f"privacy: {hosts} can reconstruct the input text from the embeddings it receives;{with_adapters} "
+        f"set privacy.private_blocks to make that harder{_seen_by_helpers(plan)}"
     )
 
 

@@ -20,7 +20,7 @@ def training_lines(course: Course) -> list[str]:
     how = f"turns of {_counted(course.local_iterations, 'step')}, {'by rows' if course.turns == BY_ROWS else 'equal'}"
     lines = [
         f"trains {_counted(facts['steps'], 'step')} in {_counted(facts['rounds'], 'round')} ({how}): "
-        f"{facts['used_rows']:,} of {facts['rows']:,} rows ({facts['used_share']:.0%}), {facts['passes']:.3g} passes"
+        f"{facts['used_rows']:,} of {facts['rows']:,} rows ({facts['used_share']:.0%}), {facts['epochs']:.3g} epochs"
     ]
     owners = list(facts["owners"].items())
     width = max(len(name) for name, _ in owners)
@@ -31,8 +31,8 @@ def training_lines(course: Course) -> list[str]:
             f"{own['used_rows']:,} of its {own['rows']:,} rows{times}"
         )
     if len(owners) > _MOST_OWNERS:
-        passes = [own["passes"] for _, own in owners[_MOST_OWNERS:]]
-        lines.append(f"  and {len(passes)} more owners, {min(passes):.3g} to {max(passes):.3g} passes each")
+        epochs = [own["epochs"] for _, own in owners[_MOST_OWNERS:]]
+        lines.append(f"  and {len(epochs)} more owners, {min(epochs):.3g} to {max(epochs):.3g} epochs each")
     if course.labels:
         lines.append(f"{len(course.labels)} classes: {_classes(course.labels)}")
     lines += [line] if (line := frozen_line(course.frozen)) else []

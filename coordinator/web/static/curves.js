@@ -84,7 +84,10 @@ export function drawCurves(state) {
   if (!chart && losses[0].length) chart = make(place, place.clientWidth || 320);
   chart?.setData(uPlot.join(all));
   const last = losses[0].length - 1;
-  const change = marks.length ? ` ${marks.length > 1 ? `${marks.length} times` : "Once"} another number of blocks began to train, last ${marks.at(-1)[1]} at step ${marks.at(-1)[0]}.` : "";
+  const steps = marks.map(([step]) => step);
+  const at = steps.length > 4 ? `${steps.slice(0, 2).join(", ")}, ... ${steps.at(-1)}` : steps.join(", ");
+  const rises = marks.every(([, depth], index) => index === 0 || depth > marks[index - 1][1]);
+  const change = marks.length ? ` ${rises ? "Blocks were unfrozen" : "Other blocks began to train"} at step${steps.length > 1 ? "s" : ""} ${at}; ${marks.at(-1)[1]} train now.` : "";
   setText(byId("curves-text"), last < 0 ? "Nothing is trained yet." : `Loss ${number(losses[1][0])} at step ${losses[0][0]}, ${number(losses[1][last])} at step ${losses[0][last]}.${change}`);
   show();
 }

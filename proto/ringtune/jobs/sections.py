@@ -88,8 +88,8 @@ class Data:
         train: file of rows, csv or jsonl, for images npz or a folder per class, for causal-lm also plain text, for
             token-classification also conll; empty: every owner names its own.
         eval: the same for evaluation; empty: none, unless an owner names one.
-        held_out: share of the rows of ``train`` that is evaluated and not trained on, drawn by the seed; an owner that
-            names rows for evaluation of its own holds none out.
+        held_out: share of the rows of ``train`` that is evaluated and not trained on, drawn by the seed; ignored
+            by owners that supply their own evaluation file.
         text: column of the text.
         text_pair: column of a second text that belongs to the first, as in sentence pairs; empty: there is none.
         label: column of the class name, or for regression of the number; name of the labels' array in an npz file.
@@ -188,7 +188,7 @@ class Train:
         method: what trains when.
         optimizer: what updates the weights; momentum is SGD with momentum, and adafactor keeps rows and columns instead
             of moments.
-        learning_rate: how far a step goes, at its peak after the warm-up.
+        learning_rate: peak learning rate, reached after the warm-up.
         lr_schedule: how the learning rate goes on from its peak to the last step.
         warmup_steps: steps over which the learning rate rises to its peak; with method hift sweeps over all groups.
         momentum: share of the step before that a step of momentum keeps; 0.9 if not given. Only for momentum.
@@ -199,17 +199,18 @@ class Train:
         microbatches: parts of one batch that travel by themselves; more of them fill the ring better.
         max_length: tokens; longer texts are cut. Ignored for image-classification, where the model decides.
         local_iterations: steps of an owner's turn, before the next owner has one.
-        turns: whose turn comes when: each owner once a round, or as often as its share of the rows.
-        rounds: as many turns as there are owners, so often; 5 if ``epochs`` and ``max_steps`` are not given either.
-        epochs: passes over all owners' rows together, rounded up to whole rounds; may be a fraction.
+        turns: order of the owners' turns: each owner once a round, or as often as its share of the rows.
+        rounds: number of rounds; in a round each owner has one turn. 5 if ``epochs`` and ``max_steps`` are not given
+            either.
+        epochs: how often all owners' rows together are used, rounded up to whole rounds; may be a fraction.
         max_steps: optimizer steps of the whole run.
         eval_every: steps between evaluations; 0 = at the end only.
         patience_evals: the run ends after so many evaluations in a row whose loss was no better than the best one; 0 =
             it has all its steps. Without rows to evaluate on it never ends early.
         keep_best: the result is that of the evaluation with the lowest loss, not that of the last step. No step is
             trained before an evaluation is judged and its result, if it is the best, is kept.
-        sample_prompt: of a language model, a text of your own: it is gone on with when the run is done, by at most 40
-            tokens, each the likeliest one.
+        sample_prompt: prompt to complete with the trained language model after the run, by at most 40 tokens, each the
+            likeliest one.
         checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = only when interrupted.
         seed: of everything random: shares, order of rows, initial values, dropout.
     """

@@ -43,8 +43,8 @@ class RowUse:
         return self.steps * self.batch_rows
 
     @property
-    def passes(self) -> float:
-        """Times that its rows are trained on in the mean."""
+    def epochs(self) -> float:
+        """How often each of its rows is trained on, in the mean."""
         return self.trained_rows / self.rows
 
 
@@ -69,19 +69,19 @@ def _use(course: Course, owner: Owner, steps: int) -> RowUse:
     """Count by batches; the first rows are in batch 0, and again in the last batch as far as that needs filling up."""
     size = course.batch_rows(owner)
     stream = BatchStream(owner.train_rows, course.batch_size, course.seed, owner.node)
-    passes, rest = divmod(steps, stream.num_batches)
-    more = {stream.batch_id(index) for index in range(passes * stream.num_batches, steps)}
+    epochs, rest = divmod(steps, stream.num_batches)
+    more = {stream.batch_id(index) for index in range(epochs * stream.num_batches, steps)}
     first, last, twice = 0 in more, stream.num_batches - 1 in more, stream.num_batches * size - owner.train_rows
-    used = owner.train_rows if passes else rest * size - (twice if first and last else 0)
-    most = passes + bool(more)
+    used = owner.train_rows if epochs else rest * size - (twice if first and last else 0)
+    most = epochs + bool(more)
     if twice:
-        most = max(most, 2 * passes + first + last)
+        most = max(most, 2 * epochs + first + last)
     return RowUse(
         owner=owner.node,
         rows=owner.train_rows,
         batch_rows=size,
         steps=steps,
         used_rows=used,
-        least=passes,
+        least=epochs,
         most=most,
     )

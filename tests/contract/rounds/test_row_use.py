@@ -49,5 +49,5 @@ def test_row_use_of_a_small_owner_with_equal_turns_and_by_rows() -> None:
     small, large = (owner for owner in plan.course.owners)
     owners = (type(small)(node="a", train_rows=90), type(large)(node="b", train_rows=30))
     equal, by_rows = (row_uses(changed(plan, owners=owners, turns=turns).course) for turns in ("equal", "rows"))
-    assert [(use.steps, round(use.passes, 2)) for use in equal] == [(12, 1.33), (12, 4.0)]
-    assert [(use.steps, round(use.passes, 2)) for use in by_rows] == [(18, 2.0), (6, 2.0)]
+    assert [(use.steps, round(use.epochs, 2)) for use in equal] == [(12, 1.33), (12, 4.0)]
+    assert [(use.steps, round(use.epochs, 2)) for use in by_rows] == [(18, 2.0), (6, 2.0)]

@@ -140,7 +140,7 @@ def test_run_says_what_it_trains_on_and_how_long_before_it_trains(tmp_path: Path
         client.run(RunRequest(job=job(train__turns="rows")), progress=PlainProgress(stream), folder=folder)
     lines = stream.getvalue().splitlines()
     opening = lines[: lines.index("training ...")]
-    assert "trains 8 steps in 2 rounds (turns of 2 steps, by rows): 20 of 20 rows (100%), 1.6 passes" in opening
+    assert "trains 8 steps in 2 rounds (turns of 2 steps, by rows): 20 of 20 rows (100%), 1.6 epochs" in opening
     assert "  a  4 steps of 4 rows: 10 of its 10 rows, each 1 to 3 times" in opening
     assert "2 classes: neg, pos" in opening
     assert any(line.startswith("predicted: ") for line in opening)

@@ -97,7 +97,7 @@ def test_plan_text_has_slices_memory_and_table(wanted: Job) -> None:
     text = "\n".join(lines)
     assert re.search(r"^node-0  \[0, 2\) +1[01] +[0-9.]+ [KM]iB", text, re.MULTILINE)
     assert "weights" in text
-    assert "can tell the tokens from them" in text
+    assert "can reconstruct the input text" in text
     assert "f0.0[0,1)" in text
     assert "U0[head]" in text
     assert "E embedding" in text and "B backward" in text and ">h12.0#2@b: the hidden state" in text

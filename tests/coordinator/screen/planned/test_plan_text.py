@@ -7,19 +7,19 @@ from tests.support.moves import moving, slices_of
 from tests.support.plans import changed, make_plan
 
 ONE = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], num_blocks=4, num_steps=20, local_iterations=2, method="all")
-READS = "which can tell the tokens from them; privacy.private_blocks keeps the lower blocks with the owner"
+READS = "can reconstruct the input text from the embeddings it receives; set privacy.private_blocks to make that harder"
 
 
 def test_plan_names_all_who_can_tell_the_tokens() -> None:
     """Every host of the lowest blocks gets embeddings, in any placement of the run."""
     both = changed(ONE, slices=slices_of([("a", 0, 2), ("d", 0, 2), ("b", 2, 4)]))
     for plan, hosts in (
-        (ONE, "the first host"),
-        (both, "the hosts of the lowest blocks (a, d)"),
-        (moving(both, (3, [("b", 0, 4)])), "the hosts of the lowest blocks (a, d, b)"),
-        (moving(ONE, (3, [("a", 0, 3), ("b", 3, 4)])), "the first host"),
+        (ONE, "node a"),
+        (both, "each of the nodes a, d"),
+        (moving(both, (3, [("b", 0, 4)])), "each of the nodes a, d, b"),
+        (moving(ONE, (3, [("a", 0, 3), ("b", 3, 4)])), "node a"),
     ):
-        assert f"embeddings travel to {hosts}, {READS}" in plan_text(plan, {}, num_steps=0, measured=True)
+        assert f"privacy: {hosts} {READS}" in plan_text(plan, {}, num_steps=0, measured=True)
 
 
 def test_table_is_that_of_the_placement_that_holds_at_its_step() -> None:

@@ -22,7 +22,7 @@ def course(*rows: int, **values: object) -> Course:
 def test_training_lines_say_which_part_of_the_rows_is_used() -> None:
     """Twelve steps of four rows are 14 % of 343 rows, and that is said, with what would use them all."""
     assert training_lines(course(172, 171, num_steps=12)) == [
-        "trains 12 steps in 3 rounds (turns of 2 steps, equal): 48 of 343 rows (14%), 0.14 passes",
+        "trains 12 steps in 3 rounds (turns of 2 steps, equal): 48 of 343 rows (14%), 0.14 epochs",
         "  node-0  6 steps of 4 rows: 24 of its 172 rows, each once",
         "  node-1  6 steps of 4 rows: 24 of its 171 rows, each once",
         "2 classes: neg, pos",
@@ -67,7 +67,7 @@ def test_training_lines_of_many_owners_and_classes_stay_short() -> None:
     labels = tuple(f"class-{index:02}" for index in range(30))
     lines = training_lines(course(*[40] * 20, num_steps=400, labels=labels))
     assert len(lines) == 1 + 8 + 1 + 1
-    assert lines[9] == "  and 12 more owners, 2 to 2 passes each"
+    assert lines[9] == "  and 12 more owners, 2 to 2 epochs each"
     assert lines[10].endswith("class-07 and 22 more")
 
 
