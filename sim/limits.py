@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ringtune.costs.measured.profile_match import check_profile
 from ringtune.costs.memory.estimate import memory_estimate
+from ringtune.costs.memory.moves import fullest, most_memory
 from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import MemoryEstimate
@@ -35,8 +36,8 @@ def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shap
     check_profile(profile, plan.course, shape=shape)
     for node, needs in memory_bounds(plan, profile, optimizer=optimizer, dtype=dtype).items():
         if needs.total_bytes > known[node].memory_bytes:
-            piece = plan.slice_of(node)
-            what = f"blocks [{piece.start}, {piece.stop})" if piece.num_blocks else "embedding and head"
+            pieces = dict.fromkeys(piece for part in plan.placements if (piece := part.slice_of(node)).num_blocks)
+            what = f"blocks {', then '.join(piece.text for piece in pieces)}" if pieces else "embedding and head"
             raise CapacityError(
                 f"node {node} needs {needs} for {what} but has {format_bytes(known[node].memory_bytes)}; give it fewer "
                 "blocks, lower batch_size or max_length, or raise microbatches"
@@ -44,14 +45,15 @@ def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shap
 
 
 def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -> dict[str, MemoryEstimate]:
-    """What each node of the plan holds at most, whatever the timing."""
+    """What each node of the plan holds at most in any placement or move, whatever the timing."""
     facts = profile.by_name
-    return {
-        node: memory_estimate(
-            plan.course, Share.of(plan, node), Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype)
-        )
-        for node in plan.nodes
-    }
+    sizes = {node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes}
+    parts = [
+        {node: memory_estimate(plan.course, Share.of(part, node), sizes[node]) for node in part.nodes}
+        for part in plan.parts
+    ]
+    found = fullest([*most_memory(plan, parts)])
+    return {node: found[node] for node in plan.nodes}
 
 
 def recorded_shape(profile: Profile, plan: Plan) -> TimedShape | None:

@@ -1,33 +1,43 @@
 """What a plan would do on profiled nodes: wall time, who is busy, who waits, bytes and memory.
 
-The run itself is the real one, engines and rounds included; only the seconds come from the profile.
+The run itself is the real one, engines, rounds and moves included; only the seconds come from the profile. A plan of
+several placements is one run: with each move the costs, links and accounts of the next placement come in the place of
+those of the last one, and what they counted is added up in the end.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import Profile
+from ringtune.costs.times import moves
 from ringtune.costs.times.seconds import CourseCosts
 from ringtune.errors import DeadlineError
-from ringtune.schedule.actions import Action
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.operations.given import GivenTable
+from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint
 from ringtune.schedule.units import Units, units_text
 from sim.accounts.action_times import ProfileTimes, RecordedTimes
 from sim.accounts.items import Items
 from sim.accounts.memory_ledger import MemoryLedger
-from sim.accounts.meter import Meter, NodeMeter
+from sim.accounts.meter import Meter, TimedStep
 from sim.choosing import ExpectedTables
 from sim.limits import memory_bounds
 from sim.links import MeasuredLinks
-from sim.ring import VirtualRing
+from sim.ring import Conditions, VirtualRing
+from sim.ring_result import RingResult
 from sim.virtual_node import NO_REST
+
+_Pair = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +46,9 @@ class NodePrediction:
 
     Attributes:
         node: its name.
-        start: first block that it hosts.
+        start: first block that it hosts in the first placement.
         stop: one past the last.
+        blocks: what it hosts, in words: ``[0, 2)``, ``[0, 2) then none`` where the run moves.
         busy_s: computing.
         busy_share: of the wall time.
         idle_share: the rest.
@@ -51,6 +62,7 @@ class NodePrediction:
     node: str
     start: int
     stop: int
+    blocks: str
     busy_s: float
     busy_share: float
     idle_share: float
@@ -101,6 +113,7 @@ class Prediction:
     Attributes:
         wall_s: from the first grant to the end of the last action.
         train_s: thereof steps.
+        moves_s: thereof moves from one placement to the next, each from the end of the last turn before.
         evaluation_s: thereof evaluations, checkpoints, and items that gather scores.
         bubble_share: idle share of the hosts, mean.
         num_steps: optimizer steps.
@@ -111,6 +124,7 @@ class Prediction:
 
     wall_s: float
     train_s: float
+    moves_s: float
     evaluation_s: float
     bubble_share: float
     num_steps: int
@@ -139,6 +153,7 @@ def predict(
     keep_spans: bool = False,
     seed: int = 0,
     tables: Sequence[GivenTable] = (),
+    move_s: float | None = None,
 ) -> Prediction:
     """Run ``plan`` on a virtual clock with the times of ``profile``.
 
@@ -155,90 +170,187 @@ def predict(
         keep_spans: keep every action and message for a trace.
         seed: of draws from ``samples``.
         tables: that a run of the plan has chosen; where the plan's run chooses others, the expected one holds.
+        move_s: seconds that a move takes, where that is known; else the planner's formula says it.
 
     Raises:
         PlanError: the profile lacks a node, a link or a time.
         DeadlineError: the virtual run does not end; says who waits for what.
     """
-    facts = profile.by_name
-    costs = CourseCosts.of(plan, profile, optimizer=optimizer)
-    items = Items(costs)
-    ledger = MemoryLedger(plan, facts, items, optimizer=optimizer, dtype=dtype, embedding_bytes=embedding_bytes)
-    medians = ProfileTimes(costs, items, ledger.effect)
-    times: ProfileTimes | RecordedTimes = medians
+    simulated = _Simulated(plan, profile, _Options(optimizer, dtype, embedding_bytes, control_latency_s, keep_spans))
     if samples is not None:
-        times = RecordedTimes(plan.course, samples, medians, items, same_run=same_run, seed=seed)
-    links = MeasuredLinks(
-        costs, profile, granted=items, control_latency_s=control_latency_s, slow_computing=samples is None
-    )
-    meter = Meter(plan.nodes, items, medians, ledger, keep_spans=keep_spans)
+        simulated.replays(tuple(samples), same_run=same_run, seed=seed)
+    first = simulated.enters(plan.at(start.epoch if start else plan.placement.epoch), 0.0)
     ring = VirtualRing(
         plan,
-        action_s=times,
-        transport=links,
-        observer=meter,
+        action_s=first.action_s,
+        transport=first.transport,
+        observer=first.observer,
         start=start,
         record=False,
         chooser=ExpectedTables(plan, tables),
         wait_s=float("inf"),
-        rest=costs.rest if samples is None else lambda node: NO_REST,
+        rest=CourseCosts.of(plan, profile, optimizer=optimizer).rest if samples is None else lambda node: NO_REST,
+        move_s=simulated.move_s if move_s is None else lambda move: move_s,
+        enters=simulated.enters,
     )
     with _garbage_collection_paused():
         result = ring.run()
     if result.finish is None or result.finish.error:
         waits = "; ".join(f"node {node} {ring.waiting_for(node)}" for node in plan.nodes)
         raise DeadlineError(f"the virtual run of plan {plan.digest[:12]} does not end: {waits}; please report it")
-    wall_s = result.wall_s
-    measured, peaks = meter.nodes, ledger.peak_bytes
-    needs = memory_bounds(plan, profile, optimizer=optimizer, dtype=dtype)
-    memory = {node: (needs[node].total_bytes, peaks[node]) for node in plan.nodes}
-    nodes = tuple(_node(plan, profile, node, measured[node], memory[node], wall_s) for node in plan.nodes)
-    hosts = [node for node in nodes if node.stop > node.start]
-    return Prediction(
-        wall_s=wall_s,
-        train_s=sum(meter.depth_s.values()),
-        evaluation_s=wall_s - sum(meter.depth_s.values()),
-        bubble_share=sum(node.idle_share for node in hosts) / len(hosts),
-        num_steps=plan.course.num_steps,
-        num_actions=result.num_actions,
-        nodes=nodes,
-        links=tuple(
+    return simulated.prediction(result)
+
+
+class _Options(NamedTuple):
+    """Arguments of ``predict`` that are equal in all placements."""
+
+    optimizer: str
+    dtype: str
+    embedding_bytes: float | None
+    control_latency_s: float
+    keep_spans: bool
+
+
+class _Part(NamedTuple):
+    """The accounts of one placement: of memory, of links, and of everything else."""
+
+    placement: Placement
+    ledger: MemoryLedger
+    links: MeasuredLinks
+    meter: Meter
+
+
+class _Simulated:
+    """The costs and accounts of a plan on the virtual clock, placement by placement."""
+
+    def __init__(self, plan: Plan, profile: Profile, options: _Options) -> None:
+        self._plan, self._profile, self._options = plan, profile, options
+        self._samples: tuple[tuple[str, Action, float], ...] | None = None
+        self._same_run, self._seed = False, 0
+        self._parts: list[_Part] = []
+
+    def replays(self, samples: tuple[tuple[str, Action, float], ...], *, same_run: bool, seed: int) -> None:
+        """Take the times of actions from a recording."""
+        self._samples, self._same_run, self._seed = samples, same_run, seed
+
+    def move_s(self, move: rd.Move) -> float:
+        """Seconds that a move is assumed to take, by the formula that the planner has for it."""
+        return moves.move_s(self._parts[-1].placement, move.part.placement, self._profile.nodes[0])
+
+    def enters(self, part: Plan, now_s: float) -> Conditions:
+        """Open the accounts of a placement that holds from now on."""
+        optimizer, dtype, embedding_bytes, control_latency_s, keep_spans = self._options
+        costs = CourseCosts.of(part, self._profile, optimizer=optimizer)
+        items = Items(costs)
+        ledger = MemoryLedger(
+            part, self._profile.by_name, items, optimizer=optimizer, dtype=dtype, embedding_bytes=embedding_bytes
+        )
+        medians = ProfileTimes(costs, items, ledger.effect)
+        times: ProfileTimes | RecordedTimes = medians
+        if self._samples is not None:
+            times = RecordedTimes(
+                part.course, self._samples, medians, items, same_run=self._same_run, seed=self._seed + len(self._parts)
+            )
+        slows = self._samples is None
+        links = MeasuredLinks(
+            costs, self._profile, granted=items, control_latency_s=control_latency_s, slow_computing=slows
+        )
+        meter = Meter(part.nodes, items, medians, ledger, keep_spans=keep_spans, begins_s=now_s)
+        self._parts.append(_Part(part.placement, ledger, links, meter))
+        return Conditions(times, links, meter)
+
+    def prediction(self, result: RingResult) -> Prediction:
+        """Add up the accounts of all placements of a run that is over."""
+        plan, wall_s, meters = self._plan, result.wall_s, [part.meter for part in self._parts]
+        needs = memory_bounds(plan, self._profile, optimizer=self._options.optimizer, dtype=self._options.dtype)
+        nodes = tuple(self._node(node, needs[node], wall_s) for node in plan.nodes)
+        hosting = {piece.node for placement in plan.placements for piece in placement.hosts}
+        steps = [step for meter in meters for step in meter.steps]
+        train_s, moves_s = sum(step.seconds for step in steps), sum(meter.moves_s for meter in meters)
+        return Prediction(
+            wall_s=wall_s,
+            train_s=train_s,
+            moves_s=moves_s,
+            evaluation_s=wall_s - train_s - moves_s,
+            bubble_share=sum(node.idle_share for node in nodes if node.node in hosting) / len(hosting),
+            num_steps=plan.course.num_steps,
+            num_actions=result.num_actions,
+            nodes=nodes,
+            links=self._links(wall_s),
+            depths=_groups(plan, steps) if plan.course.method.full_parameters else _depths(steps),
+            spans=tuple(span for meter in meters for span in meter.spans),
+        )
+
+    def _node(self, node: str, needs: MemoryEstimate, wall_s: float) -> NodePrediction:
+        busy_s, actions, peak_bytes = dict[Op, float](), 0, 0
+        for part in self._parts:
+            if (measured := part.meter.nodes.get(node)) is None:
+                continue
+            actions += measured.actions
+            peak_bytes = max(peak_bytes, part.ledger.peak_bytes[node])
+            for op, seconds in measured.busy_s.items():
+                busy_s[op] = busy_s.get(op, 0.0) + seconds
+        share = sum(busy_s.values()) / wall_s if wall_s else 0.0
+        pieces = [placement.slice_of(node) for placement in self._plan.placements]
+        texts = [text for text, _ in itertools.groupby(piece.text for piece in pieces)]
+        return NodePrediction(
+            node=node,
+            start=pieces[0].start,
+            stop=pieces[0].stop,
+            blocks=" then ".join(texts),
+            busy_s=sum(busy_s.values()),
+            busy_share=share,
+            idle_share=1.0 - share,
+            busy_by_op_s={str(op): seconds for op, seconds in sorted(busy_s.items())},
+            needed_bytes=needs.total_bytes,
+            peak_memory_bytes=peak_bytes,
+            budget_bytes=self._profile.by_name[node].memory_bytes,
+            actions=actions,
+        )
+
+    def _links(self, wall_s: float) -> tuple[LinkPrediction, ...]:
+        sent, busy_s, of_units = dict[_Pair, float](), dict[_Pair, float](), dict[_Pair, float]()
+        for part in self._parts:
+            for total, of_part in (
+                (sent, part.links.sent_bytes),
+                (busy_s, part.links.busy_s),
+                (of_units, part.links.unit_gradient_bytes),
+            ):
+                for pair, number in of_part.items():
+                    total[pair] = total.get(pair, 0.0) + number
+        return tuple(
             LinkPrediction(
                 source=source,
                 target=target,
                 sent_bytes=round(num_bytes),
-                unit_gradient_bytes=round(links.unit_gradient_bytes.get((source, target), 0.0)),
-                busy_share=links.busy_s.get((source, target), 0.0) / wall_s if wall_s else 0.0,
+                unit_gradient_bytes=round(of_units.get((source, target), 0.0)),
+                busy_share=busy_s[source, target] / wall_s if wall_s else 0.0,
             )
-            for (source, target), num_bytes in sorted(links.sent_bytes.items())
-        ),
-        depths=_groups(plan, meter) if plan.course.method.full_parameters else _depths(meter),
-        spans=tuple(meter.spans),
-    )
+            for (source, target), num_bytes in sorted(sent.items())
+        )
 
 
-def _depths(meter: Meter) -> tuple[DepthPrediction, ...]:
-    return tuple(
-        DepthPrediction(depth=depth, steps=count, wall_s=meter.depth_s[depth], step_s=meter.depth_s[depth] / count)
-        for depth, count in sorted(meter.depth_steps.items())
-    )
+def _depths(steps: Iterable[TimedStep]) -> tuple[DepthPrediction, ...]:
+    seconds: dict[int, list[float]] = {}
+    for step in steps:
+        seconds.setdefault(step.depth, []).append(step.seconds)
+    return tuple(_all_of(depth, passed) for depth, passed in sorted(seconds.items()))
 
 
-def _groups(plan: Plan, meter: Meter) -> tuple[DepthPrediction, ...]:
+def _groups(plan: Plan, steps: Iterable[TimedStep]) -> tuple[DepthPrediction, ...]:
     """Add up the steps of each group of units, from the lowest group to the highest."""
     seconds: dict[Units, list[float]] = {}
-    for step, passed_s in meter.step_s.items():
-        seconds.setdefault(plan.course.method.trained(plan.course, step), []).append(passed_s)
+    for step in steps:
+        seconds.setdefault(plan.course.method.trained(plan.course, step.step), []).append(step.seconds)
     return tuple(
-        DepthPrediction(
-            depth=len(units.blocks),
-            steps=len(passed),
-            wall_s=sum(passed),
-            step_s=sum(passed) / len(passed),
-            trains=units_text(units),
-        )
+        _all_of(len(units.blocks), passed, units_text(units))
         for units, passed in sorted(seconds.items(), key=lambda item: item[0].ranges)
     )
+
+
+def _all_of(depth: int, passed: list[float], trains: str = "") -> DepthPrediction:
+    wall_s = sum(passed)
+    return DepthPrediction(depth=depth, steps=len(passed), wall_s=wall_s, step_s=wall_s / len(passed), trains=trains)
 
 
 @contextmanager
@@ -251,24 +363,3 @@ def _garbage_collection_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _node(
-    plan: Plan, profile: Profile, node: str, measured: NodeMeter, memory_bytes: tuple[int, int], wall_s: float
-) -> NodePrediction:
-    piece = plan.slice_of(node)
-    busy_s = sum(measured.busy_s.values())
-    share = busy_s / wall_s if wall_s else 0.0
-    return NodePrediction(
-        node=node,
-        start=piece.start,
-        stop=piece.stop,
-        busy_s=busy_s,
-        busy_share=share,
-        idle_share=1.0 - share,
-        busy_by_op_s={str(op): seconds for op, seconds in sorted(measured.busy_s.items())},
-        needed_bytes=memory_bytes[0],
-        peak_memory_bytes=memory_bytes[1],
-        budget_bytes=profile.by_name[node].memory_bytes,
-        actions=measured.actions,
-    )

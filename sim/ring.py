@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ringtune.costs.times.rest import Rest
 from ringtune.engine import events as ev
@@ -31,6 +31,14 @@ from sim.virtual_node import NO_REST, VirtualNode
 
 _NEW: Final = tuple.__new__  # makes an event in a third of the time; every action and message has one
 _HEAD_VALUES: Final = (("count", 1.0), ("loss_sum", 0.0))
+
+
+class Conditions(NamedTuple):
+    """What holds while one part of a plan is carried out; arguments of ``VirtualRing``."""
+
+    action_s: Callable[[str, Action], float]
+    transport: Transport
+    observer: Observer | None
 
 
 class VirtualRing:
@@ -57,6 +65,8 @@ class VirtualRing:
         move_s: seconds that a node takes to move to the next placement.
         fails_to_move: why a node can't move; empty = it can (fault injection).
         fetches: what a node answers that is to fetch ahead, after its seconds; by default all is there at once.
+        enters: what actions and messages take from a move on, and who sees them, in the part of the plan that holds
+            then; by default as before. The observer of before sees the move itself.
     """
 
     def __init__(
@@ -85,6 +95,7 @@ class VirtualRing:
         fetches: Callable[[rd.FetchAhead], rd.FetchedAhead] = lambda asked: rd.FetchedAhead(
             asked.node, asked.part.placement.epoch
         ),
+        enters: Callable[[Plan, float], Conditions] | None = None,
     ) -> None:
         self.plan = plan
         self.clock = VirtualClock()
@@ -96,7 +107,7 @@ class VirtualRing:
         more: dict[str, Any] = {"items_ahead": items_ahead, "patience_evals": patience_evals}
         self._rounds = rd.Rounds(lambda facts: plan, wait_s=wait_s, start=start, **more)
         self._wait_s, self._part = wait_s, plan.at(start.epoch if start else plan.placement.epoch)
-        self._move_s, self._fails_to_move, self._fetches = move_s, fails_to_move, fetches
+        self._move_s, self._fails_to_move, self._fetches, self._enters = move_s, fails_to_move, fetches, enters
         self._nodes = {node: VirtualNode(node, self._engine(self._part, node, start)) for node in plan.nodes}
         for name, each in self._nodes.items():
             each.rest = rest(name)
@@ -189,6 +200,8 @@ class VirtualRing:
                     self.result.logged.append(command)
                 if self._observer is not None:
                     self._observer.logged(command, self.clock.now_s)
+                if isinstance(command, rd.LogMove) and not command.problem and self._enters is not None:
+                    self._action_s, self._transport, self._observer = self._enters(command.part, self.clock.now_s)
 
     def _move(self, command: rd.Move) -> None:
         """Give a node the engine of its next placement; what is on its way to the old one is lost."""

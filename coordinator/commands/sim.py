@@ -57,6 +57,7 @@ def simulate(
             tables=measured.tables if measured else (),
             keep_spans=out is not None,
             seed=seed,
+            move_s=given.move_s,
         )
     value = prediction_json(given.plan, found, measured)
     if out is not None:

@@ -28,7 +28,6 @@ from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.fitting.remedies import memory_remedy
 from coordinator.planner.following import with_phases
 from coordinator.planner.helping.helper_choice import with_helpers
-from coordinator.planner.moves import fullest, refuse_full_moves
 from coordinator.planner.planned import Planned
 from coordinator.planner.predict.ring_costs import RingCosts
 from coordinator.planner.prefix_cache import with_prefix_cache
@@ -39,6 +38,7 @@ from ringtune.costs.disk import DiskNeeds
 from ringtune.costs.facts.model_facts import model_facts
 from ringtune.costs.measured.measuring import job_shape
 from ringtune.costs.measured.profile_match import check_profile
+from ringtune.costs.memory.moves import fullest, refuse_full_moves
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile

@@ -35,10 +35,12 @@ def prediction_lines(plan: Plan, found: Prediction, measured: MeasuredRun | None
     """
     course = plan.course
     besides = "evaluations, checkpoints and scores" if gathers_scores(course) else "evaluations and checkpoints"
+    times = len(plan.placements) - 1
+    moves = f"{format_seconds(found.moves_s)} of {times} move{'s' * (times > 1)}, " if times else ""
     lines = [
         f"{course.method.name}, {course.num_blocks} blocks on {len(plan.nodes)} nodes, {found.num_steps} steps of "
         f"{course.batch_size} rows in {course.microbatches} micro-batches, digest {plan.digest[:12]}",
-        f"wall time {format_seconds(found.wall_s)}: {format_seconds(found.train_s)} of steps, "
+        f"wall time {format_seconds(found.wall_s)}: {format_seconds(found.train_s)} of steps, {moves}"
         f"{format_seconds(found.evaluation_s)} of {besides}; "
         f"hosts idle {share_text(found.bubble_share)} of it; {found.num_actions:,} actions",
     ]
@@ -48,6 +50,9 @@ def prediction_lines(plan: Plan, found: Prediction, measured: MeasuredRun | None
         lines.append("the run chooses its operations by scores; predicted are as many of each kind, evenly spread")
     if measured is not None:
         real = measured_json(measured, found.wall_s)
+        if measured.stayed:
+            placements = f"{len(measured.stayed)} placement{'s' * (len(measured.stayed) > 1)}"
+            lines.append(f"left out: {placements} to which the run failed to move")
         again = f" (resumed, {real['steps']} steps)" if measured.start else ""
         error = f"{100 * real['error_share']:+.1f} %" if real["error_share"] is not None else "unknown"
         lines.append(f"measured {format_seconds(real['wall_s'])}{again}: the prediction is off by {error}")
@@ -59,7 +64,7 @@ def _nodes(found: Prediction, measured: MeasuredRun | None) -> list[str]:
     rows = [
         [
             node.node,
-            f"[{node.start}, {node.stop})" if node.stop > node.start else "none",
+            node.blocks,
             share_text(node.busy_share),
             share_text(node.idle_share),
             format_bytes(node.needed_bytes),

@@ -56,6 +56,7 @@ def make_question(
         drop=tuple(drop),
         add=tuple(add),
         job=job,
+        move_s=given.move_s,
         recorded=read_recorded(trace, given.plan, seed=seed) if trace else None,
     )
     question.check([()])

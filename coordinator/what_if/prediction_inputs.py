@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from ringtune.costs.measured.measuring import job_shape
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
 from ringtune.jobs.job import Job, load_job
+from ringtune.schedule.changing_hands.epochs import first_step
 from ringtune.schedule.operations.given import GivenTable, table_before
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.plan_0_1 import read_any_plan
@@ -39,6 +41,7 @@ class Inputs:
         shape: what the profile's timings have to belong to; None = not known.
         optimizer: of the job.
         dtype: of the computation.
+        move_s: the median seconds of the moves that the run has made; None = it has made none.
     """
 
     plan: Plan
@@ -48,6 +51,7 @@ class Inputs:
     shape: TimedShape | None
     optimizer: str
     dtype: str
+    move_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +64,7 @@ class MeasuredRun:
         start: where that run began; None = it did all steps of the plan.
         unfreeze_at: the steps at which it unfroze, where the plan leaves that to the run; None = the plan says it.
         tables: the operation tables that it chose, where the plan leaves that to the run.
+        stayed: epochs of the plan to which the run did not move, because a move failed.
     """
 
     recording: Recording
@@ -67,6 +72,7 @@ class MeasuredRun:
     start: StartPoint | None
     unfreeze_at: tuple[int, ...] | None = None
     tables: tuple[GivenTable, ...] = ()
+    stayed: tuple[int, ...] = ()
 
 
 def read_inputs(plan: Path, profile: Path | None) -> Inputs:
@@ -80,7 +86,6 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
         UsageError: there is no profile, or no run in the folder.
         IntegrityError: a file is not readable.
         InvalidInputError: a plan or profile that breaks a rule; names the file.
-        PlanError: the run moves.
     """
     run = plan if plan.is_dir() else None
     plan_file = plan / "plan.json" if run else plan
@@ -96,11 +101,6 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
         if not file.is_file():
             raise UsageError(f"{file} is not there; give {hint}")
     found_plan, found_profile = read_plan(plan_file), read_profile(profile_file)
-    if found_plan.moves:
-        raise PlanError(
-            f"{plan_file} has {len(found_plan.placements)} placements; predictions of a run that moves are not built, "
-            "give a plan of one placement"
-        )
     job = load_job(plan / "job.toml", is_record=True) if run and (plan / "job.toml").is_file() else None
     fixed_tokens = max((node.model.fixed_tokens for node in found_profile.nodes), default=0)
     shape = job_shape(job, fixed_tokens=fixed_tokens) if job else recorded_shape(found_profile, found_plan)
@@ -112,7 +112,22 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
         shape=shape,
         optimizer=(shape.optimizer if shape else "") or _OPTIMIZER,
         dtype=(shape.dtype if shape else "") or _DTYPE,
+        move_s=_move_s(plan / "report.json") if run and found_plan.moves else None,
     )
+
+
+def _move_s(report_file: Path) -> float | None:
+    made = [seconds for _, seconds, problem in _moves(report_file) if not problem]
+    return statistics.median(made) if made else None
+
+
+def _moves(report_file: Path) -> list[tuple[int, float, str]]:
+    """List the epoch, the seconds, and the problem if it failed, of each move of a run; none without a report."""
+    entries = read_json(report_file).get("moves", []) if report_file.is_file() else []
+    try:
+        return [(int(one["to"]), float(one["seconds"]), str(one.get("problem", ""))) for one in entries]
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise IntegrityError(f"{report_file}: moves is no list of moves; copy the run's folder again") from error
 
 
 def read_plan(path: Path) -> Plan:
@@ -223,6 +238,7 @@ def read_measured(inputs: Inputs) -> MeasuredRun | None:
         start=_resumed_at(inputs.plan, left_out, tables) if left_out else None,
         unfreeze_at=_unfreeze_at(report, report_file) if inputs.plan.course.decides else None,
         tables=tables,
+        stayed=tuple(epoch for epoch, _, problem in _moves(report_file) if problem),
     )
 
 
@@ -230,7 +246,8 @@ def _resumed_at(plan: Plan, step: int, tables: Sequence[GivenTable]) -> StartPoi
     """Make the point where a run went on whose trace lacks the first ``step`` steps of the plan."""
     course = plan.course
     operations = table_before(tables, step) or (expected_table(course) if course.choice is not None else None)
-    return StartPoint.of(course, step=step, holder=holder_after(course, step), operations=operations)
+    epoch = max(one.epoch for one in plan.placements if first_step(course, one) <= step)
+    return StartPoint.of(course, step=step, holder=holder_after(course, step), operations=operations, epoch=epoch)
 
 
 def _unfreeze_at(report: Mapping[str, Any], path: Path) -> tuple[int, ...]:
@@ -251,10 +268,13 @@ def _sent_bytes(links: object, path: Path) -> dict[tuple[str, str], int]:
 
 
 def plan_as_run(plan: Plan, measured: MeasuredRun | None) -> Plan:
-    """Put the steps at which a measured run decided to unfreeze, if any, into the plan."""
-    if measured is None or measured.unfreeze_at is None:
+    """Put the steps at which a measured run unfroze into the plan; placements that it did not reach are left out."""
+    if measured is None or (measured.unfreeze_at is None and not measured.stayed):
         return plan
-    return Plan(plan.course.with_method(plan.course.method.decided(measured.unfreeze_at)), plan.placements)
+    course = plan.course
+    if measured.unfreeze_at is not None:
+        course = course.with_method(course.method.decided(measured.unfreeze_at))
+    return Plan(course, tuple(one for one in plan.placements if one.epoch not in measured.stayed))
 
 
 def measured_json(measured: MeasuredRun, wall_s: float) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ringtune.errors import PlanError, RingTuneError
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.offload import AUTO, OFF
 from ringtune.rounds.row_use import row_uses
+from ringtune.schedule.changing_hands.epochs import first_step
 from ringtune.schedule.helped import parse_helpers
 from ringtune.schedule.helping.offload import COLLABORATION, JOINT
 from ringtune.schedule.plan import Plan
@@ -85,6 +86,7 @@ class PredictedPlan:
         return {
             "plan_digest": self.plan.digest,
             "slices": {piece.node: [piece.start, piece.stop] for piece in self.plan.placement.slices},
+            **({"moves": self._moves()} if self.plan.moves else {}),
             "left_out": list(self.left_out),
             "rows_per_s": self.rows_per_s,
             "trained_rows": self.trained_rows,
@@ -94,6 +96,17 @@ class PredictedPlan:
             "memory_bound_bytes": {name: bound.total_bytes for name, bound in self.memory.items()},
             **self.prediction.to_json(),
         }
+
+    def _moves(self) -> list[dict[str, Any]]:
+        """List the later placements, each with the step from which on it holds."""
+        course = self.plan.course
+        return [
+            {
+                "step": first_step(course, one),
+                "slices": {piece.node: [piece.start, piece.stop] for piece in one.slices},
+            }
+            for one in self.plan.placements[1:]
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +148,7 @@ class WhatIf:
         drop: nodes that leave.
         add: (name, like) of nodes that join.
         job: plan anew for it; None = keep the plan.
+        move_s: seconds of a move, where the run has made some; None = by the planner's formula.
         recorded: times of a real run, in place of the profile's medians.
     """
 
@@ -147,6 +161,7 @@ class WhatIf:
     drop: tuple[str, ...] = ()
     add: tuple[tuple[str, str], ...] = ()
     job: Job | None = None
+    move_s: float | None = None
     recorded: Recorded | None = None
 
     def before(self) -> PredictedPlan:
@@ -253,7 +268,7 @@ class WhatIf:
     def _predicted(self, plan: Plan, profile: Profile, shape: TimedShape | None, note: str = "") -> PredictedPlan:
         check_fits(plan, profile, optimizer=self.optimizer, dtype=self.dtype, shape=shape)
         times = self.recorded.options(plan, self.profile, profile, self.add) if self.recorded else Times()
-        found = predict(plan, profile, optimizer=self.optimizer, dtype=self.dtype, **times)
+        found = predict(plan, profile, optimizer=self.optimizer, dtype=self.dtype, move_s=self.move_s, **times)
         memory = memory_bounds(plan, profile, optimizer=self.optimizer, dtype=self.dtype)
         left_out = tuple(node.node for node in profile.nodes if node.node not in plan.nodes)
         return PredictedPlan(plan=plan, prediction=found, memory=memory, left_out=left_out, note=note)

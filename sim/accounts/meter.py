@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
@@ -26,6 +27,14 @@ class NodeMeter:
     actions: int = 0
 
 
+class TimedStep(NamedTuple):
+    """A train step, its depth, and its seconds from the end of the item before it."""
+
+    step: int
+    depth: int
+    seconds: float
+
+
 class Meter:
     """An observer of a virtual ring that adds up what it sees.
 
@@ -35,22 +44,34 @@ class Meter:
         times: what every action begins with.
         ledger: memory accounts.
         keep_spans: whether to keep every action and message for a trace.
+        begins_s: when it begins to see; the first step takes its seconds from then on.
+
+    Attributes:
+        steps: train steps, in the order of their ends.
+        moves_s: seconds of the move that it saw in the end.
+        spans: (node, action, start_s, end_s) of everything, if it keeps them.
     """
 
     def __init__(
-        self, nodes: Iterable[str], granted: Items, times: ProfileTimes, ledger: MemoryLedger, *, keep_spans: bool
+        self,
+        nodes: Iterable[str],
+        granted: Items,
+        times: ProfileTimes,
+        ledger: MemoryLedger,
+        *,
+        keep_spans: bool,
+        begins_s: float = 0.0,
     ) -> None:
         self._nodes = tuple(nodes)
         self._times, self._running = times, times.running
         self.spans: list[tuple[str, Action, float, float]] = []
-        self.depth_s: dict[int, float] = {}
-        self.depth_steps: dict[int, int] = {}
-        self.step_s: dict[int, float] = {}
+        self.steps: list[TimedStep] = []
+        self.moves_s = 0.0
         self._items, self._ledger, self._keep_spans = granted, ledger, keep_spans
         # of messages nothing but their memory is measured
         self.sent = self._sent if keep_spans else ledger.sent
         self.arrived, self.accepted = ledger.arrived, ledger.accepted
-        self._last_item_s = 0.0
+        self._last_item_s = begins_s
 
     def granted(self, turn: Turn) -> None:
         """Note the items of a granted turn."""
@@ -90,10 +111,10 @@ class Meter:
         if isinstance(command, rd.LogStep):
             passed_s, self._last_item_s = now_s - self._last_item_s, now_s
             if command.turn.kind is StepKind.TRAIN:
-                self.depth_s[command.depth] = self.depth_s.get(command.depth, 0.0) + passed_s
-                self.depth_steps[command.depth] = self.depth_steps.get(command.depth, 0) + 1
-                self.step_s[command.step] = passed_s
+                self.steps.append(TimedStep(command.step, command.depth, passed_s))
         elif isinstance(command, rd.LogTurn):
             self._items.forget(command.turn)
             if command.turn.kind is StepKind.SCORE:  # its last backward ends after its last loss; no step begins before
                 self._last_item_s = now_s
+        elif isinstance(command, rd.LogMove):
+            self.moves_s += command.seconds

@@ -26,10 +26,12 @@ from ringtune.files.strict import nearest
 from ringtune.models.adapters.offload_support import merged_refusal
 from ringtune.plan_keys import PLAN_KEYS
 from ringtune.quantities import parse_bytes
+from ringtune.schedule.changing_hands.epochs import first_step
 from ringtune.schedule.course import Course
 from ringtune.schedule.helped import helped, helpers_by_host, parse_helpers
 from ringtune.schedule.helping.offload import COLLABORATION, IN_STEP, JOINT
 from ringtune.schedule.methods import Method, method_class
+from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import NONE, RECOMPUTE
 
@@ -201,18 +203,20 @@ def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -
     Raises:
         PlanError: the plan breaks a rule then, or the profile can't tell times for other micro-batches.
     """
-    course, placement = plan.course, plan.placement
+    course = plan.course
     method = _changed_method(course.method, values)
-    if method.max_hosts and len(placement.hosts) > method.max_hosts:
+    most_hosts = max(len(placement.hosts) for placement in plan.placements)
+    if method.max_hosts and most_hosts > method.max_hosts:
         raise PlanError(
-            f"--change method={method.name}: it wants {method.max_hosts} host at most, the plan has "
-            f"{len(placement.hosts)}; give --replan JOB"
+            f"--change method={method.name}: it wants {method.max_hosts} host at most, the plan has {most_hosts}; "
+            "give --replan JOB"
         )
     of_placement = {key: value for key, value in values.items() if key in _OF_PLACEMENT}
     of_course = {key: value for key, value in values.items() if key not in (*_OF_PLACEMENT, *_OF_METHOD, *_OF_THE_PLAN)}
     _check_tables_stay(course, values)
     course = dataclasses.replace(course, method=method, **of_course)  # type: ignore[arg-type]
-    changed = Plan.of(course, dataclasses.replace(placement, **of_placement))  # type: ignore[arg-type]
+    placements = [dataclasses.replace(one, **of_placement) for one in plan.placements]  # type: ignore[arg-type]
+    changed = replaced(plan, course, placements)
     if "activations" in values:
         changed = _with_activations(changed, str(values["activations"]))
     if "offload" in values:
@@ -221,6 +225,31 @@ def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -
         changed = _with_users(profile, changed, helpers_by_host(changed), values["users"])
     check_rows(profile, course.microbatch_sizes()[0], plan.course.microbatch_sizes()[0])
     return profile, changed
+
+
+def replaced(plan: Plan, course: Course, placements: Sequence[Placement]) -> Plan:
+    """The plan with another course and other placements, each from the turn on that has the step of before.
+
+    One that is to come after the last step is left out, and so is one that is the same as that before it. Example: a
+    placement from step 15 on holds with turns of 5 steps from turn 3 on, and with turns of 10 from turn 2 on, step 20.
+
+    Raises:
+        PlanError: they do not fit together.
+    """
+    found: list[Placement] = []
+    for one in placements:
+        turn = -(-first_step(plan.course, one) // course.local_iterations)
+        if found and turn * course.local_iterations >= course.num_steps:
+            break
+        moved = dataclasses.replace(one, first_turn=turn)
+        if found and moved.first_turn == found[-1].first_turn:
+            found.pop()
+        elif found and dataclasses.replace(moved, epoch=found[-1].epoch, first_turn=found[-1].first_turn) == found[-1]:
+            continue
+        found.append(moved)
+    if len(found) == 1:  # a method whose result depends on the ring is told the ring, and does not move
+        return Plan.of(course, found[0])
+    return Plan(course, tuple(found))
 
 
 def _with_activations(plan: Plan, activations: str) -> Plan:
@@ -235,7 +264,7 @@ def _with_activations(plan: Plan, activations: str) -> Plan:
         )
     course, first = dataclasses.replace(plan.course, velora=None), plan.placement.private_blocks
     again = course.trainable.ranges_within(first, plan.placement.stop) if activations == RECOMPUTE else ()
-    return Plan.of(course, dataclasses.replace(plan.placement, recompute=again))
+    return replaced(plan, course, [dataclasses.replace(one, recompute=again) for one in plan.placements])
 
 
 def _with_offload(profile: Profile, plan: Plan, text: str, users: int | str | None) -> Plan:
@@ -252,7 +281,22 @@ def _with_offload(profile: Profile, plan: Plan, text: str, users: int | str | No
         )
     if users is not None:
         return _with_users(profile, plan, helper_of, users)
+    _refuse_helpers_of_moves(plan, helper_of)
     return helped(plan, helper_of, plan.course.offload.manner if plan.course.offload else IN_STEP)
+
+
+def _refuse_helpers_of_moves(plan: Plan, helper_of: Mapping[str, str]) -> None:
+    """Refuse helpers in a run that moves.
+
+    Raises:
+        PlanError: names a helper.
+    """
+    if plan.moves and helper_of:
+        name = next(iter(helper_of.values()))
+        raise PlanError(
+            f"node {name} can't help: the plan has {len(plan.placements)} placements, and a run with helpers does not "
+            "move; give a plan of one placement"
+        )
 
 
 def _with_users(profile: Profile, plan: Plan, helper_of: Mapping[str, str], users: int | str) -> Plan:
@@ -266,6 +310,7 @@ def _with_users(profile: Profile, plan: Plan, helper_of: Mapping[str, str], user
         raise PlanError(
             f"--change users={users}: helpers fit users' adapters, and there are none; change offload=HOST=HELPER too"
         )
+    _refuse_helpers_of_moves(plan, helper_of)
     is_merged = manner.merged if users == JOINT else users == COLLABORATION
     facts = profile.nodes[0]
     configs = {facts.shape.adapter, *(kind.config for kind in facts.model.kinds)} - {""}

@@ -10,11 +10,14 @@ import pytest
 
 from ringtune.costs.memory.estimate import node_memory
 from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.costs.times.moves import BASE_S
 from ringtune.costs.work_times import Work
 from ringtune.errors import PlanError
 from ringtune.models.adapters.kept_inputs import KeptInput
 from ringtune.schedule.actions import Op
+from ringtune.schedule.changing_hands.epochs import why_it_stays
 from ringtune.schedule.methods import Everything
+from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import Velora, merged
 from ringtune.schedule.turns.turns import StartPoint, StepKind, turn_sequence
@@ -22,16 +25,23 @@ from ringtune.schedule.turns.versions import depth
 from ringtune.schedule.units import Range
 from sim.limits import memory_bounds
 from sim.prediction import Prediction, predict
+from tests.support.moves import moving, moving_at_random
 from tests.support.plans import changed, make_plan, random_plan, two_nodes
 from tests.support.profiles import TIMES, all_pairs, profile_of, random_profile
 
 SEEDS = range(25)
 
 
+def drawn_plan(rng: random.Random) -> Plan:
+    """Any plan; half of those that may move do, to any stages of several hosts among them."""
+    plan = random_plan(rng)
+    return plan if why_it_stays(plan.course, plan.placements) or rng.random() < 0.5 else moving_at_random(rng, plan)
+
+
 def drawn(seed: int, *, keep_spans: bool = False) -> tuple[Plan, Prediction]:
     """Any plan on any nodes."""
     rng = random.Random(seed)
-    plan = random_plan(rng)
+    plan = drawn_plan(rng)
     return plan, predict(plan, random_profile(plan, rng), keep_spans=keep_spans)
 
 
@@ -63,8 +73,45 @@ def test_prediction_depths_make_the_training_time(seed: int) -> None:
     assert {each.depth: each.steps for each in found.depths} == {d: steps.count(d) for d in set(steps)}
     assert sum(each.wall_s for each in found.depths) == pytest.approx(found.train_s)
     assert all(each.step_s * each.steps == pytest.approx(each.wall_s) for each in found.depths)
-    assert found.train_s + found.evaluation_s == pytest.approx(found.wall_s)
-    assert found.evaluation_s >= -1e-9
+    assert found.train_s + found.moves_s + found.evaluation_s == pytest.approx(found.wall_s)
+    assert found.evaluation_s >= -1e-9 * found.wall_s
+    slices = [dict.fromkeys((piece.node, piece.text) for piece in one.hosts) for one in plan.placements]
+    assert found.moves_s >= BASE_S * sum(one != other for one, other in itertools.pairwise(slices))
+
+
+def test_prediction_of_a_run_that_moves_is_that_of_its_placements() -> None:
+    """Steps take on each placement what they take there without a move; links carry what both carry; a move is told."""
+    bare = make_plan(
+        [("a", 0, 2), ("b", 2, 4)], ["a"], num_blocks=4, num_steps=8, local_iterations=2, method="all", eval_rows=0
+    )
+    plan = moving(bare, (2, [("b", 0, 3), ("c", 3, 4, 1)]))
+    profile = profile_of(plan, links=all_pairs(plan.nodes, 1e6, 0.01))
+    found = predict(plan, profile, move_s=7.0)
+    alone = [predict(Plan(bare.course, (part,)), profile) for part in parts_alone(plan)]
+    assert [each.steps for each in found.depths] == [8]
+    assert found.moves_s == pytest.approx(7.0)
+    assert found.train_s + found.evaluation_s == pytest.approx(found.wall_s - 7.0)
+    assert found.wall_s == pytest.approx(7.0 + sum(each.wall_s for each in alone) / 2, rel=0.02)
+    assert [node.blocks for node in found.nodes] == ["[0, 2) then none", "[2, 4) then [0, 3)", "none then [3, 4)"]
+    sent = [{(link.source, link.target): link.sent_bytes for link in each.links} for each in (found, *alone)]
+    assert all(num_bytes == (sent[1].get(pair, 0) + sent[2].get(pair, 0)) / 2 for pair, num_bytes in sent[0].items())
+
+
+def test_prediction_goes_on_in_the_placement_that_holds_there() -> None:
+    """A run that is resumed after its only move is one on the last placement; before it, it moves."""
+    bare = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_blocks=4, num_steps=8, local_iterations=2, method="all")
+    plan = moving(bare, (2, [("b", 0, 4)]))
+    profile = profile_of(plan, links=all_pairs(plan.nodes, 1e6, 0.01))
+    starts = [StartPoint.of(plan.course, step=step, epoch=epoch) for step, epoch in ((2, 0), (4, 1))]
+    before, after = (predict(plan, profile, start=start) for start in starts)
+    last = Plan(bare.course, (parts_alone(plan)[1],))
+    assert after.wall_s == predict(last, profile, start=StartPoint.of(last.course, step=4)).wall_s
+    assert (before.moves_s > 0, after.moves_s) == (True, 0.0)
+
+
+def parts_alone(plan: Plan) -> list[Placement]:
+    """The placements of a plan, each as the only one of a run."""
+    return [dataclasses.replace(one, epoch=0, first_turn=0) for one in plan.placements]
 
 
 @pytest.mark.promise("7 bounded memory")
@@ -72,19 +119,23 @@ def test_prediction_depths_make_the_training_time(seed: int) -> None:
 def test_prediction_memory_stays_below_the_planners_bound(seed: int) -> None:
     """For any plan, speeds and links no node holds more than the planner counts."""
     rng = random.Random(seed)
-    plan = random_plan(rng)
+    plan = drawn_plan(rng)
     profile = random_profile(plan, rng)
     for optimizer in ("adamw", "sgd"):
         for node in predict(plan, profile, optimizer=optimizer).nodes:
-            facts = profile.by_name[node.node]
-            bound = node_memory(
-                plan,
-                node.node,
-                facts.model,
-                optimizer=optimizer,
-                activation_token_bytes=facts.activation_token_bytes,
-            )
-            assert 0 < node.peak_memory_bytes <= bound.total_bytes or not bound.total_bytes
+            bounds = [node_memory_of(part, node.node, profile, optimizer) for part in plan.parts]
+            assert 0 < node.peak_memory_bytes <= max(bounds) or not max(bounds)
+            assert node.needed_bytes >= max(bounds)
+
+
+def node_memory_of(part: Plan, name: str, profile: Profile, optimizer: str) -> int:
+    """What the planner counts for a node in one placement."""
+    facts = profile.by_name[name]
+    if name not in part.nodes:
+        return 0
+    return node_memory(
+        part, name, facts.model, optimizer=optimizer, activation_token_bytes=facts.activation_token_bytes
+    ).total_bytes
 
 
 @pytest.mark.promise("7 bounded memory")

@@ -25,6 +25,8 @@ PLAN = make_plan(
     [("alice", 0, 2), ("bob", 2, 4)], ["alice", "bob"], num_steps=8, max_length=8, hidden_size=8, eval_rows=3
 )
 PROFILE = profile_of(PLAN, links=all_pairs(PLAN.nodes, 1e5, 0.01))
+MOVE_S = 3.0
+"""What each move of a finished run has taken."""
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -86,14 +88,16 @@ def write_run(folder: Path, *, slower: float = 1.0, plan: Plan = PLAN, tables: S
         )
         for node in PROFILE.nodes
     )
-    real = predict(plan, dataclasses.replace(PROFILE, nodes=nodes), keep_spans=True, tables=tables)
+    real = predict(plan, dataclasses.replace(PROFILE, nodes=nodes), keep_spans=True, tables=tables, move_s=MOVE_S)
     text = TraceText(plan.nodes, num_blocks=plan.course.num_blocks, started_unix_s=1.7e9)
     spans = "".join(
         text.spans(node, [Span(action, 1.7e9 + start_s, 1.7e9 + end_s)]) for node, action, start_s, end_s in real.spans
     )
     (folder / "trace.json").write_text(text.begin() + spans + text.end())
     links = {f"{link.source}>{link.target}": link.sent_bytes for link in real.links}
-    (folder / "report.json").write_text(json.dumps({"wall_s": 1.0, "steps": plan.course.num_steps, "links": links}))
+    moves = [{"to": one.epoch, "seconds": MOVE_S} for one in plan.placements[1:]]
+    report = {"wall_s": 1.0, "steps": plan.course.num_steps, "links": links, **({"moves": moves} if moves else {})}
+    (folder / "report.json").write_text(json.dumps(report))
     if tables:
         write_json(folder / "operations.json", tables_to_json(tables))
     return real

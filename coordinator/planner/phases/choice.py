@@ -19,14 +19,14 @@ from typing import Final, NamedTuple
 from coordinator.planner.draft import Draft
 from coordinator.planner.effort import PlanningClock
 from coordinator.planner.fitting.memory_caps import MemoryCaps
-from coordinator.planner.moves import moving_memory
-from coordinator.planner.phases.moving_time import move_s
 from coordinator.planner.phases.reason import Phase, PhasesReason
 from coordinator.planner.predict.judge import simulated_step_times
 from coordinator.planner.predict.ring_costs import RingCosts, ring_costs
 from coordinator.planner.replicating.layouts import ranked_layouts, slices_of_layout
 from coordinator.planner.search.local_search import Budget, search_local
+from ringtune.costs.memory.moves import moving_memory
 from ringtune.costs.profile import Profile
+from ringtune.costs.times.moves import move_s
 from ringtune.schedule.changing_hands.epochs import why_it_stays
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan

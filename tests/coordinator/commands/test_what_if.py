@@ -14,8 +14,9 @@ from coordinator.planner.predict.judge import simulated_job_s
 from ringtune.jobs.job import load_job
 from ringtune.plan_keys import PLAN_KEYS
 from sim.prediction import predict
+from tests.support.moves import moving
 from tests.support.plans import changed
-from tests.support.predictions import PLAN, PROFILE, asked, ringtune, tiny_job, write_pair, write_run
+from tests.support.predictions import MOVE_S, PLAN, PROFILE, asked, ringtune, tiny_job, write_pair, write_run
 from tests.support.profiles import profile_of
 
 EXPECTED = predict(PLAN, PROFILE)
@@ -220,6 +221,17 @@ def test_what_if_takes_recorded_times(tmp_path: Path) -> None:
     bob = [next(node for node in recorded[side]["nodes"] if node["node"] == "bob") for side in ("before", "after")]
     assert bob[1]["busy_s"] == pytest.approx(bob[0]["busy_s"] / 2)
     assert recorded["before"]["wall_s"] == json.loads(ringtune("sim", run, "--trace", run, "--json").stdout)["wall_s"]
+
+
+def test_what_if_of_a_run_that_moved_changes_every_placement(tmp_path: Path) -> None:
+    """Faster nodes, and a node that is lost: its blocks are others' in both placements, which are one then."""
+    write_run(tmp_path / "run", plan=moving(PLAN, (2, [("bob", 0, 3), ("alice", 3, 4)])))
+    faster = asked(tmp_path / "run", "--change", "*.compute=2")
+    assert (faster["before"]["moves_s"], faster["after"]["moves_s"]) == (MOVE_S, MOVE_S)
+    assert faster["after"]["wall_s"] < faster["before"]["wall_s"]
+    assert faster["after"]["moves"] == [{"step": 4, "slices": {"bob": [0, 3], "alice": [3, 4]}}]
+    alone = asked(tmp_path / "run", "--drop", "bob")["after"]
+    assert (alone["slices"], alone["moves_s"], "moves" in alone) == ({"alice": [0, 4]}, 0.0, False)
 
 
 def test_what_if_refuses_recorded_times_of_another_size(tmp_path: Path) -> None:

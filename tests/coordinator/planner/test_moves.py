@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.planner.given.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import make_plan, plan_memory
-from coordinator.planner.moves import moving_memory, refuse_full_moves
+from ringtune.costs.memory.moves import moving_memory, refuse_full_moves
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, PlanError
 from ringtune.jobs.job import Job

@@ -10,8 +10,9 @@ import pytest
 
 from coordinator.planner.explaining.plan import explain, explanation_text
 from coordinator.planner.job_time import measured_time
-from coordinator.planner.phases import choice, moving_time
+from coordinator.planner.phases import choice
 from coordinator.planner.planned import Planned
+from ringtune.costs.times import moves
 from ringtune.schedule.plan import Plan
 from tests.coordinator.planner.test_replicas import boards, job_of
 from tests.coordinator.planner.test_replicas import planned as planned_of
@@ -57,7 +58,7 @@ def test_slices_do_not_follow_the_schedule_unless_the_job_says_so() -> None:
 
 def test_slices_stay_where_moves_take_longer_than_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a minute for each move all steps are done on one placement."""
-    monkeypatch.setattr(moving_time, "BASE_S", 60.0)
+    monkeypatch.setattr(moves, "BASE_S", 60.0)
     found = planned()
     assert found.phases is not None and not found.phases.is_taken and not found.plan.moves
     assert found.phases.moving_s == found.phases.fixed_s

@@ -107,8 +107,7 @@ def test_meter_times_steps_from_the_end_of_the_item_before() -> None:
     found.logged(LogStep(train[0], 1, 1, 1, ()), 4.0)
     found.logged(LogStep(evaluation, 4, 2, 2, ()), 10.0)
     found.logged(LogStep(train[1], 2, 2, 2, ()), 12.0)
-    assert found.depth_s == {1: 4.0, 2: 2.0}
-    assert found.depth_steps == {1: 2, 2: 1}
+    assert [(step.depth, step.seconds) for step in found.steps] == [(1, 3.0), (1, 1.0), (2, 2.0)]
 
 
 def test_meter_forgets_the_items_of_turns_that_are_done() -> None:

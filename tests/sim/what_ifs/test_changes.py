@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+import re
 
 import pytest
 
 from ringtune.costs.memory.estimate import node_memory
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import PlanError, UsageError
+from ringtune.schedule.changing_hands.epochs import why_it_stays
 from ringtune.schedule.methods import Everything, RingAda
 from ringtune.schedule.operations.choice import Choice
 from ringtune.schedule.operations.given import GivenTable
@@ -19,8 +22,9 @@ from sim.prediction import predict
 from sim.what_ifs.changes import change_all, split_change, with_speed
 from sim.what_ifs.members import add_node, drop_from_plan, drop_from_profile
 from tests.support import plans
+from tests.support.moves import moving, moving_at_random
 from tests.support.plans import make_plan
-from tests.support.profiles import all_pairs, profile_of
+from tests.support.profiles import all_pairs, profile_of, random_profile
 
 PLAN = make_plan([("pi-1", 0, 1), ("pi-2", 1, 3), ("pi.3", 3, 4)], ["pi-1", "pi-2"], batch_size=8)
 PROFILE = profile_of(PLAN, links=all_pairs(PLAN.nodes, 1e6, 0.01))
@@ -270,6 +274,81 @@ def test_drop_passes_over_hosts_without_blocks() -> None:
     assert [(s.node, s.start, s.stop) for s in drop_from_plan(plan, "c").placement.slices] == [("a", 0, 4), ("b", 2, 2)]
     alone = make_plan([("b", 0, 0), ("c", 0, 4)], ["b", "c"])
     assert [(s.node, s.start, s.stop) for s in drop_from_plan(alone, "c").placement.slices] == [("b", 0, 4)]
+
+
+def test_drop_leaves_the_blocks_of_a_stage_to_its_other_hosts() -> None:
+    """In every placement; a stage of one host gives its blocks to all hosts of the stage below, or of the one above."""
+    first = make_plan([("a", 0, 1), ("d", 1, 6)], ["a", "b", "c"], num_blocks=6, local_iterations=2, method="all")
+    plan = moving(first, (2, [("a", 0, 1), ("b", 1, 6, 2), ("c", 1, 6, 1)]))
+
+    def slices(name: str) -> list[list[tuple[str, int, int, int]]]:
+        left = drop_from_plan(plan, name)
+        return [[(s.node, s.start, s.stop, s.share) for s in one.slices] for one in left.placements]
+
+    assert slices("c") == [[("a", 0, 1, 1), ("d", 1, 6, 1)], [("a", 0, 1, 1), ("b", 1, 6, 1)]]
+    assert slices("a") == [[("d", 0, 6, 1)], [("b", 0, 6, 2), ("c", 0, 6, 1)]]
+    assert slices("d") == [[("a", 0, 6, 1)], [("a", 0, 1, 1), ("b", 1, 6, 2), ("c", 1, 6, 1)]]
+
+
+CHANGES = (
+    "*.compute=0.5",
+    "*.memory=1GB",
+    "link.*.*.rate=1e6",
+    "link.*.*.latency=0.1",
+    "credits=2",
+    "microbatches=3",
+    "batch_size=5",
+    "num_steps=7",
+    "local_iterations=3",
+    "method=all",
+    "method=ringada",
+    "method=pipeadapter",
+    "method=single",
+    "every_steps=2",
+    "activations=recompute",
+    "activations=none",
+    "eval_every=2",
+    "checkpoint_every=3",
+    "offload=off",
+    "wire_dtype=bfloat16",
+)
+REFUSALS = (
+    "--drop [^ ]+: it is the only owner of data",
+    "--drop [^ ]+: it hosts all blocks; give --replan JOB",
+    "--change method=single: it wants 1 host at most, the plan has [2-4]; give --replan JOB",
+    "--change every_steps has no effect: this plan of (all|pipeadapter) does not unfreeze by it",
+    "--change link.*: the profile has no links",
+    "a run can't move to another placement: the result of pipeadapter depends on the ring",
+    "--change (batch_size|microbatches)=[35]: the plan has operation tables of batches",
+)
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_every_plan_answers_every_change_or_says_what_it_refuses(block: int) -> None:
+    """Any hosts, replicas, placements, tables, and owners without blocks; what comes of a change can be predicted."""
+    refused: list[str] = []
+    for seed in range(block * 12, block * 12 + 12):
+        rng = random.Random(f"change {seed}")
+        plan = plans.random_plan(rng, with_operations=seed % 5 == 0)
+        if not why_it_stays(plan.course, plan.placements) and rng.random() < 0.6:
+            plan = moving_at_random(rng, plan)
+        profile = random_profile(plan, rng)
+        answers: list[tuple[str, Profile, Plan]] = []
+        for name in (*plan.nodes, *CHANGES):
+            try:
+                if "=" in name:
+                    answers.append((name, *change_all(profile, plan, [name])))
+                else:
+                    answers.append((name, drop_from_profile(profile, name), drop_from_plan(plan, name)))
+            except PlanError as error:
+                refused.append(str(error))
+        for name, after, changed_plan in answers:
+            assert name not in changed_plan.nodes
+            assert {one.node for one in after.nodes} >= set(changed_plan.nodes), (seed, name)
+            assert len(changed_plan.placements) <= len(plan.placements)
+        for _, after, changed_plan in rng.sample(answers, 1):
+            assert predict(changed_plan, after).num_steps == changed_plan.course.num_steps
+    assert [text for text in refused if not any(re.match(known, text) for known in REFUSALS)] == []
 
 
 def test_drop_takes_the_links_along() -> None:

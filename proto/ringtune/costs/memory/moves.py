@@ -25,6 +25,16 @@ def fullest(parts: Sequence[Mapping[str, MemoryEstimate]]) -> dict[str, MemoryEs
     }
 
 
+def most_memory(
+    plan: Plan, parts: Sequence[Mapping[str, MemoryEstimate]]
+) -> tuple[dict[str, MemoryEstimate], dict[str, MemoryEstimate]]:
+    """What each node holds at most in any placement, and during any move; the second has no node that never moves."""
+    moving: dict[str, MemoryEstimate] = {}
+    for placements, (before, after) in zip(itertools.pairwise(plan.placements), itertools.pairwise(parts), strict=True):
+        moving = fullest([moving, moving_memory(placements, before, after)])
+    return fullest(parts), moving
+
+
 def moving_memory(
     placements: tuple[Placement, Placement], before: Mapping[str, MemoryEstimate], after: Mapping[str, MemoryEstimate]
 ) -> dict[str, MemoryEstimate]:
