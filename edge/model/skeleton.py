@@ -16,10 +16,11 @@ device of the weight that they wrap. Buffers stay real, because no file has them
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,11 +93,10 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
         ModelError: no such folder, or a family that is not supported.
         JobError: the library refuses the adapter configuration, or it has parts outside the blocks.
     """
-    from transformers import AutoConfig
     from transformers.modeling_utils import no_init_weights
 
-    layout = family_named(read_config(folder)["model_type"])
-    config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    values = read_config(folder)
+    layout, config = family_named(values["model_type"]), library_config_of(values)
     config.name_or_path = name_of_folder(folder.resolve())  # ends up in adapter_config.json: no local path
     set_dropout(config, job.train.dropout)
     with without_weights(), no_init_weights():  # draws no values for what is dropped: half the time
@@ -115,6 +115,14 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
         skeleton.model.eval()
     add_auxiliary(skeleton.blocks, LAYOUTS[layout.model_type], auxiliary, name=ADAPTER)
     return skeleton._replace(auxiliary=auxiliary, has_library=bool(library), seed=job.train.seed)
+
+
+def library_config_of(values: Mapping[str, Any]) -> Any:
+    """Make the configuration object of transformers of what ``read_config`` gives, and of nothing else in the file."""
+    from transformers import CONFIG_MAPPING
+
+    own = {key: copy.deepcopy(value) for key, value in values.items() if key != "model_type"}
+    return CONFIG_MAPPING[values["model_type"]](**own)
 
 
 def _model(config: Any, layout: Family) -> Any:

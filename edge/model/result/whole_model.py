@@ -21,6 +21,7 @@ from edge.model.tensor_bytes import pieces_of
 from ringtune.files.pieces import FilePieces, Pieces
 from ringtune.files.safetensors_stream import TensorPieces, write_tensors
 from ringtune.models.family import LM_HEAD
+from ringtune.models.folder import with_old_rope
 from ringtune.models.tensors import CONFIG_FILE, MODEL_SIDE_FILES, WEIGHTS_FILE, StoredTensor, base_name, read_headers
 
 Tensors = dict[str, torch.Tensor]
@@ -127,7 +128,7 @@ def description_files(skeleton: Skeleton, task: str, folder: Path) -> dict[str, 
         task: of the job.
         folder: of the base model.
     """
-    files = {CONFIG_FILE: _json(_config(skeleton, task, _read(folder / CONFIG_FILE)))}
+    files = {CONFIG_FILE: _json(_config(skeleton, task, with_old_rope(_read(folder / CONFIG_FILE))))}
     for name in MODEL_SIDE_FILES:
         path = folder / name
         if path.is_file():

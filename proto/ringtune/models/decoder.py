@@ -86,15 +86,23 @@ GPT2 = Family(
         "attn_pdrop": ConfigKey(default=0.1),
         "layer_norm_epsilon": ConfigKey(default=1e-5),
         "initializer_range": ConfigKey(default=0.02),
-        "scale_attn_weights": ConfigKey(default=True),
-        "scale_attn_by_inverse_layer_idx": ConfigKey(default=False),
-        "reorder_and_upcast_attn": ConfigKey(default=False),
+        # the fused attention of transformers leaves these out
+        "scale_attn_weights": ConfigKey(default=True, choices=(True,)),
+        "scale_attn_by_inverse_layer_idx": ConfigKey(default=False, choices=(False,)),
+        "reorder_and_upcast_attn": ConfigKey(default=False, choices=(False,)),
         "tie_word_embeddings": ConfigKey(default=True),
         "pad_token_id": NULL_INT,
     },
     refused={
         "add_cross_attention": "cross-attention has a second input",
         "pruned_heads": "its blocks differ in shape",
+    },
+    no_number=frozenset({"is_decoder", "n_ctx"}),
+    aliases={
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
     },
     prefix="transformer.",
     blocks_path="h",
@@ -185,10 +193,19 @@ def llama_problem(config: Config) -> str:
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in ROPES:
         return f"rope_scaling of type {kind!r} is not supported; supported: {', '.join(ROPES)}"
+    known = ROPES[kind]
+    if unknown := sorted(scaling.keys() - {"type", "rope_type", *known}):
+        return f"rope_scaling of type {kind!r} has {', '.join(unknown)}, which is not known; known: {', '.join(known)}"
     return "" if config.get("head_dim") else indivisible(config["hidden_size"], heads)
 
 
-ROPES = ("default", "linear", "llama3", "yarn")  # the others depend on the longest text seen so far
+_YARN = "factor attention_factor beta_fast beta_slow mscale mscale_all_dim original_max_position_embeddings truncate"
+ROPES = {  # type of scaling -> its keys; other types depend on the longest text seen so far
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": tuple(_YARN.split()),
+}
 LLAMA_KEYS = {
     "vocab_size": ConfigKey(default=32000, at_least=1),
     "hidden_size": ConfigKey(default=4096, at_least=1),
@@ -203,6 +220,7 @@ LLAMA_KEYS = {
     "rms_norm_eps": ConfigKey(default=1e-6),
     "rope_theta": ConfigKey(default=10000.0),
     "rope_scaling": ConfigKey(default=None, nullable=dict),
+    "partial_rotary_factor": ConfigKey(default=1.0, choices=(1.0,)),
     "attention_bias": ConfigKey(default=False),
     "attention_dropout": ConfigKey(default=0.0),
     "mlp_bias": ConfigKey(default=False),
@@ -214,6 +232,8 @@ LLAMA = Family(
     model_type="llama",
     tasks=_TASKS,
     config_keys=LLAMA_KEYS,
+    refused=dict.fromkeys(("pruned_heads", "per_layer_config"), "its blocks differ in shape"),
+    no_number=frozenset({"is_decoder", "add_cross_attention", "is_llama_config"}),
     prefix="model.",
     blocks_path="layers",
     owner_paths=("embed_tokens", "norm"),
@@ -241,5 +261,5 @@ MISTRAL = dataclasses.replace(
         "max_position_embeddings": ConfigKey(default=4096 * 32, at_least=1),
         "sliding_window": ConfigKey(default=4096, nullable=int, at_least=1),
     },
-    refused={"rope_scaling": "Mistral has plain rotary positions"},
+    refused={**LLAMA.refused, "rope_scaling": "Mistral has plain rotary positions"},
 )

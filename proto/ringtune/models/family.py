@@ -36,12 +36,37 @@ MOST_BLOCKS = 4096
 LM_HEAD = "lm_head.weight"
 """The decoder of a causal language model, in every file that has one of its own."""
 
+_NO_NUMBER = """
+    _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _name_or_path _num_labels adapters architectures
+    attn_implementation _attn_implementation _attn_implementation_internal custom_heads dtype finetuning_task id2label
+    label2id model_name model_type name_or_path neftune_noise_alpha num_labels output_attentions output_hidden_states
+    output_past predict_special_tokens prediction_heads prefix problem_type return_dict special_tokens_map_file
+    task_specific_params tie_last_hidden_states tie_weights_ tokenizer_class tokenizer_file torch_dtype torchscript
+    transformers.js_config transformers_version unsloth_fixed unsloth_version use_bfloat16 use_cache
+    classifier_dropout qa_dropout seq_classif_dropout summary_activation summary_first_dropout summary_last_dropout
+    summary_proj_to_labels summary_type summary_use_proj
+    bos_token_id eos_token_id sep_token_id decoder_start_token_id bos_token_ids eos_token_ids pad_token_ids
+    bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+    exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty max_length min_length
+    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores remove_invalid_values
+    repetition_penalty return_dict_in_generate suppress_tokens temperature top_k top_p typical_p
+    chunk_size_feed_forward cross_attention_hidden_size gradient_checkpointing is_encoder_decoder pretraining_tp
+    tf_legacy_loss tie_encoder_decoder
+"""
+NO_NUMBER = frozenset(_NO_NUMBER.split())
+"""Keys of ``config.json`` that change no number of any family: where it was saved and for what, how ``generate`` picks,
+dropout and shape of heads that are made anew, how the same result is computed.
+
+Source: ``PretrainedConfig`` and the configurations of the families in transformers 4.57 and 5.24; what other programs
+write beside them.
+"""
+
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigKey:
-    """One allowed key of ``config.json``.
+    """One key of ``config.json`` that is carried out.
 
     Attributes:
         default: the value that the family assumes when the key is absent; its type is the key's type.
@@ -127,8 +152,11 @@ class Family:
     Attributes:
         model_type: of ``config.json``.
         tasks: of ``TASKS``, those that it has a head for.
-        config_keys: allowed keys; any other is dropped, because a config may name code to run.
+        config_keys: keys that are carried out. With ``refused``, ``no_number`` and ``NO_NUMBER`` they are all that its
+            configuration class knows; a key in none of them is refused.
         refused: keys that must be absent, null or falsy, with the reason.
+        no_number: further keys that change no number of this family.
+        aliases: other names of keys that the configuration class takes as well.
         prefix: of all names in files that were saved with a task head, e.g. ``bert.``.
         blocks_path: dotted path of the list of blocks in the base model.
         owner_paths: dotted paths of what an owner holds besides blocks, as far as a model has it; what is neither a
@@ -162,6 +190,8 @@ class Family:
     owner_shapes: Callable[[Config], Shapes]
     subnet_weights: tuple[str, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
+    no_number: frozenset[str] = frozenset()
+    aliases: Mapping[str, str] = field(default_factory=dict)
     head_paths: tuple[str, ...] = ()
     unused_paths: tuple[str, ...] = ()
     problem: Callable[[Config], str] = lambda config: ""

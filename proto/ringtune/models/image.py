@@ -19,6 +19,9 @@ from ringtune.models.family import (
     linear,
 )
 
+_UNREAD = "encoder_stride pooler_act pooler_output_size tie_word_embeddings is_decoder add_cross_attention pad_token_id"
+_NO_NUMBER = frozenset(_UNREAD.split())
+
 
 def image_tokens(config: Config) -> int:
     """How many tokens one image has: its patches, and the class token.
@@ -94,6 +97,7 @@ VIT = Family(
         "qkv_bias": ConfigKey(default=True),
     },
     refused={"pruned_heads": "its blocks differ in shape"},
+    no_number=_NO_NUMBER,
     prefix="vit.",
     blocks_path="encoder.layer",
     owner_paths=("embeddings", "layernorm"),

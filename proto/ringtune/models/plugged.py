@@ -206,7 +206,8 @@ def _family(model_type: str, keys: Mapping[str, ConfigKey], **changes: Any) -> F
     )
 
 
-_PLAIN_ROPE: Final = {"rope_scaling": "this Gemma has plain rotary positions"}
+_BOTH_WAYS: Final = {"use_bidirectional_attention": "a decoder's tokens attend backwards only"}
+_PLAIN_ROPE: Final = {**LLAMA.refused, **_BOTH_WAYS, "rope_scaling": "this Gemma has plain rotary positions"}
 QWEN2: Final = _family("qwen2", _QWEN_KEYS)
 QWEN3: Final = _family(
     "qwen3",
@@ -216,7 +217,7 @@ QWEN3: Final = _family(
         "attention_bias": ConfigKey(default=False),
     },
 )
-GEMMA: Final = _family("gemma", _GEMMA_KEYS, refused=_PLAIN_ROPE)
+GEMMA: Final = _family("gemma", _GEMMA_KEYS, refused=_PLAIN_ROPE, no_number=LLAMA.no_number | {"hidden_activation"})
 GEMMA2: Final = _family("gemma2", _GEMMA2_KEYS, problem=_windowed_problem, refused=_PLAIN_ROPE)
 GEMMA3: Final = _family(
     "gemma3_text",
@@ -231,8 +232,10 @@ GEMMA3: Final = _family(
         "sliding_window_pattern": ConfigKey(default=6, at_least=1),
     },
     problem=_windowed_problem,
+    no_number=LLAMA.no_number | {"_sliding_window_pattern"},  # layer_types says what it led to
     refused={
-        "use_bidirectional_attention": "a decoder's tokens attend backwards only",
+        **LLAMA.refused,
+        **_BOTH_WAYS,
         "attn_logit_softcapping": "transformers does not apply it in Gemma 3",
     },
 )

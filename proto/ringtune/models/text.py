@@ -25,11 +25,17 @@ from ringtune.models.family import (
 )
 
 _TASKS = (CLASSIFICATION, REGRESSION, TAGGING, QUESTION_ANSWERING)
+_PRUNED = {"pruned_heads": "its blocks differ in shape"}
 _REFUSED = {
     "is_decoder": "a decoder attends only backwards",
     "add_cross_attention": "cross-attention has a second input",
-    "pruned_heads": "its blocks differ in shape",
+    **_PRUNED,
 }
+_UNREAD = """
+    tie_word_embeddings directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+    pooler_size_per_head pooler_type cell emb_size pre_trained structure training
+"""  # the decoder and the pooler are not read, and what the first BERTs and their distillations have beside these
+_NO_NUMBER = frozenset(_UNREAD.split())
 _BERT_KEYS = {
     "vocab_size": ConfigKey(default=30522, at_least=1),
     "hidden_size": ConfigKey(default=768, at_least=1),
@@ -105,6 +111,7 @@ BERT = Family(
     trims=True,
     config_keys=_BERT_KEYS,
     refused=_REFUSED,
+    no_number=_NO_NUMBER,
     prefix="bert.",
     blocks_path="encoder.layer",
     owner_paths=("embeddings",),
@@ -212,7 +219,9 @@ DISTILBERT = Family(
         "initializer_range": ConfigKey(default=0.02),
         "pad_token_id": ConfigKey(default=0),
     },
-    refused={"pruned_heads": _REFUSED["pruned_heads"]},
+    refused=_PRUNED,
+    no_number=frozenset({"tie_word_embeddings", "is_decoder", "add_cross_attention"}),
+    aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"},
     prefix="distilbert.",
     blocks_path="transformer.layer",
     owner_paths=("embeddings",),

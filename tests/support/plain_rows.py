@@ -1,0 +1,114 @@
+"""Rows computed by this tree in a batch, and each row alone by eager transformers, without padding.
+
+B rows, T tokens, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from edge.data.tokens import IGNORED, Batch
+from edge.model.heads import task_of
+from edge.model.safetensors_files import SafetensorsFiles
+from edge.model.skeleton import build_skeleton
+from edge.model.slice import BlockRunner, materialise
+from ringtune.jobs.job import Adapter, Job, Model
+from ringtune.models.family import CAUSAL_LM
+from ringtune.models.folder import read_config
+
+LENGTHS = (9, 1, 4)
+
+
+class Ours:
+    """A whole model as a ring computes it, with an adapter that has not trained, in float64."""
+
+    def __init__(self, folder: Path, task: str, *, labels: Sequence[str] = ("a", "b", "c")) -> None:
+        job = Job(model=Model(path=str(folder), task=task, dtype="float64"), adapter=Adapter(config="lora[r=2]"))
+        self.task = task_of(task)
+        self.config = read_config(folder)
+        with torch.random.fork_rng(devices=[]):
+            self._skeleton = build_skeleton(folder, job)
+            self.head = self.task.add(self._skeleton.model, tuple(labels))
+        count = len(self._skeleton.blocks)
+        cpu = torch.device("cpu")
+        with SafetensorsFiles(folder) as weights:
+            materialise(
+                self._skeleton, weights, blocks=range(count), with_embedding=True, dtype=torch.float64, device=cpu
+            )
+            self.task.connect(self._skeleton, self.head, weights)
+        self.head.to(torch.float64).eval()
+        self._skeleton.model.eval()
+        self._blocks = BlockRunner(self._skeleton, dropout=0.0, seed=0)
+
+    def batch(self, *, side: str = "right", pad: int = 0) -> Batch:
+        """Rows of unlike lengths with random tokens; images for a model of images."""
+        draws = torch.Generator().manual_seed(0)
+        if "num_channels" in self.config:
+            size, channels = self.config["image_size"], self.config["num_channels"]
+            tokens = (size // self.config["patch_size"]) ** 2 + 1
+            pixels = torch.randn(len(LENGTHS), channels, size, size, generator=draws)
+            nothing = torch.zeros(len(LENGTHS), 0, dtype=torch.int64)
+            mask = torch.ones(len(LENGTHS), tokens, dtype=torch.int64)
+            return Batch(ids=nothing, mask=mask, token_type_ids=nothing, labels=torch.tensor([0, 1, 2]), pixels=pixels)
+        shape = (len(LENGTHS), max(LENGTHS))
+        ids, mask = torch.full(shape, pad), torch.zeros(shape, dtype=torch.int64)
+        for row, length in enumerate(LENGTHS):
+            first = shape[1] - length if side == "left" else 0
+            ids[row, first : first + length] = torch.randint(5, 100, (length,), generator=draws)
+            mask[row, first : first + length] = 1
+        labels = torch.where(mask == 1, ids, IGNORED)
+        return Batch(ids=ids, mask=mask, token_type_ids=torch.zeros_like(ids), labels=labels)
+
+    @torch.no_grad()
+    def last(self, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
+        """What the head is called with."""
+        from adapters.context import ForwardContext
+
+        base, family = self._skeleton.base, self._skeleton.family
+        with ForwardContext(base, input_ids=batch.ids, attention_mask=batch.mask):
+            hidden = family.embed(base, batch)
+        context = self._blocks.context(hidden, batch.mask)
+        hidden = self._blocks.run(hidden, batch.mask, context, 0, len(self._skeleton.blocks))
+        return family.finish(base, hidden, batch)
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """The last hidden state (B, T, D)."""
+        return self.last(batch)[0]
+
+    @torch.no_grad()
+    def losses(self, batch: Batch) -> list[float]:
+        """The summed loss of each row, computed in the batch; 0 for a head that is new."""
+        last, _ = self.last(batch)
+        if self.task is not task_of(CAUSAL_LM):
+            return [0.0] * len(batch.mask)
+        cut = [batch.rows(row, row + 1) for row in range(len(batch.mask))]
+        return [float(self.task.run(self.head, last[row : row + 1], one, {}).loss_sum) for row, one in enumerate(cut)]
+
+
+class Plain:
+    """The same folder in eager transformers, in float64."""
+
+    def __init__(self, folder: Path, task: str) -> None:
+        self._is_lm = task == CAUSAL_LM
+        loader = transformers.AutoModelForCausalLM if self._is_lm else transformers.AutoModel
+        self._model: Any = loader.from_pretrained(str(folder), attn_implementation="eager", dtype=torch.float32)
+        self._model.double().eval()
+
+    @torch.no_grad()
+    def row(self, batch: Batch, row: int) -> tuple[torch.Tensor, float]:
+        """The last hidden state (T, D) of one row's tokens, alone, and its summed loss."""
+        if batch.pixels is not None:
+            return self._model(batch.pixels[row : row + 1].double()).last_hidden_state[0], 0.0
+        ids = batch.ids[row : row + 1][:, batch.mask[row] == 1]
+        base = getattr(self._model, "model", self._model.base_model) if self._is_lm else self._model
+        hidden = base(input_ids=ids).last_hidden_state[0]
+        if not self._is_lm:
+            return hidden, 0.0
+        logits = self._model(input_ids=ids).logits[0]
+        loss = torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="sum")
+        return hidden, float(loss)
