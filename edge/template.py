@@ -14,8 +14,12 @@ Each message is one packet on the socket that the template has as its standard i
 variables, random numbers, exit code. When the socket ends, the launcher has ended: the agents end by themselves, and
 whoever does not is killed. When the template ends, however it does, the kernel kills its agents.
 
-Only the thread that calls ``fork`` lives on in the child, and a lock that another one held stays locked for ever. So
-the template never has a second thread or a channel, and counts before each fork.
+Only the thread that calls ``fork`` lives on in the child, and a lock that another one held stays locked for ever. Nor
+does an accelerator work in a child whose parent has used it. So the template has one thread and no channel, and looks
+before each fork: where a package has started threads or touched the device when it was imported, the agent is started
+as ``python -m edge.template agent PARENT ...``, which loads the libraries for itself, and the template's log says so.
+
+Source: PyTorch, multiprocessing notes ("the CUDA runtime does not support the fork start method").
 """
 
 from __future__ import annotations
@@ -46,12 +50,17 @@ END_S: Final = 10.0
 OWN: Final = ("edge.__main__", "edge.agent.process", "edge.agent.workshop")
 """Modules of its own code that an agent loads."""
 
+AGENT: Final = "agent"
+"""First argument of a process that is an agent from the start."""
+
 _MAX_BYTES: Final = 1 << 20
 _NUM_DESCRIPTORS: Final = 3
 
 
 def main() -> int:
-    """Serve the launcher at the standard input; return the exit code."""
+    """Serve the launcher at the standard input, or be an agent that could not be forked; return the exit code."""
+    if sys.argv[1:2] == [AGENT]:
+        return _be_agent(sys.argv[3:], {}, int(sys.argv[2]))
     control = _take_standard_input()
     set_command_line([sys.executable, "-m", "edge.template"])
     try:
@@ -86,14 +95,11 @@ class Template:
         self._control = control
         self._pid = os.getpid()
         self._agents: dict[int, int] = {}
+        self._has_said = False
         self._ended, self._wake = os.pipe()
 
     def serve(self) -> None:
-        """Carry out the launcher's requests until the launcher ends; then wait for the agents.
-
-        Raises:
-            RingTuneError: the template has a second thread, so that nothing can be forked.
-        """
+        """Carry out the launcher's requests until the launcher ends; then wait for the agents."""
         os.set_blocking(self._wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
@@ -142,8 +148,14 @@ class Template:
         return True
 
     def _start(self, number: int, request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        reason = why_no_fork()
+        if reason and not self._has_said:
+            self._has_said = True
+            sys.stderr.write(f"{reason}: nodes load the libraries each for itself\n")
+            sys.stderr.flush()
+        start = self._spawn if reason else self._fork
         try:
-            pid = self._fork(request["arguments"], request["environment"], descriptors)
+            pid = start(request["arguments"], request["environment"], descriptors)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -155,12 +167,6 @@ class Template:
             self._control.send(json.dumps(message).encode())
 
     def _fork(self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
-        threads = count_threads()
-        if threads != 1:
-            raise RingTuneError(
-                f"the template of the local nodes has {threads} threads where it may have one, so no node can be "
-                "forked from it; look for a package of this Python that starts threads when it is imported"
-            )
         pid = os.fork()
         if pid == 0:
             code = 1
@@ -170,6 +176,15 @@ class Template:
             finally:
                 _end(code)
         return pid
+
+    def _spawn(self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
+        """Start an agent as a process that shares nothing with the template but the descriptors."""
+        moves = [(os.POSIX_SPAWN_DUP2, descriptor, number) for number, descriptor in enumerate(descriptors)]
+        ends = [(os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in descriptors]
+        command = [sys.executable, "-P", "-m", "edge.template", AGENT, str(self._pid), *arguments]
+        return os.posix_spawn(
+            sys.executable, command, {**os.environ, **environment}, file_actions=[*moves, *ends], setsid=True
+        )
 
     def _let_go(self, descriptors: Sequence[int]) -> None:
         """Take the agent's descriptors and drop the template's, in the forked child."""
@@ -182,30 +197,33 @@ class Template:
             os.close(descriptor)
 
 
+def why_no_fork() -> str:
+    """Why no agent can be forked from this process as it is now; empty if one can."""
+    if (threads := count_threads()) != 1:
+        return f"a package that was imported has started threads, {threads} run where a fork may have 1"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "a package that was imported has used the accelerator, which no forked process can use then"
+    return ""
+
+
 # ---- in the child --------------------------------------------------------------------------------
 
 
 def _be_agent(arguments: Sequence[str], environment: Mapping[str, str], parent: int) -> int:
-    """Run an agent in the forked child as ``python -m edge`` would; return its exit code."""
-    os.setsid()
+    """Run an agent in the child as ``python -m edge`` would; return its exit code."""
+    if os.getsid(0) != os.getpid():
+        os.setsid()
     if not die_with(parent):
         return 0
     os.environ.update(environment)
     set_command_line([sys.executable, "-m", "edge", *arguments])
-    if is_spoiled():
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "edge", *arguments])  # noqa: S606
     _draw_afresh()
     gc.enable()
     sys.argv[1:] = arguments
     from edge.__main__ import main as be_agent
 
     return be_agent()
-
-
-def is_spoiled() -> bool:
-    """Whether a library has used an accelerator before the fork, so that none works in the child."""
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda._is_in_bad_fork())
 
 
 def _draw_afresh() -> None:

@@ -217,8 +217,8 @@ class NodeExecutor:
 
     def _head(self, action: Action, entry: OpenItem) -> Values:
         item, flow, (owner, dataset) = entry.item, self._flows.of(action), self._owner(action)
-        hidden, rows = flow.head_input(action), entry.own_rows(action, self._course, dataset, owner, self.device)
-        flow.drop_hidden()
+        hidden = self._flows.enter_head(action)
+        rows = entry.own_rows(action, self._course, dataset, owner, self.device)
         if item.kind.has_backward:
             result = owner.train_step(
                 hidden,

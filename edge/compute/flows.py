@@ -25,7 +25,7 @@ class Flows:
     def __init__(self, course: Course, *, dtype: torch.dtype, device: torch.device) -> None:
         self._course, self._dtype, self._device = course, dtype, device
         self._flows: dict[tuple[int, int], MicroBatch] = {}
-        self._tokens: dict[tuple[int, int], int] = {}  # T of hidden states that were sent on
+        self._tokens: dict[tuple[int, int], int] = {}  # T of hidden states that were sent on, or entered the head here
 
     def begin(self, action: Action, flow: MicroBatch) -> None:
         """Note a micro-batch that begins at this node."""
@@ -65,6 +65,30 @@ class Flows:
         missing = 0 if grad is None else self._tokens.get((action.seq, action.micro), 0) - grad.shape[1]
         return nn.functional.pad(grad, (0, 0, 0, missing)) if grad is not None and missing > 0 else grad
 
+    def enter_head(self, action: Action) -> torch.Tensor:
+        """Take a micro-batch's hidden state for the head, as another owner gets it: dense, of the tokens that travel.
+
+        Kernels of an accelerator draw dropout by where a number lies in memory, so a view would get another mask.
+
+        Raises:
+            PlanError: nothing came for it.
+        """
+        flow = self.of(action)
+        hidden = self._sent((action.seq, action.micro), self._course.head, flow.head_input(action))
+        flow.drop_hidden()
+        return hidden
+
+    def _sent(self, at: tuple[int, int], boundary: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what travels of a hidden state, contiguous, and note how many tokens it had for its gradient."""
+        tokens = hidden.shape[1]
+        if self._course.head_tokens:
+            self._tokens[at] = tokens
+        return self._cut(boundary, hidden)
+
+    def _cut(self, boundary: int, tensor: torch.Tensor) -> torch.Tensor:
+        sent = self._course.sent_tokens(boundary, tensor.shape[1])
+        return tensor.contiguous() if sent == tensor.shape[1] else tensor[:, :sent].clone()
+
     def put(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Give a micro-batch the hidden state (B, T, D) or gradient that came for it.
 
@@ -97,15 +121,13 @@ class Flows:
         if flow is None or tensor is None:
             raise PlanError(f"there is nothing to send as {key}")
         mask = None
-        sent = self._course.sent_tokens(key.boundary, tensor.shape[1])
         if key.is_hidden:
             mask = flow.mask if key.boundary < self._course.head else None
-            if self._course.head_tokens:
-                self._tokens[key.seq, key.micro] = tensor.shape[1]
+            tensor = self._sent((key.seq, key.micro), key.boundary, tensor)
             flow.drop_hidden()
         else:
+            tensor = self._cut(key.boundary, tensor)
             flow.grad = None
         if flow.is_empty:
             del self._flows[key.seq, key.micro]
-        tensor = tensor if sent == tensor.shape[1] else tensor[:, :sent].clone()
         return tensor.cpu(), None if mask is None else mask.cpu()

@@ -7,10 +7,13 @@ of the whole batch, at its initiator. Every other owner gets it as a safetensors
     rows/<name>, values/<name>  of a table some of whose rows have one: the rows' numbers, ascending, and gradients
 
 Tables collect sparse gradients, which cost as much memory as the tokens of a batch, and no more than the table and a
-micro-batch. Right before an update they become dense, because optimizers move every row. The gradients tell the other
-owners which tokens a batch had, with learned positions where they stood, and about how many rows of each class.
+micro-batch. Right before an update they become dense, because optimizers move every row. Rows of equal tokens are added
+up first (``coalesce``): an accelerator adds an uncoalesced gradient to a dense one with atomics, in any order, so that
+two runs would differ in their last bits. The gradients tell the other owners which tokens a batch had, with learned
+positions where they stood, and about how many rows of each class.
 
-Source: HiFT, algorithm 1 (gradients of the active group only); the copies are ours.
+Source: HiFT, algorithm 1 (gradients of the active group only); the copies are ours. PyTorch, Reproducibility:
+``index_add_`` on CUDA is not deterministic, on which ``to_dense`` of an uncoalesced tensor rests.
 """
 
 from __future__ import annotations
@@ -78,6 +81,7 @@ def complete(parameters: Parameters, tied: Tied) -> None:
         if parameter.grad is not None and parameter.grad.is_sparse:
             if parameter.nbytes >= TABLE_GIVEN_BACK_BYTES:
                 trim_heap()  # of what the graphs of the step took
+            parameter.grad = parameter.grad.coalesce()  # rows of equal tokens in their order; the copy before ends here
             parameter.grad = parameter.grad.to_dense()
 
 
@@ -134,7 +138,7 @@ def _add_tied(tied: Tied) -> None:
     table, stand_in = tied
     own, table.grad, stand_in.grad = table.grad, stand_in.grad, None
     if own is not None:
-        table.grad.add_(own)  # type: ignore[union-attr]
+        table.grad.add_(own.coalesce() if own.is_sparse else own)  # type: ignore[union-attr]
 
 
 def _expected(infos: Mapping[str, TensorInfo], parameters: Parameters, where: str) -> dict[str, Like]:

@@ -24,7 +24,7 @@ WAIT_S = 30.0
 
 # Serves as the real one does; what is forked tells what it finds, or waits for the end of its input.
 STAND_IN = """
-import json, os, random, secrets, signal, sys, threading
+import json, os, random, secrets, signal, sys, threading, types
 import edge.__main__ as agent
 from edge import template
 from edge.machine.forked import count_threads
@@ -52,7 +52,7 @@ agent.main = be_agent
 template.require_libraries = template.load_everything = lambda: None
 template.END_S = 0.5
 if "spoiled" in sys.argv:
-    template.is_spoiled = lambda: True
+    sys.modules["torch"] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))
 if "thread" in sys.argv:
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 sys.exit(template.main())
@@ -202,23 +202,42 @@ def test_template_ends_with_a_killed_launcher(tmp_path: Path) -> None:
     assert all(is_gone(process) for process in processes)
 
 
-def test_template_with_a_second_thread_refuses_to_fork(tmp_path: Path) -> None:
-    """A lock that the other thread holds would stay locked for ever."""
-    with stand_in(tmp_path, "thread") as serving, pytest.raises(RingTuneError, match="has 2 threads where it may have"):
-        serving.start([], log=tmp_path / "a")
+@pytest.mark.parametrize(("what", "said"), [("thread", "2 run where a fork may have 1"), ("spoiled", "accelerator")])
+def test_template_that_can_not_fork_starts_agents_afresh(tmp_path: Path, what: str, said: str) -> None:
+    """A lock of another thread would stay locked, and the device would not work: the agent is ``ringtune node``."""
+    with stand_in(tmp_path, what) as serving:
+        agents = [serving.start(["--nonsense"], log=tmp_path / name) for name in ("a", "b")]
+        assert [agent.wait(WAIT_S) for agent in agents] == [2, 2]
+        for agent in agents:
+            agent.close_input()
+        (line,) = serving._log.read_text().splitlines()
+    assert said in line and "nodes load the libraries each for itself" in line
+    assert "nonsense" in (tmp_path / "b").read_text()
 
 
-def test_template_that_is_no_use_for_an_accelerator_starts_agents_afresh(tmp_path: Path) -> None:
-    """Where a library has touched the device before the fork, an agent begins as ``python -m edge``."""
-    with stand_in(tmp_path, "spoiled") as serving:
-        agent = serving.start(["--nonsense"], log=tmp_path / "a")
-        assert agent.wait(WAIT_S) == 2
-        agent.close_input()
-    assert "nonsense" in (tmp_path / "a").read_text()
+def test_agent_that_is_started_afresh_ends_with_its_template(tmp_path: Path) -> None:
+    """It is a session of its own, shown as the node that it is, and killed with the process that it belongs to."""
+    wait = "import sys, edge.__main__ as agent; agent.main = lambda: print('on', flush=True) or sys.stdin.read()\n"
+    begin = f"{wait}from edge import template; template.main()"
+    lines = [
+        "import os, subprocess, sys",
+        f"command = [sys.executable, '-c', {begin!r}, 'agent', str(os.getpid()), '--name', 'a']",
+        "child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)",
+        "child.wait()",
+    ]
+    with subprocess.Popen(  # noqa: S603
+        [sys.executable, "-c", "\n".join(lines)], stdout=subprocess.PIPE, text=True, env=source_environment()
+    ) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == "on\n"
+        (agent,) = psutil.Process(parent.pid).children()
+        assert agent.cmdline()[1:5] == ["-m", "edge", "--name", "a"]
+        assert os.getsid(agent.pid) == agent.pid
+        parent.kill()
+    assert is_gone(agent)
 
 
-def test_template_is_not_spoiled_on_a_processor() -> None:
-    """Loading torch touches no device."""
+def test_template_can_fork_once_torch_is_loaded() -> None:
+    """Loading torch touches no device; a thread that a package starts is counted."""
     import torch  # noqa: F401
 
-    assert not module.is_spoiled()
+    assert "accelerator" not in module.why_no_fork()

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from edge.model.owner import OwnerParts
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 from ringtune.rounds import rounds as rd
@@ -71,6 +73,49 @@ def test_head_gets_the_tokens_that_it_reads(
         assert content[0].untyped_storage().nbytes() == content[0].nbytes or boundary < head
         kinds |= {payload} if boundary == head else set()
     assert kinds == {Payload.HIDDEN, Payload.GRAD}
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("trims", [False, True])
+def test_tensor_that_reaches_a_head_is_the_same_at_home_and_off_the_wire(
+    tmp_path: Path, trims: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dense, of the tokens that travel: on CUDA the mask of dropout depends on how a tensor lies in memory."""
+    seen: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
+
+    def watched(name: str) -> None:
+        run = getattr(OwnerParts, name)
+
+        def look(parts: OwnerParts, hidden: torch.Tensor, *others: Any, **more: Any) -> Any:
+            seen.append((tuple(hidden.shape), hidden.stride(), hidden.untyped_storage().nbytes()))
+            return run(parts, hidden, *others, **more)
+
+        monkeypatch.setattr(OwnerParts, name, look)
+
+    watched("train_step")
+    watched("evaluate")
+    folder = write_family_inputs(tmp_path, "bert", CLASSIFICATION)
+    dropout = 0.0 if trims else 0.1
+    case = Case(
+        folder=folder,
+        dtype="float32",
+        trims=trims,
+        dropout=dropout,
+        method="all",
+        num_steps=2,
+        local_iterations=1,
+        microbatches=2,
+        eval_every=2,
+    )
+    ways = []
+    for slices in ((("a", 0, 4),), (("a", 0, 2), ("b", 2, 4))):
+        seen.clear()
+        trained(case, case.plan(slices))
+        ways.append(list(seen))
+    at_home, off_the_wire = ways
+    assert at_home == off_the_wire
+    assert all(size == rows * tokens * width * 4 for (rows, tokens, width), _, size in at_home)
+    assert {tokens for (_, tokens, _), _, _ in at_home} == {1}
 
 
 def test_only_heads_that_read_the_first_token_are_known_to() -> None:

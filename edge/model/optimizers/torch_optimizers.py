@@ -35,6 +35,8 @@ def make_optimizer(train: Train, parameters: Sequence[torch.nn.Parameter]) -> to
 def _made(train: Train, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
     rate, decay = train.learning_rate, train.weight_decay
     is_plain = all(parameter.is_contiguous() for parameter in parameters)
+    if train.optimizer == "adagrad":  # its kernel is written for processors alone
+        is_plain = is_plain and all(parameter.device.type == "cpu" for parameter in parameters)
     path: dict[str, Any] = {"fused": True} if is_plain else {"foreach": False}
     match train.optimizer:
         case "sgd":

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from edge.model.optimizers.torch_optimizers import make_optimizer
 from edge.model.optimizers.unit_optimizers import Dropped, UnitOptimizers
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile, write_tensors
@@ -178,3 +179,12 @@ def test_optimizer_gives_the_same_bits_with_any_number_of_threads(name: str) -> 
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_no_optimizer_asks_for_a_kernel_that_its_device_lacks(name: str, device: str) -> None:
+    """Adagrad has one kernel for all tensors on processors only; torch refuses it elsewhere, at the first update."""
+    parameter = torch.nn.Parameter(torch.ones(3, device=device))
+    fused = make_optimizer(Train(optimizer=name), [parameter]).defaults.get("fused") is True
+    assert fused == (name != "adafactor" and (name != "adagrad" or device == "cpu"))

@@ -104,6 +104,37 @@ def test_gradient_of_a_table_has_no_more_rows_than_the_table_after_a_micro_batch
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in ours)
 
 
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_rows_of_equal_tokens_are_added_up_before_a_gradient_becomes_dense(
+    is_tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An accelerator adds an uncoalesced gradient to a dense one in any order; the sums are the ones of before."""
+    unit = trained_unit([[1, 4, 4, 4], [4, 7, 1, 1]])
+    stand_in = nn.Parameter(unit["table"].detach())
+    stand_in.grad = torch.zeros(ROWS, WIDTH)
+    added: list[torch.Tensor] = []
+
+    def watched(name: str) -> None:
+        run = getattr(torch.Tensor, name)
+
+        def look(*tensors: torch.Tensor) -> torch.Tensor:
+            added.extend(tensor for tensor in tensors if tensor.is_sparse)
+            done: torch.Tensor = run(*tensors)
+            return done
+
+        monkeypatch.setattr(torch.Tensor, name, look)
+
+    watched("to_dense")
+    watched("add_")
+    own = unit["table"].grad
+    assert own is not None and not own.is_coalesced()
+    wanted = own.clone().to_dense()
+    added.clear()
+    complete(unit, (unit["table"], stand_in) if is_tied else None)
+    assert [tensor.is_coalesced() for tensor in added] == [True]
+    assert unit["table"].grad is not None and torch.equal(unit["table"].grad, wanted)
+
+
 def test_gradient_of_a_tied_table_is_the_sum_of_both_and_travels_whole() -> None:
     """What the head collected on its stand-in is moved once, whether the gradient leaves first or not."""
     unit, copy = trained_unit([[2, 3]]), make_unit()
