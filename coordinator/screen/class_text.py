@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from coordinator.screen.text_table import table_lines
+from ringtune.rounds.class_counts import LEAST_ROWS
 
 _MOST_ROWS: Final = 30
 _MOST_COLUMNS: Final = 8
@@ -47,7 +48,10 @@ def _class_table(found: Mapping[str, Any]) -> list[str]:
     more = [f"and {left} {many} with a higher F1; report.json has them"] if left else []
     counted, rows_of_all = found.get("counted_rows"), found.get("count")
     if counted != rows_of_all:
-        more.append(f"{many} are counted on {counted:,} of {rows_of_all:,} {counted_as}: owners of few rows count none")
+        more.append(
+            f"{many} are counted on {counted:,} of {rows_of_all:,} {counted_as}: an owner of fewer than {LEAST_ROWS} "
+            "evaluation rows sends no counts, which could tell its labels"
+        )
     return [*(f"  {line}" for line in table_lines(titles, rows)), *more]
 
 

@@ -108,7 +108,10 @@ def test_plain_progress_is_terse() -> None:
     [
         ({"accuracy": 0.5}, "accuracy 0.5000, loss 1.0000 on 7 rows"),
         ({"accuracy": 0.5, "perplexity": 2.5}, "accuracy 0.5000, perplexity 2.5000, loss 1.0000 on 7 tokens"),
-        ({"f1": 0.5, "exact_match": 0.25, "questions": 5}, "f1 0.5000, exact match 0.2500, loss 1.0000 on 7 windows"),
+        (
+            {"f1": 0.5, "exact_match": 0.25, "questions": 5},
+            "loss 1.0000 on 7 windows; f1 0.5000, exact match 0.2500 on 5 questions",
+        ),
     ],
 )
 def test_evaluation_line_names_what_the_loss_is_a_mean_of(figures: dict[str, Any], words: str) -> None:
