@@ -222,7 +222,7 @@ def _facts(run: SavedRun, library: tuple[str, object]) -> list[tuple[str, object
         ("data owners", len(plan.course.owners)),
         ("users", run.whose),
         ("hosts", len(plan.placement.slices)),
-        ("wall time", format_seconds(run.report["wall_s"]) if "wall_s" in run.report else ""),
+        ("whole run took", format_seconds(run.report["wall_s"]) if "wall_s" in run.report else ""),
         ("RingTune", run.report.get("version", "")),
         library,
     ]

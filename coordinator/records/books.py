@@ -269,12 +269,12 @@ class RunBooks:
                 self._emit(control_pb2.RunEvent(metrics_json=json.dumps(self.ledger.stopped(step, evaluations))))
             case rounds.LogEvaluation(step, values, is_best):
                 line = self.ledger.evaluation_done(step, dict(values), is_best=is_best)
-                if (risen := line.get("risen")) and not self._has_risen and step < self._plan.course.num_steps:
-                    self._has_risen = True
-                    self._emit(control_pb2.RunEvent(note=risen))
                 text = json.dumps(line)
                 self._emit(control_pb2.RunEvent(step_json=text))
                 self._emit(control_pb2.RunEvent(metrics_json=text))
+                if (risen := line.get("risen")) and not self._has_risen and step < self._plan.course.num_steps:
+                    self._has_risen = True
+                    self._emit(control_pb2.RunEvent(note=risen))
 
     def _show_activity(self, turn: Turn) -> None:
         if self.onlooker is not None:

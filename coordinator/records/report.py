@@ -110,6 +110,8 @@ class RunLedger:
         self._job = job
         self._last_end_unix_s = 0.0
         self._steps: dict[int, _Step] = {}
+        self._other_ends_unix_s: dict[int, float] = {}
+        self._steps_s = 0.0
         self._decisions: list[dict[str, Any]] = []
         self._traffic: dict[int, _LinkBytes] = defaultdict(_LinkBytes)
         self._links: dict[str, int] = defaultdict(int)
@@ -187,6 +189,8 @@ class RunLedger:
             self._steps[seq] = _Step(line, ended_unix_s)
             self._steps_done += 1
             self._last.take(line)
+        else:
+            self._other_ends_unix_s[seq] = ended_unix_s
         return {"seq": seq, "num_steps": self._plan.course.num_steps, **line}
 
     def line_of(self, turn: Turn, seq: int, step: int, depth: int, values: Mapping[str, float]) -> dict[str, Any]:
@@ -269,11 +273,14 @@ class RunLedger:
         for seq in range(turn.first_seq, turn.end_seq):
             traffic = self._traffic.pop(seq, _LinkBytes())
             step = self._steps.pop(seq, None)
-            if step is None:
+            if step is None:  # the time of an evaluation is none of the step after it
+                ended_unix_s = self._other_ends_unix_s.pop(seq, self._last_end_unix_s)
+                self._last_end_unix_s = max(self._last_end_unix_s, ended_unix_s)
                 continue
             # what nodes know of this clock may be some milliseconds off; a step never takes less than nothing
             seconds = max(0.0, step.ended_unix_s - self._last_end_unix_s)
             self._last_end_unix_s = step.ended_unix_s
+            self._steps_s += seconds
             self._note_loss(step.line["loss"])
             lines.append(
                 {
@@ -345,8 +352,10 @@ class RunLedger:
             best: what is known of the evaluations of a run whose result is that of the best one; else None.
 
         Returns:
-            ``eval`` has the figures of the result and its step; of a best result that an earlier part of the run had,
-            those of the last evaluation.
+            ``steps_s`` are the seconds of the steps alone, ``phases_s.training`` those with evaluations, checkpoints,
+            moves and waits between them, and ``wall_s`` the whole run with joining, measuring, planning and
+            collecting. ``eval`` has the figures of the result and its step; where an earlier part of the run had the
+            best result, those of the last evaluation.
         """
         judged = self._best if best is not None and self._best.get("step") == best.best_step else self._final
         left_out = {"is_best", "risen", *(() if self._plan.course.num_steps else ("step",))}
@@ -359,6 +368,7 @@ class RunLedger:
             "steps": self._steps_done,
             "unfreeze_at": list(unfreeze_at),
             "training": training_facts(self._plan.course) if self._plan.course.num_steps else None,
+            "steps_s": round(self._steps_s, 6),
             "predicted_steps_s": predicted_steps_s,
             "operations": operations,
             **offload_facts(self._plan, steps=int(self._last.line.get("step", 0))),

@@ -93,7 +93,8 @@ def write_run(folder: Path, *, slower: float = 1.0, plan: Plan = PLAN, tables: S
     )
     (folder / "trace.json").write_text(text.begin() + spans + text.end())
     links = {f"{link.source}>{link.target}": link.sent_bytes for link in real.links}
-    (folder / "report.json").write_text(json.dumps({"wall_s": 1.0, "steps": plan.course.num_steps, "links": links}))
+    report = {"wall_s": 1.0, "steps": plan.course.num_steps, "steps_s": real.train_s, "links": links}
+    (folder / "report.json").write_text(json.dumps(report))
     if tables:
         write_json(folder / "operations.json", tables_to_json(tables))
     return real

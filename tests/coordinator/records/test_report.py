@@ -59,6 +59,23 @@ def test_ledger_lines_have_bytes_and_seconds() -> None:
     assert second["bytes"] == {}
 
 
+def test_seconds_of_steps_have_no_evaluation_in_them() -> None:
+    """A step that begins after an evaluation is timed from its end, as the simulator does; the report adds them up."""
+    books, turn = ledger(), TURNS[0]
+    step(books, turn, 0, 0.5, 101.0)
+    step(books, turn, 1, 0.5, 102.0)
+    books.turn_done(turn)
+    at = turn.end_seq
+    judging = dataclasses.replace(turn, kind=StepKind.EVALUATE, index=1, first_seq=at, num_items=2)
+    for index, ended_unix_s in enumerate((105.0, 112.0)):
+        books.step_done(judging, at + index, turn.end_step, 1, {"loss_sum": 1.0, "count": 4.0}, ended_unix_s)
+    assert books.turn_done(judging) == []
+    after = dataclasses.replace(TURNS[1], first_seq=at + 2)
+    step(books, after, 0, 0.5, 112.5)
+    assert [line["seconds"] for line in books.turn_done(after)] == [0.5]
+    assert books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})["steps_s"] == 2.5
+
+
 def test_ledger_never_counts_negative_seconds() -> None:
     """Another owner's clock may be behind; its first step then takes no time."""
     books, turn = ledger(), TURNS[0]
