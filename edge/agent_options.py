@@ -46,6 +46,7 @@ class AgentOptions:
         join_s: how long to try to reach the coordinator, seconds.
         trust: folder of this node's identity; None = it speaks plain text.
         is_guest: take part in nothing but the evaluation of the own rows.
+        own_coordinator: the owner of the rows runs the coordinator too, so that evaluations hide no counts from it.
         kept: how much of finished runs stays in ``state``.
         metrics: ``host:port`` for figures for Prometheus; empty = none.
         metrics_token: file with their token; None = a new one.
@@ -69,6 +70,7 @@ class AgentOptions:
     join_s: float = 30.0
     trust: Path | None = None
     is_guest: bool = False
+    own_coordinator: bool = False
     kept: Kept = KEPT
     metrics: str = ""
     metrics_token: Path | None = None

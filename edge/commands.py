@@ -92,6 +92,14 @@ def node(
     guest: Annotated[
         bool, typer.Option("--guest", help="Join for the evaluation of this node's rows only ('ringtune eval' does).")
     ] = False,
+    own_coordinator: Annotated[
+        bool,
+        typer.Option(
+            "--own-coordinator",
+            help="The owner of the rows runs the coordinator too (local runs): every evaluation may count classes, of "
+            "however few rows.",
+        ),
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Start an agent: it joins the coordinator, hosts a slice of the model, and stays for run after run.
@@ -147,6 +155,7 @@ def node(
         watch_parent=watch_parent,
         join_s=join_s,
         is_guest=guest,
+        own_coordinator=own_coordinator,
         kept=Kept(days=keep_days, size_bytes=parse_bytes(keep_size)),
         metrics=metrics,
         metrics_token=web_token,

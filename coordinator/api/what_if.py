@@ -34,7 +34,7 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """Wall time after over wall time before: 0.5 is half of the time."""
+        """Time of training after over that before: 0.5 is half of the time."""
         return self.after.prediction.wall_s / self.before.prediction.wall_s
 
     def to_json(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def what_if(
     sweep: Mapping[str, Sequence[object] | str] | None = None,
     jobs: int = -1,
 ) -> Comparison:
-    """Predict what a change of nodes, links or plan does to wall time, idle shares and memory.
+    """Predict what a change of nodes, links or plan does to the time of training, idle shares and memory.
 
     Example: ``print(ringtune.what_if(run, {"node-1.compute": 0.5, "microbatches": 8}))``.
 

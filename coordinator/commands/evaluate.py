@@ -41,10 +41,10 @@ def evaluate(
     import json as json_module
 
     from coordinator.export.users import adapter_of, require_user
+    from coordinator.records.evaluation_text import figure, rows_of
     from coordinator.run_folder.saved_run import read_run
     from coordinator.screen.class_text import class_lines
     from coordinator.screen.progress import Progress
-    from coordinator.screen.progress_lines import figure
     from coordinator.submit.evaluation import evaluate_alone, evaluate_on_ring, rows_to_evaluate
 
     if coordinator and data is None:
@@ -71,7 +71,9 @@ def evaluate(
     for name, value in found.items():
         if isinstance(value, dict):
             continue
-        typer.echo(f"{name}: {figure(value) if isinstance(value, float) or value is None else value}")
+        counted = rows_of(found, name)
+        of = f" (on {counted})" if counted != rows_of(found, "loss") else ""
+        typer.echo(f"{name}: {figure(value) if isinstance(value, float) or value is None else value}{of}")
     for line in class_lines(found):
         typer.echo(line)
 

@@ -26,7 +26,7 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Random seed for sampling recorded times if the plan was changed.")] = 0,
     json: options.Json = False,
 ) -> None:
-    """Predict wall time, idle shares, bytes and memory of a plan from measured times.
+    """Predict the time of training, idle shares, bytes and memory of a plan from measured times.
 
     With the folder of a finished run, what it really took stands beside.
     """

@@ -57,7 +57,7 @@ def what_if(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the sweep as .png or .svg.")] = None,
     json: options.Json = False,
 ) -> None:
-    """Predict what a change of nodes, links or plan does to wall time, idle shares and memory.
+    """Predict what a change of nodes, links or plan does to the time of training, idle shares and memory.
 
     A sweep shows on a terminal how far it is; Ctrl-C ends it, and what is done is printed and written.
     """
@@ -176,7 +176,7 @@ def _sweep(
     if plot is not None:
         course = question.plan.course
         title = (
-            f"{course.method.name}, {course.num_blocks} blocks, {len(question.plan.nodes)} nodes: predicted wall time"
+            f"{course.method.name}, {course.num_blocks} blocks, {len(question.plan.nodes)} nodes: predicted training"
         )
         write_plot(plot, axes, before.prediction.wall_s, found, title=title)
     if is_stopped:

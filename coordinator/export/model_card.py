@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from coordinator.records.evaluation_text import rows_of
 from coordinator.run_folder.saved_run import SavedRun
 from ringtune.models.adapters.adapter_config import auxiliary_of, library_config
 from ringtune.models.family import REGRESSION
@@ -221,7 +222,7 @@ def _facts(run: SavedRun, library: tuple[str, object]) -> list[tuple[str, object
         ("data owners", len(plan.course.owners)),
         ("users", run.whose),
         ("hosts", len(plan.placement.slices)),
-        ("wall time", format_seconds(run.report["wall_s"]) if "wall_s" in run.report else ""),
+        ("whole run took", format_seconds(run.report["wall_s"]) if "wall_s" in run.report else ""),
         ("RingTune", run.report.get("version", "")),
         library,
     ]
@@ -249,7 +250,11 @@ def _figures(run: SavedRun) -> str:
     if not found.get("count"):
         return "It was not evaluated while it was trained."
     plain = {name: value for name, value in found.items() if not isinstance(value, dict)}
-    rows = [(name, "-" if value is None else value) for name, value in sorted(plain.items())]
+    of_all = rows_of(found, "loss")
+    rows = [
+        (name if (of := rows_of(found, name)) == of_all else f"{name} on {of}", "-" if value is None else value)
+        for name, value in sorted(plain.items())
+    ]
     return _table(("on the owners' evaluation rows", ""), rows)
 
 

@@ -26,6 +26,7 @@ _PASSES = 4.0
 _LEAST_STEPS, _MOST_STEPS = 80, 600
 _WIDE = 1024
 _HELD_OUT = 0.1
+_EVALUATIONS = 8
 _LEAST_ROWS_TO_HOLD_OUT = 20
 
 
@@ -76,6 +77,10 @@ def choose_settings(seen: Seen, length: str) -> dict[str, Chosen]:
     found["unfreeze.every_steps"] = Chosen(every, f"all {seen.blocks} blocks train after half of the steps")
     if not seen.has_eval and seen.rows >= _LEAST_ROWS_TO_HOLD_OUT:
         found["data.held_out"] = Chosen(_HELD_OUT, "there is no file of rows to evaluate on")
+    if seen.has_eval or "data.held_out" in found:
+        between = max(10, steps // (10 * _EVALUATIONS) * 10)
+        found["train.eval_every"] = Chosen(between, f"{steps // between} evaluations show whether it still learns")
+        found["train.keep_best"] = Chosen(True, "the result is that of the evaluation with the lowest loss")
     return found
 
 

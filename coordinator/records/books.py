@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from coordinator.records.activity import Activity
+from coordinator.records.evaluation_text import stop_text
 from coordinator.records.events import EventSink
 from coordinator.records.file_events import GrowingFile
 from coordinator.records.operations_ledger import OperationsLedger
 from coordinator.records.report import NodeTotals, RunLedger
 from coordinator.records.step_lines import fetched_line, fetched_text, recovery_line, replan_line
-from coordinator.records.stop_text import stop_text
 from coordinator.records.trace_file import TraceText
 from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.measured.pace import PaceWatch
@@ -87,12 +87,13 @@ class RunBooks:
             plan.course, profile, recompute=plan.placement.recompute, skipped_items=skipped_items
         )
         self._operations = OperationsLedger(plan, profile)
-        self.ledger = RunLedger(plan, job.train, epoch=(part or plan).placement.epoch if plan.moves else None)
+        self.ledger = RunLedger(plan, job, epoch=(part or plan).placement.epoch if plan.moves else None)
         self.pace: PaceWatch | None = None
         self.onlooker: EventSink | None = None
         self._activity = Activity()
         self.end_seq = self.end_step = 0
         self._left_out = Repeats()
+        self._has_risen = False
         self._comers: tuple[str, ...] = ()  # before the trace was begun
 
     @property
@@ -267,9 +268,13 @@ class RunBooks:
                 )
                 self._emit(control_pb2.RunEvent(metrics_json=json.dumps(self.ledger.stopped(step, evaluations))))
             case rounds.LogEvaluation(step, values, is_best):
-                text = json.dumps(self.ledger.evaluation_done(step, dict(values), is_best=is_best))
+                line = self.ledger.evaluation_done(step, dict(values), is_best=is_best)
+                text = json.dumps(line)
                 self._emit(control_pb2.RunEvent(step_json=text))
                 self._emit(control_pb2.RunEvent(metrics_json=text))
+                if (risen := line.get("risen")) and not self._has_risen and step < self._plan.course.num_steps:
+                    self._has_risen = True
+                    self._emit(control_pb2.RunEvent(note=risen))
 
     def _show_activity(self, turn: Turn) -> None:
         if self.onlooker is not None:

@@ -8,11 +8,13 @@ bytes of finished turns are forgotten, so that memory does not grow with the run
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.records.evaluation_text import rise_text
 from coordinator.records.figures import figures, mean
 from coordinator.records.offload_facts import ParcelBytes, offload_facts
 from coordinator.records.step_lines import LastStep, shown
@@ -20,7 +22,7 @@ from coordinator.records.training_facts import training_facts
 from ringtune import __version__
 from ringtune.engine.spans import Span
 from ringtune.errors import IntegrityError
-from ringtune.jobs.job import Train
+from ringtune.jobs.job import Job
 from ringtune.jobs.parts.learning_rate import learning_rate
 from ringtune.rounds.events.move_events import LogMove
 from ringtune.rpc.codecs.report_checks import total_of
@@ -29,13 +31,14 @@ from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT, pat
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import SlicePolicy
-from ringtune.schedule.turns.early_stop import Evaluations
+from ringtune.schedule.turns.early_stop import NONE_DONE, Evaluations
 from ringtune.schedule.turns.turns import StepKind, Turn
 from ringtune.schedule.turns.versions import ever_trained
 from ringtune.schedule.units import units_text
 
 REPORT_SCHEMA = 1
 _CACHE_COUNTS = ("cache_reads", "cache_read_bytes")
+_TABLES = ("classes", "confusion", "entity_types")
 _CACHE_MOST = "cache_most_kept_bytes"
 
 
@@ -93,25 +96,30 @@ class RunLedger:
 
     Args:
         plan: of the run.
-        train: of the job, for the learning rate.
+        job: of the run.
         epoch: of the placement with which it begins; None = it stays on one.
 
     Attributes:
         epoch: of the placement that holds; None = the run stays on one.
     """
 
-    def __init__(self, plan: Plan, train: Train, *, epoch: int | None = None) -> None:
+    def __init__(self, plan: Plan, job: Job, *, epoch: int | None = None) -> None:
         self._plan = plan
         self.epoch = epoch
         self._moves: list[dict[str, Any]] = []
-        self._train = train
+        self._job = job
         self._last_end_unix_s = 0.0
         self._steps: dict[int, _Step] = {}
+        self._other_ends_unix_s: dict[int, float] = {}
+        self._steps_s = 0.0
         self._decisions: list[dict[str, Any]] = []
         self._traffic: dict[int, _LinkBytes] = defaultdict(_LinkBytes)
         self._links: dict[str, int] = defaultdict(int)
         self._parcels = ParcelBytes()
         self._evaluations: list[dict[str, Any]] = []
+        self._known = NONE_DONE
+        self._final: dict[str, Any] = {"rows": 0, "count": 0, "loss": None, "accuracy": None}
+        self._best: dict[str, Any] = {}
         self._stop: dict[str, Any] = {}
         self._losses: list[float] = []
         self._first_loss: float | None = None
@@ -181,6 +189,8 @@ class RunLedger:
             self._steps[seq] = _Step(line, ended_unix_s)
             self._steps_done += 1
             self._last.take(line)
+        else:
+            self._other_ends_unix_s[seq] = ended_unix_s
         return {"seq": seq, "num_steps": self._plan.course.num_steps, **line}
 
     def line_of(self, turn: Turn, seq: int, step: int, depth: int, values: Mapping[str, float]) -> dict[str, Any]:
@@ -202,7 +212,7 @@ class RunLedger:
             return line | {"batch": shown(seq - turn.first_seq), "batches": turn.num_items}
         if course.method.full_parameters:
             line["trains"] = units_text(course.method.trained(course, step))
-        return line | {"lr": learning_rate(self._train, *course.method.rate_at(course, step))}
+        return line | {"lr": learning_rate(self._job.train, *course.method.rate_at(course, step))}
 
     def unfrozen(self, step: int, depth: int) -> dict[str, Any]:
         """Note that the run has decided to train ``depth`` blocks from ``step`` on.
@@ -263,11 +273,14 @@ class RunLedger:
         for seq in range(turn.first_seq, turn.end_seq):
             traffic = self._traffic.pop(seq, _LinkBytes())
             step = self._steps.pop(seq, None)
-            if step is None:
+            if step is None:  # the time of an evaluation is none of the step after it
+                ended_unix_s = self._other_ends_unix_s.pop(seq, self._last_end_unix_s)
+                self._last_end_unix_s = max(self._last_end_unix_s, ended_unix_s)
                 continue
             # what nodes know of this clock may be some milliseconds off; a step never takes less than nothing
             seconds = max(0.0, step.ended_unix_s - self._last_end_unix_s)
             self._last_end_unix_s = step.ended_unix_s
+            self._steps_s += seconds
             self._note_loss(step.line["loss"])
             lines.append(
                 {
@@ -290,14 +303,22 @@ class RunLedger:
         """Note an evaluation, whose sums are over all owners; and whether it is the best one, where that is kept.
 
         Returns:
-            Its line of metrics.jsonl; without ``kind`` it is its entry in the report.
+            Its line of metrics.jsonl; without ``kind`` it is its entry in the report. Tables of classes are in that of
+            the last step only; ``risen`` says that the loss rises.
         """
         rows = sum(owner.eval_rows for owner in self._plan.course.owners)
         entry: dict[str, Any] = {"step": step, "rows": rows, "count": int(values.get("count", 0.0))}
         entry |= figures(values, self._plan.course.labels, self._plan.course.max_length)
         entry |= {} if is_best is None else {"is_best": is_best}
-        self._evaluations.append(entry)
-        return {"kind": "evaluation", **entry}
+        is_last = step >= self._plan.course.num_steps
+        loss = entry["loss"]
+        self._known = self._known.after(step, math.nan if loss is None else loss)
+        if risen := rise_text(self._job, self._known, loss, is_last=is_last):
+            entry["risen"] = risen
+        self._final, self._best = entry, entry if is_best else self._best
+        short = {name: value for name, value in entry.items() if is_last or name not in _TABLES}
+        self._evaluations.append(short)
+        return {"kind": "evaluation", **short}
 
     def stopped(self, step: int, evaluations: Evaluations) -> dict[str, Any]:
         """Note that the run ends early; its line of metrics.jsonl, without ``kind``, stands in the report."""
@@ -316,6 +337,7 @@ class RunLedger:
         unfreeze_at: Sequence[int] = (),
         predicted_steps_s: float | None = None,
         operations: Mapping[str, Any] | None = None,
+        best: Evaluations | None = None,
     ) -> dict[str, Any]:
         """Return the content of report.json.
 
@@ -327,8 +349,16 @@ class RunLedger:
             unfreeze_at: the steps at which one more block began to train.
             predicted_steps_s: what the planner expected all steps of the run to take; None = it did not say.
             operations: what they left to be done, and what they saved; None where everything was full.
+            best: what is known of the evaluations of a run whose result is that of the best one; else None.
+
+        Returns:
+            ``steps_s`` are the seconds of the steps alone, ``phases_s.training`` those with evaluations, checkpoints,
+            moves and waits between them, and ``wall_s`` the whole run with joining, measuring, planning and
+            collecting. ``eval`` has the figures of the result and its step; where an earlier part of the run had the
+            best result, those of the last evaluation.
         """
-        final = self._evaluations[-1] if self._evaluations else {"rows": 0, "count": 0, "loss": None, "accuracy": None}
+        judged = self._best if best is not None and self._best.get("step") == best.best_step else self._final
+        left_out = {"is_best", "risen", *(() if self._plan.course.num_steps else ("step",))}
         return {
             "schema": REPORT_SCHEMA,
             "run_id": run_id,
@@ -338,6 +368,7 @@ class RunLedger:
             "steps": self._steps_done,
             "unfreeze_at": list(unfreeze_at),
             "training": training_facts(self._plan.course) if self._plan.course.num_steps else None,
+            "steps_s": round(self._steps_s, 6),
             "predicted_steps_s": predicted_steps_s,
             "operations": operations,
             **offload_facts(self._plan, steps=int(self._last.line.get("step", 0))),
@@ -349,7 +380,9 @@ class RunLedger:
                 "mean_loss": sum(self._losses) / len(self._losses) if self._losses else None,
                 "mean_steps": len(self._losses),
             },
-            "eval": {key: value for key, value in final.items() if key != "step"},
+            "eval": {key: value for key, value in judged.items() if key not in left_out},
+            **({"best": {"step": best.best_step, "loss": best.best}} if best is not None else {}),
+            **({"risen": self._final["risen"]} if self._final.get("risen") else {}),
             "evaluations": self._evaluations,
             **({"stopped": self._stop} if self._stop else {}),
             **({"moves": self._moves} if self.epoch is not None else {}),

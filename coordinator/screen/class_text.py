@@ -49,8 +49,8 @@ def _class_table(found: Mapping[str, Any]) -> list[str]:
     counted, rows_of_all = found.get("counted_rows"), found.get("count")
     if counted != rows_of_all:
         more.append(
-            f"{many} are counted on {counted:,} of {rows_of_all:,} {counted_as}: owners with fewer than {LEAST_ROWS} "
-            "evaluation rows are left out, for privacy"
+            f"{many} are counted on {counted:,} of {rows_of_all:,} {counted_as}: an owner of fewer than {LEAST_ROWS} "
+            "evaluation rows sends no counts, which could tell its labels"
         )
     return [*(f"  {line}" for line in table_lines(titles, rows)), *more]
 

@@ -66,5 +66,5 @@ class SpokenRun:
                 self._say(f"{self._name} {'' if stopped else 'failed: '}{event.failure.message}; {self._so_far()}")
 
     def _so_far(self) -> str:
-        steps = f"{self._steps} steps in " if self._what == "run" else ""
+        steps = f"{self._steps} steps, whole run " if self._what == "run" else ""
         return f"{steps}{format_seconds(self._clock() - self._started_s)}"

@@ -12,11 +12,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.records.evaluation_text import figure
 from coordinator.records.step_lines import STEP_KIND, LastStep
 from coordinator.screen.planned.helpers_text import helper_lines
 from coordinator.screen.planned.training_text import training_lines
 from coordinator.screen.progress import SpokenProgress
-from coordinator.screen.progress_lines import figure, trained_text
+from coordinator.screen.progress_lines import trained_text
 from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan

@@ -40,7 +40,7 @@ def prediction_lines(plan: Plan, found: Prediction, measured: MeasuredRun | None
     lines = [
         f"{course.method.name}, {course.num_blocks} blocks on {len(plan.nodes)} nodes, {found.num_steps} steps of "
         f"{course.batch_size} rows in {course.microbatches} micro-batches, digest {plan.digest[:12]}",
-        f"wall time {format_seconds(found.wall_s)}: {format_seconds(found.train_s)} of steps, {moves}"
+        f"predicted training {format_seconds(found.wall_s)}: {format_seconds(found.train_s)} of steps, {moves}"
         f"{format_seconds(found.evaluation_s)} of {besides}; "
         f"hosts idle {share_text(found.bubble_share)} of it; {found.num_actions:,} actions",
     ]
@@ -49,13 +49,20 @@ def prediction_lines(plan: Plan, found: Prediction, measured: MeasuredRun | None
     if gathers_scores(course):
         lines.append("the run chooses its operations by scores; predicted are as many of each kind, evenly spread")
     if measured is not None:
-        real = measured_json(measured, found.wall_s)
         if measured.stayed:
             placements = f"{len(measured.stayed)} placement{'s' * (len(measured.stayed) > 1)}"
             lines.append(f"left out: {placements} to which the run failed to move")
+        real = measured_json(measured, found)
         again = f" (resumed, {real['steps']} steps)" if measured.start else ""
-        error = f"{100 * real['error_share']:+.1f} %" if real["error_share"] is not None else "unknown"
-        lines.append(f"measured {format_seconds(real['wall_s'])}{again}: the prediction is off by {error}")
+        parts = "" if real["steps_s"] is None else f": {format_seconds(real['steps_s'])} of steps"
+        errors = [
+            f"{100 * share:+.1f} %{of}"
+            for share, of in ((real["error_share"], ""), (real["steps_error_share"], " of the steps"))
+            if share is not None
+        ]
+        off = f"; the prediction is off by {', '.join(errors)}" if errors else ""
+        lines.append(f"measured training {format_seconds(real['wall_s'])}{parts}{again}{off}")
+        lines.append("(training: from the first action to the last one, without joining, measuring and collecting)")
     return [*lines, "", *_nodes(found, measured), *_links(found, measured), *_depths(found)]
 
 
@@ -117,7 +124,7 @@ def prediction_json(plan: Plan, found: Prediction, measured: MeasuredRun | None 
     """Return a prediction as a JSON object, with ``measured`` if there is a real run."""
     value: dict[str, Any] = {"plan_digest": plan.digest, "method": plan.course.method.name, **found.to_json()}
     if measured is not None:
-        value["measured"] = measured_json(measured, found.wall_s)
+        value["measured"] = measured_json(measured, found)
     return value
 
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from coordinator.records.evaluation_text import figure, figures_text
 from coordinator.screen.class_text import class_lines
 from coordinator.screen.planned.operations_text import saved_lines
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import NONE
-
-_TASK_FIGURES = (
-    *("accuracy", "macro_f1", "entity_f1", "mse", "mae", "pearson", "spearman"),
-    *("perplexity", "f1", "exact_match"),
-)
 
 
 def plan_lines(plan: Plan, memory_bytes: Mapping[str, int]) -> list[str]:
@@ -28,11 +24,6 @@ def plan_lines(plan: Plan, memory_bytes: Mapping[str, int]) -> list[str]:
         needs = f", needs {format_bytes(memory_bytes[node])}" if node in memory_bytes else ""
         lines.append(f"  {node:<{width}}  {hosts}{owns}{needs}")
     return lines
-
-
-def figure(value: float | None) -> str:
-    """Write a loss or accuracy with four decimals: 0.5 is ``0.5000``; None is ``-``."""
-    return "-" if value is None else f"{value:.4f}"
 
 
 def step_line(step: Mapping[str, Any]) -> str:
@@ -79,27 +70,26 @@ def evaluation_line(entry: Mapping[str, Any]) -> str:
     """Describe an evaluation."""
     if not entry["count"]:
         return f"evaluation after {entry['step']} steps: no rows"
-    return f"evaluation after {entry['step']} steps: {_evaluation(entry)}"
+    return f"evaluation after {entry['step']} steps: {figures_text(entry)}"
 
 
-def _evaluation(entry: Mapping[str, Any]) -> str:
-    """Describe the figures that the task has, e.g. accuracy, perplexity, F1, and the loss."""
-    names = [name for name in _TASK_FIGURES if entry.get(name) is not None]
-    figures = "".join(f"{name.replace('_', ' ')} {figure(entry[name])}, " for name in names)
-    return f"{figures}loss {figure(entry['loss'])} on {entry['count']} {_counted(entry)}"
+def _times(report: Mapping[str, Any]) -> list[str]:
+    """Write the seconds of the steps, of training and of the whole run, each with what it contains.
 
-
-def _counted(entry: Mapping[str, Any]) -> str:
-    """Name what the loss is a mean over: tokens of a language model, words with tags, windows of questions, else rows.
-
-    Example: ``words (12 more are cut, or have no token)``.
+    Example: ``80 steps in 12.1 s (predicted 8.1 s), loss of the last one 0.6885``, and below it ``training with
+    evaluations and checkpoints 15.6 s, whole run with joining, measuring and collecting 25.8 s``.
     """
-    if "words" in entry:
-        cut = entry.get("cut_words")
-        return f"words ({cut:,} more are cut, or have no token)" if cut else "words"
-    if entry.get("perplexity") is not None:
-        return f"tokens, rows cut at {entry['max_length']}" if entry.get("max_length") else "tokens"
-    return "windows" if entry.get("questions") else "rows"
+    whole, training = format_seconds(report["wall_s"]), report.get("phases_s", {}).get("training")
+    steps, loss = f"{report['steps']} steps", _last_loss(report.get("train", {}))
+    if report.get("steps_s") is None or training is None:  # a report of an older version
+        return [f"{steps}, whole run {whole}{loss}"]
+    predicted = report.get("predicted_steps_s")
+    thought = f" (predicted {format_seconds(predicted)})" if predicted is not None else ""
+    return [
+        f"{steps} in {format_seconds(report['steps_s'])}{thought}{loss}",
+        f"training with evaluations and checkpoints {format_seconds(training)}, whole run with joining, measuring and "
+        f"collecting {whole}",
+    ]
 
 
 def _last_loss(train: Mapping[str, Any]) -> str:
@@ -112,7 +102,7 @@ def _last_loss(train: Mapping[str, Any]) -> str:
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
     """Describe the totals of a run: all steps, each node, and the last evaluation."""
-    lines = [f"{report['steps']} steps in {format_seconds(report['wall_s'])}{_last_loss(report.get('train', {}))}"]
+    lines = _times(report)
     width = max((len(node) for node in report["nodes"]), default=0)
     for node, totals in report["nodes"].items():
         busy, peak = format_seconds(totals["busy_s"]), format_bytes(totals["peak_rss_bytes"])
@@ -125,9 +115,20 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
     if report["nodes"]:
         lines.append("  (needs: what the plan reserved; whole process: its peak, with the libraries that it loads)")
     lines += saved_lines(report.get("operations"))
-    if report["eval"]["count"]:
-        lines.append(_evaluation(report["eval"]))
-        lines += class_lines(report["eval"])
-    if best := report.get("best"):
+    return [*lines, *_result_lines(report)]
+
+
+def _result_lines(report: Mapping[str, Any]) -> list[str]:
+    """Describe how good the result is, of which step it is, and whether the loss had begun to rise."""
+    found, best = report["eval"], report.get("best")
+    lines = [figures_text(found), *class_lines(found)] if found["count"] else []
+    if best and found.get("step") == best["step"]:
+        lines[:1] = [f"the result is that of step {best['step']}, the best evaluation: {lines[0]}"]
+    elif best:  # its figures are known to an earlier part of the run, which this one resumes
         lines.append(f"the result is that of step {best['step']}, the best evaluation: loss {figure(best['loss'])}")
+    last = (report.get("evaluations") or [found])[-1]
+    if "macro_f1" in last and "macro_f1" not in found:
+        lines.append("classes were counted after the last step only, not for this result; ringtune eval counts them")
+    if report.get("risen"):
+        lines.append(report["risen"])
     return lines

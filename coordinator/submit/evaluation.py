@@ -16,7 +16,7 @@ from coordinator.run_folder.saved_run import SavedRun, evaluation_job
 from coordinator.screen.progress import Progress
 from coordinator.server.server import CoordinatorServer
 from coordinator.submit.client import Client
-from coordinator.submit.local.local_nodes import LocalNodes, LocalSetup
+from coordinator.submit.local.local_nodes import OWN_COORDINATOR, LocalNodes, LocalSetup
 from coordinator.submit.outcome import Outcome
 from ringtune.errors import BusyError, DataError, DeadlineError, IntegrityError, RingTuneError, UsageError
 from ringtune.files.durable import write_durably
@@ -68,7 +68,7 @@ def evaluate_alone(
     job = evaluation_job(run, data, model=model)
     with CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s) as server:
         try:
-            return _evaluate(run, job, server.address, progress=progress, join_s=join_s)
+            return _evaluate(run, job, server.address, progress=progress, join_s=join_s, options=[OWN_COORDINATOR])
         finally:
             server.coordinator.stop("the evaluation is over", _STOP_S)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+from coordinator.records.evaluation_text import figures_text
 from coordinator.records.step_lines import shown
 from ringtune.quantities import format_seconds
 
@@ -30,7 +31,8 @@ def metrics_event(line: Mapping[str, Any]) -> EventLine | None:
             return EventLine("unfreeze", f"from step {shown(int(line['step']))} on {line['depth']} blocks train")
         case "evaluation":
             best = " (the best so far)" if line.get("is_best") else ""
-            return EventLine("evaluation", f"evaluated after step {line['step']}: {_figures(line)}{best}")
+            told = figures_text(line) if line.get("count") else "no rows"
+            return EventLine("evaluation", f"evaluated after step {line['step']}: {told}{best}")
         case "stop":
             told = f"ends early after step {line['step']}: no better loss since step {line.get('best_step')}"
             return EventLine("note", told)
@@ -43,14 +45,6 @@ def metrics_event(line: Mapping[str, Any]) -> EventLine | None:
         case "operations":
             return EventLine("note", f"another operation table holds from step {shown(int(line['step']))} on")
     return None
-
-
-_FIGURES: Final = ("loss", "accuracy", "entity_f1", "mae", "pearson", "spearman")
-
-
-def _figures(line: Mapping[str, Any]) -> str:
-    found = [f"{name} {value:.4f}" for name in _FIGURES if isinstance(value := line.get(name), int | float)]
-    return ", ".join(found) or "no figures"
 
 
 def _move(line: Mapping[str, Any]) -> str:

@@ -89,14 +89,7 @@ def _seconds(asked: WhatIf, steps: int, changes: Sequence[str], prefix: str) -> 
     short = () if steps == asked.plan.course.num_steps else (f"num_steps={steps}",)
     before = _base(asked, short)
     after = asked.after([*short, *changes]) if changes else before
-    return {f"{prefix}before_s": _until_last_step_s(before), f"{prefix}after_s": _until_last_step_s(after)}
-
-
-def _until_last_step_s(found: PredictedPlan) -> float:
-    """Seconds until the last step is done, as steps are measured: with the evaluations before it, without the last."""
-    course, prediction = found.plan.course, found.prediction
-    before = (course.num_steps - 1) // course.eval_every if course.eval_every else 0
-    return prediction.train_s + prediction.evaluation_s * before / (before + 1)
+    return {f"{prefix}before_s": before.prediction.train_s, f"{prefix}after_s": after.prediction.train_s}
 
 
 @functools.lru_cache(maxsize=8)

@@ -24,6 +24,7 @@ from ringtune.schedule.plan_0_1 import read_any_plan
 from ringtune.schedule.spreading.expected import expected_table
 from ringtune.schedule.turns.turns import StartPoint, holder_after
 from sim.limits import recorded_shape
+from sim.prediction import Prediction
 from sim.recorded import Recording, read_trace
 
 _OPTIMIZER, _DTYPE = "adamw", "float32"
@@ -65,6 +66,7 @@ class MeasuredRun:
         unfreeze_at: the steps at which it unfroze, where the plan leaves that to the run; None = the plan says it.
         tables: the operation tables that it chose, where the plan leaves that to the run.
         stayed: epochs of the plan to which the run did not move, because a move failed.
+        steps_s: seconds of its steps alone; None in a report of an older version.
     """
 
     recording: Recording
@@ -73,6 +75,7 @@ class MeasuredRun:
     unfreeze_at: tuple[int, ...] | None = None
     tables: tuple[GivenTable, ...] = ()
     stayed: tuple[int, ...] = ()
+    steps_s: float | None = None
 
 
 def read_inputs(plan: Path, profile: Path | None) -> Inputs:
@@ -234,6 +237,7 @@ def read_measured(inputs: Inputs) -> MeasuredRun | None:
     tables = TablesFile(inputs.run).read() if inputs.plan.course.choice is not None else ()
     return MeasuredRun(
         recording=recording,
+        steps_s=_seconds(report, report_file),
         sent_bytes=_sent_bytes(report.get("links", {}), report_file),
         start=_resumed_at(inputs.plan, left_out, tables) if left_out else None,
         unfreeze_at=_unfreeze_at(report, report_file) if inputs.plan.course.decides else None,
@@ -257,6 +261,14 @@ def _unfreeze_at(report: Mapping[str, Any], path: Path) -> tuple[int, ...]:
     return tuple(steps)
 
 
+def _seconds(report: Mapping[str, Any], path: Path) -> float | None:
+    """Seconds of the steps that the report has; None in one of an older version."""
+    steps_s = report.get("steps_s")
+    if steps_s is not None and (isinstance(steps_s, bool) or not isinstance(steps_s, int | float)):
+        raise IntegrityError(f"{path}: steps_s is no number; copy the run's folder again")
+    return steps_s
+
+
 def _sent_bytes(links: object, path: Path) -> dict[tuple[str, str], int]:
     found = {}
     for name, num_bytes in links.items() if isinstance(links, dict) else ():
@@ -277,15 +289,18 @@ def plan_as_run(plan: Plan, measured: MeasuredRun | None) -> Plan:
     return Plan(course, tuple(one for one in plan.placements if one.epoch not in measured.stayed))
 
 
-def measured_json(measured: MeasuredRun, wall_s: float) -> dict[str, Any]:
-    """List the measured wall time, busy seconds, steps and bytes, and the error of the predicted wall time.
+def measured_json(measured: MeasuredRun, predicted: Prediction) -> dict[str, Any]:
+    """List the measured seconds, steps and bytes, and the errors of the predicted seconds.
 
-    Example: predicted 110 s, measured 100 s is an ``error_share`` of 0.1.
+    ``wall_s`` is from the first action to the last one, of the run as of its prediction, ``steps_s`` that of steps
+    alone; None if the run did not tell. Example: predicted 110 s, measured 100 s is an ``error_share`` of 0.1.
     """
-    real_s = measured.recording.wall_s
+    real_s, steps_s = measured.recording.wall_s, measured.steps_s
     return {
         "wall_s": real_s,
-        "error_share": (wall_s - real_s) / real_s if real_s else None,
+        "error_share": predicted.wall_s / real_s - 1 if real_s else None,
+        "steps_s": steps_s,
+        "steps_error_share": predicted.train_s / steps_s - 1 if steps_s else None,
         "busy_s": dict(sorted(measured.recording.busy_s.items())),
         "steps": measured.recording.num_steps,
         "sent_bytes": {f"{source}>{target}": count for (source, target), count in sorted(measured.sent_bytes.items())},

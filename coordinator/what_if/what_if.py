@@ -26,7 +26,7 @@ from sim.prediction import Prediction, predict
 from sim.what_ifs.changes import change_all, change_plan, change_profile, check_rows, plan_value, split_change
 from sim.what_ifs.members import add_node, drop_from_plan, drop_from_profile
 
-_JOB_KEYS = {
+JOB_KEYS = {
     "batch_size": "train.batch_size",
     "microbatches": "train.microbatches",
     "num_steps": "train.max_steps",
@@ -41,6 +41,7 @@ _JOB_KEYS = {
     "offload": "offload.mode",
     "users": "offload.users",
 }
+"""Keys of the plan that may be changed -> the keys of a job that say the same."""
 _WORDS_OF_MODE = (AUTO, OFF)
 
 
@@ -250,9 +251,9 @@ class WhatIf:
                 continue
             number = plan_value(key, value)
             if key == "offload" and value not in _WORDS_OF_MODE:
-                of_job[_JOB_KEYS[key]] = parse_helpers(value, profile.by_name, where="--change offload")
-            elif key in _JOB_KEYS:
-                of_job[_JOB_KEYS[key]] = number
+                of_job[JOB_KEYS[key]] = parse_helpers(value, profile.by_name, where="--change offload")
+            elif key in JOB_KEYS:
+                of_job[JOB_KEYS[key]] = number
             else:
                 of_plan[key] = number
         for name in self.drop:

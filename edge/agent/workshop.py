@@ -165,6 +165,7 @@ def load_data(options: AgentOptions, job: Job, tokenizer_folder: Path) -> OwnerD
         share=index,
         num_owners=count,
         tokenizer_folder=tokenizer_folder,
+        hides_counts=not options.own_coordinator,
     )
 
 

@@ -100,8 +100,13 @@ class Source(Protocol):
 class Summed(Sized, abc.ABC):
     """Examples that are one a row, whose predictions their owner adds up over a whole evaluation.
 
-    Only the sums leave the owner, after the last step, and no sum is of a batch alone.
+    Only the sums leave the owner, and no sum is of a batch alone.
+
+    Attributes:
+        least_rows: of fewer rows in all nothing is told that could say what one of them is.
     """
+
+    least_rows = LEAST_ROWS
 
     @property
     def of_rows(self) -> Sequence[int]:
@@ -120,7 +125,7 @@ class Summed(Sized, abc.ABC):
         if self._open[key][0] < len(self):
             return ()
         del self._open[key]
-        return sums.values(len(self))
+        return sums.values(are_few=len(self) < self.least_rows)
 
     def forget_scores(self) -> None:
         """Drop the sums of an evaluation that did not end."""
@@ -141,8 +146,8 @@ class Sums(Protocol):
     def add(self, batch: Batch, predictions: torch.Tensor) -> None:
         """Add the rows of a micro-batch, with what was predicted for them."""
 
-    def values(self, num_rows: int) -> Values:
-        """Return the sums by name; of few rows none that could tell what one of them is."""
+    def values(self, *, are_few: bool) -> Values:
+        """Return the sums by name; where the rows are few none that could tell what one of them is."""
 
 
 class ClassCounts:
@@ -155,9 +160,9 @@ class ClassCounts:
         """Count every place of labels and predictions, which have one shape."""
         self._counts.update(zip(batch.labels.flatten().tolist(), predictions.flatten().tolist(), strict=True))
 
-    def values(self, num_rows: int) -> Values:
+    def values(self, *, are_few: bool) -> Values:
         """Return the counts by the names of ``ringtune.rounds.class_counts``; none of few rows or many classes."""
-        if num_rows < LEAST_ROWS:
+        if are_few:
             return ()
         pairs = sorted(pair for pair in self._counts if pair[0] >= 0)  # what has no class of the run doesn't count
         if any(index >= MOST_CLASSES for pair in pairs for index in pair):

@@ -82,6 +82,7 @@ class OwnerDataset:
         source: names the rows in errors.
         digest: of the rows, their classes and users.
         users: whose rows these are, in the order of the rows.
+        hides_counts: as for ``load``.
 
     Attributes:
         labels: class names in its training rows, sorted; none for a task without classes.
@@ -101,6 +102,7 @@ class OwnerDataset:
         source: str = "data",
         digest: RowsDigest | None = None,
         users: tuple[UserRows, ...] = (),
+        hides_counts: bool = True,
     ) -> None:
         self._train = train
         self._evaluation = evaluation
@@ -112,6 +114,9 @@ class OwnerDataset:
         self.eval_labels = tuple(sorted(set(eval_labels)))
         self.skipped_rows = skipped_rows
         self.users = users
+        self._hides_counts = hides_counts
+        if isinstance(evaluation, Summed) and not hides_counts:
+            evaluation.least_rows = 1
 
     @staticmethod
     def load(
@@ -122,6 +127,7 @@ class OwnerDataset:
         share: int = 0,
         num_owners: int = 1,
         tokenizer_folder: Path,
+        hides_counts: bool = True,
     ) -> OwnerDataset:
         """Read the files and keep one share of their rows, sorted by user where the job names a column of users.
 
@@ -134,6 +140,7 @@ class OwnerDataset:
             share: which share of the rows, in ``[0, num_owners)``.
             num_owners: number of shares; the split depends on (seed, number, rule) only.
             tokenizer_folder: the model's folder.
+            hides_counts: whether few rows are not counted by class, and any only in the evaluation after the last step.
 
         Raises:
             DataError: no file, no such column, no rows, or a row that can't be used.
@@ -177,6 +184,7 @@ class OwnerDataset:
             source=str(path),
             digest=digest,
             users=count_users(users, eval_users),
+            hides_counts=hides_counts,
         )
 
     @property
@@ -244,11 +252,12 @@ class OwnerDataset:
     def score(self, course: Course, item: Item, batch: Batch, found: Predicting) -> Values:
         """Score an evaluation's predictions row by row, beyond the head's own numbers.
 
-        What is summed over all rows is so in the evaluation after the last step only, as these sums leave the node.
+        What is summed over all rows is so in the evaluation after the last step only, as these sums leave the node;
+        in every evaluation where there is nobody to hide them from.
         """
         if found.predictions is None or self._evaluation is None:
             return ()
-        if isinstance(self._evaluation, Summed) and item.step < course.num_steps:
+        if isinstance(self._evaluation, Summed) and self._hides_counts and item.step < course.num_steps:
             return ()
         return self._evaluation.score(batch, found.predictions, item.turn)
 

@@ -23,7 +23,6 @@ from ringtune.errors import DataError, ModelError
 from ringtune.files.tagged import is_conll, read_tagged
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.users import refuse_plain_text, user_column, users_of_table
-from ringtune.rounds.class_counts import LEAST_ROWS
 from ringtune.rounds.entities import PREDICTED, RIGHT, TRUE, count_name, entities_of, entity_types
 
 _LOG = logging.getLogger(__name__)
@@ -187,11 +186,11 @@ class _TagCounts:
             for kind, found in ((TRUE, true), (PREDICTED, predicted), (RIGHT, true & predicted)):
                 self._entities.update(count_name(self._types[entity.kind], kind) for entity in found)
 
-    def values(self, num_rows: int) -> Values:
+    def values(self, *, are_few: bool) -> Values:
         """Return the counts by name, and how many words were cut; of few texts this number alone."""
-        counts = () if num_rows < LEAST_ROWS else sorted(self._entities.items())
+        counts = () if are_few else sorted(self._entities.items())
         entities = tuple((name, float(count)) for name, count in counts)
-        return (*self._tags.values(num_rows), *entities, (CUT_WORDS, float(self._num_cut)))
+        return (*self._tags.values(are_few=are_few), *entities, (CUT_WORDS, float(self._num_cut)))
 
 
 def _divides_by_blanks(tokenizer: Any) -> bool:

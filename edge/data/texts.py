@@ -124,9 +124,9 @@ class _NumberSums:
         self._true += batch.labels.tolist()
         self._predicted += predictions.double().tolist()
 
-    def values(self, num_rows: int) -> Values:
-        """Return the sums by the names of ``ringtune.rounds.number_sums``."""
-        return number_sums(self._true, self._predicted)
+    def values(self, *, are_few: bool) -> Values:
+        """Return the sums by the names of ``ringtune.rounds.number_sums``; none of few rows."""
+        return () if are_few else number_sums(self._true, self._predicted)
 
 
 def read_rows(path: Path, data: Data) -> Rows:

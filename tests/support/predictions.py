@@ -96,7 +96,13 @@ def write_run(folder: Path, *, slower: float = 1.0, plan: Plan = PLAN, tables: S
     (folder / "trace.json").write_text(text.begin() + spans + text.end())
     links = {f"{link.source}>{link.target}": link.sent_bytes for link in real.links}
     moves = [{"to": one.epoch, "seconds": MOVE_S} for one in plan.placements[1:]]
-    report = {"wall_s": 1.0, "steps": plan.course.num_steps, "links": links, **({"moves": moves} if moves else {})}
+    report = {
+        "wall_s": 1.0,
+        "steps": plan.course.num_steps,
+        "steps_s": real.train_s,
+        "links": links,
+        **({"moves": moves} if moves else {}),
+    }
     (folder / "report.json").write_text(json.dumps(report))
     if tables:
         write_json(folder / "operations.json", tables_to_json(tables))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from coordinator.drive.agent_calls import AgentCalls
 from coordinator.drive.answers import Files
@@ -122,8 +122,3 @@ class HandedIn:
 
     def _tell(self, step: int, *, is_result: bool) -> None:
         self._emit(control_pb2.RunEvent(best_json=json.dumps({"step": step, "is_result": is_result})))
-
-
-def best_report(best: Evaluations | None) -> dict[str, Any]:
-    """Write the entry ``best`` of a report: of which step the result is, and its mean loss; nothing without one."""
-    return {"best": {"step": best.best_step, "loss": best.best}} if best is not None else {}

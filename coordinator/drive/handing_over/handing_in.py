@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from coordinator.drive.handing_over.handed_in import HandedIn, best_report
+from coordinator.drive.handing_over.handed_in import HandedIn
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.job_time import JobTime
 from coordinator.planner.planned import Planned
@@ -60,5 +60,6 @@ def hand_results_in(
         unfreeze_at=state.unfreeze_at,
         predicted_steps_s=predicted.steps_s if predicted else None,
         operations=books.operations_report(),
+        best=state.best,
     )
-    emit(control_pb2.RunEvent(report_json=json.dumps(report | best_report(state.best))))
+    emit(control_pb2.RunEvent(report_json=json.dumps(report)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from coordinator.records.evaluation_text import figure
 from coordinator.screen.listing.node_list import node_lines, node_table
-from coordinator.screen.progress_lines import figure, trained_text
+from coordinator.screen.progress_lines import trained_text
 from ringtune.quantities import format_seconds
 from ringtune.texts import printable
 from ringtune.v1 import control_pb2

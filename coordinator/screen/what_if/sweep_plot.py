@@ -1,4 +1,4 @@
-"""Draw a sweep: wall time over the first axis, a line or bars for each combination of the others."""
+"""Draw a sweep: seconds of training over the first axis, a line or bars for each combination of the others."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def write_plot(path: Path, axes: Sequence[Axis], before_s: float, cells: Sequenc
     Args:
         path: of the picture, ``.png`` or ``.svg``.
         axes: of the grid; the first one goes to the right.
-        before_s: wall time of the plan as it is, a dashed line.
+        before_s: seconds of training by the plan as it is, a dashed line.
         cells: results in the order of the grid.
         title: what was predicted.
 
@@ -73,7 +73,7 @@ def write_plot(path: Path, axes: Sequence[Axis], before_s: float, cells: Sequenc
     plot.axhline(before_s, color="grey", linestyle="--", label="as it is")
     plot.set_title(title)
     plot.set_xlabel(axis_label(first.key))
-    plot.set_ylabel("predicted wall time (seconds)")
+    plot.set_ylabel("predicted training (seconds)")
     plot.set_ylim(bottom=0)
     plot.legend()
     picture = io.BytesIO()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 from coordinator.submit.local.agent_template import AgentTemplate, ForkedAgent
 from ringtune.errors import CapacityError, JobError, RingTuneError, UsageError
@@ -24,6 +25,9 @@ from ringtune.machine.cores import usable_cores
 from ringtune.machine.exit_errors import exit_error
 from ringtune.machine.memory import LIBRARY_BYTES, free_bytes
 from ringtune.quantities import format_bytes
+
+OWN_COORDINATOR: Final = "--own-coordinator"
+"""Option of agents whose rows and coordinator are one user's: evaluations hide no counts of classes."""
 
 _TERM_S = 5.0
 _KILL_S = 2.0

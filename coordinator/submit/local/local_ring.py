@@ -11,7 +11,7 @@ from pathlib import Path
 from coordinator.server.coordinator import Coordinator
 from coordinator.server.server import CoordinatorServer
 from coordinator.submit.client import Client
-from coordinator.submit.local.local_nodes import LocalNodes, LocalSetup, node_name
+from coordinator.submit.local.local_nodes import OWN_COORDINATOR, LocalNodes, LocalSetup, node_name
 from ringtune.errors import UsageError
 from ringtune.jobs.job import Job
 from ringtune.schedule.plan import Plan
@@ -54,7 +54,10 @@ def local_ring(
         server.coordinator.awaits_nodes = False  # nobody would start one again
         stack.enter_context(beside(server.coordinator))
         failed = server.coordinator.node_failed
-        stack.enter_context(LocalNodes(setup, job, server.address, logs=logs, on_exit=failed, states=states))
+        nodes = LocalNodes(
+            setup, job, server.address, logs=logs, on_exit=failed, options=[OWN_COORDINATOR], states=states
+        )
+        stack.enter_context(nodes)
         client = stack.enter_context(Client(server.address))
         stack.callback(server.coordinator.stop, "the submitter stopped it", _STOP_S)
         yield client

@@ -103,7 +103,8 @@ def _section_lines(section: SectionFacts) -> list[str]:
 def _commented(section: SectionFacts, keys: Sequence[KeyFacts]) -> list[str]:
     """The lines of a section that has to take the place of another one, as comments, with its method first."""
     method = (
-        f'# With method = "{section.name}", which trains every parameter and no adapter, remove [unfreeze] and config:'
+        f'# With method = "{section.name}", which trains all parameters and no adapter, '
+        "remove [unfreeze], config and keep_best:"
     )
     values = (f"#   {key.name.partition('.')[2]} = {key.default}  # {key.allowed}" for key in keys)
     return [method, f"#   [{section.name}]", *values]

@@ -13,8 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ringtune.rounds.class_counts import LEAST_ROWS
-
 _ROWS: Final = "numbers"
 _OWNERS: Final = "ranked_owners"
 _SPEARMAN: Final = "spearman_sum"
@@ -29,13 +27,13 @@ _NOTHING: Final = 1e-12
 
 
 def number_sums(true: Sequence[float], predicted: Sequence[float]) -> tuple[tuple[str, float], ...]:
-    """Sum an owner's rows up; of fewer than ``LEAST_ROWS``, or where a number is not finite, there are no sums.
+    """Sum an owner's rows up; where a number is not finite, there are no sums.
 
     Args:
         true: the numbers of the rows.
         predicted: what was predicted for them.
     """
-    if len(true) < LEAST_ROWS or not all(map(math.isfinite, predicted)):
+    if not all(map(math.isfinite, predicted)):
         return ()
     found = {
         _ROWS: float(len(true)),

@@ -49,6 +49,7 @@ def test_init_looks_at_what_lies_beside_the_file(tmp_path: Path) -> None:
     assert (job.model.path, job.data.train) == (str(tmp_path / "models/tiny"), str(tmp_path / "rows.csv"))
     assert (job.model.task, job.data.text, job.data.label) == ("sequence-classification", "text", "mood")
     assert (job.data.held_out, job.train.max_length, job.unfreeze and job.unfreeze.every_steps) == (0.1, 32, 20)
+    assert (job.train.eval_every, job.train.keep_best) == (10, True)
     assert "rows.csv has 40 rows and the columns 'text'" in shown.stdout
     assert "'mood' (2 different values: 0, 1)" in shown.stdout
     text = (tmp_path / "job.toml").read_text(encoding="utf-8")

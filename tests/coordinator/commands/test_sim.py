@@ -64,7 +64,7 @@ def test_sim_prints_tables_for_people(tmp_path: Path) -> None:
     assert result.exit_code == 0
     lines = result.output.splitlines()
     assert lines[0].startswith("ringada, 4 blocks on 2 nodes, 8 steps of 4 rows in 2 micro-batches")
-    assert lines[1].startswith("wall time ")
+    assert lines[1].startswith("predicted training ")
     names = [line.split()[0] for line in lines[3:] if line]
     assert names == ["node", "alice", "bob", "link", "alice", "bob", "trained", "1", "2", "3", "4"]
     assert "954 MiB" in lines[4]
@@ -114,8 +114,11 @@ def test_sim_of_a_run_says_how_far_off_it_is(tmp_path: Path) -> None:
     assert measured["error_share"] == pytest.approx(EXPECTED.wall_s / real.wall_s - 1, abs=1e-4)
     assert measured["sent_bytes"] == {f"{each.source}>{each.target}": each.sent_bytes for each in EXPECTED.links}
     assert measured["busy_s"] == pytest.approx({node.node: node.busy_s for node in real.nodes}, abs=1e-3)
+    assert measured["steps_error_share"] == pytest.approx(EXPECTED.train_s / real.train_s - 1, abs=1e-4)
     text = ringtune("sim", tmp_path / "run").output
-    assert f"the prediction is off by {100 * measured['error_share']:+.1f} %" in text
+    off, of_steps = (f"{100 * measured[name]:+.1f} %" for name in ("error_share", "steps_error_share"))
+    assert f"measured training {format_seconds(real.wall_s)}: {format_seconds(real.train_s)} of steps; " in text
+    assert f"the prediction is off by {off}, {of_steps} of the steps" in text
 
 
 def test_sim_replays_a_run_with_its_own_times(tmp_path: Path) -> None:

@@ -44,6 +44,20 @@ def test_sweep_has_a_cell_for_every_combination(pair: tuple[str, ...]) -> None:
     assert (same["wall_s"], same["ratio"]) == (EXPECTED.wall_s, 1.0)
 
 
+def test_sweep_of_keys_of_a_job_names_the_soonest_and_how_to_set_it(pair: tuple[str, ...]) -> None:
+    """What the plan has already, and a speed that nobody chooses, are no advice."""
+    swept = (*pair, "--jobs", "1")
+    said = ringtune("what-if", *swept, "--sweep", "microbatches=1,2,4").stdout.splitlines()
+    cells = asked(*swept, "--sweep", "microbatches=1,2,4")["cells"]
+    best = min(cells, key=lambda cell: cell["wall_s"])
+    assert best["ratio"] < 0.98
+    setting = f"microbatches = {best['microbatches']}"
+    assert said[-1] == f"soonest: {setting}, {best['ratio']:.3f} of the time; set train.{setting}"
+    for other in (["microbatches=2,4"], ["bob.compute=1,2"], ["bob.compute=1,2", "microbatches=2,4"]):
+        options = [word for axis in other for word in ("--sweep", axis)]
+        assert "soonest" not in ringtune("what-if", *swept, *options).stdout
+
+
 def test_sweep_writes_what_it_prints_as_csv(pair: tuple[str, ...], tmp_path: Path) -> None:
     """A line of titles and one for each cell; numbers to the last digit."""
     value = asked(*pair, *GRID, "--csv", tmp_path / "sweep.csv")
@@ -180,7 +194,7 @@ def test_sweep_draws_a_picture(ending: str, pair: tuple[str, ...], tmp_path: Pat
         text = pictures[0].decode()
         for word in ("wire_dtype", "float32", "int8", "bob.compute = 2", "as it is"):
             assert word in text
-        for title in ("ringada, 4 blocks, 2 nodes: predicted wall time", "predicted wall time (seconds)"):
+        for title in ("ringada, 4 blocks, 2 nodes: predicted training", "predicted training (seconds)"):
             assert title in text
 
 

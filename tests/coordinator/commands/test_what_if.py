@@ -46,7 +46,7 @@ def test_what_if_prints_tables_for_people(pair: tuple[str, ...]) -> None:
     lines = result.output.splitlines()
     assert lines[0].split() == ["before", "after", "ratio"]
     assert [line.split("  ")[0] for line in lines[1:6]] == [
-        "wall time",
+        "training",
         "a step",
         "rows per second",
         "hosts idle",

@@ -59,7 +59,10 @@ def test_best_result_is_that_of_the_run(cluster: FakeCluster, tmp_path: Path) ->
     assert [(line["step"], line["is_best"]) for line in evaluations] == [(4, True), (8, True), (12, False)]
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["best"] == {"step": 8, "loss": pytest.approx(0.3)}
-    assert report_lines(report)[-1] == "the result is that of step 8, the best evaluation: loss 0.3000"
+    assert report["eval"]["step"] == 8 and report["eval"]["loss"] == pytest.approx(0.3)
+    result, risen = report_lines(report)[-2:]
+    assert result.startswith("the result is that of step 8, the best evaluation: ") and "loss 0.3000 on " in result
+    assert risen == "evaluation loss has risen since step 8 (0.3 -> 0.4): the result of step 8 is kept"
     assert step_of(tmp_path / "best" / "8") == 8
     assert sorted(entry.name for entry in (tmp_path / "best").iterdir()) == ["4", "8"]
 

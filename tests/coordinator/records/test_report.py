@@ -30,7 +30,7 @@ EVAL_ROWS = sum(owner.eval_rows for owner in PLAN.course.owners)
 
 def ledger() -> RunLedger:
     """An empty ledger whose training began at 100 s."""
-    books = RunLedger(PLAN, job().train)
+    books = RunLedger(PLAN, job())
     books.begin(100.0)
     return books
 
@@ -57,6 +57,23 @@ def test_ledger_lines_have_bytes_and_seconds() -> None:
     assert [first["loss"], second["loss"]] == [0.5, 0.25]
     assert first["accuracy"] == 0.75
     assert second["bytes"] == {}
+
+
+def test_seconds_of_steps_have_no_evaluation_in_them() -> None:
+    """A step that begins after an evaluation is timed from its end, as the simulator does; the report adds them up."""
+    books, turn = ledger(), TURNS[0]
+    step(books, turn, 0, 0.5, 101.0)
+    step(books, turn, 1, 0.5, 102.0)
+    books.turn_done(turn)
+    at = turn.end_seq
+    judging = dataclasses.replace(turn, kind=StepKind.EVALUATE, index=1, first_seq=at, num_items=2)
+    for index, ended_unix_s in enumerate((105.0, 112.0)):
+        books.step_done(judging, at + index, turn.end_step, 1, {"loss_sum": 1.0, "count": 4.0}, ended_unix_s)
+    assert books.turn_done(judging) == []
+    after = dataclasses.replace(TURNS[1], first_seq=at + 2)
+    step(books, after, 0, 0.5, 112.5)
+    assert [line["seconds"] for line in books.turn_done(after)] == [0.5]
+    assert books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})["steps_s"] == 2.5
 
 
 def test_ledger_never_counts_negative_seconds() -> None:
@@ -90,7 +107,7 @@ def test_ledger_report_has_units_and_totals() -> None:
     books.evaluation_done(4, {"loss_sum": 5.0, "count": 10.0, "correct": 6.0})
     books.evaluation_done(8, {"loss_sum": 2.0, "count": 10.0, "correct": 9.0})
     report = books.report(run_id="r", wall_s=12.5, phases_s={"training": 10.0}, predicted_bytes={"a": 900})
-    assert report["eval"] == {"accuracy": 0.9, "loss": 0.2, "rows": EVAL_ROWS, "count": 10}
+    assert report["eval"] == {"step": 8, "accuracy": 0.9, "loss": 0.2, "rows": EVAL_ROWS, "count": 10}
     assert [entry["step"] for entry in report["evaluations"]] == [4, 8]
     assert report["wall_s"] == 12.5
     assert report["links"] == {"a>b": 100}
@@ -140,7 +157,7 @@ def test_ledger_counts_operations_of_blocks_that_train_only() -> None:
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2, every_steps=1)
     assert ever_trained(plan.course).blocks == (2, 3)
     table = Operations(batches=(BatchOperations(owner="a", batch_id=0, rows=("1132", "1133")),))
-    line = RunLedger(plan, job().train).operations_chosen(0, table)
+    line = RunLedger(plan, job()).operations_chosen(0, table)
     assert [line[name] for name in ("full", "forward_only", "shortcut")] == [0, 1, 3]
 
 
@@ -155,7 +172,7 @@ def test_ledger_numbers_the_batches_of_a_turn_that_trains_nothing() -> None:
 def test_ledger_mean_loss_is_that_of_one_turn_of_steps(local_iterations: int, expected: float) -> None:
     """Losses 2, 1.25, 0.5 and 0.25: turns of 1, 2 and 4 steps end with a mean of 0.25, 0.375 and 1."""
     plan = make_plan([("a", 0, 4)], ["a"], num_steps=4, local_iterations=local_iterations, eval_rows=0)
-    books = RunLedger(plan, job().train)
+    books = RunLedger(plan, job())
     losses = iter([2.0, 1.25, 0.5, 0.25])
     for turn in turn_sequence(plan.course):
         for offset in range(turn.num_items):
@@ -218,6 +235,7 @@ def test_ledger_evaluates_by_task(values: dict[str, float], expected: dict[str, 
     books = ledger()
     books.evaluation_done(4, values)
     assert books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})["eval"] == {
+        "step": 4,
         "rows": EVAL_ROWS,
         **expected,
     }
@@ -238,7 +256,7 @@ def test_mean_of_nothing_is_none() -> None:
 def test_report_counts_gradients_of_units_by_link() -> None:
     """What owners send each other of embedding and head has figures of its own, in the step's line and in the end."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], method=Hift(), num_steps=2, local_iterations=2)
-    ledger = RunLedger(plan, job().train)
+    ledger = RunLedger(plan, job())
     turn = next(iter(turn_sequence(plan.course)))
     ledger.begin(0.0)
     ledger.add_traffic("a", 0, "b", Payload.UNIT_GRAD, 700)
@@ -255,7 +273,7 @@ def test_report_counts_gradients_of_units_by_link() -> None:
 def test_ledger_names_the_units_that_a_step_of_hift_trained() -> None:
     """A group of units has no depth; the line says which units it was. Methods with a depth have no such key."""
     plan = make_plan([("a", 0, 4)], ["a"], method=Hift(group_size=2), num_steps=2, local_iterations=2)
-    books = RunLedger(plan, job().train)
+    books = RunLedger(plan, job())
     turn = next(iter(turn_sequence(plan.course)))
     for offset in (0, 1):
         step(books, turn, offset, 1.0, 1.0)
@@ -269,7 +287,7 @@ def test_report_counts_pairs_and_weights_by_link_and_seconds_of_fitting() -> Non
     """Of a run with a helper; a run without one has no such figures."""
     placement = dataclasses.replace(PLAN.placement, helpers=(Helper(node="z", start=0, stop=2),))
     plan = Plan.of(PLAN.course, placement)
-    ledger = RunLedger(plan, job().train)
+    ledger = RunLedger(plan, job())
     turn = next(iter(turn_sequence(plan.course)))
     ledger.begin(0.0)
     for payload, source, target, size in (
@@ -295,7 +313,7 @@ def test_report_counts_pairs_and_weights_by_link_and_seconds_of_fitting() -> Non
         "users": "joint",
         "staleness": "none",
     }
-    bare = RunLedger(PLAN, job().train).report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})
+    bare = RunLedger(PLAN, job()).report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})
     assert not {"offload", "pair_links"} & bare.keys() and "fit_s" not in bare["nodes"]["a"]
 
 

@@ -20,6 +20,9 @@ EVALUATION = {"step": 8, "count": 10, "loss": 0.25, "accuracy": 0.9}
 REPORT: dict[str, Any] = {
     "steps": 8,
     "wall_s": 2.5,
+    "steps_s": 1.5,
+    "predicted_steps_s": 1.2,
+    "phases_s": {"planning": 0.4, "training": 2.0},
     "nodes": {"a": {"busy_s": 1.0, "peak_rss_bytes": 2**20, "sent_bytes": 10}},
     "eval": EVALUATION,
 }
@@ -99,6 +102,9 @@ def test_plain_progress_is_terse() -> None:
     assert [line for line in lines if line.startswith("step")][-1] == "step 8/8: round 1, a, depth 2, loss 0.5000"
     assert "operations chosen after step 6: 60 % full, 15 % forward-only, 25 % skipped" in lines
     assert "evaluation after 8 steps: accuracy 0.9000, loss 0.2500 on 10 rows" in lines
+    at = lines.index("8 steps in 1.5 s (predicted 1.2 s)")
+    whole = "whole run with joining, measuring and collecting 2.5 s"
+    assert lines[at + 1] == f"training with evaluations and checkpoints 2.0 s, {whole}"
     assert "0.0012" not in stream.getvalue(), "the loss of one evaluation batch is no loss of the run"
     assert "\x1b" not in stream.getvalue()
 
@@ -108,7 +114,10 @@ def test_plain_progress_is_terse() -> None:
     [
         ({"accuracy": 0.5}, "accuracy 0.5000, loss 1.0000 on 7 rows"),
         ({"accuracy": 0.5, "perplexity": 2.5}, "accuracy 0.5000, perplexity 2.5000, loss 1.0000 on 7 tokens"),
-        ({"f1": 0.5, "exact_match": 0.25, "questions": 5}, "f1 0.5000, exact match 0.2500, loss 1.0000 on 7 windows"),
+        (
+            {"f1": 0.5, "exact_match": 0.25, "questions": 5},
+            "loss 1.0000 on 7 windows; f1 0.5000, exact match 0.2500 on 5 questions",
+        ),
     ],
 )
 def test_evaluation_line_names_what_the_loss_is_a_mean_of(figures: dict[str, Any], words: str) -> None:
@@ -156,8 +165,8 @@ def test_live_progress_ends_with_the_table_then_the_result() -> None:
         progress.report(REPORT)
         progress.note("the run's files are in out")
     text = stream.getvalue()
-    result = text.index("8 steps in 2.5 s")
-    assert "collecting" not in text[result:] and "[2, 4)" not in text[result:]
+    result = text.index("8 steps in 1.5 s")
+    assert "8/8" not in text[result:] and "[2, 4)" not in text[result:]
     assert text.rstrip().endswith("the run's files are in out")
     last = text[:result].rpartition("done")[2]
     assert "8/8" in last and "loss 0.2500" in last

@@ -72,11 +72,11 @@ def test_coordinator_says_when_runs_begin_and_how_they_end() -> None:
             client.run(RunRequest(job=job(), num_nodes=1), progress=Progress(), folder=None)
     patterns = [
         r"run r\S+ of model started by \S+@\S+",
-        r"run r\S+ done: 8 steps in .*",
+        r"run r\S+ done: 8 steps, whole run .*",
         r"plan r\S+ of model started by \S+@\S+",
         r"plan r\S+ done: .*",
         r"run r\S+ of model started by \S+@\S+",
-        r"run r\S+ failed: .*no such model; 0 steps in .*",
+        r"run r\S+ failed: .*no such model; 0 steps, whole run .*",
     ]
     assert len(said) == len(patterns), said
     for line, pattern in zip(said, patterns, strict=True):

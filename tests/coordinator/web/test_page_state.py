@@ -107,9 +107,9 @@ def test_page_state_counts_steps_that_are_done_again_once() -> None:
 def test_page_state_says_why_a_run_ends_early_and_which_evaluation_is_best() -> None:
     """With patience, and where the best result is kept."""
     state = state_of(beginning())
-    state.take(metrics({"kind": "evaluation", "step": 40, "loss": 0.5, "is_best": True}), 5.0)
+    state.take(metrics({"kind": "evaluation", "step": 40, "count": 9, "loss": 0.5, "is_best": True}), 5.0)
     state.take(metrics({"kind": "stop", "step": 80, "best": 0.5, "best_step": 40}), 6.0)
-    assert "evaluated after step 40: loss 0.5000 (the best so far)" in texts(state)
+    assert "evaluated after step 40: loss 0.5000 on 9 rows (the best so far)" in texts(state)
     assert "ends early after step 80: no better loss since step 40" in texts(state)
 
 
@@ -186,7 +186,7 @@ def test_page_state_says_when_a_run_moves_and_is_saved() -> None:
     state.take(metrics({"kind": "move", "step": 4, "to": 1, "epoch": 0, "seconds": 2.0, "problem": "no room"}), 1.0)
     assert texts(state)[-3:] == [
         "saved after step 4",
-        "evaluated after step 4: loss 0.2500, accuracy 0.7500",
+        "evaluated after step 4: accuracy 0.7500, loss 0.2500 on 9 rows",
         "stays on placement 0 after step 4: no room",
     ]
     assert state.curves["eval_accuracy"].points() == [(4, 0.75)]

@@ -200,30 +200,26 @@ def test_data_holds_rows_out_of_what_is_trained_on(model_folder: Path, tmp_path:
     assert (with_file.train_rows, with_file.eval_rows) == (24, 3)
 
 
-def test_data_counts_classes_after_the_last_step_only(model_folder: Path, tmp_path: Path) -> None:
-    """The counts of all rows come with the last one; before the last step, and of each batch, there are none."""
+@pytest.mark.parametrize(("eval_rows", "hides", "counted_at"), [(14, True, "end"), (9, True, ""), (9, False, "all")])
+def test_data_counts_classes_where_that_tells_nobody_a_label(
+    model_folder: Path, tmp_path: Path, eval_rows: int, hides: bool, counted_at: str
+) -> None:
+    """After the last step only, and of nine rows never, unless whoever hears of it owns the rows."""
     job = ring.make_job(model_folder)
-    dataset = ring.make_datasets(job, model_folder, tmp_path, ("a",), num_rows=12, eval_rows=14)["a"]
+    train, judged = (
+        tiny.write_rows(tmp_path / f"{count}.csv", count, seed=seed) for count, seed in ((12, 1), (eval_rows, 2))
+    )
+    dataset = OwnerDataset.load(job, train, judged, tokenizer_folder=model_folder, hides_counts=hides)
     dataset.set_labels(tiny.LABELS)
     course = ring.make_plan(job, {"a": dataset}, {"b": (0, 4)}).course
-    for step, is_last in ((0, False), (course.num_steps, True)):
+    for step, is_counted in ((0, counted_at == "all"), (course.num_steps, counted_at != "")):
         told, truths = [], Counter[int]()
-        for index, rows in enumerate((6, 6, 2)):
-            item = dataclasses.replace(_item(StepKind.EVALUATE, index, rows), step=step)
+        for index, first in enumerate(range(0, eval_rows, 6)):
+            count = min(6, eval_rows - first)
+            item = dataclasses.replace(_item(StepKind.EVALUATE, index, count), step=step)
             batch = dataset.batch(course, item)
             truths.update(batch.labels.tolist())
-            told.append(dataset.score(course, item, batch, HeadResult((), None, torch.zeros(rows, dtype=torch.int64))))
+            said = HeadResult((), None, torch.zeros(count, dtype=torch.int64))
+            told.append(dataset.score(course, item, batch, said))
         counts = tuple((f"class:{true}:0", float(count)) for true, count in sorted(truths.items()))
-        assert told == [(), (), counts if is_last else ()]
-
-
-def test_data_counts_no_classes_of_few_rows(model_folder: Path, tmp_path: Path) -> None:
-    """A count of one of nine rows could be a label of a person whom somebody knows."""
-    job = ring.make_job(model_folder)
-    dataset = ring.make_datasets(job, model_folder, tmp_path, ("a",), num_rows=12, eval_rows=9)["a"]
-    dataset.set_labels(tiny.LABELS)
-    course = ring.make_plan(job, {"a": dataset}, {"b": (0, 4)}).course
-    for index, rows in enumerate((6, 3)):
-        item = dataclasses.replace(_item(StepKind.EVALUATE, index, rows), step=course.num_steps)
-        said = HeadResult((), None, torch.zeros(rows, dtype=torch.int64))
-        assert dataset.score(course, item, dataset.batch(course, item), said) == ()
+        assert told[:-1] == [()] * (len(told) - 1) and told[-1] == (counts if is_counted else ())

@@ -96,8 +96,12 @@ def test_pairs_have_columns_that_differ_and_tasks_that_know_them(model_folder: P
 
 
 def test_sums_of_numbers_come_with_the_last_row(model_folder: Path, tmp_path: Path) -> None:
-    """Nothing of a batch alone; the correlation of a number with itself is 1."""
+    """Nothing of a batch alone, nor of nine rows; the correlation of a number with itself is 1."""
     source = NumberedTexts(job_of(model_folder), model_folder)
+    few = source.read(write_numbered(tmp_path / "few.csv", 9, seed=1))
+    nine = source.examples(few.rows, few.targets)
+    every = nine.batch(range(9), {})
+    assert nine.score(every, every.labels, 0) == ()
     found = source.read(write_numbered(tmp_path / "rows.csv", 12, seed=1))
     examples = source.examples(found.rows, found.targets)
     values = []

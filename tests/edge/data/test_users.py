@@ -42,7 +42,7 @@ def _texts(count: int, *, seed: int) -> list[dict[str, Any]]:
     return [{"text": text, "label": label} for text, label in tiny.make_rows(count, seed=seed)]
 
 
-def _load(job: Job, folder: Path, train: Path, evaluation: Path | None = None, **share: int) -> OwnerDataset:
+def _load(job: Job, folder: Path, train: Path, evaluation: Path | None = None, **share: Any) -> OwnerDataset:
     return OwnerDataset.load(job, train, evaluation, tokenizer_folder=folder, **share)
 
 

@@ -52,7 +52,7 @@ def test_seconds_of_steps_do_not_depend_on_an_owners_wall_clock(
 ) -> None:
     """Owner b's wall clock is wrong by seconds and by hours: each step takes the second that it took."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"])
-    books = RunLedger(plan, job().train)
+    books = RunLedger(plan, job())
     books.begin(COORDINATOR_LEADS_S)
     wall_clock = time.time
     seconds = []

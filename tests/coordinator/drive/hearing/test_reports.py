@@ -151,7 +151,7 @@ def test_report_of_granted_items_is_taken() -> None:
 @pytest.mark.parametrize("value", [math.inf, math.nan, -1, 1 << 70, 10**400, "7", None, True])
 def test_totals_that_are_no_figures_are_refused(value: Any) -> None:
     """An error of ours with the node, whatever a JSON number may be."""
-    ledger = RunLedger(_NoBooks.plan, job().train)
+    ledger = RunLedger(_NoBooks.plan, job())
     totals = {"peak_rss_bytes": 7, "hosted_bytes": 1, "cpu_s": 0.5, "peak_versions": 1, "peak_version_bytes": 0}
     ledger.add_totals("a", totals)
     for name in totals:
