@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from coordinator.drive.requests import RunRequest
+from coordinator.estimates.facts import estimated_facts
 from coordinator.planner.alternatives import Choices
 from coordinator.planner.given.given_plan import GivenPlan, require_members
 from coordinator.planner.given.given_profile import read_profile
 from coordinator.run_folder.checkpoints import find_resume
+from coordinator.run_folder.folder import files_of_run, require_inputs_elsewhere, require_no_run, require_run_folder
 from coordinator.submit.connection import Connection
 from coordinator.submit.fetching import bring_up_to_date
 from coordinator.submit.local.local_nodes import node_name
@@ -42,7 +44,7 @@ def make_submission(
         insecure: whether it may be on another machine, without encryption.
         nodes: wait until so many have joined it; 0 = take those that are there.
         join_s: how long to wait for them, in seconds.
-        replace: whether the files of a run in ``out`` may be removed.
+        replace: whether the files of a run in ``out`` may be put aside.
         resume: whether the run in ``out`` goes on.
         profile: file of times that were measured before.
         plan: to be carried out; None = plan.
@@ -53,11 +55,15 @@ def make_submission(
         What to submit, and sentences for the user.
 
     Raises:
-        RingTuneError: profile, plan or folder can't be used.
+        RingTuneError: profile, plan or folder can't be used; or with ``local`` the model or the rows.
     """
     given = read_profile(profile) if profile else None
     if plan is not None and local:
         require_members(plan.plan, [node_name(index, local) for index in range(local)])
+    if out is not None:
+        _require_usable(out, job, replace=replace, resume=resume)
+    if local and not resume:
+        estimated_facts(job, local)  # as the nodes would, before they are started and anything is written
     notes: list[str] = []
     if resume and out is not None and coordinator:
         with Connection(coordinator, insecure=insecure) as client:
@@ -81,3 +87,17 @@ def make_submission(
         coordinator_wait_s=coordinator_wait_s,
     )
     return submission, notes
+
+
+def _require_usable(out: Path, job: Job, *, replace: bool, resume: bool) -> None:
+    """Refuse a folder that the run can't have, before anything is started or written.
+
+    Raises:
+        UsageError: it holds something else, or a run that may not be replaced, or the job's rows or model lie where
+            the run writes.
+        StorageError: something else than a folder is there.
+    """
+    if not resume:
+        require_run_folder(out)
+        require_no_run(out, files_of_run(out), replace=replace)
+    require_inputs_elsewhere(out, job)

@@ -20,9 +20,9 @@ from coordinator.api.showing import choose_progress
 from coordinator.planner.alternatives import read_choices
 from coordinator.planner.given.given_plan import GivenPlan, read_given_plan
 from coordinator.predicting.sample import show_sample
-from coordinator.run_folder.folder import RunFolder
+from coordinator.run_folder.folder import ASKED, held_for_resume, remove_if_nothing_began
 from coordinator.submit.detached import start_in_background
-from coordinator.submit.submission import Submission, follow_run, submit
+from coordinator.submit.submission import Submission, begin_in_background, follow_run, submit
 from ringtune.errors import UsageError
 from ringtune.files.durable import write_durably
 from ringtune.trust.speaking import speaker, speaking_as
@@ -66,7 +66,7 @@ def train(
             without this process, as with ``--detach``.
         progress: whether it is shown.
         resume: go on with the run in ``out``, from its newest checkpoint.
-        replace: remove an earlier run's files from ``out``.
+        replace: put an earlier run's files aside, into ``<out>.replaced-<time>``.
         plan: carry out this plan, the result of ``ringtune.plan`` or a file that it saved.
         profile: file of times that were measured before.
         microbatches: numbers for the planner to choose from in place of the job's, such as ``2,4`` or ``auto``.
@@ -84,7 +84,11 @@ def train(
     if resume and job is None and out is not None:
         job = Path(out) / "job.toml"
     wanted = read_job(job, keys)
-    with speaking_as(None if local else speaker()), _folder(out) as folder:
+    with (
+        speaking_as(None if local else speaker()),
+        _folder(out) as folder,
+        held_for_resume(folder) if resume and wait else contextlib.nullcontext(),
+    ):
         submission, notes = make_submission(
             wanted,
             folder,
@@ -138,7 +142,7 @@ def _check(
     if nodes and local:
         raise UsageError("nodes= is for coordinator=; local= says how many nodes there are")
     if resume and (replace or out is None):
-        raise UsageError("resume=True goes on with the run in out=DIR; replace=True would remove it")
+        raise UsageError("resume=True goes on with the run in out=DIR; replace=True would put it aside")
     if plan is not None and chosen:
         raise UsageError("a plan has its micro-batches and wire dtype; leave out microbatches= and wire=")
     if resume and (plan is not None or chosen):
@@ -169,10 +173,7 @@ def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
     try:
         yield folder
     except BaseException:
-        if {entry.name for entry in folder.iterdir()} <= {"job.toml", "run.json"}:
-            for entry in folder.iterdir():
-                entry.unlink()
-            folder.rmdir()
+        remove_if_nothing_began(folder)
         raise
 
 
@@ -192,10 +193,8 @@ def _in_background(
 
     Of a run that goes on ``job.toml`` says what it was, so what is asked now stands in another file.
     """
-    job = folder / ("asked.toml" if resume else "job.toml")
-    if not resume:
-        with RunFolder(folder, replace=submission.replace):
-            pass
+    job = folder / (ASKED if resume else "job.toml")
+    begin_in_background(submission, folder, lambda line: None)
     write_durably(job, submission.request.job.to_toml().encode())
     words = ["train", str(job), "--local", str(submission.local), "--out", str(folder), *words]
     with tempfile.TemporaryDirectory(prefix="ringtune-") as name:

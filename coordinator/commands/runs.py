@@ -65,7 +65,7 @@ def fetch(
         Path | None,
         typer.Option(metavar="DIR", help="Folder for the run's files. Default: the folder, or one named by the id."),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Remove an earlier run's files from the folder.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Put an earlier run's files aside.")] = False,
     coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
     insecure: options.Insecure = False,
     json: options.Json = False,
@@ -90,7 +90,8 @@ def fetch(
     ) as client:
         record = kept_record(client, found.run_id)
         target = out or found.folder or Path(found.run_id or record.run_id)
-        fetch_run(client, record, target, replace=replace or target == found.folder)
+        say = (lambda line: None) if json else typer.echo
+        fetch_run(client, record, target, replace=replace or target == found.folder, say=say)
     if json:
         typer.echo(json_module.dumps({"event": "fetched", **dataclasses.asdict(record), "out": str(target)}))
         return

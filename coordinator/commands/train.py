@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -30,7 +31,7 @@ def train(
     nodes: options.Nodes = 0,
     join_s: options.JoinS = 60.0,
     change: options.Changes = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Remove an earlier run's files from the folder.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Put an earlier run's files aside.")] = False,
     resume: Annotated[
         bool,
         typer.Option(
@@ -75,6 +76,7 @@ def train(
     from coordinator.planner.alternatives import read_choices
     from coordinator.planner.given.given_plan import read_given_plan
     from coordinator.predicting.sample import show_sample
+    from coordinator.run_folder.folder import held_for_resume
     from coordinator.screen.output import make_progress
     from coordinator.submit.submission import follow_run, submit_and_leave
     from ringtune.errors import UsageError
@@ -84,7 +86,7 @@ def train(
     if nodes and local:
         raise UsageError("--nodes is for --coordinator; --local says how many nodes there are")
     if replace and resume:
-        raise UsageError("--replace removes a run and --resume goes on with it; give one of them")
+        raise UsageError("--replace puts a run aside and --resume goes on with it; give one of them")
     if plan and (microbatches or wire_dtypes):
         raise UsageError("a plan has its micro-batches and wire dtype; leave out --microbatches and --wire")
     if resume and (plan or microbatches or wire_dtypes):
@@ -94,33 +96,35 @@ def train(
         raise UsageError("give --out DIR, the folder for the run's files")
     wanted = changed_job(job, change or [])
     choices = read_choices(microbatches, wire_dtypes, batch_size=wanted.train.batch_size)
-    submission, notes = make_submission(
-        wanted,
-        out,
-        local=local,
-        coordinator=coordinator,
-        insecure=insecure,
-        nodes=nodes,
-        join_s=join_s,
-        replace=replace,
-        resume=resume,
-        profile=profile,
-        plan=read_given_plan(plan) if plan else None,
-        choices=choices,
-        coordinator_wait_s=coordinator_wait_s,
-    )
-    submission = dataclasses.replace(submission, web=web, web_token=web_token, log=log)
-    if detach:
-        submit_and_leave(submission, out, sys.argv[1:], as_json=json)
-    elif out is not None:
-        follow_run(
-            submission,
+    held = held_for_resume(out) if resume and out is not None and not detach else contextlib.nullcontext()
+    with held:
+        submission, notes = make_submission(
+            wanted,
             out,
-            notes,
-            how_to_resume=lambda step: how_to_resume(step, _typed(sys.argv[1:], job, out, local)),
-            show=lambda: make_progress(as_json=json),
-            after=lambda progress: show_sample(submission.request.job, out, progress),
+            local=local,
+            coordinator=coordinator,
+            insecure=insecure,
+            nodes=nodes,
+            join_s=join_s,
+            replace=replace,
+            resume=resume,
+            profile=profile,
+            plan=read_given_plan(plan) if plan else None,
+            choices=choices,
+            coordinator_wait_s=coordinator_wait_s,
         )
+        submission = dataclasses.replace(submission, web=web, web_token=web_token, log=log)
+        if detach:
+            submit_and_leave(submission, out, sys.argv[1:], as_json=json)
+        elif out is not None:
+            follow_run(
+                submission,
+                out,
+                notes,
+                how_to_resume=lambda step: how_to_resume(step, _typed(sys.argv[1:], job, out, local)),
+                show=lambda: make_progress(as_json=json),
+                after=lambda progress: show_sample(submission.request.job, out, progress),
+            )
 
 
 def check_extras(*, web: str, local: int, log: str, detach: bool) -> None:

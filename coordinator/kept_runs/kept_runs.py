@@ -12,10 +12,8 @@ A run that was under way when the coordinator ended is found as interrupted when
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
-import os
 import shutil
 import threading
 import time
@@ -28,8 +26,9 @@ from platformdirs import user_state_path
 
 from coordinator.kept_runs.kept_run import KeptRun
 from coordinator.kept_runs.record import RunRecord, chain_of, in_order, to_drop
-from ringtune.errors import BusyError, IntegrityError, UsageError
+from ringtune.errors import IntegrityError, UsageError
 from ringtune.files.durable import make_folder, remove_partial_files, storage_errors, write_durably
+from ringtune.files.owned import FileLock
 from ringtune.ids import RUN_ID
 from ringtune.rpc.addresses import split_address
 from ringtune.v1 import control_pb2
@@ -70,14 +69,12 @@ class KeptRuns:
         self._runs: dict[str, KeptRun] = {}
         with storage_errors(folder):
             make_folder(folder / _RUNS)
-            self._held = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._held)
-            raise BusyError(
-                f"another coordinator keeps its runs in {folder}; end it or give this one its own folder with --state"
-            ) from error
+        self._held = FileLock(
+            folder / "lock",
+            busy=f"another coordinator, {{holder}}, keeps its runs in {folder}; end it or give this one its own folder "
+            "with --state",
+        )
+        self._held.acquire()
         self._find()
         self.prune()
 
@@ -87,7 +84,7 @@ class KeptRuns:
             run.close()
         with suppress(OSError):  # one that is not empty stays: this version may not have been able to read all
             (self.folder / _RUNS).rmdir()
-        os.close(self._held)
+        self._held.release()
 
     def _find(self) -> None:
         for folder in sorted((self.folder / _RUNS).iterdir()):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from ringtune.errors import IntegrityError
-from ringtune.files.durable import rename_durably, storage_errors, write_durably
+from ringtune.files.durable import remove_folder, replace_folder, storage_errors, write_durably
 from ringtune.models.result_files import BEST_FOLDER, RESULT_FOLDERS
 from ringtune.rounds.checkpoint import CheckpointManifest
 
@@ -67,12 +67,11 @@ class BestFolder:
         for name in RESULT_FOLDERS:
             source, target = self._folder / str(step) / name, self._run / name
             part = target.with_name(target.name + ".part")
-            with storage_errors(target):
-                for old in (target, part) if source.is_dir() else ():
-                    shutil.rmtree(old, ignore_errors=True)
-                if source.is_dir():
+            if source.is_dir():
+                remove_folder(part)
+                with storage_errors(target):
                     shutil.copytree(source, part, copy_function=_copy_durably)
-                    rename_durably(part, target)
+                replace_folder(part, target)
 
     def go_back_to(self, step: int) -> None:
         """Drop the results of later steps: they may never come to be."""

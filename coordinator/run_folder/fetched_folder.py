@@ -11,68 +11,97 @@ short is not: it is fetched again.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from coordinator.run_folder.checkpoints import FOLDER
-from coordinator.run_folder.folder import FETCHING, LOG, RunFolder, files_of_run, remove, remove_folder, require_no_run
+from coordinator.run_folder.folder import (
+    FETCHING,
+    KIND,
+    OF_COMMAND,
+    RunFolder,
+    claim_run_folder,
+    files_of_run,
+    lock_of,
+    put_run_aside,
+    remove_if_nothing_began,
+    require_no_run,
+)
 from coordinator.run_folder.place import PLACE
-from ringtune.files.durable import rename_durably, storage_errors
+from ringtune.files.durable import remove_folder, rename_durably, storage_errors
+from ringtune.files.owned import claim, is_claimed
 
 _LAST = (FOLDER, "report.json")
 
 
 @contextmanager
-def fetched_folder(out: Path, *, replace: bool, goes_on: bool) -> Iterator[RunFolder]:
+def fetched_folder(
+    out: Path, *, replace: bool, goes_on: bool, is_same: bool = False, say: Callable[[str], object] = lambda line: None
+) -> Iterator[RunFolder]:
     """Yield a folder whose files take the place of a run's when the context ends without an error.
 
     Args:
         out: folder of the run; made if it is not there.
         replace: whether files of a run there may be replaced.
         goes_on: the folder yielded has a copy of the files that are there; else none.
+        is_same: the files that are there are of the same run, so they go once all have come; those of another run
+            are put aside.
+        say: takes a line on where the files of another run are now.
 
     Raises:
-        UsageError: there is a run already, and it may not be replaced.
+        UsageError: there is a run already, and it may not be replaced; or something else.
+        BusyError: another process writes there.
         StorageError: the folder can't be used, or there is no room; the files in it are as before.
     """
     is_new = not out.exists()
-    before = tuple(name for name in files_of_run(out) if name != FETCHING)
-    coming = out / FETCHING
-    remove_folder(coming)
-    if not goes_on:
-        require_no_run(out, before, replace=replace)
-    replaced = tuple(name for name in before if name != LOG) if goes_on else before
-    try:
-        if goes_on:
-            _copy(out, coming, replaced)
-        with RunFolder(coming, resume=goes_on) as folder:
-            yield folder
-    except BaseException:
-        shutil.rmtree(coming, ignore_errors=True)
-        if is_new:
-            with contextlib.suppress(OSError):
-                out.rmdir()
-        raise
-    _take_over(coming, out, replaced)
+    claim_run_folder(out)
+    with lock_of(out):
+        before = tuple(name for name in files_of_run(out) if name != FETCHING)
+        coming = out / FETCHING
+        if is_claimed(coming, KIND):
+            remove_folder(coming)
+        if not goes_on:
+            require_no_run(out, before, replace=replace)
+        is_same = is_same or goes_on
+        replaced = tuple(name for name in before if not is_same or name not in OF_COMMAND)
+        try:
+            claim(coming, KIND)
+            if goes_on:
+                _copy(out, coming, replaced)
+            with RunFolder(coming, resume=True) as folder:
+                yield folder
+        except BaseException:
+            if is_claimed(coming, KIND):
+                shutil.rmtree(coming, ignore_errors=True)
+            if is_new:
+                remove_if_nothing_began(out)
+            raise
+        aside = _take_over(coming, out, replaced)
+        if aside is not None and is_same:
+            remove_folder(aside)
+        elif aside is not None:
+            say(f"the files of the earlier run are in {aside}")
 
 
 def _copy(source: Path, target: Path, names: Iterable[str]) -> None:
     with storage_errors(target):
-        target.mkdir()
         for name in names:
             copy = shutil.copytree if (source / name).is_dir() else shutil.copyfile
             copy(source / name, target / name)
 
 
-def _take_over(coming: Path, out: Path, replaced: Iterable[str]) -> None:
-    """Put new files in the place of the old ones, in an order that never leaves what looks complete but is not."""
+def _take_over(coming: Path, out: Path, replaced: Iterable[str]) -> Path | None:
+    """Put new files in the place of the old ones, in an order that never leaves what looks complete but is not.
+
+    Returns:
+        Where the old ones are now.
+    """
+    aside = put_run_aside(out, sorted(replaced, key=_LAST.__contains__, reverse=True))
     if (coming / PLACE).exists():
         rename_durably(coming / PLACE, out / PLACE)
-    for name in sorted(set(replaced) - {PLACE}, key=_LAST.__contains__, reverse=True):
-        remove(out / name)
     for name in sorted(files_of_run(coming), key=_LAST.__contains__):
         rename_durably(coming / name, out / name)
     remove_folder(coming)
+    return aside

@@ -9,6 +9,8 @@
     DIR/recordings/  if asked for             DIR/logs/  with --local
     DIR/best/          results of the best evaluations, where the run keeps the best one
     DIR/checkpoints/   manifests, and with --local the nodes' shards
+    DIR/.ringtune-run  the marker: the folder was empty when a run began to use it; DIR/.ringtune-lock is held by the
+                       process that writes here
     DIR/run.json       the run's id, and the coordinator that drives it
     DIR/run.log        what the command printed when it had no terminal: it was detached, or the terminal was closed
     DIR/parts/         of a run that was stopped: what its earlier parts have left
@@ -16,6 +18,9 @@
 
 A file grows as ``NAME.part`` and gets its name when it is complete and its digest is right; ``metrics.jsonl``
 alone grows under its own name, a whole line at a time. Paths come from another machine: they are checked.
+
+A folder without the marker that is not empty is refused, so no file of the user's has a name of these. What a new run
+takes the place of is moved to ``DIR.replaced-<time>``.
 """
 
 from __future__ import annotations
@@ -24,9 +29,7 @@ import contextlib
 import json
 import os
 import re
-import shutil
-import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -37,31 +40,40 @@ from coordinator.run_folder.parts import RunParts
 from coordinator.run_folder.place import PLACE
 from coordinator.run_folder.tables_file import NAME as TABLES
 from coordinator.run_folder.tables_file import TablesFile
-from ringtune.errors import IntegrityError, StorageError, UsageError
+from coordinator.run_folder.tensorboard import TENSORBOARD
+from ringtune.errors import IntegrityError, RingTuneError, UsageError
 from ringtune.files.chunks import FileJoiner
 from ringtune.files.durable import make_folder, rename_durably, storage_errors, write_durably
+from ringtune.files.given_files import read_json
+from ringtune.files.owned import LOCK, FileLock, claim, is_claimed, mark, marker, put_aside, require_free
 from ringtune.files.strict import parse_json
-from ringtune.jobs.job import parse_job
+from ringtune.jobs.job import Job, load_job, parse_job
 from ringtune.models.result_files import BEST_FOLDER, RESULT_FOLDERS
 from ringtune.rounds.checkpoint import CheckpointManifest
 from ringtune.rounds.job_changes import changed_keys
 from ringtune.rounds.length import LENGTH_KEYS, Length
+from ringtune.schedule.plan_0_1 import read_any_plan
 from ringtune.v1 import control_pb2
 
 LOG = "run.log"
 """What the command of a run printed when it had no terminal."""
 
-_OWN_FILES = (PLACE, LOG, "job.toml", "plan.json", "profile.json", "metrics.jsonl", "report.json", "trace.json", TABLES)
 FETCHING = "fetching"
 """What has come of a run that is being fetched."""
 
-_OWN_FOLDERS = (*RESULT_FOLDERS, BEST_FOLDER, "recordings", "logs", FOLDER, PARTS, FETCHING)
-_OF_COMMAND = (PLACE, LOG, "logs", FETCHING)
-_REMOVE_S = 5.0
-_RETRY_S = 0.1
-_PART = ".part"
+KIND = "run"
+ASKED = "asked.toml"
+"""The job of a run that Python goes on with in the background."""
+
 METRICS = "metrics.jsonl"
-_JOB, _PLAN, _REPORT = "job.toml", "plan.json", "report.json"
+_JOB, _PLAN, _REPORT, _TRACE = "job.toml", "plan.json", "report.json", "trace.json"
+_OWN_FILES = (PLACE, LOG, _JOB, ASKED, "profile.json", METRICS, _REPORT, _TRACE, TABLES, _PLAN)
+_OWN_FOLDERS = (*RESULT_FOLDERS, BEST_FOLDER, "recordings", "logs", FOLDER, PARTS, FETCHING, TENSORBOARD)
+_OF_RUN = frozenset({_PLAN, METRICS, _REPORT, _TRACE, *RESULT_FOLDERS, BEST_FOLDER, PARTS})
+OF_COMMAND = frozenset({PLACE, LOG, ASKED, "logs", FETCHING, TENSORBOARD})
+"""What the command on this machine writes, whichever part of the run it follows."""
+
+_PART = ".part"
 _PATH = re.compile(r"[a-z0-9][A-Za-z0-9._-]*(/[a-zA-Z0-9][A-Za-z0-9._-]*){0,3}")
 
 
@@ -69,18 +81,15 @@ class RunFolder:
     """Writes one run's folder.
 
     Args:
-        path: of the folder; made if it is not there.
-        replace: whether the files of an earlier run there may be removed; others are never touched. What a run
-            left that was refused before it had a plan is removed without asking.
+        path: of the folder; made if it is not there, when the context is entered.
+        replace: whether the files of an earlier run there may be put aside; others are never touched. Job and logs of
+            a run that was refused before it had a plan are written over without asking.
         resume: go on with the run that is there.
 
     Attributes:
         checkpoints: the manifests.
         tables: the operation tables that the run has chosen.
-
-    Raises:
-        UsageError: there is a run already.
-        StorageError: something else than a folder is there, or none can be made.
+        replaced: where the files of the earlier run are now; None if there was none.
     """
 
     def __init__(self, path: Path, *, replace: bool = False, resume: bool = False) -> None:
@@ -90,40 +99,44 @@ class RunFolder:
         self._best = BestFolder(path)
         self._parts = RunParts(path)
         self._growing: dict[str, FileJoiner] = {}
-        self._prepare(replace, resume)
-
-    def _prepare(self, replace: bool, resume: bool) -> None:
-        self._is_new = not self.path.exists()
-        own = files_of_run(self.path)
-        if resume:
-            return
-        require_no_run(self.path, own, replace=replace)
-        for name in own:
-            remove(self.path / name)
+        self._replace, self._resume = replace, resume
+        self.replaced: Path | None = None
+        self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> RunFolder:
-        """Return the folder."""
+        """Take the folder, which nobody else may write meanwhile.
+
+        Raises:
+            UsageError: somebody has other files there, or there is a run already.
+            BusyError: another process writes there; names it.
+            StorageError: something else than a folder is there, or none can be made.
+        """
+        self._is_new = not self.path.exists()
+        claim_run_folder(self.path)
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(lock_of(self.path))
+            undo.callback(self._let_go)
+            if not self._resume:
+                own = files_of_run(self.path)
+                require_no_run(self.path, own, replace=self._replace)
+                if holds_run(own) or self._replace:
+                    self.replaced = put_run_aside(self.path, own)
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close the open files; a file that is not complete keeps ``.part`` in its name."""
-        self._let_go()
         if error is not None and self._is_new:
-            self._remove_if_nothing_began()
+            remove_if_nothing_began(self.path)
+        self._undo.close()
 
     def _let_go(self) -> None:
         """Close the files that are not complete."""
         for growing in self._growing.values():
             growing.file.close()
         self._growing.clear()
-
-    def _remove_if_nothing_began(self) -> None:
-        """Remove a folder that was made for a run of which nothing is left but what was asked."""
-        with contextlib.suppress(OSError):
-            if {entry.name for entry in self.path.iterdir()} <= {_JOB, PLACE}:
-                remove_folder(self.path)
 
     def write_text(self, name: str, text: str) -> None:
         """Write a whole small file at once.
@@ -203,12 +216,14 @@ class RunFolder:
         self._best.go_back_to(step)
         self._parts.begin(step)
 
-    def begin_anew(self) -> None:
-        """Remove what the run has left so far: it begins anew, because it had no checkpoint to go on from."""
+    def begin_anew(self) -> Path | None:
+        """Put aside what the run has left so far: it begins anew, because it had no checkpoint to go on from.
+
+        Returns:
+            Where that is now; None if there was nothing.
+        """
         self._let_go()
-        for name in files_of_run(self.path):
-            if name not in _OF_COMMAND:
-                remove(self.path / name)
+        return put_run_aside(self.path, [name for name in files_of_run(self.path) if name not in OF_COMMAND])
 
     def add_chunk(self, chunk: control_pb2.FileChunk) -> Path | None:
         """Append a chunk to a result file; several files may grow together.
@@ -240,49 +255,138 @@ class RunFolder:
         return target
 
 
-def files_of_run(folder: Path) -> tuple[str, ...]:
-    """List the files and folders of a run in a folder, by name; the folder is made if it is not there.
+def lock_of(folder: Path) -> FileLock:
+    """The lock of a run's folder, which every command takes that writes there."""
+    busy = f"{{holder}} writes into {folder}; wait for its end, or choose another folder"
+    return FileLock(folder / LOCK, busy=busy, is_reentrant=True)
+
+
+@contextlib.contextmanager
+def held_for_resume(folder: Path) -> Iterator[None]:
+    """Keep others from writing into the folder of a run from where it is read until it goes on.
 
     Raises:
-        StorageError: something else than a folder is there, or none can be made.
+        UsageError: it is not the folder of a run.
+        BusyError: another process writes there; names it.
     """
+    if not folder.is_dir():  # whoever reads it says so
+        yield
+        return
+    require_run_folder(folder)
+    with lock_of(folder):
+        yield
+
+
+def claim_run_folder(folder: Path) -> None:
+    """Make a folder that of a run, or recognise one; see ``require_run_folder``.
+
+    Raises:
+        UsageError: it holds something else.
+        StorageError: it can't be made.
+    """
+    require_run_folder(folder)
+    if folder.exists() and _is_of_earlier_version(folder):
+        mark(folder, KIND)
+    claim(folder, KIND)
+
+
+def require_run_folder(folder: Path) -> None:
+    """Refuse a folder that is not there for a run: it is not empty, and neither has the marker nor an earlier run.
+
+    Writes nothing. Earlier versions wrote no marker; their run is known by job, plan and metrics that can be read.
+
+    Raises:
+        UsageError: it holds something else.
+        StorageError: something else than a folder is there.
+    """
+    if not _is_of_earlier_version(folder):
+        require_free(folder, KIND)
+
+
+def _is_of_earlier_version(folder: Path) -> bool:
+    """Whether a folder without a marker has a run: its job and plan are parsed, and so is a line of its metrics."""
+    if is_claimed(folder, KIND) or not (folder / METRICS).is_file():
+        return False
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        present = sorted(entry.name for entry in folder.iterdir())
-    except OSError as error:
-        raise StorageError(f"can't use {folder} for the run's files: {error.strerror}; choose another") from error
-    return tuple(name for name in present if name.removesuffix(_PART) in _OWN_FILES + _OWN_FOLDERS)
+        load_job(folder / _JOB, is_record=True)
+        read_any_plan(read_json(folder / _PLAN))
+        with (folder / METRICS).open(encoding="utf-8") as file:
+            return "step" in parse_json(file.readline())
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RingTuneError):
+        return False
+
+
+def remove_if_nothing_began(folder: Path) -> None:
+    """Remove a folder that was made for a run of which nothing is left but what was asked."""
+    ours = {_JOB, PLACE, marker(KIND), LOCK}
+    with contextlib.suppress(OSError):
+        if {entry.name for entry in folder.iterdir()} <= ours:
+            for name in ours:
+                (folder / name).unlink(missing_ok=True)
+            folder.rmdir()
+
+
+def files_of_run(folder: Path) -> tuple[str, ...]:
+    """List the files and folders of a run in a folder, by name; none if the folder is not there.
+
+    The plan comes last: where a move of them all is cut short, what is left is still known as a run.
+
+    Raises:
+        StorageError: something else than a folder is there.
+    """
+    with storage_errors(folder):
+        present = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+    own = [name for name in present if name.removesuffix(_PART) in _OWN_FILES + _OWN_FOLDERS]
+    return tuple(sorted(own, key=lambda name: (name == _PLAN, name)))
+
+
+def holds_run(own: Collection[str]) -> bool:
+    """Whether files of a run are more than what was asked, measured and printed before there was a plan."""
+    return any(name.removesuffix(_PART) in _OF_RUN for name in own)
 
 
 def require_no_run(folder: Path, own: Sequence[str], *, replace: bool) -> None:
-    """Refuse a folder with a run that has a plan, unless it may be replaced.
+    """Refuse a folder with a run, unless it may be replaced.
 
     Args:
         folder: to be written.
         own: files of a run in it.
-        replace: whether they may be removed.
+        replace: whether they may be put aside.
 
     Raises:
         UsageError: they may not.
     """
-    if _PLAN in own and not replace:
+    if holds_run(own) and not replace:
+        first = [*sorted(own, key=lambda name: (name not in _OF_RUN, name))][:3]
         raise UsageError(
-            f"{folder} already holds a run ({', '.join(own[:3])}); choose another, or add --replace or --resume"
+            f"{folder} already holds a run ({', '.join(first)}); choose another, or add --replace or --resume"
         )
 
 
-def remove(entry: Path) -> None:
-    """Remove a file or a folder; a log into which this process prints is emptied.
+def require_inputs_elsewhere(folder: Path, job: Job) -> None:
+    """Refuse rows or a model that lie where the run writes, before one of them is moved or written over.
 
     Raises:
-        UsageError: a folder can't be removed.
+        UsageError: names the key, the path and the remedy.
     """
-    if entry.is_dir():
-        remove_folder(entry)
-    elif _is_own_output(entry):
-        os.truncate(entry, 0)
-    else:
-        entry.unlink()
+    places = [(folder / name).resolve() for name in (*_OWN_FILES, *_OWN_FOLDERS)]
+    inputs = {"data.train": job.data.train, "data.eval": job.data.eval, "model.path": job.model.path}
+    for key, text in inputs.items():
+        path = Path(text).resolve()
+        if text and any(path == place or place in path.parents for place in places):
+            raise UsageError(f"{key} = {text!r} lies where the run writes its own files; give another --out")
+
+
+def put_run_aside(folder: Path, own: Iterable[str]) -> Path | None:
+    """Move files of a run into a new folder beside it; a log into which this process prints stays.
+
+    Returns:
+        The new folder; None if there was nothing to move.
+
+    Raises:
+        StorageError: it can't be made.
+    """
+    return put_aside(folder, [name for name in own if not _is_own_output(folder / name)], KIND)
 
 
 def _is_own_output(path: Path) -> bool:
@@ -291,22 +395,3 @@ def _is_own_output(path: Path) -> bool:
         return os.path.samestat(os.fstat(1), path.stat())
     except OSError:
         return False
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder, if it is there; try for ``_REMOVE_S``, because an agent of a killed run may write in it.
-
-    Raises:
-        UsageError: it can't be removed.
-    """
-    deadline_s = time.monotonic() + _REMOVE_S
-    while True:
-        try:
-            shutil.rmtree(folder)
-            return
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            if time.monotonic() >= deadline_s:
-                raise UsageError(f"can't remove {folder}: {error.strerror}; remove it, or choose another") from error
-        time.sleep(_RETRY_S)

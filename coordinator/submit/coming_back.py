@@ -130,5 +130,7 @@ class Following:
             + ("begins anew, as there was no checkpoint" if is_anew else "goes on from what its nodes have saved")
         )
         if is_anew and self._folder is not None:
-            self._folder.begin_anew()
+            aside = self._folder.begin_anew()
+            if aside is not None:
+                self._say(f"what it had written until then is in {aside}")
         self._run_id, self._num_heard = after.run_id, 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.kept_runs.record import RunRecord
+from coordinator.kept_runs.record import RunRecord, chain_of
 from coordinator.kept_runs.taking_up import last_of
 from coordinator.run_folder.checkpoints import RunCheckpoints
 from coordinator.run_folder.event_files import EventFiles
@@ -38,17 +39,26 @@ def kept_record(client: Connection, run_id: str) -> RunRecord:
     return records[last_of(records, run_id)]
 
 
-def fetch_run(client: Connection, record: RunRecord, out: Path, *, replace: bool) -> None:
+def fetch_run(
+    client: Connection,
+    record: RunRecord,
+    out: Path,
+    *,
+    replace: bool,
+    say: Callable[[str], object] = lambda line: None,
+) -> None:
     """Write what a coordinator keeps of a run into a folder, and tell it that this was done.
 
     A run that goes on another one gets the files of both, as if one submitter had followed them. Of a run that is
-    under way the folder gets what there is; it can be fetched again. Files that are there stay until all have come.
+    under way the folder gets what there is; it can be fetched again. Files that are there stay until all have come;
+    those of another run are then put aside.
 
     Args:
         client: of the coordinator.
         record: of the run.
         out: folder of the run; made if it is not there.
         replace: whether files of a run there may be replaced.
+        say: takes a line on what was put aside.
 
     Raises:
         RingTuneError: the folder holds another run, can't be written, or the connection is lost.
@@ -57,7 +67,11 @@ def fetch_run(client: Connection, record: RunRecord, out: Path, *, replace: bool
     first = next(events, control_pb2.RunEvent())
     has_beginning = first.run_id == record.first_run
     place = RunPlace(run_id=record.run_id, coordinator=client.address, is_local=False, pid=os.getpid())
-    with fetched_folder(out, replace=replace, goes_on=not has_beginning) as folder:
+    before = read_place(out) if out.is_dir() else None
+    chain = chain_of({known.run_id: known for known in client.runs()}, record.run_id)
+    is_same = before is not None and before.run_id in {known.run_id for known in chain}
+    goes_on = not has_beginning
+    with fetched_folder(out, replace=replace, goes_on=goes_on, is_same=is_same, say=say) as folder:
         place.write(folder.path)
         write = EventFiles(folder, on_saved=lambda _run_id, _step: None)
         write(first)

@@ -38,7 +38,7 @@ class Submission:
         local: nodes to start on this machine; 0 = those of ``coordinator``.
         coordinator: ``host:port``; empty with ``local``.
         insecure: whether it may be on another machine, without encryption.
-        replace: whether the files of a run in the folder may be removed.
+        replace: whether the files of a run in the folder may be put aside.
         coordinator_wait_s: how long to wait for a coordinator that is away, in seconds.
         web: ``host:port`` of the page of a local run; empty = none.
         web_token: file with its token; None = a new one.
@@ -83,7 +83,7 @@ def follow_run(
         RunFolder(out, replace=asked.replace, resume=asked.request.resume is not None) as folder,
         show() as progress,
     ):
-        for note in notes:
+        for note in (*notes, *_of_replaced(folder)):
             progress.note(note)
         goes_on = False
         try:
@@ -110,6 +110,11 @@ def follow_run(
 
 
 _ONLY_A_FAULT: Final = "resuming helps only if that was a fault of a machine: the same numbers would diverge again"
+
+
+def _of_replaced(folder: RunFolder) -> list[str]:
+    """Say where the files of an earlier run are now, if there was one."""
+    return [f"the files of the earlier run are in {folder.replaced}"] if folder.replaced else []
 
 
 def _ring(asked: Submission, folder: RunFolder, progress: Progress) -> AbstractContextManager[Client]:
@@ -184,7 +189,12 @@ def submit_and_leave(asked: Submission, out: Path | None, arguments: Sequence[st
     Raises:
         RingTuneError: the run can't be started.
     """
-    place = start_in_background(out, arguments)[0] if asked.local and out is not None else submit(asked, out)
+    say = _say_nothing if as_json else typer.echo
+    if asked.local and out is not None:
+        begin_in_background(asked, out, say)
+        place = start_in_background(out, [word for word in arguments if word != "--replace"])[0]
+    else:
+        place = submit(asked, out, say=say)
     if as_json:
         typer.echo(json.dumps({"event": "detached", **dataclasses.asdict(place), "out": str(out) if out else ""}))
         return
@@ -192,12 +202,33 @@ def submit_and_leave(asked: Submission, out: Path | None, arguments: Sequence[st
         typer.echo(line)
 
 
-def submit(asked: Submission, out: Path | None) -> RunPlace:
+def begin_in_background(asked: Submission, out: Path, say: Callable[[str], object]) -> None:
+    """Refuse a local run's folder here, and put an earlier run aside before the log of this one is opened.
+
+    Args:
+        asked: what, and where.
+        out: folder of the run.
+        say: takes a line.
+
+    Raises:
+        RingTuneError: the folder can't be used.
+    """
+    with RunFolder(out, replace=asked.replace, resume=asked.request.resume is not None) as folder:
+        for line in _of_replaced(folder):
+            say(line)
+
+
+def _say_nothing(line: str) -> None:
+    """Take a line that is not to be shown."""
+
+
+def submit(asked: Submission, out: Path | None, *, say: Callable[[str], object] = _say_nothing) -> RunPlace:
     """Start a run on a coordinator that keeps it, and return as soon as it trains.
 
     Args:
         asked: what, and where.
         out: folder of the run, which gets nothing but where the run is driven; None = none.
+        say: takes a line.
 
     Returns:
         Where it is driven.
@@ -205,10 +236,12 @@ def submit(asked: Submission, out: Path | None) -> RunPlace:
     Raises:
         RingTuneError: the coordinator keeps no runs, or the run failed before it trained.
     """
-    with Client(asked.coordinator, insecure=asked.insecure) as client:
+    resume = asked.request.resume is not None
+    with Client(asked.coordinator, insecure=asked.insecure) as client, contextlib.ExitStack() as held:
         if out is not None:
-            with RunFolder(out, replace=asked.replace, resume=asked.request.resume is not None):
-                pass
+            folder = held.enter_context(RunFolder(out, replace=asked.replace, resume=resume))
+            for line in _of_replaced(folder):
+                say(line)
         run_id = client.start(asked.request)
         place = _place(run_id, client.address, asked)
         if out is not None:

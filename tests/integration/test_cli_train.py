@@ -16,6 +16,7 @@ from ringtune.errors import InterruptedRunError
 from tests.support import measured, tiny
 from tests.support.processes import RUN_S, agents_below, run_ringtune, start_ringtune
 
+NODES = ("node-0", "node-1")
 JOB = """
 [model]
 path = "model"
@@ -52,13 +53,13 @@ def write_job(folder: Path, rounds: int) -> Path:
 
 def start(folder: Path, out: Path, *options: str | Path, rounds: int) -> subprocess.Popen[str]:
     """Begin to train on two local nodes, with JSON lines."""
-    measured.recall(states(out))
+    measured.recall_in(out, NODES)
     return start_ringtune("train", write_job(folder, rounds), "--local", "2", "--out", out, "--json", *options)
 
 
 def states(out: Path) -> list[Path]:
     """Where the nodes of a run keep what is theirs."""
-    return [RunCheckpoints(out).node_states() / name for name in ("node-0", "node-1")]
+    return [RunCheckpoints(out).node_states() / name for name in NODES]
 
 
 def events_until(process: subprocess.Popen[str], kind: str) -> list[dict[str, Any]]:

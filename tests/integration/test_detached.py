@@ -44,7 +44,7 @@ def wait_ended(pid: int) -> None:
 def test_local_run_is_detached_stopped_and_gone_on_with(tmp_path: Path) -> None:
     """It outlives its command, ``stop`` saves it, and it goes on where it was, detached again."""
     job, out = write_inputs(tmp_path), tmp_path / "out"
-    measured.recall(RunCheckpoints(out).node_states() / name for name in NODES)
+    measured.recall_in(out, NODES)
     saved = 0
     for more in ([], ["--resume"]):
         arguments = ["train", job, "--local", 3, "--out", out, "--set", "train.max_steps=20000", "--detach", *more]

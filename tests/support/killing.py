@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 
 from coordinator.records.step_lines import is_step
-from coordinator.run_folder.checkpoints import RunCheckpoints
 from ringtune.errors import UsageError
 from tests.support import measured, tiny
 from tests.support.cluster import TEMPLATE
@@ -77,8 +76,7 @@ class LocalRun:
 
     def __init__(self, job: Path, out: Path, *options: str) -> None:
         out.mkdir(exist_ok=True)
-        self._states = [RunCheckpoints(out).node_states() / name for name in NODES]
-        measured.recall(self._states)
+        self._states = measured.recall_in(out, NODES)
         command = [sys.executable, "-m", "ringtune.cli", "train", str(job), "--local", str(len(NODES))]
         self._errors = (out.parent / f"{out.name}.err").open("w+")
         self.process = subprocess.Popen(  # noqa: S603 - our own module
@@ -140,8 +138,7 @@ class Ended:
 def run_whole(job: Path, out: Path, *options: str) -> Ended:
     """Train with three local nodes, forked from the template of the tests, to the end of the run."""
     out.mkdir(exist_ok=True)
-    states = [RunCheckpoints(out).node_states() / name for name in NODES]
-    measured.recall(states)
+    states = measured.recall_in(out, NODES)
     command = ("train", job, "--local", len(NODES), "--out", out, "--json", *options)
     done = run_here(TEMPLATE.get, *command)
     measured.keep(states)

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from coordinator.run_folder.checkpoints import RunCheckpoints
+from coordinator.run_folder.folder import claim_run_folder
 from edge.measuring.cache import CACHE_FILE, SCHEMA
 
 _ENTRIES: dict[str, Any] = {}
@@ -22,6 +24,15 @@ def recall(states: Iterable[Path]) -> None:
         if _ENTRIES and not (state / CACHE_FILE).exists():
             state.mkdir(parents=True, exist_ok=True)
             (state / CACHE_FILE).write_text(json.dumps({"schema": SCHEMA, "entries": _ENTRIES}))
+
+
+def recall_in(out: Path, names: Iterable[str]) -> list[Path]:
+    """Give local nodes what others have measured, in the folder of their run; return the nodes' folders."""
+    states = [RunCheckpoints(out).node_states() / name for name in names]
+    if _ENTRIES:
+        claim_run_folder(out)
+        recall(states)
+    return states
 
 
 def keep(states: Iterable[Path]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy
 from safetensors.numpy import save
 
+from ringtune.files.owned import mark
 from ringtune.models.adapters.adapter_config import auxiliary_of
 from ringtune.models.adapters.auxiliary_file import describe
 from ringtune.schedule.extent import Owner
@@ -39,6 +40,7 @@ def plan(**changes: object) -> Plan:
 def write_run(folder: Path) -> Path:
     """A run's folder: job, plan, report and adapter."""
     (folder / "adapter").mkdir(parents=True)
+    mark(folder, "run")
     wanted = job(model__path="/srv/carol/models/tiny", data__train="/srv/carol/rows/train.csv")
     (folder / "job.toml").write_text(wanted.to_toml())
     (folder / "plan.json").write_text(json.dumps(plan().to_json()))

@@ -11,7 +11,9 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,8 @@ from ringtune import failpoints
 from ringtune.errors import StorageError
 
 PARTIAL_SUFFIX = ".tmp"
+_REMOVE_S = 5.0
+_RETRY_S = 0.1
 
 
 def write_durably(path: Path, content: bytes, *, mode: int = 0o666) -> None:
@@ -104,6 +108,48 @@ def drop_file(path: Path) -> None:
     """Remove a file, or a link in its place but not what it leads to; a folder there stays."""
     if path.is_symlink() or is_plain_file(path):
         path.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of ours, if it is there; for 5 s, because a process that was killed may still write in it.
+
+    Raises:
+        StorageError: it can't be removed.
+    """
+    deadline_s = time.monotonic() + _REMOVE_S
+    while True:
+        try:
+            shutil.rmtree(folder)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline_s:
+                raise StorageError(f"can't remove {folder}: {error.strerror}; remove it, or choose another") from error
+        time.sleep(_RETRY_S)
+
+
+def replace_folder(new: Path, target: Path) -> None:
+    """Give a complete folder the place of another one, which goes only when the new one has its name.
+
+    Raises:
+        StorageError: it can't be done; the old folder is under its name or, after a crash, beside it as ``*.old``.
+    """
+    old = target.with_name(f"{target.name}.{secrets.token_hex(4)}.old")
+    with storage_errors(target):
+        had_one = os.path.lexists(target)
+        if had_one:
+            target.rename(old)
+        try:
+            rename_durably(new, target)
+        except BaseException:
+            if had_one:
+                old.rename(target)
+            raise
+        if old.is_dir() and not old.is_symlink():
+            remove_folder(old)
+        elif had_one:
+            old.unlink()
 
 
 def rename_durably(path: Path, target: Path) -> None:

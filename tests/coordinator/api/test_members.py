@@ -106,7 +106,7 @@ def test_run_that_failed_leaves_no_new_folder(here: Path) -> None:
         ({"local": 2, "coordinator": "x:1"}, "give one of local=N"),
         ({"local": 2, "nodes": 2}, "nodes= is for coordinator="),
         ({"local": 2, "resume": True}, "goes on with the run in out=DIR"),
-        ({"local": 2, "out": "x", "resume": True, "replace": True}, "replace=True would remove it"),
+        ({"local": 2, "out": "x", "resume": True, "replace": True}, "replace=True would put it aside"),
         ({"local": 2, "plan": "p.json", "wire": "float16"}, "leave out microbatches= and wire="),
         ({"local": 2, "plan": "p.json", "resume": True, "out": "x"}, "the run's own plan"),
     ],

@@ -15,8 +15,20 @@ import typer
 from typer.testing import CliRunner
 
 from coordinator.submit import connection
+from coordinator.submit.local.agent_template import AgentTemplate
 from ringtune import cli, entry_points
-from ringtune.errors import CapacityError, ConnectionFailedError, JobError, UsageError, all_errors
+from ringtune.errors import (
+    CapacityError,
+    ConnectionFailedError,
+    DataError,
+    JobError,
+    ModelError,
+    UsageError,
+    all_errors,
+)
+from ringtune.files.owned import mark
+from tests.support.model_folder import write_model
+from tests.support.saved_runs import write_run
 
 REPOSITORY = Path(__file__).parents[3]
 COMMANDS = (
@@ -170,13 +182,48 @@ def test_cli_unknown_coordinator_is_an_error_within_seconds(monkeypatch: pytest.
     assert "no coordinator answers at 127.0.0.1:9 (waited 0.2 s)" in result.stderr
 
 
-def test_cli_refuses_more_local_nodes_than_memory(tmp_path: Path) -> None:
-    """A million nodes are refused before one is started."""
-    path = tmp_path / "job.toml"
-    path.write_text('[model]\npath = "m"\n[data]\ntrain = "train.csv"\n')
-    result = ringtune("train", str(path), "--local", "1000000", "--out", str(tmp_path / "out"))
-    assert result.returncode == CapacityError.exit_code
-    assert "1000000 local nodes need" in result.stderr
+@pytest.mark.parametrize(
+    ("wrong", "exit_code", "says"),
+    [
+        ("nodes", CapacityError.exit_code, "1000000 local nodes need"),
+        ("model", ModelError.exit_code, "model"),
+        ("rows", DataError.exit_code, "label"),
+        ("job", JobError.exit_code, "train.batch"),
+        ("folder", UsageError.exit_code, "is not the folder of a run: it holds notes.txt"),
+        ("place", UsageError.exit_code, "lies where the run writes its own files"),
+        ("run", UsageError.exit_code, "already holds a run"),
+    ],
+)
+def test_train_that_is_refused_has_started_and_written_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, exit_code: int, says: str
+) -> None:
+    """Folder, job, rows, model and memory are looked at before a node is started, and no file changes."""
+    monkeypatch.setattr(AgentTemplate, "__enter__", lambda template: pytest.fail("a process was started"))
+    out = tmp_path / "out"
+    model = out / "model" if wrong == "place" else tmp_path / "tiny"
+    write_model(model)
+    job = tmp_path / "job.toml"
+    rows = "text\na fine film\n" if wrong == "rows" else "text,label\na fine film,good\na bad one,bad\n"
+    (tmp_path / "train.csv").write_text(rows)
+    model = out / "logs" if wrong == "place" else model
+    key = "batch" if wrong == "job" else "batch_size"
+    job.write_text(f'[model]\npath = "{model}"\n[data]\ntrain = "train.csv"\n[train]\n{key} = 4\nmax_length = 8\n')
+    if wrong == "model":
+        (model / "config.json").write_text("{}")
+    if wrong == "folder":
+        out.mkdir()
+        (out / "notes.txt").write_text("mine")
+    if wrong == "place":
+        mark(out, "run")
+        (out / "model").rename(out / "logs")
+    if wrong == "run":
+        write_run(out)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    words = ["train", str(job), "--local", "1000000" if wrong == "nodes" else "1", "--out", str(out)]
+    result = CliRunner().invoke(cli.app, words)
+    assert (result.exit_code, says in result.stderr) == (exit_code, True), result.stderr
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert out.exists() == (wrong in ("folder", "place", "run"))
 
 
 def test_cli_explains_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,8 @@ def test_run_writes_the_whole_folder(tmp_path: Path) -> None:
         run(cluster, tmp_path / "out")
     names = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
     assert names == [
+        ".ringtune-lock",
+        ".ringtune-run",
         "adapter/adapter.safetensors",
         "adapter/adapter_config.json",
         "adapter/head_config.json",

@@ -202,12 +202,15 @@ def test_cut_metrics_without_a_file_does_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_folder_that_is_replaced_loses_its_checkpoints(tmp_path: Path) -> None:
-    """--replace begins anew, the nodes' shards included."""
-    checkpoints = write_run(tmp_path, 4)
+def test_folder_that_is_replaced_begins_without_checkpoints(tmp_path: Path) -> None:
+    """--replace begins anew, the nodes' shards included; those of the earlier run are beside it."""
+    out = tmp_path / "run"
+    checkpoints = write_run(out, 4)
     (checkpoints.node_states() / "node-0").mkdir(parents=True)
-    RunFolder(tmp_path, replace=True)
-    assert not list(tmp_path.iterdir())
+    with RunFolder(out, replace=True) as folder:
+        assert not folder.checkpoints.steps() and not folder.checkpoints.node_states().exists()
+    assert folder.replaced is not None and (folder.replaced / "checkpoints/nodes/node-0").is_dir()
+    assert find_resume(folder.replaced, JOB, print) is not None
 
 
 def test_checkpoints_around_the_loss_of_an_owner(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from coordinator.run_folder import fetched_folder as module
 from coordinator.run_folder.fetched_folder import fetched_folder
 from coordinator.run_folder.place import RunPlace, read_place
+from coordinator.run_folder.saved_run import read_run
 from ringtune.errors import StorageError
 from ringtune.files.durable import rename_durably
 from tests.support.saved_runs import write_run
@@ -70,5 +71,6 @@ def test_fetched_folder_that_is_cut_short_does_not_look_complete(
         fetch(out)
     assert read_place(out) == (PLACE if calls else None)
     has = [(out / name).exists() for name in ("adapter", "plan.json", "checkpoints/step-8.json", "report.json")]
-    if calls:
-        assert has == [number < calls - 1 for number in range(4)]
+    assert has == [number < calls - 1 for number in range(4)]
+    (aside,) = tmp_path.glob("run.replaced-*")
+    assert read_run(aside).report["steps"] == 8, "the earlier run is whole"

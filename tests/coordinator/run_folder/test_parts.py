@@ -134,7 +134,8 @@ def test_parts_with_a_damaged_list_are_those_of_a_run_in_one_part(tmp_path: Path
 
 def test_folder_that_is_replaced_forgets_its_parts(tmp_path: Path) -> None:
     """A new run in an old folder has no past."""
-    part(tmp_path, 0, 4, resume=False, report=False)
-    part(tmp_path, 2, 4, resume=True, report=True)
-    RunFolder(tmp_path, replace=True)
-    assert not (tmp_path / "parts").exists()
+    out = tmp_path / "run"
+    part(out, 0, 4, resume=False, report=False)
+    part(out, 2, 4, resume=True, report=True)
+    with RunFolder(out, replace=True):
+        assert not (out / "parts").exists()

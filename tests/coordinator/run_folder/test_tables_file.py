@@ -49,7 +49,8 @@ def test_tables_file_a_decision_that_comes_again_counts_once(tmp_path: Path) -> 
 @pytest.mark.parametrize(("step", "left"), [(0, []), (2, [0]), (4, [0]), (6, [0, 4]), (99, [0, 4, 8])])
 def test_tables_file_goes_back_with_the_run(tmp_path: Path, step: int, left: list[int]) -> None:
     """Decisions for the step itself are made again; those before it stand."""
-    filled(tmp_path, 0, 4, 8)
+    with RunFolder(tmp_path):
+        filled(tmp_path, 0, 4, 8)
     with RunFolder(tmp_path, resume=True) as folder:
         folder.go_back_to(step)
     assert [table.step for table in TablesFile(tmp_path).read()] == left

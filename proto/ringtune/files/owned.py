@@ -1,0 +1,250 @@
+"""Folders that are ours: marked, locked, closed to others, and never emptied of what somebody else put there.
+
+::
+
+    DIR/.ringtune-run     the marker: this folder was empty, or not there, when ringtune began to use it
+    DIR/.ringtune-lock    held by the process that writes there, with its process id
+    DIR.replaced-<time>/  what was in DIR and made room for something new
+
+Source: flock(2): a lock is of the open file, so the kernel releases it when the process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import json
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Final
+
+from ringtune import __version__
+from ringtune.errors import BusyError, UsageError
+from ringtune.files.durable import is_plain_file, storage_errors, sync_folder, write_durably
+from ringtune.files.strict import parse_json
+
+_LOG = logging.getLogger(__name__)
+LOCK: Final = ".ringtune-lock"
+_PRIVATE: Final = 0o700
+_OTHERS: Final = 0o077
+_MOST_MARKER_BYTES: Final = 4096
+_MOST_NAMED: Final = 3
+_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
+
+
+# ---- marker -----------------------------------------------------------------------------------------
+
+
+def marker(kind: str) -> str:
+    """Name of the marker of a kind of folder, such as ``run``."""
+    return f".ringtune-{kind}"
+
+
+def is_claimed(folder: Path, kind: str) -> bool:
+    """Whether a folder has the marker of its kind, as ``claim`` wrote it."""
+    path = folder / marker(kind)
+    try:
+        if not is_plain_file(path) or path.stat().st_size > _MOST_MARKER_BYTES:
+            return False
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("ringtune") == kind
+
+
+def require_free(folder: Path, kind: str) -> None:
+    """Refuse a folder in which somebody else has something; writes nothing.
+
+    Raises:
+        UsageError: it has entries and no marker; names some of them, and the remedy.
+        StorageError: something else than a folder is there, or it can't be read.
+    """
+    with storage_errors(folder):
+        others = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCK) if folder.exists() else []
+    if not others or is_claimed(folder, kind):
+        return
+    named = ", ".join(others[:_MOST_NAMED]) + (f" and {len(others) - _MOST_NAMED} more" * (len(others) > _MOST_NAMED))
+    raise UsageError(
+        f"{folder} is not the folder of a {kind}: it holds {named}, which nothing may write over; give a folder of its "
+        f"own, such as {folder / kind}"
+    )
+
+
+def claim(folder: Path, kind: str) -> None:
+    """Make a folder ours, if it is not there or empty; one that is ours already stays as it is.
+
+    Raises:
+        UsageError: as ``require_free``.
+        StorageError: it can't be made or written.
+    """
+    require_free(folder, kind)
+    if not is_claimed(folder, kind):
+        mark(folder, kind)
+
+
+def mark(folder: Path, kind: str) -> None:
+    """Write the marker, whatever the folder holds: only for one that was made here, or recognised otherwise.
+
+    Raises:
+        StorageError: it can't be written.
+    """
+    text = json.dumps({"ringtune": kind, "format": 1, "version": __version__})
+    write_durably(folder / marker(kind), f"{text}\n".encode())
+
+
+def put_aside(folder: Path, names: Iterable[str], kind: str) -> Path | None:
+    """Move entries out of a folder of ours into a new one beside it; nothing is removed.
+
+    A move that is cut short leaves each entry in one of the two folders, under its name.
+
+    Args:
+        folder: that keeps its marker and what else is in it.
+        names: of the entries, in the order in which they go.
+        kind: the new folder has the marker of this kind.
+
+    Returns:
+        The new folder, ``<folder>.replaced-<time>``; None if there was nothing to move.
+
+    Raises:
+        StorageError: it can't be made there, or an entry can't be moved.
+    """
+    present = [name for name in names if os.path.lexists(folder / name)]
+    if not present:
+        return None
+    real = folder.resolve()
+    with storage_errors(real.with_name(f"{real.name}.replaced")):
+        target = _new_folder(real.with_name(f"{real.name}.replaced-{time.strftime('%Y%m%d-%H%M%S')}"))
+        mark(target, kind)
+        for name in present:
+            (real / name).rename(target / name)
+        sync_folder(target)
+        sync_folder(real)
+    return target
+
+
+def _new_folder(wanted: Path) -> Path:
+    for number in itertools.count(2):
+        try:
+            wanted.mkdir()
+            return wanted
+        except FileExistsError:
+            wanted = wanted.with_name(f"{wanted.name.partition('+')[0]}+{number}")
+    raise AssertionError
+
+
+# ---- lock -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Held:
+    descriptor: int
+    thread: int
+    count: int = 1
+
+
+class FileLock:
+    """A lock between processes, and between users of one process.
+
+    Where the file system has no locks the folder is used without one, and the log says so.
+
+    Args:
+        path: of the lock's file, which stays; its folder has to be there.
+        busy: message of the refusal; ``{holder}`` in it stands for the process that has the lock.
+        is_reentrant: whether the thread that holds it may take it again.
+    """
+
+    _all: ClassVar[dict[tuple[int, int], _Held]] = {}
+    _guard: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, path: Path, *, busy: str, is_reentrant: bool = False) -> None:
+        self._path, self._busy, self._is_reentrant = path, busy, is_reentrant
+        self._key: tuple[int, int] | None = None
+
+    def acquire(self) -> None:
+        """Take the lock at once.
+
+        Raises:
+            BusyError: another process, or somebody else in this one, has it; names the process.
+            StorageError: the file can't be made.
+        """
+        with storage_errors(self._path), self._guard:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self._path, flags, 0o600)
+            status = os.fstat(descriptor)
+            key, held = (status.st_dev, status.st_ino), self._all.get((status.st_dev, status.st_ino))
+            if held is not None:
+                os.close(descriptor)
+                if not self._is_reentrant or held.thread != threading.get_ident():
+                    raise BusyError(self._busy.format(holder=f"process {os.getpid()} (this one)"))
+                held.count += 1
+            else:
+                self._lock(descriptor)
+                self._all[key] = _Held(descriptor, threading.get_ident())
+            self._key = key
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                _LOG.warning(
+                    "%s: the file system has no locks (%s), so a second process that writes there is not noticed",
+                    self._path,
+                    error.strerror,
+                )
+                return
+            pid = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            if not isinstance(error, BlockingIOError):
+                raise
+            holder = f"process {pid}" if pid.isdecimal() else "another process"
+            raise BusyError(self._busy.format(holder=holder)) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let others have the lock, once it was released as often as it was taken."""
+        with self._guard:
+            held = self._all.get(self._key) if self._key else None
+            if held is None or self._key is None:
+                return
+            held.count -= 1
+            if not held.count:
+                os.close(self._all.pop(self._key).descriptor)
+                self._key = None
+
+    def __enter__(self) -> FileLock:
+        """Take the lock."""
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Release it."""
+        self.release()
+
+
+# ---- rights -----------------------------------------------------------------------------------------
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder that nobody else can enter, or shut one that is there, which is logged.
+
+    Raises:
+        StorageError: it can't be made, or is somebody else's.
+    """
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if mode & _OTHERS:
+            folder.chmod(_PRIVATE)
+            _LOG.warning("%s was open to other users (mode %04o); now it is this user's alone", folder, mode)

@@ -1,0 +1,90 @@
+"""Folders that are ours: locks that end with their process, and rights that others have not."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringtune.errors import BusyError, StorageError
+from ringtune.files.owned import FileLock, make_private_folder
+
+HOLD = """
+import sys
+from pathlib import Path
+from ringtune.files.owned import FileLock
+FileLock(Path(sys.argv[1]), busy="").acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
+    """A second process is refused with the first one's id; once that is killed the lock is free."""
+    path = tmp_path / "lock"
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(  # noqa: S603 - our own interpreter
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        with pytest.raises(BusyError, match=f"^process {holder.pid} is there$"):
+            FileLock(path, busy="{holder} is there").acquire()
+        assert path.read_text() == f"{holder.pid}\n", "who was refused has not written"
+        holder.kill()
+    with FileLock(path, busy=""):
+        pass
+
+
+def test_lock_is_released_as_often_as_it_was_taken(tmp_path: Path) -> None:
+    """One that may be taken again is free after the last release; another is refused to everybody."""
+    again = [FileLock(tmp_path / "lock", busy="busy", is_reentrant=True) for _ in range(2)]
+    with again[0]:
+        with again[1], pytest.raises(BusyError):
+            FileLock(tmp_path / "lock", busy="busy").acquire()
+        with pytest.raises(BusyError):
+            FileLock(tmp_path / "lock", busy="busy").acquire()
+    FileLock(tmp_path / "lock", busy="busy").acquire()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_file_system_without_locks_is_told_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
+) -> None:
+    """The command goes on, and the log says what is not noticed."""
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(code, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with caplog.at_level(logging.WARNING), FileLock(tmp_path / "lock", busy=""):
+        assert "a second process that writes there is not noticed" in caplog.text
+
+
+def test_lock_does_not_follow_a_link(tmp_path: Path) -> None:
+    """A link in the lock's place leads into a file of somebody else, which stays as it is."""
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(StorageError, match="lock"):
+        FileLock(tmp_path / "lock", busy="").acquire()
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+@pytest.mark.parametrize("mode", [None, 0o700, 0o755, 0o770, 0o707])
+def test_private_folder_is_shut_and_that_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int | None
+) -> None:
+    """Made or found, others have no rights there; if they had some, the log names them."""
+    folder = tmp_path / "state"
+    if mode is not None:
+        folder.mkdir()
+        folder.chmod(mode)
+    make_private_folder(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert (f"(mode {mode:04o})" if mode not in (None, 0o700) else "") in caplog.text
+    assert bool(caplog.records) == (mode not in (None, 0o700))
