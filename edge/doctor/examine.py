@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge.doctor.check import Check, passed
-from edge.doctor.machine import check_cores, check_disk, check_memory, check_port, check_python, check_system
+from edge.doctor.machine import (
+    check_cores,
+    check_device,
+    check_disk,
+    check_memory,
+    check_port,
+    check_python,
+    check_system,
+)
 from edge.doctor.package_versions import check_packages, check_protobuf, requirements
 from ringtune import __version__
 from ringtune.errors import UsageError
@@ -53,6 +61,7 @@ def examine(
         check_protobuf(),
         check_cores(),
         check_memory(),
+        *([check_device()] if role == "node" else []),
         check_disk(disk.resolve()),
         check_port(bind or _BINDS[role]),
         check_own(role, trust, insecure=insecure),
