@@ -47,6 +47,7 @@ class AgentOptions:
         trust: folder of this node's identity; None = it speaks plain text.
         is_guest: take part in nothing but the evaluation of the own rows.
         own_coordinator: the owner of the rows runs the coordinator too, so that evaluations hide no counts from it.
+        device_nodes: how many nodes of this machine compute on the same device, this one among them.
         kept: how much of finished runs stays in ``state``.
         metrics: ``host:port`` for figures for Prometheus; empty = none.
         metrics_token: file with their token; None = a new one.
@@ -71,6 +72,7 @@ class AgentOptions:
     trust: Path | None = None
     is_guest: bool = False
     own_coordinator: bool = False
+    device_nodes: int = 1
     kept: Kept = KEPT
     metrics: str = ""
     metrics_token: Path | None = None
@@ -84,6 +86,8 @@ class AgentOptions:
         self._check_reachable()
         if self.device not in DEVICES:
             raise UsageError(f"--device {self.device!r} is not one of {', '.join(DEVICES)}")
+        if self.device_nodes < 1:
+            raise UsageError(f"--device-nodes is {self.device_nodes}, it has to be at least 1")
         if self.threads < 0:
             raise UsageError(f"--threads is {self.threads}, it has to be at least 0")
         index, count = self.share

@@ -65,6 +65,9 @@ def node(
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Budget for a run, e.g. 512MiB. Default: what is free here.")
     ] = "",
+    device_nodes: Annotated[
+        int, typer.Option(help="Nodes of this machine on the same GPU; each takes an equal part of its free memory.")
+    ] = 1,
     bind: Annotated[
         str,
         typer.Option(
@@ -147,6 +150,7 @@ def node(
         share=parse_share(share),
         threads=threads,
         device=device,
+        device_nodes=device_nodes,
         memory_bytes=parse_bytes(memory) if memory else 0,
         model=model,
         cache=cache or default_cache(),

@@ -35,6 +35,7 @@ from coordinator.planner.refusals import disk_refusal, helper_refusal, nothing_f
 from coordinator.planner.replicating.choice import choose_replicas
 from ringtune.costs.blobs import check_blobs, check_parcels
 from ringtune.costs.disk import DiskNeeds
+from ringtune.costs.equal_copies import refuse_unlike_copies
 from ringtune.costs.facts.model_facts import model_facts
 from ringtune.costs.measured.measuring import job_shape
 from ringtune.costs.measured.profile_match import check_profile
@@ -323,8 +324,9 @@ def refuse_if_full(job: Job, plan: Plan, facts: Mapping[str, NodeFacts], *, goes
     Raises:
         CapacityError: a node has less memory than it needs, or a helper's parcel would be larger than a link takes.
         StorageError: a node has less room on its disk than it needs.
-        PlanError: another message would be larger than a link takes.
+        PlanError: another message would be larger than a link takes, or copies on unlike nodes would differ.
     """
+    refuse_unlike_copies(plan, facts)
     parts = [_refuse_part_if_full(job, part, facts, goes_on=goes_on) for part in plan.parts]
     refuse_full_moves(plan, parts, facts)
     return Planned(plan=plan, memory=fullest(parts))

@@ -55,6 +55,9 @@ class NodeTotals:
         received_bytes: payload bytes from the other nodes.
         hosted_bytes: weights that it materialised.
         peak_rss_bytes: highest resident memory that it reported.
+        device: that it computed on: ``cpu``, or the name of an accelerator; empty = not told.
+        peak_device_bytes: most memory of an accelerator that it had for tensors.
+        device_bytes: all memory of that accelerator; 0 on a processor.
         peak_versions: most versions of its trained tensors that it stored at once, the newest included.
         peak_version_bytes: of those besides the newest.
         cache: figures of hidden states that it read, summed over placements, and most bytes that it kept in one of
@@ -69,6 +72,9 @@ class NodeTotals:
     received_bytes: int = 0
     hosted_bytes: int = 0
     peak_rss_bytes: int = 0
+    device: str = ""
+    peak_device_bytes: int = 0
+    device_bytes: int = 0
     peak_versions: int = 0
     peak_version_bytes: int = 0
     cache: dict[str, int] = field(default_factory=dict)
@@ -167,6 +173,10 @@ class RunLedger:
         entry = self.nodes[node]
         try:
             entry.peak_rss_bytes = max(entry.peak_rss_bytes, int(total_of(totals, "peak_rss_bytes")))
+            entry.device = str(totals.get("device", ""))
+            if "device_bytes" in totals:
+                entry.device_bytes = int(total_of(totals, "device_bytes"))
+                entry.peak_device_bytes = max(entry.peak_device_bytes, int(total_of(totals, "peak_device_bytes")))
             entry.hosted_bytes = int(total_of(totals, "hosted_bytes"))
             entry.cpu_s = total_of(totals, "cpu_s")
             entry.peak_versions = max(entry.peak_versions, int(total_of(totals, "peak_versions")))
@@ -401,6 +411,12 @@ class RunLedger:
             **({"fit_s": round(totals.fit_s, 6)} if self._plan.placement.helped_by(node) else {}),
             "cpu_s": round(totals.cpu_s, 6),
             "actions": totals.num_actions,
+            "device": totals.device,
+            **(
+                {"peak_device_bytes": totals.peak_device_bytes, "device_bytes": totals.device_bytes}
+                if totals.device_bytes
+                else {}
+            ),
             "peak_rss_bytes": totals.peak_rss_bytes,
             "hosted_bytes": totals.hosted_bytes,
             "peak_versions": totals.peak_versions,

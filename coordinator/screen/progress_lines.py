@@ -100,6 +100,14 @@ def _last_loss(train: Mapping[str, Any]) -> str:
     return f", loss of the last one {figure(train['last_loss'])}{mean}"
 
 
+def _device_peak(totals: Mapping[str, Any]) -> str:
+    """Name an accelerator with its peak of memory, against which the needs stand; empty for a processor."""
+    if "device_bytes" not in totals:
+        return ""
+    most, peak = format_bytes(totals["device_bytes"]), format_bytes(totals["peak_device_bytes"])
+    return f"{totals['device']} {peak} of {most}, "
+
+
 def report_lines(report: Mapping[str, Any]) -> list[str]:
     """Describe the totals of a run: all steps, each node, and the last evaluation."""
     lines = _times(report)
@@ -111,9 +119,12 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         policy = totals.get("activations", {}).get("policy", NONE)
         saved = "" if policy == NONE else f", activations {policy}"
         sent = format_bytes(totals["sent_bytes"])
-        lines.append(f"  {node:<{width}}  busy {busy}, {needs}whole process {peak}, sent {sent}{saved}")
+        had = _device_peak(totals)
+        lines.append(f"  {node:<{width}}  busy {busy}, {needs}{had}whole process {peak}, sent {sent}{saved}")
     if report["nodes"]:
         lines.append("  (needs: what the plan reserved; whole process: its peak, with the libraries that it loads)")
+    if any("device_bytes" in totals for totals in report["nodes"].values()):
+        lines.append("  (on a GPU, needs are of its memory with CUDA's context, its peak is of tensors without it)")
     lines += saved_lines(report.get("operations"))
     return [*lines, *_result_lines(report)]
 

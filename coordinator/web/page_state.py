@@ -293,7 +293,11 @@ class PageState:
 
     def _take_report(self, report: Mapping[str, Any]) -> None:
         nodes = report.get("nodes", {})
-        self.peaks = {node: int(one.get("peak_rss_bytes", 0)) for node, one in nodes.items() if isinstance(one, dict)}
+        self.peaks = {
+            node: int(one.get("peak_device_bytes") or one.get("peak_rss_bytes") or 0)  # where the plan's needs lie
+            for node, one in nodes.items()
+            if isinstance(one, dict)
+        }
         self._change("run", wall_s=report.get("wall_s"), predicted_steps_s=report.get("predicted_steps_s"))
         self._touch("nodes")
 

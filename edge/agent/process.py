@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import grpc
 
@@ -31,6 +30,7 @@ from edge.data.row_count import count_rows
 from edge.joining.keep_certificate import keep_certificate, refuse_removed
 from edge.machine import memory_budget
 from edge.machine.allocator import keep_freed_memory
+from edge.machine.hardware import has_cuda_device
 from edge.machine.threads import limit_library_threads
 from edge.run.shared_clock import SharedClock
 from edge.weights.borrow import Borrower
@@ -228,4 +228,4 @@ def _likely_device(options: AgentOptions) -> str:
     """Guess the device of a run without loading torch: ``cuda`` if there is a device file of NVIDIA's."""
     if options.device != "auto":
         return options.device
-    return "cuda" if any(Path(name).exists() for name in ("/dev/nvidia0", "/dev/nvhost-gpu")) else "cpu"
+    return "cuda" if has_cuda_device() else "cpu"

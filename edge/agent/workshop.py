@@ -22,6 +22,7 @@ from edge.compute.snapshot import Snapshot
 from edge.compute.snapshot import kept_file as copy_into_file
 from edge.compute.snapshot import take_over as take_over_blocks
 from edge.data.rows import NO_TOKENS, OwnerDataset
+from edge.machine.accelerator import capacity_errors, device_budget, device_name, numerics_of
 from edge.machine.bfloat16 import multiplies_bfloat16_fast
 from edge.machine.hardware import describe_hardware
 from edge.machine.libraries import load_libraries, touch_kernels
@@ -38,6 +39,7 @@ from ringtune.costs.facts.job_subnets import job_subnets
 from ringtune.costs.facts.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.measured.measuring import job_shape
 from ringtune.costs.memory.rows import data_bytes
+from ringtune.costs.memory.sizes import CONTEXT_BYTES
 from ringtune.costs.profile import ModelFacts, NodeFacts, TimedShape
 from ringtune.costs.work_times import Work
 from ringtune.errors import DataError, UsageError
@@ -70,7 +72,7 @@ def inspect(
         options: of the agent.
         job: with the model's folder on this machine.
         timing: how to time every kind of work; None = not at all, times are then 0.
-        memory_bytes: budget for a run; on CUDA what the device has free counts instead, unless a limit was set.
+        memory_bytes: budget for a run; of an accelerator's memory it may be less, see ``device_budget``.
         dataset: that was loaded for this run before; None = load it.
 
     Returns:
@@ -85,20 +87,22 @@ def inspect(
     facts = model_facts(folder, job)
     dataset = dataset or load_data(options, job, folder)
     tokens = dataset.mean_tokens(job.train.batch_size, job.train.seed, options.name) if dataset else NO_TOKENS
-    hardware = describe_hardware(threads=threads, accelerator=torch.cuda.get_device_name() if device == "cuda" else "")
+    hardware = describe_hardware(threads=threads, accelerator=device_name(device) if device != "cpu" else "")
     found = MeasuredWork((), computed_token_bytes(facts, job))
     if timing is not None:
         state = None if options.is_guest else options.state
-        found = timings(
-            job,
-            facts,
-            dataset,
-            device=device,
-            hardware=hardware,
-            state=state,
-            timing=timing,
-            memory_bytes=_budget(options, device, memory_bytes),
-        )
+        budget_bytes = device_budget(memory_bytes, device, sharing=options.device_nodes)
+        with capacity_errors(options.name, device, "measuring one block"):
+            found = timings(
+                job,
+                facts,
+                dataset,
+                device=device,
+                hardware=hardware,
+                state=state,
+                timing=timing,
+                memory_bytes=max(0, budget_bytes - CONTEXT_BYTES) if device == "cuda" else budget_bytes,
+            )
         give_memory_back()
     node = NodeFacts(
         node=options.name,
@@ -108,7 +112,7 @@ def inspect(
         eval_labels=dataset.eval_labels if dataset else (),
         skipped_rows=dataset.skipped_rows if dataset else 0,
         users=dataset.users if dataset else (),
-        memory_bytes=_budget(options, device, memory_bytes),
+        memory_bytes=device_budget(memory_bytes, device, sharing=options.device_nodes),
         threads=threads,
         device=device,
         block_forward_s=full_size_s(found, Work.FORWARD),
@@ -127,6 +131,7 @@ def inspect(
         rested_s=found.rested_s,
         handling_s=found.handling_s,
         fast_bfloat16=multiplies_bfloat16_fast(device),
+        numerics=numerics_of(device),
         state_free_bytes=None if options.is_guest or options.state is None else room_bytes(options.state),
         state_disk="" if options.is_guest or options.state is None else disk_of(options.state),
     )
@@ -136,11 +141,6 @@ def inspect(
 def _shape(job: Job, model: ModelFacts, frozen: FrozenWeights | None) -> TimedShape:
     """Return the shape that this node's timings belong to."""
     return job_shape(job, fixed_tokens=model.fixed_tokens, subnets=job_subnets(job, model).count, frozen=frozen)
-
-
-def _budget(options: AgentOptions, device: str, memory_bytes: int) -> int:
-    """Return the bytes that a run may use now: of the device that computes, unless the user set a limit."""
-    return torch.cuda.mem_get_info()[0] if device == "cuda" and not options.memory_bytes else memory_bytes
 
 
 def _data_bytes(options: AgentOptions, job: Job, model: ModelFacts, dataset: OwnerDataset) -> int:
@@ -196,7 +196,8 @@ def build(options: AgentOptions, job: Job, plan: Plan, dataset: OwnerDataset | N
         data_bytes=_data_bytes(options, job, model, dataset) if dataset else 0,
         besides_bytes=besides_bytes,
     )
-    return NodeExecutor(plan, options.name, job, folder, dataset, device=device)
+    with capacity_errors(options.name, device, "its part of the model"):
+        return NodeExecutor(plan, options.name, job, folder, dataset, device=device)
 
 
 def snapshot(active: ActiveRun, metadata: Mapping[str, str]) -> Snapshot:

@@ -11,9 +11,11 @@ What was handed out or used up is dropped at once, so a frozen slice holds nothi
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,7 +33,7 @@ from edge.compute.saving.keep import Kept
 from edge.compute.scoring import Scoring
 from edge.compute.whole_grads import make_whole
 from edge.data.rows import OwnerDataset
-from edge.machine.settling import settle_of
+from edge.machine.accelerator import capacity_errors, device_memory, device_name, settle_of
 from edge.model.activations import storage_bytes
 from edge.model.owner import OwnerParts
 from edge.model.result.loading import load_saved
@@ -97,6 +99,7 @@ class NodeExecutor:
         self.inactive_state = InactiveState(self._course, self._hosted.all_optimizers())
         self.device = torch.device(device)
         self._settle = settle_of(self.device)
+        self._capacity_errors = functools.partial(capacity_errors, node, self.device.type)
         self._items: dict[int, OpenItem] = {}
         self._flows = Flows(plan.course, dtype=self._hosted.dtype, device=self.device)
         self.prefixes = Prefixes(plan, node, self._flows)
@@ -122,9 +125,15 @@ class NodeExecutor:
         return self._hosted.hosted_bytes
 
     @property
-    def run_figures(self) -> dict[str, int]:
-        """Most versions of trained tensors held at once, bytes of those but the newest, and what the cache did."""
+    def run_figures(self) -> dict[str, Any]:
+        """Most versions of trained tensors held at once, bytes of those but the newest, and what the cache did.
+
+        Beside them the device, and of an accelerator its memory and the most that this process had of it.
+        """
+        memory = device_memory(self.device.type)
         return {
+            "device": device_name(self.device.type),
+            **({"peak_device_bytes": memory.peak, "device_bytes": memory.total} if memory else {}),
             **self.prefixes.figures,
             "peak_versions": self._versions.peak_versions,
             "peak_version_bytes": self._versions.peak_extra_bytes,
@@ -175,6 +184,7 @@ class NodeExecutor:
 
         Raises:
             PlanError: the action has no input here, or its turn was not granted.
+            CapacityError: an accelerator has no memory for it.
         """
         entry = self._items.get(action.seq)
         if entry is None:
@@ -183,8 +193,9 @@ class NodeExecutor:
         if handler is None:
             raise PlanError(f"{action} is not a compute action that this node knows")
         self.inactive_state.begin(entry.item)
-        values = handler(action, entry)
-        self._settle()
+        with self._capacity_errors(str(action)):
+            values = handler(action, entry)
+            self._settle()
         return values
 
     def _embed(self, action: Action, entry: OpenItem) -> Values:
@@ -287,7 +298,8 @@ class NodeExecutor:
 
     def put_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Give a micro-batch the hidden state (B, T, D) or gradient that came for it; see ``Flows.put``."""
-        self._flows.put(key, tensor, mask)
+        with self._capacity_errors(str(key)):
+            self._flows.put(key, tensor, mask)
 
     def take_tensor(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hand a micro-batch's hidden state or gradient out for sending, and forget it; see ``Flows.take``.

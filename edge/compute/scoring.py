@@ -4,14 +4,16 @@ In a score item the weights of a block's subnets have gradients, whether they tr
 adapter. No parameter of the model is touched for that: while a forward builds its graph, other tensors on the same
 memory stand in their places. As soon as such a tensor has its gradient in the backward, the gradient is reduced to a
 few numbers and freed, so that no more than one is there at a time. As soon as the backward of a block is done, one
-number for each score and subnet is left.
+number for each score and subnet is left. Sums stay on the device until then: reading one waits for all its work, so
+that all those of a backward are read at once.
 
 Source: D2FT, section II-A.3 (Fisher information, weight magnitude, gradient magnitude, Taylor importance).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -31,7 +33,7 @@ _CHUNK: Final = 1 << 16
 """Numbers that are reduced at a time, in float64: half a MiB stays in a processor's cache."""
 
 Slices = tuple[tuple[WeightSlice, ...], ...]
-Sums = dict[WeightSlice, dict[Score, float]]
+Sums = dict[WeightSlice, dict[Score, torch.Tensor]]
 Row = tuple[float, ...]
 
 
@@ -75,11 +77,13 @@ class Scoring:
 
     def reduce(self, item: Item, action: Action) -> None:
         """Reduce what the backward of some blocks has gathered to one number for each score and subnet."""
-        for block in range(action.start, action.stop):
-            sums = self._open.pop((item.seq, action.micro, block), None)
-            if sums is not None:
-                found = self._block_scores(item, action.micro, block, sums)
-                self._done.setdefault(item.turn, {}).setdefault(item.seq, []).append(found)
+        keys = ((item.seq, action.micro, block) for block in range(action.start, action.stop))
+        found = {key[-1]: sums for key in keys if (sums := self._open.pop(key, None)) is not None}
+        rows = iter(_read([self._row(block, score, found[block]) for block in found for score in self._by_gradient]))
+        for block in found:
+            values = {score: next(rows) for score in self._by_gradient}
+            entry = self._block_scores(item, action.micro, block, values)
+            self._done.setdefault(item.turn, {}).setdefault(item.seq, []).append(entry)
 
     def take(self, turn: int) -> tuple[BlockScores, ...]:
         """Hand out the scores of a turn whose items are done, and forget them."""
@@ -110,7 +114,7 @@ class Scoring:
             module, sums = self._skeleton.blocks[block], Sums()
             for name, parts in _by_name(self._slices_of(block)).items():
                 _reduce(module.get_parameter(name).detach(), None, parts, (Score.WEIGHT_MAGNITUDE,), sums)
-            self._magnitudes[turn, block] = self._row(block, Score.WEIGHT_MAGNITUDE, sums)
+            (self._magnitudes[turn, block],) = _read([self._row(block, Score.WEIGHT_MAGNITUDE, sums)])
 
     def _slices_of(self, block: int) -> Slices:
         if block not in self._slices:
@@ -120,21 +124,27 @@ class Scoring:
             self._slices[block] = subnet_slices(module, model_type, subnets)
         return self._slices[block]
 
-    def _block_scores(self, item: Item, micro: int, block: int, sums: Sums) -> BlockScores:
+    def _block_scores(self, item: Item, micro: int, block: int, by_gradient: Mapping[Score, Row]) -> BlockScores:
         return BlockScores(
             owner=item.owner,
             batch_id=self._course.batch_id(item.owner, item.batch),
             micro=micro,
             block=block,
             values=tuple(
-                self._row(block, score, sums) if score.needs_gradient else self._magnitudes[item.turn, block]
+                by_gradient[score] if score.needs_gradient else self._magnitudes[item.turn, block]
                 for score in self._scores
             ),
         )
 
-    def _row(self, block: int, score: Score, sums: Sums) -> Row:
-        """Add the sums of each subnet's parts up, always in the same order."""
-        return tuple(sum(sums[part][score] for part in parts) for parts in self._slices_of(block))
+    def _row(self, block: int, score: Score, sums: Sums) -> torch.Tensor:
+        """Add the sums of each subnet's parts up, always in the same order; one number for each subnet."""
+        by_subnet = ([sums[part][score] for part in parts] for parts in self._slices_of(block))
+        return torch.stack([functools.reduce(torch.add, values) for values in by_subnet])
+
+
+def _read(rows: Sequence[torch.Tensor]) -> list[Row]:
+    """Bring rows of equal lengths from their device, in one go."""
+    return [tuple(row) for row in torch.stack(list(rows)).tolist()] if rows else []
 
 
 def _by_name(slices: Slices) -> dict[str, list[WeightSlice]]:
@@ -165,10 +175,11 @@ def _reduce(
     sums: Sums,
 ) -> None:
     for part in parts:
-        found = dict.fromkeys(scores, 0.0)
+        found: dict[Score, torch.Tensor] = {}
         for w, g in zip(_chunks(weight, part), _chunks(weight if gradient is None else gradient, part), strict=True):
             for score in scores:
-                found[score] += float(_sum(score, w, g))
+                value = _sum(score, w, g)
+                found[score] = found[score] + value if score in found else value
         sums[part] = found
 
 

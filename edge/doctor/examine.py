@@ -8,6 +8,7 @@ from pathlib import Path
 from edge.doctor.check import Check, passed
 from edge.doctor.machine import (
     check_cores,
+    check_device,
     check_disk,
     check_memory,
     check_port,
@@ -62,6 +63,7 @@ def examine(
         check_protobuf(),
         check_cores(),
         check_memory(),
+        *([check_device()] if role == "node" else []),
         check_disk(disk.resolve()),
         check_port(bind or _BINDS[role]),
         check_proxies(os.environ),

@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge.doctor.check import Check, failed, passed, warned
+from edge.machine.hardware import has_cuda_device
 from edge.machine.memory_budget import memory_budget
+from ringtune.costs.memory.sizes import CONTEXT_BYTES
 from ringtune.machine.control_groups import CGROUP, PROC
 from ringtune.machine.cores import usable_cores
 from ringtune.machine.memory import LIBRARY_BYTES, memory_limits
@@ -80,6 +82,37 @@ def check_memory(*, proc: Path = PROC, cgroup: Path = CGROUP) -> Check:
     if budget_bytes < _LITTLE_MEMORY_BYTES:
         return warned("memory", found, "a small slice fits; 'ringtune plan' says which")
     return passed("memory", found)
+
+
+def check_device(*, dev: Path = Path("/dev")) -> Check:
+    """Name the accelerator that a node computes on, with its memory; without one it is the processor.
+
+    Torch is loaded only where there is a device of NVIDIA's.
+
+    Args:
+        dev: where device files are.
+    """
+    if not has_cuda_device(dev=dev):
+        return passed("device", "cpu, no CUDA device here")
+    try:
+        import torch
+    except ImportError:
+        return warned("device", "a CUDA device is here, but no torch", "install the extra node")
+    if not torch.cuda.is_available():
+        found = f"a CUDA device is here, but torch {torch.__version__} sees none, so that nodes compute on the CPU"
+        return warned("device", found, "install the driver, and a torch that was built for CUDA")
+    from edge.machine.accelerator import device_memory, numerics_of
+    from edge.machine.bfloat16 import multiplies_bfloat16_fast
+
+    memory = device_memory("cuda")
+    assert memory is not None  # noqa: S101 - for the type checker
+    free = memory.free + CONTEXT_BYTES  # this process has a context too
+    bfloat16 = "multiplies bfloat16 fast" if multiplies_bfloat16_fast("cuda") else "bfloat16 is not fast"
+    found = f"{numerics_of('cuda')}, {format_bytes(free)} of {format_bytes(memory.total)} free, {bfloat16}"
+    if free < CONTEXT_BYTES + _LITTLE_MEMORY_BYTES:
+        needs = f"end what uses it (a node takes {format_bytes(CONTEXT_BYTES)} before its slice), or use --device cpu"
+        return warned("device", found, needs)
+    return passed("device", found)
 
 
 def check_disk(folder: Path) -> Check:

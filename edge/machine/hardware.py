@@ -22,6 +22,15 @@ def cpu_model(*, proc: Path = PROC) -> str:
     return next((found[key] for key in _MODEL_KEYS if found.get(key)), platform.machine() or "unknown processor")
 
 
+def has_cuda_device(*, dev: Path = Path("/dev")) -> bool:
+    """Whether there is a device file of NVIDIA's, of a card or of a Jetson; torch is not asked, which takes seconds.
+
+    Args:
+        dev: where device files are.
+    """
+    return any((dev / name).exists() for name in ("nvidia0", "nvhost-gpu"))
+
+
 def describe_hardware(*, threads: int, accelerator: str = "", proc: Path = PROC, cgroup: Path = CGROUP) -> str:
     """Describe processor, cores, quota and threads on one line; nodes with equal lines have comparable timings.
 

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import sys
 from pathlib import Path
+from typing import Any
 
 from ringtune.machine.control_groups import CGROUP, PROC
 from ringtune.machine.heap import trim_heap
@@ -62,12 +63,25 @@ def peak_rss_bytes() -> int:
 
 
 def reset_peak() -> None:
-    """Reset the peak of resident memory, so that each run reports its own; no effect where the kernel refuses."""
+    """Reset the peaks of resident and accelerator memory, so that each run reports its own.
+
+    That of resident memory stays where the kernel refuses.
+    """
+    if (cuda := _used_cuda()) is not None:
+        cuda.reset_peak_memory_stats()
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def give_memory_back() -> None:
-    """Collect garbage and hand freed heap pages back to the system, so that runs do not add up."""
+    """Collect garbage and hand freed memory back to system and accelerator, so that runs do not add up."""
     gc.collect()
     trim_heap()
+    if (cuda := _used_cuda()) is not None:
+        cuda.empty_cache()
+
+
+def _used_cuda() -> Any:
+    """Return ``torch.cuda`` if this process has used it; torch is not loaded for the question."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None

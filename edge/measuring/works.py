@@ -30,7 +30,7 @@ import torch
 
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import OwnerDataset
-from edge.machine.settling import settle_of
+from edge.machine.accelerator import settle_of
 from edge.measuring.bench_plan import NODE, bench_plan, part_subnets, part_table, whole_plan
 from edge.measuring.fitting import Fitting
 from edge.measuring.handling import handling_s

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from coordinator.drive.requests import RunRequest
 from coordinator.members.recruiting import Members, machine_of
 from coordinator.members.registry import Member
+from ringtune.costs.equal_copies import refuse_unlike_copies
 from ringtune.costs.links.assumed import with_assumed
 from ringtune.costs.measured.measuring import hidden_bytes
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
+from ringtune.errors import PlanError
 from ringtune.schedule.plan import Plan
 
 
@@ -30,7 +32,8 @@ class Known:
 def why_refused(facts: NodeFacts, known: Known) -> str:
     """Why a node can't take part; empty if it can.
 
-    Its base model has to be that of the others. An owner's rows have to be those that the plan counts.
+    Its base model has to be that of the others. An owner's rows have to be those that the plan counts, and copies that
+    it has of embedding and head are updated as those of the other owners.
     """
     model = known.facts[known.plan.nodes[0]].model
     if facts.model.digest != model.digest:
@@ -50,6 +53,11 @@ def why_refused(facts: NodeFacts, known: Known) -> str:
     labels = (facts.labels, facts.eval_labels, facts.users)
     if labels != (before.labels, before.eval_labels, before.users):
         return "its rows have other labels or users than when the run began; start it again with the same data"
+    if known.plan.course.method.full_parameters:  # replicas are placed by what nodes are now
+        try:
+            refuse_unlike_copies(known.plan, {**known.facts, facts.node: facts})
+        except PlanError as error:
+            return str(error)
     return ""
 
 

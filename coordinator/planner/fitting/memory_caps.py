@@ -22,7 +22,7 @@ from ringtune.schedule.turns.versions import ever_trained
 from ringtune.schedule.units import Range
 
 _NEVER = 1 << 62
-_GROWING = ("weights", "adapters", "head", "data")
+_GROWING = ("weights", "adapters", "head", "data", "device")
 """Parts of an estimate that no longer slice makes smaller."""
 
 

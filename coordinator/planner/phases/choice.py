@@ -24,6 +24,7 @@ from coordinator.planner.predict.judge import simulated_step_times
 from coordinator.planner.predict.ring_costs import RingCosts, ring_costs
 from coordinator.planner.replicating.layouts import ranked_layouts, slices_of_layout
 from coordinator.planner.search.local_search import Budget, search_local
+from ringtune.costs.equal_copies import numeric_class
 from ringtune.costs.memory.moves import moving_memory
 from ringtune.costs.profile import Profile
 from ringtune.costs.times.moves import move_s
@@ -225,6 +226,7 @@ def candidates(
         return caps.lacking(costs.names[node], start, stop, above)
 
     rooms = [caps.most_blocks(name) for name in costs.names] if with_replicas else ()
+    classes = [numeric_class(caps.facts[name]) for name in costs.names]
     for masked in _masked(costs):
         if clock.is_over():
             return
@@ -242,7 +244,7 @@ def candidates(
                 at += count
             yield draft.placed(slices)
         layouts = (
-            ranked_layouts(masked, lambda nodes, blocks: 0.0, rooms)[:_LAYOUTS]
+            ranked_layouts(masked, lambda nodes, blocks: 0.0, rooms, classes)[:_LAYOUTS]
             if with_replicas and costs.num_micro > 1
             else ()
         )

@@ -12,6 +12,7 @@ from coordinator.planner.predict.judge import simulated_steps_s
 from coordinator.planner.predict.ring_costs import RingCosts, ring_costs
 from coordinator.planner.replicating.layouts import Layout, neighbours, ranked_layouts, slices_of_layout
 from coordinator.planner.replicating.reason import ReplicasReason, layout_text
+from ringtune.costs.equal_copies import numeric_class
 from ringtune.costs.profile import Profile
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import NONE
@@ -133,7 +134,8 @@ def _options(
             return _exchange_s(profile, [costs.names[node] for node in nodes], blocks * block_bytes)  # noqa: B023
 
         rooms = [tables.caps.most_blocks(name) for name in costs.names]
-        ranked = ranked_layouts(costs, exchange_s, rooms) if costs.num_micro > 1 else []
+        classes = [numeric_class(profile.by_name[name]) for name in costs.names]
+        ranked = ranked_layouts(costs, exchange_s, rooms, classes) if costs.num_micro > 1 else []
         fitting = (
             _Option(rough_s, layout, found, tables)
             for rough_s, layout in _of_interest(ranked)
@@ -176,6 +178,10 @@ def _why_not(plan: Plan, drafts: Sequence[Draft], profile: Profile) -> str:
         return "there is one node"
     if all(len(draft.course.microbatch_sizes()) < 2 for draft in drafts):
         return "a step has one micro-batch"
+    classes = {node.node: numeric_class(node) for node in profile.nodes}
+    if len(set(classes.values())) == len(classes):
+        told = "; ".join(f"{name}: {found}" for name, found in classes.items())
+        return f"copies have to be equal in every bit, and no two nodes compute alike ({told})"
     return ""
 
 

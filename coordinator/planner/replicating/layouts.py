@@ -45,7 +45,9 @@ class Stage:
 Layout = tuple[Stage, ...]
 
 
-def ranked_layouts(costs: RingCosts, exchange_s: Exchange, rooms: Sequence[int] = ()) -> list[tuple[float, Layout]]:
+def ranked_layouts(
+    costs: RingCosts, exchange_s: Exchange, rooms: Sequence[int] = (), classes: Sequence[str] = ()
+) -> list[tuple[float, Layout]]:
     """Every layout that is looked at and has a stage with several hosts, by the formula's seconds of some steps.
 
     Args:
@@ -53,12 +55,13 @@ def ranked_layouts(costs: RingCosts, exchange_s: Exchange, rooms: Sequence[int] 
         exchange_s: of gradients.
         rooms: for how many blocks each node has room as their only host, which makes nodes alike or not; empty = all.
             As one of several hosts it keeps less of each block, so that layouts may have more.
+        classes: the numeric class of each node: hosts of one stage have the same; empty = all have.
     """
-    rooms = rooms or (0,) * costs.num_nodes
+    rooms, classes = rooms or (0,) * costs.num_nodes, classes or ("",) * costs.num_nodes
     depths = _some(costs.depths)
     found = [
         (sum(costs.steps_at[depth] * step_s(costs, layout, depth, exchange_s) for depth in depths), layout)
-        for layout in _layouts(costs, rooms)
+        for layout in _layouts(costs, rooms, classes)
     ]
     return sorted(found, key=lambda pair: (pair[0], _key(pair[1])))
 
@@ -136,9 +139,9 @@ def _wires_s(costs: RingCosts, layout: Layout) -> float:
     return found
 
 
-def _layouts(costs: RingCosts, rooms: Sequence[int]) -> Iterator[Layout]:
+def _layouts(costs: RingCosts, rooms: Sequence[int], classes: Sequence[str]) -> Iterator[Layout]:
     blocks = costs.stop - costs.first
-    for groups in _groups(costs, rooms):
+    for groups in _groups(costs, rooms, classes):
         for counts in _cuts(costs, groups, blocks):
             layout = tuple(_stage(costs, nodes, count) for nodes, count in zip(groups, counts, strict=True))
             if all(min(stage.shares) for stage in layout) and any(len(stage.nodes) > 1 for stage in layout):
@@ -150,12 +153,11 @@ def _stage(costs: RingCosts, nodes: tuple[int, ...], count: int) -> Stage:
     return Stage(nodes=nodes, shares=shares_of(times_s, costs.num_micro), count=count)
 
 
-def _groups(costs: RingCosts, rooms: Sequence[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Yield the nodes of each stage, bottom to top; of groups of alike nodes the first."""
+def _groups(costs: RingCosts, rooms: Sequence[int], classes: Sequence[str]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Yield the nodes of each stage, bottom to top, of one class each; of groups of alike nodes the first."""
     nodes = sorted(range(costs.num_nodes), key=lambda node: (_block_s(costs, node), node))
     if len(nodes) > FEW_NODES:
-        for num_stages in range(1, len(nodes) // 2 + 1):
-            yield _balanced(costs, nodes, num_stages)
+        yield from _balanced_groups(costs, nodes, classes)
         return
     kind_of = _kinds(costs, nodes)
     seen = set()
@@ -163,10 +165,29 @@ def _groups(costs: RingCosts, rooms: Sequence[int]) -> Iterator[tuple[tuple[int,
         for places in itertools.product(range(num_stages + 1), repeat=len(nodes)):
             pairs = list(zip(nodes, places, strict=True))
             groups = tuple(tuple(node for node, place in pairs if place == at) for at in range(1, num_stages + 1))
-            key = tuple(tuple(sorted((kind_of[node], rooms[node]) for node in group)) for group in groups)
-            if all(groups) and key not in seen:
+            key = tuple(
+                tuple(sorted((kind_of[node], rooms[node], classes[node]) for node in group)) for group in groups
+            )
+            if all(len({classes[node] for node in group}) == 1 for group in groups) and key not in seen:
                 seen.add(key)
                 yield groups
+
+
+def _balanced_groups(
+    costs: RingCosts, nodes: Sequence[int], classes: Sequence[str]
+) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Yield stages that are about equally fast, for each number of them; each class has some by how many nodes it has.
+
+    Example: of six nodes of one class and two of another, three stages are two of three nodes and one of two.
+    """
+    of_class: dict[str, list[int]] = {}
+    for node in nodes:
+        of_class.setdefault(classes[node], []).append(node)
+    counts = dict.fromkeys(of_class, 1)
+    while sum(counts.values()) <= max(len(nodes) // 2, len(of_class)):
+        groups = (_balanced(costs, own, counts[name]) for name, own in of_class.items())
+        yield tuple(itertools.chain.from_iterable(groups))
+        counts[max(counts, key=lambda name: len(of_class[name]) / counts[name])] += 1
 
 
 def _balanced(costs: RingCosts, nodes: Sequence[int], num_stages: int) -> tuple[tuple[int, ...], ...]:

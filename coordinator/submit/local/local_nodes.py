@@ -167,6 +167,7 @@ class LocalNodes:
     def _arguments(self, index: int, name: str) -> list[str]:
         arguments = ["--coordinator", self._coordinator, "--name", name, "--watch-parent"]
         arguments += ["--threads", str(self._setup.threads), "--memory", str(self._setup.memory_bytes)]
+        arguments += ["--device-nodes", str(self._setup.num_nodes)]
         if index < self._setup.num_owners:
             arguments += ["--data", self._job.data.train, "--share", f"{index}/{self._setup.num_owners}"]
             if self._job.data.eval:

@@ -32,7 +32,8 @@ export function drawNodes(state) {
 }
 
 function updateRow(state, node, plan, { row, stack, bar, cells }) {
-  const [memberState, rss, budget] = state.members[node] ?? ["", 0, 0];
+  const [memberState, hostUsed, hostBudget, device] = state.members[node] ?? ["", 0, 0, "cpu"];
+  const [rss, budget] = device === "cuda" ? [0, 0] : [hostUsed, hostBudget]; // there the plan is of the GPU's memory
   const found = state.nodes[node] ?? {};
   const lost = isLost(state, node);
   const isInitiator = node === initiatorOf(state);

@@ -240,6 +240,7 @@ class NodeFacts:
         fast_bfloat16: whether it multiplies bfloat16 faster than float32, by what processor and torch say.
         state_free_bytes: that a run may take on the disk of its folder (``--state``); None = it has none, or not known.
         state_disk: which disk that is; nodes that name the same one share its room; empty = not known.
+        numerics: what the last bits of its results depend on, as text; see ``costs.equal_copies``; empty = not known.
     """
 
     node: str
@@ -272,6 +273,7 @@ class NodeFacts:
     state_free_bytes: int | None = None
     state_disk: str = ""
     users: tuple[UserRows, ...] = ()
+    numerics: str = ""
 
     def __post_init__(self) -> None:
         """Refuse negative figures, and fewer than one thread."""

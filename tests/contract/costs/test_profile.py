@@ -66,6 +66,7 @@ def test_node_facts_json_has_schema_and_units() -> None:
         "fast_bfloat16": False,
         "state_free_bytes": None,
         "state_disk": "",
+        "numerics": "",
         "users": (),
     }
 

@@ -405,3 +405,7 @@ def test_memory_has_one_meaning(tmp_path: Path) -> None:
     for text in (told, shown, changed_too):
         assert re.search(rf"^bob .*\b{re.escape(needs)}\b", text, re.MULTILINE) and "needs" in text
     assert f"needs {needs}, whole process 1,024 MiB" in after[1]
+    card = {"device": "NVIDIA T4", "peak_device_bytes": 2**29, "device_bytes": 2**34}
+    on_card = report_lines({"steps": 8, "wall_s": 2.0, "nodes": {"bob": {**report, **card}}, "eval": {"count": 0}})
+    assert f"needs {needs}, NVIDIA T4 512 MiB of 16.0 GiB, whole process 1,024 MiB" in on_card[1]
+    assert len(on_card) == len(after) + 1 and "CUDA's context" in "".join(on_card)

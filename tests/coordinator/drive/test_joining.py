@@ -14,9 +14,10 @@ from coordinator.drive.coming.fitness import Known, why_refused
 from coordinator.drive.requests import RunRequest
 from coordinator.drive.run_driver import RunDriver
 from ringtune.errors import DataError, FrameError, IntegrityError
+from ringtune.schedule.methods import Hift, RingAda
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, facts, job
-from tests.support.plans import make_plan
+from tests.support.plans import changed, make_plan
 
 KNOWN = Known(make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"]), {name: facts(name) for name in "ab"})
 OTHER = dataclasses.replace(MODEL, digest="cd" * 32)
@@ -172,3 +173,11 @@ def test_owner_that_comes_back_has_the_rows_that_it_had(changes: dict[str, Any],
 def test_host_that_comes_may_have_any_rows() -> None:
     """They are not of the course."""
     assert why_refused(facts("c", rows=99), KNOWN) == ""
+
+
+def test_owner_with_copies_comes_back_with_the_device_that_it_had() -> None:
+    """Another one would update its copies otherwise; without copies it may."""
+    for method, is_refused in ((Hift(), True), (RingAda(every_steps=2), False)):
+        known = Known(changed(KNOWN.plan, method=method), KNOWN.facts)
+        found = why_refused(dataclasses.replace(facts("b"), numerics="cuda NVIDIA T4 sm_75"), known)
+        assert ("equal in every bit" in found) == is_refused

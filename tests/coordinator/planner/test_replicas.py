@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
+from coordinator.planner.drafting.job_draft import job_draft
 from coordinator.planner.explaining.plan import explain, explanation_text
-from coordinator.planner.make_plan import make_plan
+from coordinator.planner.make_plan import make_plan, refuse_if_full
 from coordinator.planner.planned import Planned
 from coordinator.planner.predict.judge import simulated_steps_s
+from coordinator.planner.predict.ring_costs import ring_costs
 from coordinator.planner.replicating.layouts import neighbours, ranked_layouts, shares_of, slices_of_layout, step_s
 from coordinator.planner.replicating.reason import replicas_lines
 from ringtune.costs import blobs
-from ringtune.costs.profile import LinkFacts, NodeFacts
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
+from ringtune.errors import PlanError
 from ringtune.jobs.job import Job, parse_job
 from ringtune.schedule.plan import Plan
 from tests.support.planner_rings import MIB, device
@@ -240,3 +243,37 @@ def test_small_board_among_equally_fast_ones_does_not_stand_for_them(small: str)
     stages = found.plan.placement.stages
     assert max(len(stage) for stage in stages) == 3
     assert found.memory_bytes.get(small, 0) <= 60 * MIB
+
+
+GPU, BOARD = "cuda NVIDIA T4 sm_75, torch 2.11.0+cu130", "cpu aarch64 NEON, torch 2.11.0"
+
+
+@pytest.mark.parametrize("speeds", [(1, 1, 1, 1), (4, 4, 1, 1, 1, 1, 1, 1)])
+@pytest.mark.parametrize("rare", [1, 2])
+def test_hosts_of_a_stage_are_of_one_numeric_class(speeds: tuple[float, ...], rare: int) -> None:
+    """Copies have to be equal in every bit: a laptop with a GPU stands alone, two of them may be replicas."""
+    facts, links = boards(speeds)
+    profile = Profile(nodes=tuple(facts.values()), links=links)
+    draft = job_draft(job_of(), profile.nodes, profile.nodes[0].model)
+    costs = ring_costs(draft, profile, optimizer="adamw")
+    classes = [GPU] * rare + [BOARD] * (len(speeds) - rare)
+    layouts = [one for _, one in ranked_layouts(costs, lambda *_: 0.0, classes=classes)]
+    stages = [{classes[node] for node in stage.nodes} for layout in layouts for stage in layout]
+    assert all(len(stage) == 1 for stage in stages)
+    shared = [stage.nodes for layout in layouts for stage in layout if len(stage.nodes) > 1]
+    assert {classes[node] for nodes in shared for node in nodes} == ({GPU, BOARD} if rare > 1 else {BOARD})
+
+
+def test_replicas_on_unlike_nodes_are_neither_planned_nor_accepted() -> None:
+    """The planner says why, with each node's class; a plan that was made before names nodes, blocks and remedies."""
+    facts, links = boards((1, 1))
+    plan = make_plan(job_of(), facts, links=links).plan
+    assert plan.placement.has_replicas
+    unlike = {name: dataclasses.replace(one, numerics=GPU if name == "n0" else BOARD) for name, one in facts.items()}
+    found = make_plan(job_of(), unlike, links=links)
+    assert found.replicas is not None and not found.plan.placement.has_replicas
+    assert f"n0: {GPU}; n1: {BOARD}" in found.replicas.why_not
+    with pytest.raises(PlanError) as caught:
+        refuse_if_full(job_of(), plan, unlike)
+    for part in (f"n0 ({GPU})", f"n1 ({BOARD})", "blocks [0, 12)", "--device cpu", "placement.replicas = 'never'"):
+        assert part in str(caught.value)

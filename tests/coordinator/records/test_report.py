@@ -103,7 +103,8 @@ def test_ledger_report_has_units_and_totals() -> None:
     forward, send = parse_action("f0.0[0,1)", 4), parse_action(">h0.0#2@b", 4)
     books.add_spans("a", [Span(forward, 1.0, 1.5), Span(send, 1.5, 9.0)])
     versions = {"peak_versions": 3, "peak_version_bytes": 40}
-    books.add_totals("a", {"peak_rss_bytes": 1000, "hosted_bytes": 500, "cpu_s": 2, **versions})
+    card = {"device": "NVIDIA T4", "peak_device_bytes": 3000, "device_bytes": 8000}
+    books.add_totals("a", {"peak_rss_bytes": 1000, "hosted_bytes": 500, "cpu_s": 2, **card, **versions})
     books.evaluation_done(4, {"loss_sum": 5.0, "count": 10.0, "correct": 6.0})
     books.evaluation_done(8, {"loss_sum": 2.0, "count": 10.0, "correct": 9.0})
     report = books.report(run_id="r", wall_s=12.5, phases_s={"training": 10.0}, predicted_bytes={"a": 900})
@@ -117,6 +118,7 @@ def test_ledger_report_has_units_and_totals() -> None:
         "busy_s": 0.5,
         "cpu_s": 2.0,
         "actions": 1,
+        **card,
         "peak_rss_bytes": 1000,
         "hosted_bytes": 500,
         "peak_versions": 3,
@@ -126,6 +128,7 @@ def test_ledger_report_has_units_and_totals() -> None:
         "received_bytes": 0,
     }
     assert report["nodes"]["b"]["received_bytes"] == 100
+    assert "device_bytes" not in report["nodes"]["b"]
 
 
 def test_ledger_writes_a_decision_before_the_steps_that_it_holds_for() -> None:

@@ -3,7 +3,8 @@
 Terms are pure functions of measured sizes.
 
 The planner, its refusals and the simulator's ledger add these terms up, each in its own way. The sum is an upper bound
-that is compared with the node's budget; what the interpreter and the libraries take before a run is not in it.
+that is compared with the node's budget; what the interpreter and the libraries take before a run is not in it. Of an
+accelerator it is: there the budget is a device's memory, and tools show a process's whole part of it.
 
 What the engine's rules bound, and where it shows here:
 
@@ -99,6 +100,7 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     if share.is_owner:
         yield Term("data", "rows and tokenizer", 1, sizes.data_bytes)
     yield Term("data", "operation tables", 1, sizes.tables_bytes)
+    yield Term("device", "context, kernels and work space of the accelerator", 1, sizes.context_bytes)
     yield Term("buffers", "tensor on its way or waiting", _waiting(course, share, reach.lowest, flying), tensor)
 
 

@@ -15,6 +15,7 @@ PART_WORDS: Final = {
     "head": "an owner's head, and the work space of its loss",
     "data": "an owner's rows and tokenizer, and operation tables",
     "buffers": "tensors that are on their way or wait",
+    "device": "what CUDA takes of an accelerator besides tensors: context, code of kernels, work space of cuBLAS",
     "kept": "what trained, as it was at the ends of the last turns, and copies of the host before in the ring",
     "passing": "what is there for a moment: work space of an update, pieces of what is saved or handed over",
 }

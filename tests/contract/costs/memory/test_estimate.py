@@ -8,9 +8,10 @@ import random
 import pytest
 
 from ringtune.costs.memory.activations import estimate_activation_token_bytes
-from ringtune.costs.memory.estimate import node_memory
+from ringtune.costs.memory.estimate import memory_estimate, node_memory
 from ringtune.costs.memory.passing import passing_bytes
-from ringtune.costs.memory.sizes import DTYPE_BYTES
+from ringtune.costs.memory.share import Share
+from ringtune.costs.memory.sizes import CONTEXT_BYTES, DTYPE_BYTES, Sizes
 from ringtune.costs.memory.tensors.logits import MOST_LOGIT_BYTES, logits_fit, logits_peak_bytes
 from ringtune.costs.memory.terms import PARTS, MemoryEstimate, Term
 from ringtune.costs.memory.units.unit_state import update_work_bytes
@@ -21,6 +22,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.versions import in_flight
 from tests.support.model_facts import MINILM, small_model
 from tests.support.plans import changed, make_method, make_plan, random_plan
+from tests.support.profiles import node as node_facts
 
 MODEL = small_model()
 TENSOR = 2 * 16 * 32 * 4  # rows of a micro-batch x tokens x width x bytes
@@ -53,9 +55,20 @@ def test_memory_of_a_host_counts_its_slice() -> None:
         "head": 0,
         "data": 0,
         "buffers": (3 + 3 + 2 + 2 + 1) * TENSOR,  # h in, h out, g in, g out, one being encoded
+        "device": 0,
         "kept": 0,
         "passing": 2 * 2 * 3 * 10,  # adapters with their moments, twice
     }
+
+
+def test_memory_of_a_device_counts_what_holds_no_tensor() -> None:
+    """Of a GPU a context is gone before the first tensor; a processor's libraries are off its budget already."""
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
+    for device, context_bytes in (("cpu", 0), ("cuda", CONTEXT_BYTES)):
+        facts = dataclasses.replace(node_facts(plan, "b"), model=MODEL, device=device, activation_token_bytes=7)
+        sizes = Sizes.at(plan.course, facts, optimizer="adamw", dtype="float32")
+        found = memory_estimate(plan.course, Share.of(plan, "b"), sizes).parts()
+        assert found == {**_memory(plan, "b").parts(), "device": context_bytes}
 
 
 def test_memory_of_an_owner_without_blocks_counts_embedding_and_head() -> None:
@@ -69,6 +82,7 @@ def test_memory_of_an_owner_without_blocks_counts_embedding_and_head() -> None:
         "head": 4 * (300 + 2 * 50) + 2 * TENSOR,  # weights, gradient, two moments; hidden and its gradient
         "data": 0,
         "buffers": (3 + 3 + 2 + 1) * TENSOR,
+        "device": 0,
         "kept": 0,
         "passing": 2 * 3 * 400,  # the head with its moments, twice
     }
@@ -281,6 +295,7 @@ def _slow_parts(plan: Plan, node: str, model: ModelFacts, *, optimizer: str, tok
         is_owner * (head * (1 + state) + 2 * tensor + logits),
         0,
         _slowly_waiting(plan, node, lowest) * tensor,
+        0,
         0,
         max(update_work_bytes(max(updated, default=0), optimizer), passing_bytes(state * sum(updated))),
     ]

@@ -1,0 +1,123 @@
+"""The device that computes, as torch has it: its name, memory and numeric class, and how its work is waited for.
+
+On CUDA a node has two memories. Batches wait in the host's; weights, graphs and gradients lie on the device, beside a
+context with the code of kernels (``CONTEXT_BYTES``) that no tensor counts. A budget is what both have room for.
+
+Source: PyTorch, CUDA semantics (asynchronous execution, memory management).
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+import torch
+
+from ringtune.costs.memory.sizes import CONTEXT_BYTES
+from ringtune.errors import CapacityError
+from ringtune.quantities import format_bytes
+
+_LEAST_BYTES: Final = 1 << 20
+_ASKED: Final = re.compile(r"[Tt]ried to allocate ([\d.]+ [KMGT]?i?B)")
+
+
+class DeviceMemory(NamedTuple):
+    """Bytes of an accelerator's memory.
+
+    Attributes:
+        total: of the device.
+        free: that nobody has.
+        peak: most that this process had for tensors at once since the last ``reset_peak``.
+    """
+
+    total: int
+    free: int
+    peak: int
+
+
+def settle_of(device: torch.device) -> Callable[[], None]:
+    """Return a function that waits until ``device`` has done its work; on a processor it does nothing.
+
+    On an accelerator a call returns when its work is only queued. Without that wait the time of an action would be the
+    time to launch it, and the node would report as done, and send on, what is still to be computed.
+    """
+    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else _nothing
+
+
+def _nothing() -> None:
+    """Do nothing: the work is done when its call returns."""
+
+
+def device_name(device: str) -> str:
+    """Name of an accelerator, such as ``NVIDIA H200``; of a processor ``cpu``."""
+    return torch.cuda.get_device_name() if device == "cuda" else "cpu"
+
+
+def device_memory(device: str) -> DeviceMemory | None:
+    """Read the memory of an accelerator; None of a processor, which has the host's."""
+    if device != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info()  # in a process of its own this makes a context first
+    return DeviceMemory(total=total, free=free, peak=torch.cuda.max_memory_reserved())
+
+
+def numerics_of(device: str) -> str:
+    """Describe what the last bits of results depend on here; see ``ringtune.costs.equal_copies``.
+
+    Examples: ``cpu x86_64 AVX2, torch 2.11.0`` and ``cuda NVIDIA H200 sm_90, torch 2.11.0+cu130``. A build's tag counts
+    on an accelerator only: it names the version of its kernels.
+    """
+    version = str(torch.__version__)
+    if device == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        return f"cuda {device_name(device)} sm_{major}{minor}, torch {version}"
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return f"cpu {platform.machine()} {instructions}, torch {version.partition('+')[0]}"
+
+
+def device_budget(memory_bytes: int, device: str, *, sharing: int = 1) -> int:
+    """Bytes that a run may use: of the host and of the device that computes the smaller.
+
+    A device's part has this process's context in it, because plans count one (``costs.memory.sizes``). The
+    contexts of others may not be there yet, and are taken off.
+
+    Args:
+        memory_bytes: of the host, or the user's limit.
+        device: ``cpu`` or ``cuda``.
+        sharing: processes that compute on the same device.
+
+    Example: two nodes on a card with 8 GiB free have 4 GiB less half a context each.
+    """
+    found = device_memory(device)
+    if found is None:
+        return memory_bytes
+    free = found.free + CONTEXT_BYTES + torch.cuda.memory_reserved() - (sharing - 1) * CONTEXT_BYTES
+    return max(_LEAST_BYTES, min(memory_bytes, free // sharing))
+
+
+@contextmanager
+def capacity_errors(node: str, device: str, what: str) -> Iterator[None]:
+    """Say what an accelerator lacks where torch finds no memory on it.
+
+    Args:
+        node: that computes.
+        device: ``cpu`` or ``cuda``.
+        what: it does, for the message.
+
+    Raises:
+        CapacityError: with what was asked for, what is free, and remedies.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        found, asked = device_memory(device), _ASKED.search(str(error))
+        free = f"{format_bytes(found.free)} of {format_bytes(found.total)} are free" if found else "less is free"
+        held = f", this node holds {format_bytes(found.peak)}" if found else ""
+        raise CapacityError(
+            f"node {node} has no memory on {device_name(device)} for {what}: it needs "
+            f"{asked[1] if asked else 'some'} more, and {free}{held}; end other programs that use the device, lower "
+            "train.batch_size or raise train.microbatches, set memory.activations = 'auto', or add a node"
+        ) from error
