@@ -22,13 +22,18 @@ class Plot:
 
     Args:
         figure: of matplotlib.
+        summary: what it shows, in words.
 
     Attributes:
         figure: the ``matplotlib.figure.Figure``, to be changed at will.
     """
 
-    def __init__(self, figure: Any) -> None:
+    def __init__(self, figure: Any, summary: str) -> None:
         self.figure = figure
+        self._summary = summary
+
+    def __repr__(self) -> str:
+        return f"{self._summary}\n(a picture; save('loss.png') writes it, a notebook shows it)"
 
     def save(self, path: str | Path) -> Path:
         """Write the picture as ``.png`` or ``.svg``; return its path.
@@ -91,8 +96,26 @@ def draw_losses(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mappin
     plot.set_title(title)
     plot.set_xlabel("step")
     plot.set_ylabel("loss")
+    plot.xaxis.set_major_locator(importlib.import_module("matplotlib.ticker").MaxNLocator(integer=True))
     plot.legend()
-    return Plot(figure)
+    return Plot(figure, _summary(title, shown, evaluations))
+
+
+def _summary(title: str, steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> str:
+    first, last = steps[0], steps[-1]
+    mean = smoothed([row["loss"] for row in steps])[-1]
+    lines = [
+        f"{title}: loss {first['loss']:.4f} at step {first['step']}, {last['loss']:.4f} at step {last['step']}, "
+        f"mean of the last {min(_SMOOTHED, len(steps))} steps {mean:.4f}"
+    ]
+    if evaluations:
+        told = [f"{row['loss']:.4f} at step {row['step']}" for row in evaluations]
+        best = min(range(len(told)), key=lambda at: float(evaluations[at]["loss"]))
+        more = f", the lowest {told[best]}" if best != len(told) - 1 else ""
+        lines.append(f"evaluation: loss {told[-1]}{more}")
+    if grown := unfreezings(steps):
+        lines.append("more blocks train: " + ", ".join(f"depth {depth} from step {step}" for step, depth in grown))
+    return "\n".join(lines)
 
 
 def unfreezings(steps: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:

@@ -28,7 +28,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.texts import printable
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class PlannedJob:
     """A plan with all that is to be said of it.
 
@@ -98,7 +98,7 @@ class PlannedJob:
         write_durably(Path(path), (self.text() + "\n").encode())
         return Path(path)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join(self.lines())
 
 

@@ -18,7 +18,7 @@ from coordinator.what_if.what_if import PredictedPlan, WhatIf
 from ringtune.errors import UsageError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Comparison:
     """What a plan does before and after a change.
 
@@ -41,7 +41,7 @@ class Comparison:
         """Return what ``ringtune what-if --json`` prints, with the cells."""
         return {**comparison_json(self.before, self.after), "cells": [dict(row) for row in self.cells]}
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = comparison_lines(self.before, self.after)
         return "\n".join([*lines, *([repr(self.cells)] if len(self.cells) else [])])
 

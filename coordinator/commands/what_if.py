@@ -28,7 +28,7 @@ def what_if(
         typer.Option(
             "--change",
             metavar="KEY=VALUE",
-            help="NODE.compute (0.5 = half as fast), NODE.memory, link.A.B.rate (bytes per second), link.A.B.latency "
+            help="NODE.compute (0.5 = half as fast), NODE.memory, link.A.B.rate (100Mbit, 5MB/s), link.A.B.latency "
             f"(seconds), or a key of the plan: {', '.join(PLAN_KEYS)}; * = every node.",
         ),
     ] = None,

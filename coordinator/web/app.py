@@ -14,6 +14,7 @@ Everything is read-only. A what-if has to be sent as ``application/json``, which
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.web.asking import Asking
+from coordinator.web.connections import REQUEST_S
 from coordinator.web.figures import CONTENT_TYPE, Figures
 from coordinator.web.frames import Seen
 from coordinator.web.streams import MOST_STREAMS, Streams
@@ -137,10 +139,14 @@ class _Pages:
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return _problem(403, "a what-if may be asked by this page only")
         body = b""
-        async for piece in request.stream():
-            body += piece
-            if len(body) > MOST_QUESTION_BYTES:
-                return _problem(413, f"a what-if has at most {MOST_QUESTION_BYTES} bytes")
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                async for piece in request.stream():
+                    body += piece
+                    if len(body) > MOST_QUESTION_BYTES:
+                        return _problem(413, f"a what-if has at most {MOST_QUESTION_BYTES} bytes")
+        except TimeoutError:
+            return _problem(408, f"the what-if was not here within {REQUEST_S:g} s")
         try:
             question = json.loads(body)
         except (ValueError, RecursionError):

@@ -29,7 +29,6 @@ _LOG = logging.getLogger(__name__)
 TICK_S: Final = 0.25
 _START_S: Final = 60.0
 _END_S: Final = 5.0
-_MOST_CONNECTIONS: Final = 256
 _MODULES: Final = ("starlette", "uvicorn", "prometheus_client")
 
 
@@ -129,13 +128,14 @@ class PageServer:
         import uvicorn
 
         from coordinator.web.app import make_app
+        from coordinator.web.connections import MOST_CONNECTIONS, connections_of_a_page
 
         self._streams = Streams(self.watching)
         asking = Asking(self.watching.state)
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
             make_app(self._streams, asking, self._guard),
-            http="h11",
+            http=connections_of_a_page(),
             ws="none",
             loop="none",
             lifespan="off",
@@ -144,7 +144,7 @@ class PageServer:
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            limit_concurrency=_MOST_CONNECTIONS,
+            limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)

@@ -3,18 +3,24 @@
 ::
 
     node/    torch first, as --torch says, then the wheel with [node]: version, doctor, a run of two nodes, its result
-    core/    the wheel alone, without torch: help, plan, sim, what-if of that run
+    core/    the wheel alone, without torch: plan, sim, what-if of that run
+    web/     the wheel with [web], without torch: the page of that run, and of a coordinator
+
+In each of them every command shows its help, and a coordinator starts, which a node of node/ joins.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +51,19 @@ print("planned from Python, without torch:", planned.memory_bytes)
 """
 
 
+_EVERY_HELP: Final = """
+from ringtune import cli
+from typer.testing import CliRunner
+
+for words in cli.all_commands():
+    done = CliRunner().invoke(cli.app, [*words.split(), "--help"])
+    assert done.exit_code == 0 and "not installed" not in done.output, (words, done.output, done.exception)
+print("every command has its help")
+"""
+_START_S: Final = 300.0
+"""How long a coordinator or a node may take, in seconds: libraries are read from the disk for the first time."""
+
+
 class Environment:
     """An empty environment, and what is run in it from a folder that is no checkout.
 
@@ -70,6 +89,57 @@ class Environment:
         """Run the command as it was installed."""
         _call([str(self._bin / "ringtune"), *words], self._work)
 
+    @contextlib.contextmanager
+    def started(self, *words: str) -> Iterator[Started]:
+        """Start the command, which is to go on; it is ended at the end."""
+        line = [str(self._bin / "ringtune"), *words]
+        _say(f"$ {shlex.join(line)[:160]} &")
+        process = subprocess.Popen(  # noqa: S603 - ours
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            cwd=self._work,
+            env=_environment(self._work),
+            text=True,
+        )
+        ending = threading.Timer(_START_S, process.kill)
+        ending.start()
+        try:
+            yield Started(line, process)
+        finally:
+            ending.cancel()
+            process.terminate()
+            process.communicate()
+
+
+class Started:
+    """A command that goes on, and prints what happens as JSON; one that is silent too long is killed."""
+
+    def __init__(self, line: list[str], process: subprocess.Popen[str]) -> None:
+        self._line, self._process = line, process
+
+    def told(self, event: str) -> dict[str, str]:
+        """Wait for an event.
+
+        Raises:
+            CalledProcessError: the command ended before it.
+        """
+        for line in self._process.stdout or ():
+            found: dict[str, str] = json.loads(line)
+            if found["event"] == event:
+                return found
+        raise subprocess.CalledProcessError(self._process.wait(), self._line)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """The variables of a user without a checkout."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return environment | {
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "XDG_STATE_HOME": str(folder / "state"),
+    }
+
 
 def _call(words: list[str], folder: Path) -> None:
     """Run a command to its end; its variables are those of a user without a checkout.
@@ -78,12 +148,10 @@ def _call(words: list[str], folder: Path) -> None:
         CalledProcessError: it failed; its own words are on the screen.
     """
     _say(f"$ {shlex.join(words)[:160]}")
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "XDG_STATE_HOME": str(folder / "state")}
-    subprocess.run(words, check=True, stdin=subprocess.DEVNULL, cwd=folder, env=environment)  # noqa: S603 - ours
+    subprocess.run(words, check=True, stdin=subprocess.DEVNULL, cwd=folder, env=_environment(folder))  # noqa: S603 - ours
 
 
-def node(folder: Path, work: Path, wheel: Path, torch: str) -> None:
+def node(folder: Path, work: Path, wheel: Path, torch: str) -> Environment:
     """Install a node, and train, evaluate and load what was trained."""
     made = Environment(folder, work)
     made.install(*shlex.split(torch))
@@ -94,17 +162,46 @@ def node(folder: Path, work: Path, wheel: Path, torch: str) -> None:
     made.ringtune("doctor", "--model", "model", "--disk", str(work))
     made.ringtune("train", "job.toml", "--local", "2", "--out", "run")
     made.python("-c", _LOADS)
+    return made
 
 
-def core(folder: Path, work: Path, wheel: Path) -> None:
+def core(folder: Path, work: Path, wheel: Path) -> Environment:
     """Install what a router has, and look at the run."""
     made = Environment(folder, work)
     made.install(str(wheel))
-    for words in (("--version",), ("--help",), ("train", "--help"), ("plan", "job.toml", "--assume", "2")):
+    for words in (("--version",), ("plan", "job.toml", "--assume", "2")):
         made.ringtune(*words)
     made.ringtune("sim", "run")
     made.ringtune("what-if", "run", "--change", "node-1.compute=0.5")
     made.python("-c", _HAS_NO_TORCH)
+    return made
+
+
+def web(folder: Path, work: Path, wheel: Path) -> Environment:
+    """Install what shows pages."""
+    made = Environment(folder, work)
+    made.install(f"{wheel}[web]")
+    return made
+
+
+def commands(made: Environment) -> None:
+    """Show the help of every command, and of those below one."""
+    made.python("-c", _EVERY_HELP)
+
+
+def joined(coordinator: Environment, node: Environment, *options: str) -> None:
+    """Start a coordinator of one environment, let a node of another one join it, and end both.
+
+    Raises:
+        CalledProcessError: one of them did not do its part in time.
+    """
+    with coordinator.started("coordinator", "--bind", "127.0.0.1:0", "--json", *options) as server:
+        address = server.told("listening")["address"]
+        with node.started(
+            "node", "--coordinator", address, "--name", "board", "--data", "train.csv", "--json"
+        ) as board:
+            board.told("joined")
+            coordinator.ringtune("nodes", "--coordinator", address)
 
 
 def main() -> int:
@@ -118,9 +215,11 @@ def main() -> int:
         work = Path(name) / "work"
         work.mkdir()
         try:
-            node(Path(name) / "node", work, wheel, given.torch)
-            shutil.rmtree(Path(name) / "node")  # a gigabyte
-            core(Path(name) / "core", work, wheel)
+            board = node(Path(name) / "node", work, wheel, given.torch)
+            for desk in (board, core(Path(name) / "core", work, wheel), web(Path(name) / "web", work, wheel)):
+                commands(desk)
+                joined(desk, board)
+            joined(desk, board, "--web", "127.0.0.1:0")
         except subprocess.CalledProcessError as error:
             _say(f"FAILED with exit code {error.returncode}: {shlex.join(error.cmd)[:160]}")
             return 1

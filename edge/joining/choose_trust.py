@@ -47,7 +47,7 @@ def own_name(
         if token.party.role != NODE_ROLE:
             raise TokenError(_another(token_file, token, "a node"))
         return token.party.name, token
-    folders = [trust or node_trust(state)] if trust or state else [node_trust(one) for one in all_states()]
+    folders = [trust] if trust else [node_trust(one) for one in ([state] if state else all_states())]
     joined = [folder for folder in folders if (folder / IDENTITY).is_file()]
     if len(joined) != 1:
         return default_name(), None

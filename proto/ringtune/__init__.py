@@ -26,4 +26,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """What a user may want; modules that were imported are none of it."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from ringtune.errors import UsageError
 
@@ -32,6 +33,28 @@ def parse_bytes(text: str) -> int:
     whole, fraction, factor = match[1], match[2] or "", _FACTORS[match[3].lower()]
     scale: int = 10 ** len(fraction)
     return int(whole + fraction) * factor // scale
+
+
+_BITS_PER_S = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "kbps": 1e3, "mbps": 1e6, "gbps": 1e9}
+RATE_FORMS: Final = "100Mbit, 100Mbit/s, 1Gbit, 5MB/s, 20MB or 12.5e6 (bytes per second)"
+
+
+def parse_rate(text: str) -> float:
+    """Read a rate as bytes per second: ``100Mbit``, ``1Gbit/s``, ``5MB/s``, ``20MB`` or a plain number of bytes.
+
+    Boards and networks are sold by Mbit/s: 100 Mbit/s are 12.5e6 bytes per second. ``Mb`` alone may be either.
+
+    Raises:
+        UsageError: not a rate.
+    """
+    number = r"[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+    match = re.fullmatch(rf"\s*({number})\s*(?:([A-Za-z]+)\s*(?:/\s*s)?)?\s*", text)
+    unit = match[2] or "" if match else ""
+    if match and unit.lower() in _BITS_PER_S:
+        return float(match[1]) * _BITS_PER_S[unit.lower()] / 8
+    if match is None or unit.lower() not in _FACTORS or (len(unit) == 2 and unit.endswith("b")):
+        raise UsageError(f"{text!r} is not a rate; write it like {RATE_FORMS}")
+    return float(match[1]) * _FACTORS[unit.lower()]
 
 
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}

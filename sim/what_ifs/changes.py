@@ -4,7 +4,7 @@
 
     NODE.compute                  speed of a node: 0.5 = half as fast, all its times are divided by 0.5
     NODE.memory                   its budget: 512MiB, 2GB or bytes
-    link.SOURCE.TARGET.rate       of a directed link, bytes per second: 20e6 or 20MB
+    link.SOURCE.TARGET.rate       of a directed link, per second: 100Mbit, 5MB/s or 20e6 (bytes)
     link.SOURCE.TARGET.latency    seconds, one way
     microbatches, batch_size ...  a key of the plan (``PLAN_KEYS``)
     offload                       who helps whom: off, or HOST=HELPER, several with + between
@@ -25,7 +25,7 @@ from ringtune.errors import PlanError, UsageError
 from ringtune.files.strict import nearest
 from ringtune.models.adapters.offload_support import merged_refusal
 from ringtune.plan_keys import PLAN_KEYS
-from ringtune.quantities import parse_bytes
+from ringtune.quantities import parse_bytes, parse_rate
 from ringtune.schedule.changing_hands.epochs import first_step
 from ringtune.schedule.course import Course
 from ringtune.schedule.helped import helped, helpers_by_host, parse_helpers
@@ -52,7 +52,7 @@ def split_change(text: str) -> tuple[str, str]:
     """
     key, equals, value = (part.strip() for part in text.partition("="))
     if not (equals and key and value):
-        raise UsageError(f"{text!r} is not KEY=VALUE, e.g. pi-3.compute=0.5 or link.pi-1.pi-2.rate=20e6")
+        raise UsageError(f"{text!r} is not KEY=VALUE, e.g. pi-3.compute=0.5 or link.pi-1.pi-2.rate=100Mbit")
     return key, value
 
 
@@ -134,7 +134,7 @@ def _change_link(profile: Profile, pair: str, last: str, value: str) -> Profile:
     key = f"link.{pair}.{last}"
     if last not in _LINK_KEYS:
         raise PlanError(f"--change {key}: unknown key {last!r} of a link; {nearest(last, _LINK_KEYS)}")
-    number = _number(key, value, parse=_rate, above=0.0) if last == "rate" else _number(key, value, least=0.0)
+    number = _number(key, value, parse=parse_rate, above=0.0) if last == "rate" else _number(key, value, least=0.0)
     if not profile.links and pair == "*.*" and last == "rate":
         return dataclasses.replace(profile, links=_all_links(profile, number))
     source, target = _ends(profile, pair, key)
@@ -166,7 +166,7 @@ def _ends(profile: Profile, pair: str, key: str) -> tuple[str, str]:
     if not profile.links:
         raise PlanError(
             f"--change {key}: the profile has no links, messages take no time; measure them with 'ringtune measure', "
-            "or give all of them a rate first: link.*.*.rate=20e6"
+            "or give all of them a rate first: link.*.*.rate=100Mbit"
         )
     known = profile.link_by_pair
     for dot in (index for index, letter in enumerate(pair) if letter == "."):
@@ -378,7 +378,9 @@ def _number(
 ) -> float:
     try:
         number = float(parse(value))
-    except (ValueError, UsageError) as error:
+    except UsageError as error:
+        raise PlanError(f"--change {key}: {error}") from error
+    except ValueError as error:
         raise PlanError(f"--change {key}={value}: {value!r} is no number") from error
     if not math.isfinite(number):
         raise PlanError(f"--change {key}={value}: it has to be a finite number")
@@ -387,10 +389,3 @@ def _number(
     if least is not None and not number >= least:
         raise PlanError(f"--change {key}={value}: it has to be at least {least:g}")
     return number
-
-
-def _rate(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return parse_bytes(text.removesuffix("/s"))

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ringtune.errors import ConnectionFailedError, RingTuneError, UsageError
+from ringtune.quantities import parse_rate
 from sim.what_ifs.changes import split_change
 
 Cell = TypeVar("Cell")
@@ -49,7 +50,7 @@ class Axis:
 
 
 def parse_axis(text: str) -> Axis:
-    """Read ``KEY=0.25,0.5,1`` or ``KEY=0.25:2:8`` (from, to, how many; evenly spaced).
+    """Read ``KEY=0.25,0.5,1`` or ``KEY=0.25:2:8`` (from, to, how many; evenly spaced; rates as ``10Mbit:1Gbit:5``).
 
     Raises:
         UsageError: no such form, a value twice, or more values than a sweep may have cells.
@@ -57,7 +58,7 @@ def parse_axis(text: str) -> Axis:
     key, listed = split_change(text)
     values: list[str] = []
     for part in listed.split(","):
-        values += _range(text, part) if ":" in part else [part.strip()]
+        values += _range(text, part, parse_rate if key.endswith(".rate") else float) if ":" in part else [part.strip()]
     _check_size(len(values))
     if not all(values):
         raise UsageError(f"--sweep {text!r} has an empty value")
@@ -66,10 +67,10 @@ def parse_axis(text: str) -> Axis:
     return Axis(key=key, values=tuple(values))
 
 
-def _range(text: str, part: str) -> list[str]:
+def _range(text: str, part: str, read: Callable[[str], float]) -> list[str]:
     pieces = part.split(":")
     try:
-        first, last, count = float(pieces[0]), float(pieces[1]), int(pieces[2])
+        first, last, count = read(pieces[0]), read(pieces[1]), int(pieces[2])
         if len(pieces) != 3 or count < 2 or not (math.isfinite(first) and math.isfinite(last)):
             raise ValueError(part)
     except (ValueError, IndexError) as error:

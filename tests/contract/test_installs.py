@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOR_DEVELOPERS = {"browser", "dev", "docs"}
 CORE = ("ringtune", "coordinator", "sim")
-OF_AN_EXTRA = {"web": ["coordinator.web.app", "coordinator.web.figures"]}
+OF_AN_EXTRA = {"web": ["coordinator.web.app", "coordinator.web.connections", "coordinator.web.figures"]}
 """Modules outside of ``edge`` that can't be imported without an extra, and can with it; all others always can."""
 
 CHILD = """

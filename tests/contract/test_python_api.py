@@ -52,6 +52,13 @@ def test_name_is_documented(name: str) -> None:
     assert [key for key, value in members if not key.startswith("_") and not inspect.getdoc(value)] == []
 
 
+def test_dir_lists_what_a_user_may_want() -> None:
+    """Tab completion shows the names of the API, whatever modules of the package are loaded."""
+    importlib.import_module("ringtune.errors")
+    assert [name for name in dir(ringtune) if not name.startswith("__")] == sorted(ringtune.__all__)
+    assert "__version__" in dir(ringtune)
+
+
 def test_import_alone_loads_nothing() -> None:
     """Neither the coordinator nor grpc; the first verb loads both, and no torch."""
     done = subprocess.run(  # noqa: S603 - our own modules

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import UsageError
-from ringtune.quantities import format_bytes, format_seconds, parse_bytes
+from ringtune.quantities import format_bytes, format_seconds, parse_bytes, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,27 @@ def test_parse_bytes_refuses_what_is_no_size(text: str) -> None:
     """The message shows how to write one."""
     with pytest.raises(UsageError, match="is not a size; write it like 512MiB"):
         parse_bytes(text)
+
+
+@given(
+    number=st.floats(0.001, 1e6).map(lambda value: float(f"{value:.6g}")),
+    unit=st.sampled_from(["kbit", "Mbit", "Gbit", "Mbps", "", "B", "kB", "MB", "MiB", "GB"]),
+    per_second=st.sampled_from(["", "/s", " / s"]),
+    space=st.sampled_from(["", " "]),
+)
+def test_parse_rate_reads_bits_and_bytes(number: float, unit: str, per_second: str, space: str) -> None:
+    """Every unit, with or without ``/s``: bits are an eighth of a byte, and bytes are as in sizes."""
+    text = f"{number!r}{space}{unit}{per_second if unit else ''}"
+    prefix = {"k": 1e3, "M": 1e6, "G": 1e9}.get(unit[:1], 1.0)
+    wanted = number * prefix / 8 if unit.endswith(("bit", "bps")) else number * parse_bytes(f"1{unit}")
+    assert parse_rate(text) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1MB", "100Mb", "5mb/s", "1 Mbit/h", "nan", "Mbit", "1,5MB/s", "/s"])
+def test_parse_rate_refuses_what_is_no_rate(text: str) -> None:
+    """``Mb`` may be bits or bytes; the message lists the forms."""
+    with pytest.raises(UsageError, match="is not a rate; write it like 100Mbit, 100Mbit/s, 1Gbit, 5MB/s"):
+        parse_rate(text)
 
 
 @given(size=st.integers(0, 2**50), unit=st.sampled_from(["", "KiB", "MiB", "GiB"]))

@@ -13,7 +13,7 @@ from typing import Any
 from coordinator.what_if.what_if import CellResult
 from ringtune.errors import RingTuneError, UsageError
 from ringtune.files.durable import write_durably
-from ringtune.quantities import parse_bytes
+from ringtune.quantities import parse_bytes, parse_rate
 from sim.what_ifs.sweep import Axis
 
 FORMATS = (".png", ".svg")
@@ -120,7 +120,7 @@ def axis_label(key: str) -> str:
 
 def _numbers(values: Sequence[str]) -> list[float] | None:
     """Read the values as numbers, sizes as bytes; None if they are categories, as ``float32`` and ``int8``."""
-    for read in (float, lambda text: float(parse_bytes(text))):
+    for read in (float, lambda text: float(parse_bytes(text)), parse_rate):
         with contextlib.suppress(ValueError, UsageError):
             return [read(value) for value in values]
     return None

@@ -99,4 +99,4 @@ def test_trusting_printed_lines_lead_a_node_in(tmp_path: Path, monkeypatch: pyte
             assert result.exit_code == 0, result.output
     (given,) = started
     assert (given.name, given.trust) == ("b1", tmp_path / "states" / "ringtune" / "b1" / "trust")
-    assert read_identity(given.trust, time.time()).party == node_party("b1")
+    assert given.trust is not None and read_identity(given.trust, time.time()).party == node_party("b1")

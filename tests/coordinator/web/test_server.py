@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib.util
 import json
 import socket
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coordinator.web import connections
 from coordinator.web.at_coordinator import watch
 from coordinator.web.server import PageServer, require_web
 from coordinator.web.watching import Watching
 from ringtune.errors import ConnectionFailedError, UsageError
+from ringtune.rpc.addresses import split_address
 from tests.support.fake_agents import FakeCluster
 from tests.support.fake_runs import run
 from tests.support.page_runs import RUN_ID, beginning
@@ -104,6 +108,46 @@ def test_server_on_loopback_prints_no_token() -> None:
     """Nobody needs one."""
     with PageServer(Watching(), "127.0.0.1:0") as page:
         assert page.lines() == [f"page: http://{page.address}/"]
+
+
+@contextlib.contextmanager
+def visiting() -> Iterator[tuple[PageServer, Callable[..., socket.socket]]]:
+    """A page, and what opens a connection to it and sends some first bytes."""
+    with PageServer(Watching(), "127.0.0.1:0") as page, contextlib.ExitStack() as stack:
+
+        def connect(first: bytes, source: str = "127.0.0.1") -> socket.socket:
+            place = split_address(page.address, option="")
+            made = stack.enter_context(socket.create_connection(place, WAIT_S, source_address=(source, 0)))
+            made.sendall(first)
+            return made
+
+        yield page, connect
+
+
+def test_server_gives_no_address_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection beyond an address's share is closed unanswered; another address is served."""
+    monkeypatch.setattr(connections, "MOST_OF_AN_ADDRESS", 2)
+    with visiting() as (page, connect):
+        whole = f"GET / HTTP/1.1\r\nhost: {page.address}\r\n\r\n".encode()
+        first, _ = connect(whole), connect(whole)
+        assert first.recv(15) == b"HTTP/1.1 200 OK"
+        with contextlib.suppress(ConnectionResetError):
+            assert connect(whole).recv(1) == b""
+        assert connect(whole, "127.0.0.2").recv(15) == b"HTTP/1.1 200 OK"
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_server_lets_go_of_who_makes_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing, a part of a line, a part of the headers, a part of a second request: all are closed."""
+    monkeypatch.setattr(connections, "REQUEST_S", 0.1)
+    with visiting() as (page, connect):
+        idle = [connect(b""), connect(b"GET / HT"), connect(b"GET / HTTP/1.1\r\nhost: x\r\nx:")]
+        again, answer = connect(f"HEAD / HTTP/1.1\r\nhost: {page.address}\r\n\r\n".encode()), b""
+        while not answer.endswith(b"\r\n\r\n"):
+            answer += again.recv(1)
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        again.sendall(b"GET / HT")
+        assert [one.recv(1) for one in (*idle, again)] == [b""] * 4
 
 
 def test_server_at_a_taken_address_says_so() -> None:
