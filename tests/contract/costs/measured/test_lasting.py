@@ -100,7 +100,7 @@ def test_noise_alone_is_what_turns_of_a_kind_differ_by() -> None:
     assert watched([1.0, 1.0, 1.5, 1.5]) == watched([1.0, 1.5, 1.5, 1.5]) == {}
     assert watched([1.0, 1.0, 1.2, 1.2, 1.2]) == watched([1.0, 2.0, 1.0, 1.0, 1.0]) == {}
     assert watched([1.0, 1.0, 1.5, 1.0, 1.0, 2.0, 2.0, 2.0]) == pytest.approx({"a": 2.0})
-    assert watched([0.7, 1.3, 0.7, 1.3, 0.7, 1.3, 1.8, 2.0, 1.8]) == {}
+    assert watched([0.6, 1.4] * 3 + [1.77, 1.78, 1.77]) == {}
     assert BEYOND_NOISE > 2 and USUAL_TURNS == 2
 
 
