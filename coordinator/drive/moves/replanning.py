@@ -117,9 +117,9 @@ class Replanning:
 
     def _watch(self, part: Plan, tried: int = 0) -> None:
         """Watch from now on, unless the run is to move by itself: to an epoch later than the one that it tried last."""
-        self._epoch, placement = part.placement.epoch, part.placement
+        self._epoch = part.placement.epoch
         if self._may_move and max(self._epoch, tried) >= self._last_epoch:
-            self.pace = PaceWatch(self._course, self.profile, recompute=placement.recompute)
+            self.pace = PaceWatch(Plan(self._course, (part.placement,)), self.profile)
 
     def turn_done(self, part: Plan, turn: Turn, books: Books, *, prepare_s: float, living: Set[str]) -> None:
         """Look for another placement if nodes or links have changed, or more blocks train and slices follow that.
@@ -142,11 +142,11 @@ class Replanning:
         changed = {**nodes, **links_told}
         if changed and _differ(changed, self._told):
             self._told = changed
-            after = f"after step {turn.end_step}"
+            compared = "compared with earlier turns of the same work"
             if nodes:
-                self._note(f"{after} actions of nodes take, compared with the first turns: {_times_as_long(nodes)}")
+                self._note(f"after step {turn.end_step} actions of nodes take, {compared}: {_times_as_long(nodes)}")
             if pairs:
-                self._note(f"{after} messages take, compared with the first turns: {_times_as_long(links_told)}")
+                self._note(f"after step {turn.end_step} messages take, {compared}: {_times_as_long(links_told)}")
             self._think_beside(part, without(self._complete(self.pace.profile(links)), lost), turn, step, prepare_s)
         elif has_decided:
             self._decided = turn.unfreeze_at

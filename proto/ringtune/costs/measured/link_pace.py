@@ -1,4 +1,4 @@
-"""Whether links keep their rate during a run: what messages take, turn by turn, beside the run's own first turns.
+"""Whether links keep their rate during a run: what messages take, turn by turn, beside turns of the same work.
 
 The rate of a link in a turn is that of its quicker messages, as in ``ringtune.costs.links.recorded``: a processor that
 computes makes some of them look slow, a link that has become slower all of them. ::
@@ -7,6 +7,9 @@ computes makes some of them look slow, a link that has become slower all of them
     a -> b, in MB/s       (1.9)   2.4   2.6 |  2.5   0.6   0.6   0.7
                           begins  the usual |         `-- three turns in a row: 3.95 times as long
 
+Turns count as of the same work where as much trains at both ends of the link (``ringtune.costs.measured.lasting``): the
+messages of both ends share their lines.
+
 A turn with few messages of a link that say a rate says nothing of that link, neither for nor against a change.
 """
 
@@ -14,11 +17,12 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ringtune.costs.links.assumed import Pair
 from ringtune.costs.links.recorded import KEPT_SAMPLES, RecordedLinks, says_a_rate
+from ringtune.costs.measured.lasting import LASTING_TURNS, LastingChanges
 from ringtune.costs.profile import LinkFacts
 
 LINK_CHANGED: Final = 1.5
@@ -42,18 +46,14 @@ class LinkWatch:
 
     Args:
         links: as they were known when the placement was planned.
-        usual_turns: train turns after the first one whose rate is the usual one of a link.
-        lasting_turns: a change counts when it lasts for so many train turns.
     """
 
-    def __init__(self, links: Sequence[LinkFacts], *, usual_turns: int, lasting_turns: int) -> None:
+    def __init__(self, links: Sequence[LinkFacts]) -> None:
         self._latency_s = {(link.source, link.target): link.latency_s for link in links}
-        self._usual_turns = usual_turns
         self._turn: dict[Pair, list[_Transfer]] = {}
-        self._kept: deque[dict[Pair, list[_Transfer]]] = deque(maxlen=lasting_turns)
+        self._kept: deque[dict[Pair, list[_Transfer]]] = deque(maxlen=LASTING_TURNS)
         self._num_turns = 0
-        self._usual: dict[Pair, list[float]] = {}
-        self._newest: dict[Pair, deque[float]] = {}
+        self._rates: LastingChanges[Pair] = LastingChanges(LINK_CHANGED)
 
     def add(self, source: str, target: str, num_bytes: int, seconds: float, *, at_s: float) -> None:
         """Add one message that came at ``at_s``; one of no known link, or that says no rate, is left out."""
@@ -62,31 +62,21 @@ class LinkWatch:
             if len(found) < KEPT_SAMPLES:
                 found.append(_Transfer(num_bytes, seconds, at_s))
 
-    def turn_done(self) -> None:
-        """Note the rate of every link in the train turn that is done."""
+    def turn_done(self, kinds: Mapping[str, Hashable]) -> None:
+        """Note the rate of every link in the train turn that is done; ``kinds`` says what each node had to do in it."""
         turn, self._turn = self._turn, {}
         self._kept.append(turn)
         self._num_turns += 1
         if self._num_turns == 1:
             return
         for pair, transfers in turn.items():
-            if len(transfers) < LEAST_IN_TURN:
-                continue
-            rate = self._rate(pair, transfers)
-            usual = self._usual.setdefault(pair, [])
-            if len(usual) < self._usual_turns:
-                usual.append(rate)
-            else:
-                newest = self._newest.setdefault(pair, deque(maxlen=self._kept.maxlen))
-                newest.append(statistics.fmean(usual) / rate)
+            if len(transfers) >= LEAST_IN_TURN:
+                kind = tuple(kinds.get(node) for node in pair)
+                self._rates.add(pair, kind, {"byte": (1.0 / self._rate(pair, transfers), 1.0)})
 
     def changed(self) -> dict[Pair, float]:
         """The links whose rate has lastingly changed, each with how many times as long its messages take now."""
-        found = {}
-        for pair, ratios in self._newest.items():
-            if len(ratios) == ratios.maxlen and (min(ratios) >= LINK_CHANGED or max(ratios) <= 1 / LINK_CHANGED):
-                found[pair] = statistics.fmean(ratios)
-        return found
+        return self._rates.changed()
 
     def newest(self) -> RecordedLinks:
         """The messages of the newest train turns alone."""

@@ -3,11 +3,15 @@
 A node's *pace* in a turn is the recorded seconds of its works over those of the profile. What counts is how it
 changes: a node of pace 1.1 from the start is one that the profile has wrong by a tenth, as the plan had. Each work has
 a pace of its own, as the profile may have forwards wrong and backwards right, and a node has more of one and less of
-the other when more trains. A node's change is that of all works together that it has had before. ::
+the other when more trains.
 
-    train turn         0      1     2  |   3     4     5     6
-    pace of node b  (1.6)   1.0   1.1  |  1.1   2.2   2.1   2.0
-                    begins  the usual one      `-- three turns in a row: node b is 1.98 times as slow
+Turns are compared where the node had the same to do (``ringtune.costs.measured.lasting``): as many of its blocks
+train, and blocks below them do or do not. A board with a quota of processor time that it can't see takes 1.0 for frozen
+blocks, as it rests between them, and 2.0 when its own blocks train and it rests no more; nothing has happened to it. As
+more trains elsewhere, it rests longer and looks faster, never slower. So that it is *slower* is asked of all turns in
+which it did the same, that it is *faster* only of those in which the whole ring did.
+
+A change that begins with the very turn from which on more of the node's own blocks train is taken for theirs.
 
 Here the seconds on the clock count, also where a quota holds: a throttled board computes as fast as ever while it may.
 
@@ -18,26 +22,19 @@ blocks forward, in twice the usual time, would go backward in twice the usual ti
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable
 from typing import Final, NamedTuple
 
 from ringtune.costs.links.recorded import RecordedLinks
+from ringtune.costs.measured.lasting import LASTING_TURNS, LastingChanges
 from ringtune.costs.measured.link_pace import LinkWatch
 from ringtune.costs.measured.recorded_times import RecordedProfile
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.costs.work_times import Work
 from ringtune.schedule.actions import Action
-from ringtune.schedule.course import Course
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StepKind, Turn
-from ringtune.schedule.units import Range
-
-USUAL_TURNS: Final = 2
-"""Train turns after the first one whose pace is the usual one of a node; of a work, the first ones that have it."""
-
-LASTING_TURNS: Final = 3
-"""A change counts when it lasts for so many train turns."""
+from ringtune.schedule.turns.versions import trained
 
 CHANGED: Final = 1.25
 """A pace counts as changed when it is so many times the usual one, or the usual one so many times the pace."""
@@ -45,6 +42,20 @@ CHANGED: Final = 1.25
 
 _OF_COMPUTING: Final = ("block_forward_s", "block_graph_s", "block_backward_s", "handling_s", "message_s_per_byte")
 """Seconds of a node's facts that depend on its pace, besides those of its works."""
+
+
+def kinds_of_work(part: Plan, turn: Turn) -> tuple[Hashable, dict[str, Hashable]]:
+    """What trains in a turn, at its first and its last step: in the whole ring, and as each host has it to do."""
+    course = part.course.decided(turn.unfreeze_at)
+    depth = tuple(trained(course, StepKind.TRAIN, step) for step in (turn.first_step, turn.end_step - 1))
+    kinds: dict[str, Hashable] = {
+        piece.node: tuple(
+            (len(units.within(piece.start, piece.stop).blocks), bool(units.within(0, piece.start).blocks))
+            for units in depth
+        )
+        for piece in part.placement.hosts
+    }
+    return depth, kinds
 
 
 class _Done(NamedTuple):
@@ -57,23 +68,22 @@ class PaceWatch:
     """Watches the pace of every node on one placement.
 
     Args:
-        course: of the run.
+        part: of the run's plan that holds.
         profile: that the placement was planned with.
-        recompute: blocks whose backward runs them again.
 
     Attributes:
         links: the watch of the links between the nodes.
     """
 
-    def __init__(self, course: Course, profile: Profile, *, recompute: Sequence[Range] = ()) -> None:
-        self._course, self._profile, self._recompute = course, profile, recompute
+    def __init__(self, part: Plan, profile: Profile) -> None:
+        self._part, self._profile = part, profile
         self._open: dict[int, tuple[Turn, list[_Done]]] = {}
         self._turn_of: dict[int, int] = {}
         self._kept: deque[tuple[Turn, list[_Done]]] = deque(maxlen=LASTING_TURNS)
         self._num_turns = 0
-        self.links = LinkWatch(profile.links, usual_turns=USUAL_TURNS, lasting_turns=LASTING_TURNS)
-        self._usual: dict[tuple[str, Work], list[float]] = {}
-        self._newest: deque[Mapping[str, float]] = deque(maxlen=LASTING_TURNS)
+        self.links = LinkWatch(profile.links)
+        self._same_work: LastingChanges[str] = LastingChanges(CHANGED)
+        self._same_depth: LastingChanges[str] = LastingChanges(CHANGED)
 
     def granted(self, turn: Turn) -> None:
         """Expect the actions of a turn; only train turns count."""
@@ -94,32 +104,23 @@ class PaceWatch:
             return
         for seq in range(turn.first_seq, turn.end_seq):
             self._turn_of.pop(seq, None)
-        self.links.turn_done()
+        depth, kinds = kinds_of_work(self._part, turn)
+        self.links.turn_done(kinds)
         self._kept.append(found)
         self._num_turns += 1
         if self._num_turns == 1:
             return
-        times: dict[str, tuple[float, float]] = {}
-        for (node, work), (seconds, known_s) in self._recorded([found], self._profile).pace.items():
-            usual = self._usual.setdefault((node, work), [])
-            if len(usual) < USUAL_TURNS:
-                usual.append(seconds / known_s)
-                continue
-            took_s, usual_s = times.get(node, (0.0, 0.0))
-            times[node] = (took_s + seconds, usual_s + statistics.fmean(usual) * known_s)
-        if self._num_turns > 1 + USUAL_TURNS:
-            self._newest.append({node: took_s / usual_s for node, (took_s, usual_s) in times.items() if usual_s > 0})
+        works: dict[str, dict[str, tuple[float, float]]] = {}
+        for (node, work), times in self._recorded([found], self._profile).pace.items():
+            works.setdefault(node, {})[work] = times
+        for node, times_of in works.items():
+            self._same_work.add(node, kinds.get(node), times_of)
+            self._same_depth.add(node, depth, times_of)
 
     def changed(self) -> dict[str, float]:
         """The nodes whose pace has lastingly changed, each with how many times as long its actions take now."""
-        if len(self._newest) < LASTING_TURNS:
-            return {}
-        found = {}
-        for node in self._newest[-1]:
-            ratios = [paces.get(node, 0.0) for paces in self._newest]
-            if min(ratios) >= CHANGED or (min(ratios) > 0 and max(ratios) <= 1 / CHANGED):
-                found[node] = statistics.fmean(ratios)
-        return found
+        slower = {node: ratio for node, ratio in self._same_work.changed().items() if ratio > 1}
+        return slower | {node: ratio for node, ratio in self._same_depth.changed().items() if ratio < 1}
 
     def profile(self, links: RecordedLinks) -> Profile:
         """The profile with what actions took in the newest turns, and the rates of the links as transfers show them.
@@ -146,7 +147,7 @@ class PaceWatch:
         )
 
     def _recorded(self, turns: Iterable[tuple[Turn, list[_Done]]], known: Profile) -> RecordedProfile:
-        recorded = RecordedProfile(self._course, known, recompute=self._recompute)
+        recorded = RecordedProfile(self._part.course, known, recompute=self._part.placement.recompute)
         for turn, actions in turns:
             recorded.granted(turn)
             for node, action, seconds in actions:

@@ -1,4 +1,4 @@
-"""A link counts as changed when its messages take lastingly longer, or shorter, than in the run's first turns."""
+"""A link counts as changed when its messages take lastingly longer, or shorter, than in turns of the same work."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NUM_BYTES = 20_000
 
 def watched(rates: Sequence[float], *, messages: int = 8, num_bytes: int = NUM_BYTES) -> LinkWatch:
     """A watch that has seen a turn for each rate, in bytes per second; 0 is a turn without messages."""
-    watch = LinkWatch([LINK], usual_turns=2, lasting_turns=3)
+    watch = LinkWatch([LINK])
     for turn, rate in enumerate(rates):
         for message in range(messages if rate else 0):
             seconds = LINK.latency_s + num_bytes / rate
             watch.add("a", "b", num_bytes, seconds, at_s=1000.0 + 10 * turn + message)
-        watch.turn_done()
+        watch.turn_done({})
     return watch
 
 
@@ -66,7 +66,7 @@ def test_messages_behind_a_busy_processor_do_not_make_a_link_slow() -> None:
         for message in range(8):
             seconds = LINK.latency_s + NUM_BYTES / 1e6 + 0.5 * (message % 2)
             watch.add("a", "b", NUM_BYTES, seconds, at_s=2000.0 + 10 * turn + message)
-        watch.turn_done()
+        watch.turn_done({})
     assert watch.changed() == {}
 
 
@@ -79,7 +79,7 @@ def test_newest_messages_alone_say_the_rate_of_now() -> None:
 
 def test_messages_of_a_turn_are_bounded_and_those_of_unknown_links_left_out() -> None:
     """A node that reports a million of them takes no memory."""
-    watch = LinkWatch([LINK], usual_turns=2, lasting_turns=3)
+    watch = LinkWatch([LINK])
     for message in range(KEPT_SAMPLES + 50):
         watch.add("a", "b", NUM_BYTES, 0.03, at_s=float(message))
     watch.add("b", "a", NUM_BYTES, 0.03, at_s=1.0)

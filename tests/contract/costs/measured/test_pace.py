@@ -8,7 +8,8 @@ from types import MappingProxyType
 import pytest
 
 from ringtune.costs.links.recorded import RecordedLinks
-from ringtune.costs.measured.pace import CHANGED, LASTING_TURNS, USUAL_TURNS, PaceWatch
+from ringtune.costs.measured.lasting import LASTING_TURNS, USUAL_TURNS
+from ringtune.costs.measured.pace import CHANGED, PaceWatch, kinds_of_work
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.times.seconds import CourseCosts
 from ringtune.costs.work_times import Work
@@ -35,7 +36,7 @@ def watched(
 ) -> PaceWatch:
     """A watch that has seen so many train turns in which a node's actions took so many times the profile's seconds."""
     profile = profile_of(plan)
-    watch = PaceWatch(plan.course, profile, recompute=plan.placement.recompute)
+    watch = PaceWatch(plan, profile)
     costs, done = CourseCosts.of(plan, profile), 0
     for turn in turn_sequence(plan.course):
         if done == turns:
@@ -109,9 +110,9 @@ def test_slow_node_is_slow_in_works_too_that_it_had_none_of() -> None:
 def test_more_that_trains_is_no_change_of_pace() -> None:
     """The profile has forwards of frozen blocks wrong by half; what trains instead takes what it says.
 
-    A change is seen all the same, though not in full by works that the node has only had since.
+    A change is seen all the same, once the node has done the same for two turns before it and three turns since.
     """
-    plan = changed(PLAN, method=RingAda(every_steps=4))
+    plan = changed(PLAN, method=RingAda(every_steps=4), num_steps=24)
 
     def lowest(step: int) -> int:
         return 3 - min(3, step // 4)
@@ -119,9 +120,20 @@ def test_more_that_trains_is_no_change_of_pace() -> None:
     wrong = {Op.FORWARD_FREE: 1.5}
     for turns in range(6, 11):
         assert watched({}, turns=turns, plan=plan, lowest=lowest, wrong=wrong).changed() == {}, turns
-    slow = [1.0] * 7 + [2.0] * 3
-    found = watched({"a": slow}, turns=10, plan=plan, lowest=lowest, wrong=wrong).changed()
+    slow = [1.0] * 8 + [2.0] * 3
+    found = watched({"a": slow}, turns=11, plan=plan, lowest=lowest, wrong=wrong).changed()
     assert found == pytest.approx({"a": 2.0}, rel=0.2)
+
+
+def test_what_a_node_has_to_do_is_what_trains_of_its_blocks_and_below() -> None:
+    """Until its own blocks begin to train, a node does the same at every depth."""
+    plan = changed(PLAN, method=RingAda(every_steps=4), num_steps=20)
+    turns = [turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.TRAIN]
+    kinds = [kinds_of_work(plan, turn) for turn in turns]
+    assert [own["a"] for _, own in kinds] == [((0, False),) * 2] * 4 + [((1, False),) * 2] * 2 + [((2, False),) * 2] * 4
+    tops = [(1, False)] * 2 + [(2, False)] * 2 + [(2, True)] * 6
+    assert [own["b"] for _, own in kinds] == [(top, top) for top in tops]
+    assert len({depth for depth, _ in kinds}) == 4
 
 
 def test_blocks_that_run_again_are_no_slower_backwards() -> None:
@@ -141,7 +153,7 @@ def test_plan_of_the_test_is_one_that_may_move() -> None:
 def test_profile_has_the_newest_rate_of_a_link_that_has_changed() -> None:
     """And what the whole run showed of the others."""
     profile = profile_of(PLAN, links=all_pairs(PLAN.nodes, 1e6, 1e-3))
-    watch, whole = PaceWatch(PLAN.course, profile), RecordedLinks()
+    watch, whole = PaceWatch(PLAN, profile), RecordedLinks()
     turns = [turn for turn in TURNS if turn.kind is StepKind.TRAIN][:9]
     for number, turn in enumerate(turns):
         watch.granted(turn)

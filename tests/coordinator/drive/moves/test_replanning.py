@@ -25,6 +25,7 @@ from tests.support.profiles import all_pairs, profile_of
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=20, local_iterations=2, method="all")
 TURN: Turn = next(turn for turn in turn_sequence(PLAN.course) if turn.first_step)
 OTHER = changed(PLAN, slices=(("a", 0, 3), ("b", 3, 4))).placement
+COMPARED = "compared with earlier turns of the same work"
 
 
 def job_of(**changes: object) -> Job:
@@ -114,7 +115,10 @@ def test_replanning_tells_who_changed_and_moves_where_that_gains_more_than_it_co
     answer = run.take()
     assert answer == rounds.Replanned(OTHER, 60.0, 40.0, FIRST_MOVE_S)
     assert costs == [FIRST_MOVE_S]
-    assert run.notes[0] == "after step 4 actions of nodes take, compared with the first turns: b 2.00 times as long"
+    assert (
+        run.notes[0]
+        == "after step 4 actions of nodes take, compared with earlier turns of the same work: b 2.00 times as long"
+    )
     assert run.notes[1].startswith("the run is to move: the other one: gains 20") and "costs 5" in run.notes[1]
 
 
@@ -123,7 +127,10 @@ def test_replanning_looks_for_a_placement_when_a_link_has_changed_too(monkeypatc
     _, run = found(monkeypatch, 60.0, 58.0), Run()
     run.consider({}, links={("a", "b"): 4.0})
     assert run.take() is None
-    assert run.notes[0] == "after step 4 messages take, compared with the first turns: a to b 4.00 times as long"
+    assert (
+        run.notes[0]
+        == "after step 4 messages take, compared with earlier turns of the same work: a to b 4.00 times as long"
+    )
     run.consider({}, links={("a", "b"): 4.1})
     assert len(run.notes) == 2
     run.consider({"b": 2.0}, links={("a", "b"): 4.1})
