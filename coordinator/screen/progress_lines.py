@@ -114,6 +114,7 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"  {node:<{width}}  busy {busy}, {needs}whole process {peak}, sent {sent}{saved}")
     if report["nodes"]:
         lines.append("  (needs: what the plan reserved; whole process: its peak, with the libraries that it loads)")
+    lines += [report["busy"]] if report.get("busy") else []
     lines += saved_lines(report.get("operations"))
     return [*lines, *_result_lines(report)]
 

@@ -240,6 +240,7 @@ class NodeFacts:
         fast_bfloat16: whether it multiplies bfloat16 faster than float32, by what processor and torch say.
         state_free_bytes: that a run may take on the disk of its folder (``--state``); None = it has none, or not known.
         state_disk: which disk that is; nodes that name the same one share its room; empty = not known.
+        load: threads for each core of its machine that wanted to compute before it was timed; 0 = not known.
     """
 
     node: str
@@ -272,6 +273,7 @@ class NodeFacts:
     state_free_bytes: int | None = None
     state_disk: str = ""
     users: tuple[UserRows, ...] = ()
+    load: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse negative figures, and fewer than one thread."""
@@ -289,6 +291,7 @@ class NodeFacts:
             "lowest_token_bytes",
             "train_tokens",
             "eval_tokens",
+            "load",
         ):
             _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)
         _check_at_least(f"{self.node}.state_free_bytes", self.state_free_bytes or 0, 0)

@@ -67,6 +67,7 @@ def test_node_facts_json_has_schema_and_units() -> None:
         "state_free_bytes": None,
         "state_disk": "",
         "users": (),
+        "load": 0.0,
     }
 
 
