@@ -46,6 +46,7 @@ from coordinator.records.run_clock import now_unix_s
 from ringtune.costs.measured.rehearsal import SKIPPED_ITEMS
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import FrameError, IntegrityError, PeerLostError, PlanError, RingTuneError, error_from_name
+from ringtune.machine.cores import busy_text
 from ringtune.rounds import rounds
 from ringtune.v1 import control_pb2
 
@@ -346,6 +347,9 @@ class RunDriver(Driver):
         self._predicted = made.predicted(self._request)
         if self._predicted is not None:
             self._note(self._predicted.line())
+            loads = {one.node: one.load for one in made.profile.nodes}
+            if self._making.needs_times and (busy := busy_text(loads, "when measured")):
+                self._note(busy)
         self._checkpoints.tell(self._emit)
         if not self._request.plan_only:
             self._moving = MoveDriving(

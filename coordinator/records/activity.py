@@ -6,6 +6,10 @@ actions of one item, so that the next message has to come first), and the rest i
 
     item 7:    B B . . B      . = waiting      item 8:  B B
                |-------|                                |-|     between the two: idle
+
+The last step begins when the one before it has ended: an embedding, or a frozen block, may have run ahead of that, and
+then begins before 0. Who waits for whom in it follows from what an action needs: a block the one below it, a backward
+the one above it, on whichever node that is.
 """
 
 from __future__ import annotations
@@ -17,11 +21,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ringtune.engine.spans import Span
+from ringtune.schedule.actions import Op
 from ringtune.schedule.turns.turns import StepKind, Turn
 
 MOST_SPANS: Final = 4000
 """Actions of a step that are shown; 200 nodes with micro-batches of their own have so many. The rest is counted."""
 _MOST_ITEMS: Final = 512
+_MAY_RUN_AHEAD: Final = (Op.EMBED, Op.FORWARD_FREE, Op.SKIP, Op.KEEP, Op.READ)
+MESSAGES: Final = ">"
+"""Ends the name of a node whose messages are waited for, on their way or not sent yet, while what they say is known."""
 
 
 @dataclass(slots=True)
@@ -95,15 +103,17 @@ class _TurnSpans:
     left_out: int = 0
     start_s: float = math.inf
     end_s: float = -math.inf
+    end_before_last_s: float = -math.inf
 
     def add(self, node: str, span: Span) -> None:
         """Note one action."""
         self.start_s, self.end_s = min(self.start_s, span.start_s), max(self.end_s, span.end_s)
-        if span.action.seq == self.turn.end_seq - 1:
-            if len(self.last) < MOST_SPANS:
-                self.last.append((node, span))
-            else:
-                self.left_out += 1
+        if span.action.seq < self.turn.end_seq - 1:
+            self.end_before_last_s = max(self.end_before_last_s, span.end_s)
+        elif len(self.last) < MOST_SPANS:
+            self.last.append((node, span))
+        else:
+            self.left_out += 1
 
 
 class Activity:
@@ -144,6 +154,7 @@ class Activity:
         if found is None or found.end_s <= self._counted_s:
             return None
         begin_s = self._counted_s if math.isfinite(self._counted_s) else found.start_s
+        step_begins_s = step_begin(found.last, max(found.end_before_last_s, self._counted_s))
         self._counted_s = found.end_s
         shares = {node: self._nodes[node].shares(begin_s, found.end_s, turn.end_seq) for node in nodes}
         if turn.kind is not StepKind.TRAIN:
@@ -153,16 +164,26 @@ class Activity:
             "initiator": turn.owner,
             "seconds": round(found.end_s - begin_s, 6),
             "nodes": shares,
-            "spans": last_step(found.last),
+            "spans": last_step(found.last, step_begins_s),
+            "waits": step_waits(found.last, step_begins_s) if not found.left_out else {},
             "left_out": found.left_out,
         }
 
 
-def last_step(spans: Sequence[tuple[str, Span]]) -> list[list[Any]]:
-    """Write actions as ``[node, letter, micro-batch, start, stop, begins at, takes]``, in ms from the first of them."""
-    if not spans:
-        return []
-    zero_s = min(span.start_s for _, span in spans)
+def step_begin(spans: Sequence[tuple[str, Span]], end_before_s: float) -> float:
+    """When a step begins: at the end of the step before it, but no later than its first action that can't run ahead.
+
+    Args:
+        spans: of the step, with their nodes.
+        end_before_s: when the last action of the step before ended; -inf = there is none.
+    """
+    first_s = min((span.start_s for _, span in spans), default=0.0)
+    bound = [span.start_s for _, span in spans if span.action.op not in _MAY_RUN_AHEAD]
+    return max(first_s, min([end_before_s, *bound]))
+
+
+def last_step(spans: Sequence[tuple[str, Span]], begin_s: float) -> list[list[Any]]:
+    """Write actions as ``[node, letter, micro-batch, start, stop, begins at, takes]``, in ms from ``begin_s``."""
     return [
         [
             node,
@@ -170,8 +191,83 @@ def last_step(spans: Sequence[tuple[str, Span]]) -> list[list[Any]]:
             span.action.micro,
             span.action.start,
             span.action.stop,
-            round((span.start_s - zero_s) * 1e3, 3),
+            round((span.start_s - begin_s) * 1e3, 3),
             round(max(0.0, span.end_s - span.start_s) * 1e3, 3),
         ]
         for node, span in sorted(spans, key=lambda entry: (entry[1].start_s, entry[0]))
     ]
+
+
+def step_waits(spans: Sequence[tuple[str, Span]], begin_s: float) -> dict[str, dict[str, float]]:
+    """Add up, for each node, the seconds of a step in which it waits, by the node that it waits for.
+
+    From an action that begins after a gap the chain of what it needs is followed back through the gap: the seconds in
+    which a node computes, or could begin and is busy with others, are its own, those of its message ``node>``::
+
+        a   F . . . . H         a waits 4: 1 for a message of its own, 2 for b that computes, 1 for the message of b
+        b   . . F F . .
+
+    Returns:
+        Seconds by node and by what it waits for; waiting for what is not known is left out.
+    """
+    needed = _needs(spans)
+    by_node: dict[str, list[Span]] = defaultdict(list)
+    for node, span in sorted(spans, key=lambda entry: entry[1].start_s):
+        by_node[node].append(span)
+    found: dict[str, dict[str, float]] = {}
+    for node, own in by_node.items():
+        waits: dict[str, float] = defaultdict(float)
+        until_s = begin_s
+        for span in own:
+            at_s, action = span.start_s, span
+            while at_s > until_s and (need := needed.get(id(action))) is not None:
+                source, before = need
+                if source == node:  # what it needs is here already: something else of this machine kept it
+                    break
+                earlier = needed.get(id(before))
+                ready_s = max(until_s, earlier[1].end_s if earlier else until_s)
+                ends_s, ready_s = min(at_s, max(until_s, before.end_s)), min(at_s, ready_s)
+                waits[f"{source}{MESSAGES}"] += at_s - ends_s
+                busy_s = _overlap(by_node[source], ready_s, ends_s)
+                waits[source] += busy_s
+                waits[f"{earlier[0] if earlier else source}{MESSAGES}"] += max(0.0, ends_s - ready_s - busy_s)
+                at_s, action = ready_s, before
+            until_s = max(until_s, span.end_s)
+        found[node] = {of: round(seconds, 6) for of, seconds in sorted(waits.items()) if seconds > 0 and of != node}
+    return found
+
+
+def _needs(spans: Sequence[tuple[str, Span]]) -> dict[int, tuple[str, Span]]:
+    """What each action needs first, by the identity of its span: the block below, the head, or the block above."""
+    up: dict[tuple[int, int], tuple[str, Span]] = {}
+    down: dict[tuple[int, int], tuple[str, Span]] = {}
+    heads: dict[int, tuple[str, Span]] = {}
+    for node, span in spans:
+        action = span.action
+        if action.op is Op.EMBED:
+            up[action.micro, 0] = node, span
+        elif action.op is Op.HEAD:
+            heads[action.micro] = node, span
+        elif action.op.is_forward:
+            up[action.micro, action.stop] = node, span
+        elif action.op is Op.BACKWARD:
+            down[action.micro, action.start] = node, span
+    top = max((stop for _, stop in up), default=0)
+    found: dict[int, tuple[str, Span]] = {}
+    for _, span in spans:
+        action = span.action
+        need: tuple[str, Span] | None = None
+        if action.op is Op.HEAD:
+            need = up.get((action.micro, top))
+        elif action.op is Op.BACKWARD:
+            need = down.get((action.micro, action.stop)) or heads.get(action.micro)
+        elif action.op.is_forward and action.op is not Op.EMBED:
+            need = up.get((action.micro, action.start))
+        if need is not None and need[1] is not span:
+            found[id(span)] = need
+    return found
+
+
+def _overlap(spans: Iterable[Span], begin_s: float, end_s: float) -> float:
+    """Seconds of these actions, which are of one node and one after the other, between two times."""
+    return sum(max(0.0, min(span.end_s, end_s) - max(span.start_s, begin_s)) for span in spans)

@@ -24,6 +24,7 @@ from ringtune.engine.spans import Span
 from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.learning_rate import learning_rate
+from ringtune.machine.cores import busy_text
 from ringtune.rounds.events.move_events import LogMove
 from ringtune.rpc.codecs.report_checks import total_of
 from ringtune.schedule.actions import Op, Payload
@@ -60,6 +61,8 @@ class NodeTotals:
         device_bytes: all memory of that accelerator; 0 on a processor.
         peak_versions: most versions of its trained tensors that it stored at once, the newest included.
         peak_version_bytes: of those besides the newest.
+        load: threads for each core of its machine that wanted to compute at the end; 0 = not known.
+        cores: of its machine.
         cache: figures of hidden states that it read, summed over placements, and most bytes that it kept in one of
             them; none without a cache.
     """
@@ -77,6 +80,8 @@ class NodeTotals:
     device_bytes: int = 0
     peak_versions: int = 0
     peak_version_bytes: int = 0
+    load: float = 0.0
+    cores: int = 1
     cache: dict[str, int] = field(default_factory=dict)
 
 
@@ -181,6 +186,8 @@ class RunLedger:
             entry.cpu_s = total_of(totals, "cpu_s")
             entry.peak_versions = max(entry.peak_versions, int(total_of(totals, "peak_versions")))
             entry.peak_version_bytes = max(entry.peak_version_bytes, int(total_of(totals, "peak_version_bytes")))
+            if "load" in totals:
+                entry.load, entry.cores = total_of(totals, "load"), max(1, int(total_of(totals, "cores")))
             if _CACHE_MOST in totals:
                 counts = {name: entry.cache.get(name, 0) + int(total_of(totals, name)) for name in _CACHE_COUNTS}
                 most = int(total_of(totals, _CACHE_MOST))
@@ -396,10 +403,17 @@ class RunLedger:
             "evaluations": self._evaluations,
             **({"stopped": self._stop} if self._stop else {}),
             **({"moves": self._moves} if self.epoch is not None else {}),
+            **({"busy": busy} if (busy := self._busy()) else {}),
             "nodes": {node: self._node(node, predicted_bytes) for node in self._plan.nodes},
             "links": dict(sorted(self._links.items())),
             **self._parcels.to_json("links"),
         }
+
+    def _busy(self) -> str:
+        """Say which machines were busy at the end with more than all nodes of the run, if they shared one machine."""
+        nodes = {node: self.nodes[node] for node in self._plan.nodes}
+        own = len(nodes) / min(one.cores for one in nodes.values())
+        return busy_text({node: one.load for node, one in nodes.items()}, "at the end", own=own)
 
     def _node(self, node: str, predicted_bytes: Mapping[str, int]) -> dict[str, Any]:
         part = self._plan.at(self._plan.placement.epoch if self.epoch is None else self.epoch)
@@ -421,6 +435,7 @@ class RunLedger:
             "hosted_bytes": totals.hosted_bytes,
             "peak_versions": totals.peak_versions,
             "peak_version_bytes": totals.peak_version_bytes,
+            "load": round(totals.load, 3),
             **totals.cache,
             "predicted_bytes": predicted_bytes.get(node, 0),
             "sent_bytes": totals.sent_bytes,

@@ -125,6 +125,7 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         lines.append("  (needs: what the plan reserved; whole process: its peak, with the libraries that it loads)")
     if any("device_bytes" in totals for totals in report["nodes"].values()):
         lines.append("  (on a GPU, needs are of its memory with CUDA's context, its peak is of tensors without it)")
+    lines += [report["busy"]] if report.get("busy") else []
     lines += saved_lines(report.get("operations"))
     return [*lines, *_result_lines(report)]
 

@@ -243,7 +243,7 @@ class PageState:
                 for name in ("loss", "accuracy"):
                     if (value := _number(line.get(name))) is not None:
                         self.curves[f"eval_{name}"].add(step, value)
-                figures = {name: line.get(name) for name in ("step", "loss", "accuracy", "count")}
+                figures = {name: line.get(name) for name in ("step", "loss", "accuracy", "count", "risen")}
                 self._change("run", evaluation=figures | ({"mae": line["mae"]} if "mae" in line else {}))
             case "recovery":
                 self._go_back(line)
@@ -289,6 +289,7 @@ class PageState:
     def _take_activity(self, value: Mapping[str, Any]) -> None:
         self.shares = dict(value["nodes"])
         self._gantt = {name: value[name] for name in ("step", "initiator", "spans", "left_out")}
+        self._gantt["waits"] = value.get("waits", {})
         self._touch("nodes", "gantt")
 
     def _take_report(self, report: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ from ringtune.costs.profile import ModelFacts, NodeFacts, TimedShape
 from ringtune.costs.work_times import Work
 from ringtune.errors import DataError, UsageError
 from ringtune.jobs.job import Job
-from ringtune.machine.cores import cpu_cores, cpu_quota, usable_cores
+from ringtune.machine.cores import cpu_cores, cpu_quota, machine_load, usable_cores
 from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.plan import Plan
 
@@ -82,6 +82,7 @@ def inspect(
         ModelError: the model folder can't be used.
         DataError: a data file can't be used.
     """
+    load = machine_load()  # before this node's own work
     device, threads = set_up_torch(options, job)
     folder = Path(job.model.path)
     facts = model_facts(folder, job)
@@ -134,6 +135,7 @@ def inspect(
         numerics=numerics_of(device),
         state_free_bytes=None if options.is_guest or options.state is None else room_bytes(options.state),
         state_disk="" if options.is_guest or options.state is None else disk_of(options.state),
+        load=load,
     )
     return node.to_json(), dataset
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Any
+
+from ringtune.machine.cores import machine_load
 
 
 class ReportNumbers:
@@ -40,11 +43,16 @@ class Totals:
         self.sent_bytes: dict[str, int] = {}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of ``totals.json``; keys end in ``_s`` for seconds, ``_bytes`` for bytes."""
+        """Return the content of ``totals.json``; keys end in ``_s`` for seconds, ``_bytes`` for bytes.
+
+        ``load`` is that of the machine, for each of its ``cores``.
+        """
         return {
             "actions": self.actions,
             "busy_s": self.busy_s,
             "wall_s": time.monotonic() - self.started_s,
             "cpu_s": time.process_time() - self.cpu_start_s,
             "sent_bytes": dict(sorted(self.sent_bytes.items())),
+            "load": machine_load(),
+            "cores": os.cpu_count() or 1,
         }

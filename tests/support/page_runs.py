@@ -68,14 +68,16 @@ def progress(line: dict[str, Any], num_steps: int = 8) -> control_pb2.RunEvent:
 
 
 def activity(step: int, nodes: Sequence[str] = ("a", "b")) -> control_pb2.RunEvent:
-    """What nodes did in a turn that ends with a step: each a forward and a backward."""
-    spans = [[node, letter, 0, 0, 2, 10.0 * at, 5.0] for node in nodes for at, letter in enumerate("FB")]
+    """What nodes did in a turn that ends with a step: an embedding that ran ahead, each a forward and a backward."""
+    spans = [[nodes[0], "E", 0, -1, 0, -20.0, 5.0]]
+    spans += [[node, letter, 0, 0, 2, 10.0 * at, 5.0] for node in nodes for at, letter in enumerate("FB")]
     value = {
         "step": step,
         "initiator": nodes[0],
         "seconds": 1.0,
         "nodes": {node: [0.5, 0.25, 0.25] for node in nodes},
         "spans": spans,
+        "waits": {node: {nodes[0]: 0.004, f"{nodes[0]}>": 0.001} for node in nodes[1:]},
         "left_out": 0,
     }
     return control_pb2.RunEvent(activity_json=json.dumps(value))

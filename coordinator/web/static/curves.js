@@ -1,4 +1,5 @@
-// Loss and accuracy over steps, with the evaluations as points and a line where one more block began to train.
+// Loss and accuracy over steps: a smoothed line over the faint points of single batches, evaluations as marks that a
+// line joins, and a line where one more block began to train.
 
 import { byId, colour, number, setText, table, whenOpen } from "./dom.js";
 import { points } from "./store.js";
@@ -11,7 +12,8 @@ const axis = (extra) => ({ stroke: () => colour("muted"), grid: { stroke: () => 
 
 function make(place, width) {
   const line = (label, name, scale, more = {}) => ({ label, scale, stroke: () => colour(name), width: 1.6, spanGaps: true, points: { show: false }, value: (_, v) => number(v), ...more });
-  const dots = { paths: () => null, points: { show: true, size: 9, fill: () => colour("card"), width: 2.4 } };
+  const batches = (name) => ({ paths: () => null, alpha: 0.4, points: { show: true, size: 4, width: 0, fill: () => colour(name) } });
+  const marked = { dash: [5, 4], points: { show: true, size: 9, fill: () => colour("card"), width: 2.4 } };
   return new uPlot(
     {
       width,
@@ -27,14 +29,16 @@ function make(place, width) {
       ],
       series: [
         { label: "step" },
-        line("loss", "op-F", "y"),
-        line("accuracy", "op-U", "acc", { width: 1, alpha: 0.45 }),
-        line("eval loss", "op-F", "y", dots),
-        line("eval accuracy", "op-U", "acc", dots),
+        line("loss of a batch", "op-F", "y", batches("op-F")),
+        line("accuracy of a batch", "op-U", "acc", batches("op-U")),
+        line("loss, smoothed", "op-F", "y", { width: 2.2 }),
+        line("accuracy, smoothed", "op-U", "acc", { width: 2.2 }),
+        line("eval loss", "op-F", "y", marked),
+        line("eval accuracy", "op-U", "acc", marked),
       ],
       hooks: { drawClear: [drawMarks] },
     },
-    [[], [], [], [], []],
+    [[], [], [], [], [], [], []],
     place,
   );
 }
@@ -70,25 +74,53 @@ function drawMarks(plot) {
   ctx.restore();
 }
 
-function series(state, name) {
-  const found = points(state, name);
-  return [found.map((one) => one[0]), found.map((one) => one[1])];
+const columns = (found) => [found.map((one) => one[0]), found.map((one) => one[1])];
+
+// The mean of each point and its neighbours, a twentieth of the curve in all and five points at least. Of a curve of very
+// many steps the points are the lowest and the highest of each stretch, so that this is the middle of both.
+function smoothed(found) {
+  const reach = Math.max(2, Math.round(found.length / 40));
+  const sums = [0];
+  for (const [, value] of found) sums.push(sums.at(-1) + value);
+  return found.map(([step], at) => {
+    const [from, until] = [Math.max(0, at - reach), Math.min(found.length, at + reach + 1)];
+    return [step, (sums[until] - sums[from]) / (until - from)];
+  });
+}
+
+function learningText(state, smooth) {
+  if (!smooth.length) return "Nothing is trained yet.";
+  const [first, last] = [smooth[0], smooth.at(-1)];
+  const way = `Loss, smoothed: ${number(first[1])} at step ${first[0]}, ${number(last[1])} at step ${last[0]}.`;
+  const judged = points(state, "eval_loss");
+  if (!judged.length) return way;
+  const best = judged.reduce((least, one) => (one[1] < least[1] ? one : least));
+  const newest = judged.at(-1);
+  const lowest = best === newest ? (judged.length > 1 ? ", the lowest so far" : "") : `, the lowest was ${number(best[1])} at step ${best[0]}`;
+  const risen = state.run.evaluation?.risen;
+  return `${way} Evaluation loss ${number(newest[1])} at step ${newest[0]}${lowest}.${risen ? ` ${risen[0].toUpperCase()}${risen.slice(1)}.` : ""}`;
+}
+
+function unfreezingText(state) {
+  const all = state.plan.num_blocks;
+  if (!marks.length || !all || state.run.last?.trains) return "";
+  const now = marks.at(-1)[1];
+  const count = now === all ? `all ${all} train now` : `${now} of ${all} train now`;
+  if (marks.length === 1) return ` Of the blocks ${count}.`;
+  const steps = marks.map((one) => one[0]);
+  const listed = steps.length > 4 ? `${steps[0]}, ${steps[1]}, … ${steps.at(-1)}` : `${steps.slice(0, -1).join(", ")} and ${steps.at(-1)}`;
+  return ` Blocks were unfrozen at steps ${listed}; ${count}.`;
 }
 
 export function drawCurves(state) {
   newest = state;
   const place = byId("curves");
   marks = state.marks;
-  const all = ["loss", "accuracy", "eval_loss", "eval_accuracy"].map((name) => series(state, name));
-  const losses = all[0];
-  if (!chart && losses[0].length) chart = make(place, place.clientWidth || 320);
-  chart?.setData(uPlot.join(all));
-  const last = losses[0].length - 1;
-  const steps = marks.map(([step]) => step);
-  const at = steps.length > 4 ? `${steps.slice(0, 2).join(", ")}, ... ${steps.at(-1)}` : steps.join(", ");
-  const rises = marks.every(([, depth], index) => index === 0 || depth > marks[index - 1][1]);
-  const change = marks.length ? ` ${rises ? "Blocks were unfrozen" : "Other blocks began to train"} at step${steps.length > 1 ? "s" : ""} ${at}; ${marks.at(-1)[1]} train now.` : "";
-  setText(byId("curves-text"), last < 0 ? "Nothing is trained yet." : `Loss ${number(losses[1][0])} at step ${losses[0][0]}, ${number(losses[1][last])} at step ${losses[0][last]}.${change}`);
+  const [losses, accuracies, judged, right] = ["loss", "accuracy", "eval_loss", "eval_accuracy"].map((name) => points(state, name));
+  const smooth = smoothed(losses);
+  if (!chart && losses.length) chart = make(place, place.clientWidth || 320);
+  chart?.setData(uPlot.join([losses, accuracies, smooth, smoothed(accuracies), judged, right].map(columns)));
+  setText(byId("curves-text"), `${learningText(state, smooth)}${unfreezingText(state)}`);
   show();
 }
 

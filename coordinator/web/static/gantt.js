@@ -19,10 +19,11 @@ for (const [letter, name] of Object.entries(NAMES)) {
 }
 
 const opColour = (letter) => colour(letter in NAMES || letter === "S" ? `op-${letter}` : "op-other");
+const begins = (at) => (at < 0 ? `${seconds(-at / 1000)} before the step` : `at ${seconds(at / 1000)}`);
 const textOf = ([node, letter, micro, start, stop, at, takes]) => {
   const what = NAMES[letter] ?? MORE[letter] ?? letter;
   const range = "fFBSCA".includes(letter) ? ` of blocks ${start}–${stop - 1}` : "";
-  return `${node}: ${what}${range}${micro >= 0 ? `, micro-batch ${micro}` : ""}, at ${seconds(at / 1000)} for ${seconds(takes / 1000)}`;
+  return `${node}: ${what}${range}${micro >= 0 ? `, micro-batch ${micro}` : ""}, ${begins(at)} for ${seconds(takes / 1000)}`;
 };
 
 export function drawGantt(state) {
@@ -36,8 +37,44 @@ export function drawGantt(state) {
   canvas.hidden = !spans.length;
   paint(spans, end);
   const cut = gantt.left_out ? ` ${gantt.left_out} more are left out.` : "";
-  setText(byId("gantt-text"), spans.length ? `Step ${gantt.step}, begun by ${gantt.initiator || "?"}: ${spans.length} actions of ${order.length} nodes in ${seconds(end / 1000)}.${cut}` : "Shown when a turn is done.");
+  const ahead = spans.filter((span) => span[5] < 0);
+  const early = ahead.length ? ` ${ahead.length} of them ran ahead, ${seconds(-Math.min(...ahead.map((span) => span[5])) / 1000)} before it at most: marks at the left edge.` : "";
+  setText(byId("gantt-text"), spans.length ? `Step ${gantt.step}, begun by ${gantt.initiator || "?"}: ${spans.length} actions of ${order.length} nodes in ${seconds(end / 1000)}.${early}${cut}` : "Shown when a turn is done.");
+  setText(byId("waits-text"), spans.length ? waitsText(spans, gantt.waits ?? {}, end) : "");
   show();
+}
+
+const MOST_WAITING = 3;
+
+// What a node waits for, most of it first: [node, ms, ms of them for its messages]; keys are "a", and "a>" for messages.
+function causes(waits) {
+  const found = new Map();
+  for (const [of, took] of Object.entries(waits)) {
+    const [node, isMessage] = [of.replace(">", ""), of.endsWith(">")];
+    const had = found.get(node) ?? [node, 0, 0];
+    found.set(node, [node, had[1] + 1000 * took, had[2] + (isMessage ? 1000 * took : 0)]);
+  }
+  return [...found.values()].sort((one, other) => other[1] - one[1]);
+}
+
+// Who sets the pace of the step, and who waits how long for whom.
+function waitsText(spans, waits, end) {
+  if (!end || order.length < 2) return "";
+  const busy = new Map(order.map((node) => [node, 0]));
+  for (const [node, , , , , at, takes] of spans) busy.set(node, busy.get(node) + Math.max(0, at + takes - Math.max(0, at)));
+  const [pace, most] = [...busy].reduce((best, one) => (one[1] > best[1] ? one : best));
+  const share = (ms) => `${Math.round((100 * ms) / end)} %`;
+  const waiting = order
+    .map((node) => ({ node, of: causes(waits[node] ?? {}) }))
+    .map((one) => ({ ...one, all: one.of.reduce((sum, cause) => sum + cause[1], 0) }))
+    .filter((one) => one.all >= 0.01 * end)
+    .sort((one, other) => other.all - one.all);
+  const told = waiting.slice(0, MOST_WAITING).map(({ node, of: [[whom, all, sent], ...others], all: sum }) => {
+    const itself = whom === node ? "its own messages" : sent > all / 2 ? `messages of ${whom}` : whom;
+    return `${node} waits ${share(sum)} of it, ${others.length && all < 0.99 * sum ? "mostly " : ""}for ${itself}`;
+  });
+  const more = waiting.length > MOST_WAITING ? `; ${waiting.length - MOST_WAITING} more wait less` : "";
+  return `${pace} computes longest, ${share(most)} of the step${told.length ? `; ${told.join("; ")}${more}` : ", and nobody waits"}.`;
 }
 
 function paint(spans, end) {
@@ -65,7 +102,8 @@ function paint(spans, end) {
   for (const span of spans) {
     const at = rows.get(span[0]);
     if (at === undefined) continue;
-    const bar = [labels + (span[5] / end) * room, at * row + (row > 8 ? 2 : 0), Math.max(0.8, (span[6] / end) * room - 0.6), row - (row > 8 ? 4 : row > 3 ? 1 : 0), span];
+    const [from, until] = [Math.max(0, span[5]), Math.max(0, span[5] + span[6])];
+    const bar = [labels + (from / end) * room - (until ? 0 : 3), at * row + (row > 8 ? 2 : 0), until ? Math.max(0.8, ((until - from) / end) * room - 0.6) : 2, row - (row > 8 ? 4 : row > 3 ? 1 : 0), span];
     bars.push(bar);
     if (!colours.has(span[1])) colours.set(span[1], opColour(span[1]));
     pen.fillStyle = colours.get(span[1]);
@@ -136,7 +174,7 @@ const show = whenOpen(byId("gantt-details"), byId("gantt-table"), () =>
       node,
       `${letter} ${NAMES[letter] ?? MORE[letter] ?? ""}${"fFBSCA".includes(letter) ? ` [${start}, ${stop})` : ""}`,
       micro >= 0 ? micro : "",
-      seconds(at / 1000),
+      begins(at).replace("at ", ""),
       seconds(takes / 1000),
     ]),
   ),

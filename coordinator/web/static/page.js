@@ -45,7 +45,7 @@ function drawHead(state) {
   else if (evaluation && typeof evaluation.mae === "number") tile("accuracy", `mean absolute error, evaluated at ${evaluation.step}`, number(evaluation.mae));
   else tile("accuracy", "accuracy of the newest step", typeof last.accuracy === "number" ? percentOne(last.accuracy) : "–");
   tile("depth", last.trains ? "trains" : "blocks that train", last.trains || (last.depth !== undefined ? `${last.depth} of ${state.plan.num_blocks ?? "?"}` : "–"));
-  tile("pace", run.wall_s ? "wall time of the run" : "newest step took", seconds(run.wall_s || last.seconds));
+  tile("pace", run.wall_s ? "whole run took" : "newest step took", seconds(run.wall_s || last.seconds));
   tile("initiator", run.is_over ? "last initiator" : run.doing ? `initiator, ${run.doing}` : "initiator", last.initiator ?? "–");
   if (run.message) problem(run.message);
 }
@@ -75,7 +75,7 @@ function drawEvents(state) {
 const DRAWN_BY = [
   [drawHead, ["run", "plan"]],
   [drawRing, ["plan", "nodes", "links", "trains", "members", "run"]],
-  [drawCurves, ["curves", "marks"]],
+  [drawCurves, ["curves", "marks", "plan", "run"]],
   [drawGantt, ["gantt", "plan"]],
   [drawNodes, ["plan", "nodes", "members", "trains", "run"]],
   [drawWhatIf, ["plan", "links"]],

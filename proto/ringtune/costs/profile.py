@@ -241,6 +241,7 @@ class NodeFacts:
         state_free_bytes: that a run may take on the disk of its folder (``--state``); None = it has none, or not known.
         state_disk: which disk that is; nodes that name the same one share its room; empty = not known.
         numerics: what the last bits of its results depend on, as text; see ``costs.equal_copies``; empty = not known.
+        load: threads for each core of its machine that wanted to compute before it was timed; 0 = not known.
     """
 
     node: str
@@ -274,6 +275,7 @@ class NodeFacts:
     state_disk: str = ""
     users: tuple[UserRows, ...] = ()
     numerics: str = ""
+    load: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse negative figures, and fewer than one thread."""
@@ -291,6 +293,7 @@ class NodeFacts:
             "lowest_token_bytes",
             "train_tokens",
             "eval_tokens",
+            "load",
         ):
             _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)
         _check_at_least(f"{self.node}.state_free_bytes", self.state_free_bytes or 0, 0)

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ringtune.machine.control_groups import CGROUP, PROC, group_folders
+
+BUSY: Final = 1.5
+"""A machine is busy if so many threads want to compute for each of its cores."""
 
 
 class CpuQuota(NamedTuple):
@@ -70,3 +74,32 @@ def usable_cores(*, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     Example: 4 cores with a quota of 1.5 are 2.
     """
     return max(1, math.ceil(cpu_cores(proc=proc, cgroup=cgroup)))
+
+
+def machine_load() -> float:
+    """Threads for each core of the whole machine that computed or wanted to, the mean of a minute; 0 = not known.
+
+    Example: 11.8 threads on 2 cores are 5.9.
+    """
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return 0.0
+
+
+def busy_text(loads: Mapping[str, float], when: str, *, own: float = 0.0) -> str:
+    """Say which machines were busy with something else, and what follows; empty where none was.
+
+    Args:
+        loads: of the machine of each node, as ``machine_load`` counts.
+        when: they were looked at, e.g. ``when it was measured``.
+        own: at most so much of it for each core is the run's own.
+
+    Example: ``busy when measured: node-0, node-1 (5.9 threads for each core); times are longer than they need be``.
+    """
+    busy = {node: load for node, load in sorted(loads.items()) if load > BUSY * max(1.0, own)}
+    if not busy:
+        return ""
+    named = ", ".join([*busy][:5]) + (f" and {len(busy) - 5} more" if len(busy) > 5 else "")
+    many = f"{max(busy.values()):.1f} threads for each core"
+    return f"busy {when}: {named} ({many}); their times, and predictions from them, are not those of an idle machine"

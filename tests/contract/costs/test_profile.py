@@ -68,6 +68,7 @@ def test_node_facts_json_has_schema_and_units() -> None:
         "state_disk": "",
         "numerics": "",
         "users": (),
+        "load": 0.0,
     }
 
 

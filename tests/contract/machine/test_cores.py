@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtune.machine.cores import CpuQuota, allowed_cores, cpu_cores, cpu_quota, usable_cores
+from ringtune.machine.cores import CpuQuota, allowed_cores, busy_text, cpu_cores, cpu_quota, machine_load, usable_cores
 from tests.support.fake_system import fake_system
 
 
@@ -48,3 +48,12 @@ def test_usable_cores_are_those_of_the_quota_rounded_up(tmp_path: Path) -> None:
     assert (usable_cores(proc=proc, cgroup=cgroup), cpu_cores(proc=proc, cgroup=cgroup)) == (1, 0.5)
     proc, cgroup = fake_system(tmp_path / "none", none)
     assert usable_cores(proc=proc, cgroup=cgroup) == allowed_cores()
+
+
+def test_busy_text_names_machines_with_more_to_do_than_the_run_itself() -> None:
+    """Half more than its cores is busy; what the run's own nodes may take of it is not."""
+    loads = {"b": 5.9, "a": 1.51, "c": 1.5, "d": 0.0}
+    assert busy_text(loads, "when measured").startswith("busy when measured: a, b (5.9 threads for each core);")
+    assert busy_text(loads, "at the end", own=2.0).startswith("busy at the end: b (")
+    assert busy_text(loads, "at the end", own=4.0) == "" == busy_text({}, "when measured")
+    assert machine_load() >= 0

@@ -179,7 +179,7 @@ def test_run_report_sums_up(tmp_path: Path) -> None:
         run(cluster, tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["steps"] == 8
-    assert report["eval"] == {"accuracy": 4 / 10, "loss": 0.5, "rows": 10, "count": 10}
+    assert report["eval"] == {"step": 8, "accuracy": 4 / 10, "loss": 0.5, "rows": 10, "count": 10}
     assert set(report["nodes"]) == {"a", "b"}
     assert report["nodes"]["a"]["peak_rss_bytes"] == 7
     assert report["nodes"]["a"]["hosted_bytes"] == 1234

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from coordinator.records.activity import MOST_SPANS, Activity
+from coordinator.records.activity import MOST_SPANS, Activity, step_begin, step_waits
 from coordinator.records.books import RunBooks
 from ringtune.costs.profile import Profile
 from ringtune.engine.spans import Span
@@ -60,6 +62,40 @@ def test_activity_shows_the_last_step_of_a_turn() -> None:
     found = kept.turn_done(turn(0), ["a", "b"])
     assert found is not None
     assert found["spans"] == [["a", "F", 0, 0, 2, 0.0, 250.0], ["b", "B", 0, 0, 2, 500.0, 500.0]]
+
+
+def test_last_step_begins_where_the_one_before_ends() -> None:
+    """An embedding that ran ahead lies before it; what needs the update of the step before does not, however early."""
+    for ends_s, forward_s, begin_s in ((5.0, 5.5, 5.0), (5.0, 4.5, 4.5), (0.5, 5.5, 1.0), (-math.inf, 5.5, 1.0)):
+        spans = [("a", span(1, 1.0, 2.0, Op.EMBED)), ("a", span(1, forward_s, 6.0, Op.FORWARD))]
+        assert step_begin(spans, ends_s) == begin_s
+    kept = Activity()
+    kept.granted([turn(0)])
+    kept.add("a", [span(0, 0, 5), span(1, 1.0, 1.5, Op.EMBED), span(1, 5.5, 6.0, Op.FORWARD)])
+    found = kept.turn_done(turn(0), ["a"])
+    assert found is not None
+    assert [(letter, at) for _, letter, _, _, _, at, _ in found["spans"]] == [("E", -4000.0), ("F", 500.0)]
+
+
+def test_step_waits_are_for_whoever_works_on_what_is_needed() -> None:
+    """A step of two nodes; every second of a gap is somebody's, and a node that works all the time waits for nobody.
+
+    ::
+
+        seconds   0  1  2  3  4  5  6  7  8  9
+        a         E  F  F  .  .  H  .  .  .  B
+        b         .  .  .  .  F  .  .  B  B  .
+    """
+    step = [
+        ("a", Span(Action(Op.EMBED, 0, 0, -1, 0), 0, 1)),
+        ("a", Span(Action(Op.FORWARD, 0, 0, 0, 2), 1, 3)),
+        ("b", Span(Action(Op.FORWARD, 0, 0, 2, 4), 4, 5)),
+        ("a", Span(Action(Op.HEAD, 0, 0, 4, 5), 5, 6)),
+        ("b", Span(Action(Op.BACKWARD, 0, 0, 2, 4), 7, 9)),
+        ("a", Span(Action(Op.BACKWARD, 0, 0, 0, 2), 9, 10)),
+    ]
+    assert step_waits(step, 0.0) == {"a": {"a>": 2.0, "b": 3.0}, "b": {"a": 4.0, "a>": 2.0}}
+    assert step_waits([one for one in step if one[0] == "a"], 0.0) == {"a": {}}
 
 
 def test_activity_leaves_messages_and_strange_items_out() -> None:

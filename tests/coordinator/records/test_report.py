@@ -123,6 +123,7 @@ def test_ledger_report_has_units_and_totals() -> None:
         "hosted_bytes": 500,
         "peak_versions": 3,
         "peak_version_bytes": 40,
+        "load": 0.0,
         "predicted_bytes": 900,
         "sent_bytes": 100,
         "received_bytes": 0,
