@@ -15,7 +15,8 @@ from typing import Any
 from coordinator.records.evaluation_text import rows_of
 from coordinator.run_folder.saved_run import SavedRun
 from ringtune.models.adapters.adapter_config import auxiliary_of, library_config
-from ringtune.models.family import REGRESSION
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import CAUSAL_LM, PAIR_TASKS, REGRESSION
 from ringtune.models.plugged import WRITTEN_OUT
 from ringtune.models.result_files import INTERFACE_FILE, has_trained_head
 from ringtune.quantities import format_seconds
@@ -71,6 +72,10 @@ load_auxiliary(model, "PATH_OF_THIS_FOLDER")
 ```
 
 The head is the base model's own: it did not train, so it is not in this folder. {what}"""
+_READS_LAST = (
+    "The head reads the last token of a text, whatever that token is. {library} finds it by the padding id of the "
+    "tokenizer, so its logits are others for a text that has this id in it; give it texts without."
+)
 _AUXILIARY = (
     "`edge` is a package of RingTune. Beside each matrix with the input x stands a model g, and the matrix gives "
     "h + alpha * g(x); `adapter.json` says what g is, and the names in `adapter.safetensors` where."
@@ -110,6 +115,7 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
     return _card(
         run,
         digests,
+        model_type=str(adapter.get("model_type", "")),
         front=_front_matter(base_model, library, str(adapter.get("model_type", ""))),
         title=f"# Adapter for {base_model}",
         what=f"adapter configuration `{run.job.adapter.config}`",
@@ -148,6 +154,7 @@ def whole_model_card(
     return _card(
         run,
         digests,
+        model_type=str(config.get("model_type", "")),
         front=_front_matter(base_model, "transformers", str(config.get("model_type", ""))),
         title=f"# Model trained from {base_model}",
         what=what,
@@ -172,6 +179,7 @@ def _card(
     run: SavedRun,
     digests: Mapping[str, str],
     *,
+    model_type: str,
     front: str,
     title: str,
     what: str,
@@ -184,6 +192,7 @@ def _card(
         f"Trained with RingTune: {run.job.model.task}, {what}, {_owners(run)}. Rows and labels stayed with their "
         "owners; hidden states passed between the nodes.",
         loading,
+        *_of_last_token(run, model_type),
         "## Training",
         _table(("", ""), _facts(run, library)),
         "## Figures",
@@ -192,6 +201,14 @@ def _card(
         _table(("file", "SHA-256"), [(f"`{name}`", f"`{digest}`") for name, digest in sorted(digests.items())]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _of_last_token(run: SavedRun, model_type: str) -> list[str]:
+    """Tell by which rule a decoder that classifies finds the token that its head reads; nothing for other models."""
+    family = FAMILIES.get(model_type)
+    if family is None or CAUSAL_LM not in family.tasks or run.job.model.task not in PAIR_TASKS:
+        return []
+    return [_READS_LAST.format(library="transformers" if family.plugged else "AdapterHub")]
 
 
 def _front_matter(base_model: str, library: str, model_type: str) -> str:

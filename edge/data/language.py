@@ -92,8 +92,7 @@ class LanguageExamples(Unscored):
         encoded = self._encoded(chosen)
         ids, mask, types = self._padder.pad(encoded)
         labels = ids.masked_fill(mask == 0, IGNORED)
-        for index, row in enumerate(encoded):
-            labels[index, self._padder.start(len(row.ids), ids.shape[1])] = IGNORED
+        labels[:, 0] = IGNORED
         return Batch(ids=ids, mask=mask, token_type_ids=types, labels=labels)
 
     def width(self, chosen: Sequence[int]) -> int:

@@ -169,10 +169,7 @@ class QuestionExamples:
         """Make a batch of the chosen windows; targets are tokens of the padded row."""
         windows = [self._windows[index] for index in chosen]
         ids, mask, types = self._padder.pad([window.tokens for window in windows])
-        labels = [
-            [token + self._padder.start(len(window.tokens.ids), ids.shape[1]) for token in window.target]
-            for window in windows
-        ]
+        labels = [list(window.target) for window in windows]
         return Batch(
             ids=ids,
             mask=mask,
@@ -209,12 +206,12 @@ class QuestionExamples:
         """
         if batch.examples is None:
             raise DataError("the batch does not say which windows it has")
-        logits, width = predictions.float().cpu(), predictions.shape[1]
+        logits = predictions.float().cpu()
         closed: list[Answered] = []
         for row, index in enumerate(batch.examples.tolist()):
             window = self._windows[index]
-            at = window.first + self._padder.start(len(window.tokens.ids), width)
-            score, first, last = best_span(logits[row, at : at + len(window.starts)])
+            ends = window.first + len(window.starts)
+            score, first, last = best_span(logits[row, window.first : ends])
             entry = self._open.setdefault((key, window.question), Answered(question=window.question))
             place = (window.starts[first], window.stops[last]) if len(window.starts) else (0, 0)
             entry.add((score, -index), place, self._questions[window.question].context)

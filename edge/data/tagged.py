@@ -144,9 +144,9 @@ class TaggedExamples(Summed):
         ids, mask, types = self._padder.pad([row.tokens for row in rows])
         labels = torch.full_like(ids, IGNORED)
         for place, (index, row) in enumerate(zip(chosen, rows, strict=True)):
-            tags, begins = self._tags[index], self._padder.start(len(row.tokens.ids), ids.shape[1])
+            tags = self._tags[index]
             for word, start in zip(row.words, row.starts, strict=True):
-                labels[place, begins + start] = targets.get(tags[word], IGNORED)
+                labels[place, start] = targets.get(tags[word], IGNORED)
         self._labels = tuple(sorted(targets, key=targets.__getitem__))
         return Batch(ids=ids, mask=mask, token_type_ids=types, labels=labels)
 

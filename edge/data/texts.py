@@ -21,8 +21,8 @@ from ringtune.rounds.number_sums import number_sums
 class LabelledTexts:
     """The ``Source`` of sequence classification.
 
-    A decoder sees only what is before a token and classifies by the last one, which AdapterHub finds by counting
-    ids that are no padding: so its rows are padded on the right, and it has to know the padding token.
+    A decoder classifies by the last token of a row. AdapterHub and transformers, which load the result, find it by
+    the padding id, so config and tokenizer have to name the same.
 
     Args:
         job: names of the columns, longest text.
@@ -38,7 +38,8 @@ class LabelledTexts:
         self._tokenizer = load_tokenizer(folder)
         if self._tokenizer.pad_token_id is None:
             raise ModelError(f"the tokenizer in {folder} has no padding token; add one to tokenizer_config.json")
-        self._padder = Padder(self._tokenizer, side=_side(folder, self._tokenizer))
+        _check_padding(folder, self._tokenizer)
+        self._padder = Padder(self._tokenizer)
 
     def read(self, path: Path) -> Rows:
         """Read texts with their class names."""
@@ -158,13 +159,11 @@ def text_or_pair(path: Path, record: Record, data: Data) -> Text:
     return (first, text_of(path, record, data.text_pair)) if data.text_pair else first
 
 
-def _side(folder: Path, tokenizer: Any) -> str:
+def _check_padding(folder: Path, tokenizer: Any) -> None:
     config = read_config(folder)
-    if "tie_word_embeddings" not in config:  # an encoder
-        return str(tokenizer.padding_side)
-    if config["pad_token_id"] != tokenizer.pad_token_id:
+    is_decoder = "tie_word_embeddings" in config
+    if is_decoder and config["pad_token_id"] != tokenizer.pad_token_id:
         raise ModelError(
             f"{folder}: pad_token_id is {config['pad_token_id']} in config.json and {tokenizer.pad_token_id} in the "
             "tokenizer; a decoder classifies by the last token that is no padding, make them equal"
         )
-    return "right"

@@ -54,26 +54,20 @@ class TokenRow(NamedTuple):
 
 
 class Padder:
-    """Puts rows of tokens side by side, padded as the tokenizer pads.
+    """Puts rows of tokens side by side, padded on the right, whatever side the tokenizer pads on.
+
+    Positions then count from the first token of each row, and a token sees no padding before it: the numbers of a row
+    do not depend on the length of its neighbours.
 
     Args:
-        tokenizer: knows the padding token and the side.
-        side: ``left`` or ``right``; that of the tokenizer if not given.
+        tokenizer: knows the padding token.
     """
 
-    def __init__(self, tokenizer: Any, *, side: str = "") -> None:
-        self.side = side or str(tokenizer.padding_side)
+    def __init__(self, tokenizer: Any) -> None:
         self._id = next(
             int(found) for found in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if found is not None
         )
         self._type = int(tokenizer.pad_token_type_id)
-
-    def start(self, length: int, width: int) -> int:
-        """Index at which a row of ``length`` tokens begins in a batch of ``width``.
-
-        Example: with padding on the left 3 tokens begin at 2 in a batch of 5, with padding on the right at 0.
-        """
-        return width - length if self.side == "left" else 0
 
     def pad(self, rows: Sequence[TokenRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Pad rows to ids, mask and token types that are as wide as the longest row."""
@@ -82,11 +76,10 @@ class Padder:
         types = torch.full(shape, self._type, dtype=torch.int64)
         mask = torch.zeros(shape, dtype=torch.int64)
         for index, row in enumerate(rows):
-            first = self.start(len(row.ids), shape[1])
-            last = first + len(row.ids)
-            ids[index, first:last] = torch.tensor(row.ids)
-            types[index, first:last] = torch.tensor(row.types)
-            mask[index, first:last] = 1
+            length = len(row.ids)
+            ids[index, :length] = torch.tensor(row.ids)
+            types[index, :length] = torch.tensor(row.types)
+            mask[index, :length] = 1
         return ids, mask, types
 
 

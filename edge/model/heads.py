@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -216,12 +215,6 @@ class QuestionAnswering(_OneOutput):
         )
 
 
-def _logit_cap(config: Any) -> float:
-    """The cap of a language model's logits; 0 where its class in the library has none, whatever the file says."""
-    is_known = "final_logit_softcapping" in inspect.signature(type(config).__init__).parameters
-    return (config.final_logit_softcapping or 0.0) if is_known else 0.0
-
-
 class CausalLanguageModel(_OneOutput):
     """Predicts the next token with the pretrained decoder as head, which is frozen unless all parameters train."""
 
@@ -231,7 +224,7 @@ class CausalLanguageModel(_OneOutput):
 
         with without_weights():
             head = CausalLMHead(model, HEAD, layers=1, activation_function=None, layer_norm=False, bias=False)
-        head.logit_cap = _logit_cap(model.config)
+        head.logit_cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
         model.add_prediction_head(head)
         return _head(model)
 

@@ -42,21 +42,8 @@ SPLITS: dict[str, Slices] = {
 PAIRS = [(name, task) for name, family in FAMILIES.items() for task in family.tasks]
 # every family and every task once: what blocks do is the family's, what a head does is the task's
 ONCE = [(name, family.tasks[at % len(family.tasks)]) for at, (name, family) in enumerate(FAMILIES.items())]
-SIDES = ("right", "left")
-# padding on the left moves what a decoder's head and positions look at; an encoder's blocks see it with any head
-CASES = [
-    (name, task, side)
-    for name, task in PAIRS
-    for side in SIDES
-    if side == "right" or name in DECODERS or ((name, task) in ONCE and name != "vit")
-]
-# a decoder never looks at padding that comes later; where it reads the last token it is padded on the right
-RIGHT_ALWAYS = ("sequence-classification", "regression")
-MASKED = [
-    case
-    for case in CASES
-    if case[0] != "vit" and not (case[0] in DECODERS and (case[1] in RIGHT_ALWAYS or case[2] == "right"))
-]
+# padding comes after a row's tokens, and a decoder never looks at what comes later
+MASKED = [pair for pair in PAIRS if pair[0] != "vit" and pair[0] not in DECODERS]
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +51,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A function that writes the inputs of a family and task once."""
     folder, written = tmp_path_factory.mktemp("inputs"), {}
 
-    def write(model_type: str, task: str, side: str = "right") -> Path:
-        key = (model_type, task, side)
+    def write(model_type: str, task: str) -> Path:
+        key = (model_type, task)
         if key not in written:
-            written[key] = write_family_inputs(folder / "-".join(key), model_type, task, padding_side=side)
+            written[key] = write_family_inputs(folder / "-".join(key), model_type, task)
         return written[key]
 
     return write
@@ -112,11 +99,11 @@ def test_families_that_are_described_can_be_run_and_are_tested() -> None:
 
 
 @pytest.mark.promise("1 partition invariance")
-@pytest.mark.parametrize(("model_type", "task", "side"), CASES)
+@pytest.mark.parametrize(("model_type", "task"), PAIRS)
 @pytest.mark.sampled(18)
-def test_family_in_a_ring_equals_one_process(inputs: Any, model_type: str, task: str, side: str) -> None:
+def test_family_in_a_ring_equals_one_process(inputs: Any, model_type: str, task: str) -> None:
     """Invariant 1: two owners, unfreezing, evaluation; adapters, head, losses and counts are those of the library."""
-    case, split = main_case(inputs(model_type, task, side), task), SPLITS["three" if side == "right" else "two"]
+    case, split = main_case(inputs(model_type, task), task), SPLITS["three"]
     result, carrier = run(case, split)
     plan, trained = case.plan(split), reference_of(case)
     holder = list(turn_sequence(plan.course))[-1].owner
@@ -150,14 +137,11 @@ def write_result(carrier: TorchCarrier, holder: str, folder: Path) -> Path:
 
 
 @pytest.mark.promise("8 adapterhub folder")
-@pytest.mark.parametrize(("model_type", "task", "side"), CASES)
+@pytest.mark.parametrize(("model_type", "task"), PAIRS)
 @pytest.mark.sampled(9)
-def test_family_result_loads_with_nothing_of_ours(
-    inputs: Any, tmp_path: Path, model_type: str, task: str, side: str
-) -> None:
+def test_family_result_loads_with_nothing_of_ours(inputs: Any, tmp_path: Path, model_type: str, task: str) -> None:
     """Invariant 8: load_adapter into the plain base model gives the logits of the trained whole model."""
-    split = SPLITS["three" if side == "right" else "two"]
-    check_result_loads(main_case(inputs(model_type, task, side), task), split, tmp_path)
+    check_result_loads(main_case(inputs(model_type, task), task), SPLITS["three"], tmp_path)
 
 
 def loaded_plainly(case: Case, folder: Path) -> Any:
@@ -287,13 +271,13 @@ def test_family_with_private_blocks_equals_one_process(inputs: Any, model_type: 
     assert distance(got, {**trained.adapter(), **trained.head()}) < 1e-9
 
 
-@pytest.mark.parametrize(("model_type", "task", "side"), MASKED)
+@pytest.mark.parametrize(("model_type", "task"), MASKED)
 @pytest.mark.sampled(6)
 def test_family_comparison_sees_a_lost_mask(
-    inputs: Any, monkeypatch: pytest.MonkeyPatch, model_type: str, task: str, side: str
+    inputs: Any, monkeypatch: pytest.MonkeyPatch, model_type: str, task: str
 ) -> None:
     """Negative control: nodes that take padding for tokens give another result, wherever padding can matter."""
-    case = Case(folder=inputs(model_type, task, side), task=task, owners=("a", "b"), microbatches=3, num_steps=2)
+    case = Case(folder=inputs(model_type, task), task=task, owners=("a", "b"), microbatches=3, num_steps=2)
     original = BlockRunner.context
     monkeypatch.setattr(
         BlockRunner, "context", lambda self, hidden, mask: original(self, hidden, torch.ones_like(mask))

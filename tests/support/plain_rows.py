@@ -5,15 +5,17 @@ B rows, T tokens, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import types
+from array import array
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from edge.data.tokens import IGNORED, Batch
-from edge.model.heads import task_of
+from edge.data.tokens import IGNORED, Batch, Padder, TokenRow
+from edge.model.heads import head_output, task_of
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import build_skeleton
 from edge.model.slice import BlockRunner, materialise
@@ -45,8 +47,8 @@ class Ours:
         self._skeleton.model.eval()
         self._blocks = BlockRunner(self._skeleton, dropout=0.0, seed=0)
 
-    def batch(self, *, side: str = "right", pad: int = 0) -> Batch:
-        """Rows of unlike lengths with random tokens; images for a model of images."""
+    def batch(self, rows: Sequence[Sequence[int]] = (), *, tokenizer: Any = None) -> Batch:
+        """A batch of rows of tokens, as the data of a job is padded; without rows some of unlike lengths, or images."""
         draws = torch.Generator().manual_seed(0)
         if "num_channels" in self.config:
             size, channels = self.config["image_size"], self.config["num_channels"]
@@ -55,14 +57,10 @@ class Ours:
             nothing = torch.zeros(len(LENGTHS), 0, dtype=torch.int64)
             mask = torch.ones(len(LENGTHS), tokens, dtype=torch.int64)
             return Batch(ids=nothing, mask=mask, token_type_ids=nothing, labels=torch.tensor([0, 1, 2]), pixels=pixels)
-        shape = (len(LENGTHS), max(LENGTHS))
-        ids, mask = torch.full(shape, pad), torch.zeros(shape, dtype=torch.int64)
-        for row, length in enumerate(LENGTHS):
-            first = shape[1] - length if side == "left" else 0
-            ids[row, first : first + length] = torch.randint(5, 100, (length,), generator=draws)
-            mask[row, first : first + length] = 1
-        labels = torch.where(mask == 1, ids, IGNORED)
-        return Batch(ids=ids, mask=mask, token_type_ids=torch.zeros_like(ids), labels=labels)
+        rows = rows or [torch.randint(5, 100, (length,), generator=draws).tolist() for length in LENGTHS]
+        padder = Padder(tokenizer or types.SimpleNamespace(pad_token_id=0, eos_token_id=None, pad_token_type_id=0))
+        ids, mask, kinds = padder.pad([TokenRow(array("i", row), array("i", [0] * len(row))) for row in rows])
+        return Batch(ids=ids, mask=mask, token_type_ids=kinds, labels=torch.where(mask == 1, ids, IGNORED))
 
     @torch.no_grad()
     def last(self, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
@@ -76,9 +74,14 @@ class Ours:
         hidden = self._blocks.run(hidden, batch.mask, context, 0, len(self._skeleton.blocks))
         return family.finish(base, hidden, batch)
 
-    def hidden(self, batch: Batch) -> torch.Tensor:
-        """The last hidden state (B, T, D)."""
-        return self.last(batch)[0]
+    @torch.no_grad()
+    def logits(self, batch: Batch, last: torch.Tensor, more: Mapping[str, Any]) -> torch.Tensor:
+        """What the head gives: (B, C), (B, T, C), or of spans (B, T, 2)."""
+        output = head_output(self.head, last, batch, more)
+        if hasattr(output, "start_logits"):
+            return torch.stack([output.start_logits, output.end_logits], dim=-1)
+        logits: torch.Tensor = output.logits
+        return logits
 
     @torch.no_grad()
     def losses(self, batch: Batch) -> list[float]:

@@ -46,7 +46,7 @@ class Gpt2Family:
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """Normalise the hidden state, and pick that of each row's last token for classification."""
         last = base.ln_f(hidden_BTD)
-        return last, {"cls_output": last_token(base.config, last, batch)}
+        return last, {"cls_output": last_token(last, batch.mask)}
 
 
 def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, window: bool) -> CausalContext:
@@ -99,16 +99,15 @@ def _causal_mask_of_library(
     return mask
 
 
-def last_token(config: Any, hidden_BTD: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Pick the hidden state (B, D) of each row's last token, as AdapterHub finds it.
+def last_token(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Pick the hidden state (B, D) of each row's rightmost token, whatever its id.
 
-    The number of ids that are no padding tells the place: with padding id 0 the ids 7, 8, 0 have two, so the last
-    token is at index 1.
+    AdapterHub counts the ids that are no padding id, and transformers takes the rightmost of these: both are another
+    token where a text has the padding id in it. Of a row without tokens it is the first place.
     """
-    rows = torch.arange(hidden_BTD.shape[0], device=hidden_BTD.device)
-    if config.pad_token_id is None:
-        return hidden_BTD[rows, -1]
-    return hidden_BTD[rows, (batch.ids != config.pad_token_id).sum(-1) - 1]
+    rows_B = torch.arange(hidden_BTD.shape[0], device=hidden_BTD.device)
+    places_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
+    return hidden_BTD[rows_B, (places_T * mask_BT.to(hidden_BTD.device)).argmax(-1)]
 
 
 FAMILY = Gpt2Family()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from edge.data.tokens import Batch
-from edge.model.families.gpt2 import CausalContext, causal_context
+from edge.model.families.gpt2 import CausalContext, causal_context, last_token
 
 _SLIDING = "sliding_attention"
 
@@ -75,7 +75,7 @@ class LayeredFamily:
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """Normalise the hidden state, and pick that of each row's last token for classification."""
         last = base.norm(hidden_BTD)
-        return last, {"cls_output": _last_token(base.config, last, batch)}
+        return last, {"cls_output": last_token(last, batch.mask)}
 
 
 def _context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, window: bool) -> CausalContext:
@@ -88,15 +88,6 @@ def _context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, wi
     if context.mask is None or not context.mask.is_floating_point():
         return context
     return context._replace(mask=context.mask.clamp(min=torch.finfo(torch.float32).min))
-
-
-def _last_token(config: Any, hidden_BTD: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Pick the hidden state (B, D) of each row's rightmost token that is no padding, as transformers finds it."""
-    rows = torch.arange(hidden_BTD.shape[0], device=hidden_BTD.device)
-    if config.pad_token_id is None:
-        return hidden_BTD[rows, -1]
-    places_T = torch.arange(batch.ids.shape[1], device=hidden_BTD.device)
-    return hidden_BTD[rows, (places_T * (batch.ids != config.pad_token_id)).argmax(-1)]
 
 
 FAMILY = LayeredFamily()

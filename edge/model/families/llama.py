@@ -39,7 +39,7 @@ class LlamaFamily:
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """Normalise the hidden state, and pick that of each row's last token for classification."""
         last = base.norm(hidden_BTD)
-        return last, {"cls_output": last_token(base.config, last, batch)}
+        return last, {"cls_output": last_token(last, batch.mask)}
 
 
 FAMILY = LlamaFamily()

@@ -62,6 +62,7 @@ def test_export_card_says_what_it_is_and_not_who(run: Path, tmp_path: Path) -> N
     """Base model, task, labels, steps, seed, owner count, versions and figures; no node name, no path."""
     digests = export_run(run, tmp_path / "out", base_model="acme/tiny")
     card = (tmp_path / "out/README.md").read_text()
+    assert "last token" not in card  # an encoder reads the first one
     for line in (
         'base_model: "acme/tiny"',
         "| task | sequence-classification |",

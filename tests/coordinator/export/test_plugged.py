@@ -24,3 +24,6 @@ def test_export_of_a_plugged_model_says_how_it_loads(tmp_path: Path) -> None:
         f'{load}("acme/tiny", num_labels=2, attn_implementation="eager")\nadapters.init(model, interface=inter' in card
     )
     assert 'interface = adapters.AdapterModelInterface(**json.load(file)["interface"])' in card
+    assert (
+        "The head reads the last token of a text, whatever that token is. transformers finds it by the padding" in card
+    )

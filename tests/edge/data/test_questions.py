@@ -172,7 +172,7 @@ def _logits(examples: QuestionExamples, batch: Batch, wanted: dict[int, tuple[st
         text, score = wanted[window.question]
         context = examples._questions[window.question].context
         at = context.find(text)
-        shift = window.first + examples._padder.start(len(window.tokens.ids), batch.ids.shape[1])
+        shift = window.first
         for token, (start, stop) in enumerate(zip(window.starts, window.stops, strict=True)):
             if start == at:
                 logits[row, shift + token, 0] = score
