@@ -10,12 +10,14 @@ from typing import NoReturn
 from edge.commands import app
 from ringtune.errors import RingTuneError
 from ringtune.machine.grace import own_process
+from ringtune.machine.outputs import guard_outputs
 from ringtune.texts import log_to_stderr
 
 
 def main() -> int:
     """Run an agent; return the exit code."""
     own_process()
+    guard_outputs()
     level = os.environ.get("RINGTUNE_LOG", "WARNING").upper()
     log_to_stderr(level)
     try:

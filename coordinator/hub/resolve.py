@@ -1,4 +1,4 @@
-"""Find the folder that a job's ``model.path`` stands for: a folder here, a snapshot in the cache, or one to fetch."""
+"""Find the folder that a job's ``model.path`` stands for: a folder here, a snapshot in a cache, or one to fetch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
+
+from platformdirs import user_cache_path
 
 from coordinator.screen.waiting import Waiting
 from ringtune.errors import ConnectionFailedError
@@ -37,6 +39,11 @@ def hub_cache(environment: Mapping[str, str]) -> Path:
     return Path(base).expanduser() / "huggingface" / "hub"
 
 
+def own_cache() -> Path:
+    """The folder into which models are fetched; the library's cache is only read."""
+    return user_cache_path("ringtune") / "hub"
+
+
 def with_model_here(job: Job) -> Job:
     """The job whose ``model.path`` is a folder: an id of a hub is looked up in the cache, or else fetched.
 
@@ -47,13 +54,14 @@ def with_model_here(job: Job) -> Job:
     return job if str(folder) == job.model.path else job.with_overrides({"model.path": str(folder)})
 
 
-def model_folder(path: str, *, cache: Path | None = None, fetch: Fetch | None = None) -> Path:
-    """Find the folder of a model; a path that exists wins, and no network is asked where the cache has it.
+def model_folder(path: str, *, cache: Path | None = None, own: Path | None = None, fetch: Fetch | None = None) -> Path:
+    """Find the folder of a model; a path that exists wins, and no network is asked where a cache has it.
 
     Args:
         path: of a folder, or the id of a hub.
-        cache: folder of the cache; None = that of this user.
-        fetch: fetches what the cache lacks; None = with huggingface_hub.
+        cache: folder of the Hugging Face cache, which is only read; None = that of this user.
+        own: folder of our own cache, into which is fetched; None = that of this user.
+        fetch: fetches what both caches lack; None = with huggingface_hub.
 
     Raises:
         ConnectionFailedError: the cache lacks it, and it can't be fetched; says how to get it.
@@ -62,9 +70,10 @@ def model_folder(path: str, *, cache: Path | None = None, fetch: Fetch | None = 
     if wanted is None or Path(path).exists():
         return Path(path)
     cache = cache or hub_cache(os.environ)
-    found = cached_folder(wanted, cache)
-    problem = "" if found else (fetch or _fetch)(wanted, cache)
-    found = found or cached_folder(wanted, cache)
+    own = own or own_cache()
+    found = cached_folder(wanted, cache) or cached_folder(wanted, own)
+    problem = "" if found else (fetch or _fetch)(wanted, own)
+    found = found or cached_folder(wanted, own)
     if found is None:
         problem = problem or "the hub has no config.json and .safetensors of it"
         raise ConnectionFailedError(_lacks(wanted, cache, problem))

@@ -28,7 +28,7 @@ from coordinator.kept_runs.kept_run import KeptRun
 from coordinator.kept_runs.record import RunRecord, chain_of, in_order, to_drop
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.files.durable import make_folder, remove_partial_files, storage_errors, write_durably
-from ringtune.files.owned import FileLock
+from ringtune.files.owned import FileLock, make_private_folder
 from ringtune.ids import RUN_ID
 from ringtune.rpc.addresses import split_address
 from ringtune.v1 import control_pb2
@@ -36,7 +36,7 @@ from ringtune.v1 import control_pb2
 _LOG = logging.getLogger(__name__)
 KEEP_DAYS = 7.0
 KEEP_BYTES = 10 << 30
-_RUNS, _RECORD, _REQUEST, _EVENTS = "runs", "run.json", "request", "events"
+_LOCK, _RUNS, _RECORD, _REQUEST, _EVENTS = "lock", "runs", "run.json", "request", "events"
 
 
 class KeptRuns:
@@ -67,10 +67,11 @@ class KeptRuns:
         self._lock = threading.Lock()
         self._readers: Counter[str] = Counter()
         self._runs: dict[str, KeptRun] = {}
+        make_private_folder(folder, is_ours=(_LOCK, _RUNS).__contains__)
         with storage_errors(folder):
             make_folder(folder / _RUNS)
         self._held = FileLock(
-            folder / "lock",
+            folder / _LOCK,
             busy=f"another coordinator, {{holder}}, keeps its runs in {folder}; end it or give this one its own folder "
             "with --state",
         )

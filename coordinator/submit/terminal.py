@@ -6,12 +6,13 @@ Closing a terminal sends SIGHUP, and from then on every write to it fails. What 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TextIO
+
+from ringtune.machine.outputs import lasting
 
 
 class Terminal:
@@ -31,7 +32,7 @@ class Terminal:
         self._descriptors = [number for number in (1, 2) if os.isatty(number)]
         if self._descriptors:
             self._before = (sys.stdout, sys.stderr)
-            sys.stdout, sys.stderr = _Patient(sys.stdout), _Patient(sys.stderr)
+            sys.stdout, sys.stderr = lasting(sys.stdout), lasting(sys.stderr)
         return self
 
     def __exit__(
@@ -55,31 +56,3 @@ class Terminal:
             with contextlib.suppress(OSError):
                 return os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         return os.open(os.devnull, os.O_WRONLY)
-
-
-class _Patient:
-    """A text stream that takes no offence at a terminal that is gone: its signal is about to be handled."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        with _without_terminal():
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with _without_terminal():
-            self._stream.flush()
-
-
-@contextlib.contextmanager
-def _without_terminal() -> Any:
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise

@@ -14,8 +14,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ringtune.errors import TrustError
 from ringtune.files.durable import write_durably
+from ringtune.files.owned import make_private_folder
 from ringtune.trust.certificates import BACKDATED_S, key_pem, make_key, read_certificate, read_key
-from ringtune.trust.identity import Identity, make_private_folder, read_private
+from ringtune.trust.identity import Identity, read_private
 from ringtune.trust.parties import ANY_MEMBER, Party
 from ringtune.trust.places import AUTHORITY
 

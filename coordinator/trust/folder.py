@@ -16,9 +16,10 @@ from typing import Final
 from coordinator.trust.authority import Authority
 from coordinator.trust.register import Register
 from ringtune.errors import TrustError, UsageError
+from ringtune.files.owned import make_private_folder
 from ringtune.trust import places
 from ringtune.trust.certificates import fingerprint
-from ringtune.trust.identity import make_private_folder, write_identity
+from ringtune.trust.identity import write_identity
 from ringtune.trust.parties import COORDINATOR, SUBMITTER_ROLE, Party
 from ringtune.trust.tokens import Token, make_secret, secret_hash
 

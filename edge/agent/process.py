@@ -36,6 +36,7 @@ from edge.run.shared_clock import SharedClock
 from edge.weights.borrow import Borrower
 from ringtune import __version__, failpoints
 from ringtune.errors import PeerLostError, RingTuneError
+from ringtune.files.owned import keep_files_private
 from ringtune.machine.cores import usable_cores
 from ringtune.machine.grace import end_within
 from ringtune.machine.signals import handled
@@ -87,6 +88,7 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
         BusyError: the name is taken.
     """
     failpoints.name_process(options.name)
+    keep_files_private()
     keep_freed_memory()  # before there is a second thread, which would have a heap of its own
     ending = _Ending()
     with handled(lambda number, _: ending.ask(128 + number, signal.Signals(number).name)):

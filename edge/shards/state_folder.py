@@ -29,18 +29,19 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from edge.measuring.cache import CACHE_FILE
 from edge.shards.kept import KEPT, FinishedRun, Kept
 from ringtune.errors import BusyError, IntegrityError, StorageError
 from ringtune.files.durable import (
     drop_file,
     is_plain_file,
-    make_folder,
     make_way,
     remove_partial_files,
     storage_errors,
     write_durably,
     write_pieces_durably,
 )
+from ringtune.files.owned import make_private_folder
 from ringtune.files.pieces import FilePieces, Piece, Pieces
 from ringtune.ids import check_run_id, is_run_id
 from ringtune.quantities import format_bytes
@@ -49,6 +50,7 @@ from ringtune.rounds.checkpoint import Shard
 _LOG = logging.getLogger(__name__)
 LOCK_WAIT_S = 10.0
 _NAME = re.compile(r"step-(\d{1,18})\.safetensors")
+_LOCK = "lock"
 _FINISHED = "finished"
 _ROWS = "rows"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -70,9 +72,8 @@ class StateFolder:
 
     def __init__(self, path: Path, *, timeout_s: float = LOCK_WAIT_S) -> None:
         self.path = path
-        with storage_errors(path):
-            make_folder(path)
-        self._lock = FileLock(path / "lock", thread_local=False, fallback_to_soft=False)
+        make_private_folder(path, is_ours=_is_ours)
+        self._lock = FileLock(path / _LOCK, thread_local=False, fallback_to_soft=False)
         try:
             self._lock.acquire(max(0.0, min(timeout_s, LOCK_WAIT_S)))
         except Timeout as error:
@@ -147,6 +148,11 @@ class StateFolder:
                 self.path,
                 open_runs[0],
             )
+
+
+def _is_ours(name: str) -> bool:
+    """Whether an entry of a node's folder is one that nodes write."""
+    return name in (_LOCK, CACHE_FILE) or is_run_id(name) or name.startswith(".measure-")
 
 
 def room_bytes(folder: Path) -> int | None:

@@ -24,8 +24,9 @@ from typer.exceptions import TyperException
 
 from ringtune import __version__
 from ringtune.entry_points import load_target, targets_of
-from ringtune.errors import InterruptedRunError, RingTuneError, UsageError
+from ringtune.errors import InterruptedRunError, RingTuneError, StorageError, UsageError
 from ringtune.machine.grace import own_process
+from ringtune.machine.outputs import guard_outputs, lost_output
 from ringtune.options import RENAMED
 from ringtune.texts import log_to_stderr, shown
 
@@ -166,7 +167,9 @@ class LazyGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; turn our errors into a message and an exit code."""
         try:
-            return super().invoke(ctx)
+            found = super().invoke(ctx)
+            _require_printed(str(ctx.invoked_subcommand))
+            return found
         except RingTuneError as error:
             _show(error)
             raise typer.Exit(error.exit_code) from error
@@ -182,6 +185,19 @@ class LazyGroup(TyperGroup):
         except KeyboardInterrupt as error:
             _show(InterruptedRunError("stopped by Ctrl-C"))
             raise typer.Exit(InterruptedRunError.exit_code) from error
+
+
+def _require_printed(command: str) -> None:
+    """Refuse to end well where what a command prints is its result, and could not be written.
+
+    A reader that has read enough, as ``head``, is none of its business.
+
+    Raises:
+        StorageError: the disk is full; says so.
+    """
+    lost = lost_output() if command in _PRINTED else None
+    if lost is not None and lost.errno != errno.EPIPE:
+        raise StorageError(f"standard output can't be written: {lost.strerror}; make room and call it again")
 
 
 def _refuse(error: TyperException, asked: str) -> NoReturn:
@@ -201,6 +217,8 @@ def _show(error: RingTuneError) -> None:
     logging.getLogger(__name__).debug("the error came from here", exc_info=error)
 
 
+_PRINTED = frozenset({"doctor", "eval", "logs", "nodes", "plan", "predict", "runs", "sim", "status", "what-if"})
+"""Commands whose result is what they print."""
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 _EXIT_CODES = (
     "Exit codes: 0 done; 1 the run failed; 2 the command line makes no sense; 3 nobody answers, a port is busy, "
@@ -243,6 +261,7 @@ def options(
 def main() -> None:
     """Run the command line as a process of its own and exit, within its grace time once it is told to end."""
     own_process()
+    guard_outputs()
     run_typed()
 
 

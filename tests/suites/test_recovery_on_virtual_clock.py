@@ -227,3 +227,4 @@ def test_items_are_shown_when_they_are_done_and_once() -> None:
     assert shown == items(rd.LogStep) and len(set(shown)) == len(shown)
     before = [entry for entry in logged[: logged.index(recovery)] if isinstance(entry, rd.ShowStep)]
     assert any(entry.step >= recovery.step for entry in before), "some step was done that had to be repeated"
+    assert len(ring._rounds._shown) < len(shown) / 2, "what is committed is never repeated, so it is forgotten"

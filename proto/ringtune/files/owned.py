@@ -20,7 +20,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +28,7 @@ from typing import ClassVar, Final
 
 from ringtune import __version__
 from ringtune.errors import BusyError, UsageError
-from ringtune.files.durable import is_plain_file, storage_errors, sync_folder, write_durably
+from ringtune.files.durable import is_plain_file, make_folder, storage_errors, sync_folder, write_durably
 from ringtune.files.strict import parse_json
 
 _LOG = logging.getLogger(__name__)
@@ -236,15 +236,30 @@ class FileLock:
 # ---- rights -----------------------------------------------------------------------------------------
 
 
-def make_private_folder(folder: Path) -> None:
+def make_private_folder(folder: Path, *, is_ours: Callable[[str], bool] = lambda name: True) -> None:
     """Make a folder that nobody else can enter, or shut one that is there, which is logged.
+
+    Args:
+        folder: whose rights are changed.
+        is_ours: whether an entry of that name is ours; a folder with another one keeps its rights, which is logged.
 
     Raises:
         StorageError: it can't be made, or is somebody else's.
     """
     with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
+        is_new = not folder.exists()
+        make_folder(folder)
         mode = stat.S_IMODE(folder.stat().st_mode)
-        if mode & _OTHERS:
-            folder.chmod(_PRIVATE)
+        if not mode & _OTHERS:
+            return
+        if not is_new and not all(is_ours(entry.name) for entry in folder.iterdir()):
+            _LOG.warning("%s has files of others, so it stays open to other users (mode %04o)", folder, mode)
+            return
+        folder.chmod(_PRIVATE)
+        if not is_new:
             _LOG.warning("%s was open to other users (mode %04o); now it is this user's alone", folder, mode)
+
+
+def keep_files_private() -> None:
+    """Let what this process makes from here on be this user's alone: files 0600, folders 0700."""
+    os.umask(_OTHERS)

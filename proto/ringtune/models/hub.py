@@ -17,7 +17,7 @@ from ringtune.models.tensors import CONFIG_FILE, INDEX_FILE
 MAIN: Final = "main"
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _ID: Final = re.compile(rf"(?P<owner>{_NAME})/(?P<name>{_NAME})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]{{0,127}}))?")
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _MOST_REF_BYTES: Final = 128
 
 
@@ -62,16 +62,21 @@ def cached_folder(wanted: HubId, cache: Path) -> Path | None:
         wanted: the model and its revision.
         cache: folder of the cache.
     """
-    place = cache / f"models--{wanted.owner}--{wanted.name}"
-    commit = wanted.revision if _COMMIT.fullmatch(wanted.revision) else _commit_of(place / "refs" / wanted.revision)
+    place = place_of(wanted, cache)
+    commit = wanted.revision if COMMIT.fullmatch(wanted.revision) else _commit_of(place / "refs" / wanted.revision)
     folder = place / "snapshots" / commit
     return folder if commit and _is_whole(folder) else None
+
+
+def place_of(wanted: HubId, cache: Path) -> Path:
+    """The folder of a model in a cache, whichever revisions are there."""
+    return cache / f"models--{wanted.owner}--{wanted.name}"
 
 
 def id_of_folder(folder: PurePath) -> str:
     """The id of a model by its folder: of a snapshot in a cache ``OWNER/NAME``, of another folder its name."""
     place = folder.parent.parent.name.split("--")
-    if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) and place[0] == "models":
+    if folder.parent.name == "snapshots" and COMMIT.fullmatch(folder.name) and place[0] == "models":
         return "/".join(place[1:3])
     return folder.name
 
@@ -88,7 +93,7 @@ def _commit_of(ref: Path) -> str:
             text = file.read(_MOST_REF_BYTES).decode("ascii", errors="replace").strip()
     except OSError:
         return ""
-    return text if _COMMIT.fullmatch(text) else ""
+    return text if COMMIT.fullmatch(text) else ""
 
 
 def _is_whole(folder: Path) -> bool:

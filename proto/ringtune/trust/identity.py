@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from ringtune.errors import TrustError
-from ringtune.files.durable import storage_errors, write_durably
+from ringtune.files.durable import write_durably
+from ringtune.files.owned import make_private_folder
 from ringtune.trust.certificates import CertificateFacts, facts_of, has_key, is_issued_by
 from ringtune.trust.parties import Party
 from ringtune.trust.places import IDENTITY
@@ -21,7 +22,6 @@ from ringtune.trust.places import IDENTITY
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----\n.*?-----END \1-----\n", re.DOTALL)
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _PRIVATE_FILE: Final = 0o600
-_PRIVATE_FOLDER: Final = 0o700
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,17 +103,6 @@ def write_identity(folder: Path, identity: Identity) -> None:
     make_private_folder(folder)
     content = identity.key_pem + identity.certificate_pem + identity.authority_pem
     write_durably(folder / IDENTITY, content, mode=_PRIVATE_FILE)
-
-
-def make_private_folder(folder: Path) -> None:
-    """Make a folder that nobody else can enter, or shut one that is there.
-
-    Raises:
-        StorageError: it can't be made, or is somebody else's.
-    """
-    with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_FOLDER)
-        folder.chmod(_PRIVATE_FOLDER)
 
 
 def read_private(path: Path, *, what: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import os
 import stat
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from ringtune.errors import BusyError, StorageError
-from ringtune.files.owned import FileLock, make_private_folder
+from ringtune.files.durable import write_durably
+from ringtune.files.owned import FileLock, keep_files_private, make_private_folder
 
 HOLD = """
 import sys
@@ -88,3 +90,27 @@ def test_private_folder_is_shut_and_that_is_told(
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert (f"(mode {mode:04o})" if mode not in (None, 0o700) else "") in caplog.text
     assert bool(caplog.records) == (mode not in (None, 0o700))
+
+
+@pytest.mark.parametrize(("name", "is_shut"), [("lock", True), ("notes.txt", False)])
+def test_private_folder_with_files_of_others_keeps_its_rights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, is_shut: bool
+) -> None:
+    """A state folder that is somebody's working folder is not closed under their hands; the log says so."""
+    tmp_path.chmod(0o755)
+    (tmp_path / name).touch()
+    make_private_folder(tmp_path, is_ours={"lock"}.__contains__)
+    assert (stat.S_IMODE(tmp_path.stat().st_mode) == 0o700) == is_shut
+    assert ("this user's alone" if is_shut else "has files of others") in caplog.text
+
+
+def test_files_of_agents_and_coordinators_are_private(tmp_path: Path) -> None:
+    """Whatever they write, with whatever helper: files 0600, folders 0700."""
+    before = os.umask(0o022)
+    try:
+        keep_files_private()
+        write_durably(tmp_path / "run/shard", b"rows")
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "run", tmp_path / "run/shard")]
+    assert modes == [0o700, 0o600]

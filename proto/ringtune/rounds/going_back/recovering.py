@@ -102,7 +102,7 @@ class RecoveringRounds(BestKeepingRounds):
         match command:
             case rd.LogStep(turn, seq):
                 self._held.append(command)
-                item = (turn.kind, turn.owner, turn.first_step, seq - turn.first_seq)
+                item = _item_of(turn, seq)
                 if item not in self._shown:
                     self._shown.add(item)
                     passed.append(ShowStep(*command))
@@ -124,7 +124,11 @@ class RecoveringRounds(BestKeepingRounds):
     def _commit(self, ended: rd.LogTurn, passed: list[rd.Command]) -> None:
         """Log what is held of the turns up to this one, and never go back to them."""
         index = ended.turn.index
-        passed += [each for each in self._held if _turn_of(each) <= index]
+        committed = [each for each in self._held if _turn_of(each) <= index]
+        self._shown.difference_update(
+            _item_of(each.turn, each.seq) for each in committed if isinstance(each, rd.LogStep)
+        )
+        passed += committed
         self._held = [each for each in self._held if _turn_of(each) > index]
         self._made_granting.commit(index)
         self._bad.commit(index)
@@ -390,6 +394,11 @@ class RecoveringRounds(BestKeepingRounds):
         """The owner that has the head: the one that had it at the turn to which the run went back, if none follows."""
         last = self._made_granting.last
         return self._kept.holder if last is not None and last is self._before else super()._holder
+
+
+def _item_of(turn: Turn, seq: int) -> tuple[StepKind, str, int, int]:
+    """By what a step is known that is done again with another number."""
+    return turn.kind, turn.owner, turn.first_step, seq - turn.first_seq
 
 
 def _turn_of(command: rd.Command) -> int:
