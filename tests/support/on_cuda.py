@@ -31,7 +31,7 @@ def use(device: str) -> None:
     from edge.measuring.works import Bench
 
     for made in (NodeExecutor, Bench):
-        init: Any = made.__init__  # type: ignore[misc]
+        init: Any = made.__init__
         init.__kwdefaults__ = {**init.__kwdefaults__, "device": device}
 
 
