@@ -5,6 +5,7 @@
 #   make test-all    all tests with all their cases, in twice the time
 #   make page-test   the page in a real browser, with pictures: build/page (Chromium; as root it is installed)
 #   make faults      any faults on a virtual clock, each node at each place of a real run, links, disks, clocks, half an hour of random ones, what it costs, in five hours: build/bench/trust.json
+#   make cuda        what a GPU has to hold, with executors' and integration tests on it; 77 where torch sees none
 #   make promises    what is always true of a run, and which tests hold it
 #   make lint        formatting, types, import rules
 #   make docs        write docs/job.md, docs/options.md and the drawings from the code, and build the site: build/docs/index.html
@@ -43,7 +44,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all page-test faults promises lint proto docs wheel smoke arm64 bench-ring bench-sim bench-memory bench-memory-accuracy bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-examples clean
+.PHONY: help setup demo test test-all page-test cuda faults promises lint proto docs wheel smoke arm64 bench-ring bench-sim bench-memory bench-memory-accuracy bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-examples clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -80,6 +81,9 @@ test-all:
 
 page-test: $(STAMP)
 	$(BIN)/python -m tests.page.run $(ARGS)
+
+cuda: $(STAMP)
+	$(BIN)/python -m tests.bench.cuda $(ARGS)
 
 faults: $(STAMP)
 	$(BIN)/python -m tests.bench.trust $(ARGS)

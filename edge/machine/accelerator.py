@@ -21,6 +21,7 @@ from ringtune.errors import CapacityError
 from ringtune.quantities import format_bytes
 
 _LEAST_BYTES: Final = 1 << 20
+_FULL: Final = "out of memory"
 _ASKED: Final = re.compile(r"[Tt]ried to allocate ([\d.]+ [KMGT]?i?B)")
 
 
@@ -57,10 +58,22 @@ def device_name(device: str) -> str:
 
 
 def device_memory(device: str) -> DeviceMemory | None:
-    """Read the memory of an accelerator; None of a processor, which has the host's."""
+    """Read the memory of an accelerator; None of a processor, which has the host's.
+
+    Raises:
+        CapacityError: this process has no context there yet, and there is no room for one.
+    """
     if device != "cuda":
         return None
-    free, total = torch.cuda.mem_get_info()  # in a process of its own this makes a context first
+    try:
+        free, total = torch.cuda.mem_get_info()  # makes a context if there is none
+    except RuntimeError as error:
+        if _FULL not in str(error):
+            raise
+        raise CapacityError(
+            f"{device_name(device)} has no memory for CUDA's context, up to {format_bytes(CONTEXT_BYTES)}; end other "
+            "programs that use it, start fewer nodes on it, or use --device cpu"
+        ) from error
     return DeviceMemory(total=total, free=free, peak=torch.cuda.max_memory_reserved())
 
 
@@ -112,7 +125,9 @@ def capacity_errors(node: str, device: str, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:  # what the driver refuses is of another class than what torch's allocator does
+        if _FULL not in str(error):
+            raise
         found, asked = device_memory(device), _ASKED.search(str(error))
         free = f"{format_bytes(found.free)} of {format_bytes(found.total)} are free" if found else "less is free"
         held = f", this node holds {format_bytes(found.peak)}" if found else ""

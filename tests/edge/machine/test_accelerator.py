@@ -81,6 +81,18 @@ def test_no_memory_on_the_card_is_an_error_of_capacity() -> None:
         raise RuntimeError("other")
 
 
+@pytest.mark.usefixtures("card")
+def test_card_without_room_for_a_context_is_an_error_of_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver refuses it, with an error of another class than the allocator's."""
+
+    def full() -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", full)
+    with pytest.raises(CapacityError, match="no memory for CUDA's context, up to 815 MiB"):
+        device_budget(GIB, "cuda")
+
+
 def test_memory_is_given_back_and_peaks_begin_anew_where_the_card_was_used(card: dict[str, Any]) -> None:
     """After measuring, the cache of torch would count as taken when the budget is read."""
     memory_budget.give_memory_back()
