@@ -14,6 +14,7 @@ from ringtune import options
 if TYPE_CHECKING:
     from edge.agent_options import AgentOptions
 
+_LOG = logging.getLogger(__name__)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -166,6 +167,7 @@ def node(
     )
     if not watch_parent:  # a local run finds it out itself, and names the key of the job
         check_start(given)
+        _LOG.info("node %s loads its libraries and joins %s", name, coordinator)
     code = run_agent(given, on_joined=lambda address: _tell_joined(given, address) if json else None)
     if code:
         raise typer.Exit(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -66,7 +67,10 @@ def measure(
         check_writable(save)
     ring = local_ring(wanted, local) if local else Client(coordinator, insecure=insecure)
     told = sys.stderr if json else sys.stdout  # JSON is alone on the standard output
-    with make_progress(as_json=False, live=False, stream=told) as progress, ring as client:
+    with make_progress(as_json=False, live=False, stream=told) as progress, contextlib.ExitStack() as stack:
+        if local:
+            progress.state(f"starting {local} local node{'s' if local > 1 else ''}")
+        client = stack.enter_context(ring)
         found = client.measure(
             wanted,
             progress=progress,

@@ -26,7 +26,7 @@ def init(trust: options.Trust = None, json: options.Json = False) -> None:
         told = {"event": "made", "trust": str(folder), "admin": str(admin), "authority_sha256": found}
         typer.echo(json_module.dumps(told))
         return
-    typer.echo(f"authority made in {folder}; keep this folder secret, and a copy of it")
+    typer.echo(f"the certificate authority (CA) is in {folder}; keep this folder secret, and a copy of it")
     typer.echo(f"commands of this user on this machine use {admin}")
     typer.echo("next: 'ringtune coordinator', and for each node 'ringtune coordinator token NAME'")
 

@@ -20,6 +20,10 @@ Cell = TypeVar("Cell")
 _INTERVAL_S: Final = 0.2
 QUIET_S: Final = 2.0
 """What takes no longer needs no word."""
+_PHASES: Final = {
+    "joining": "waiting for nodes to join",
+    "inspecting": "nodes load the model, count their rows and time their work; then they are planned for",
+}
 
 
 class Waiting(Progress):
@@ -57,9 +61,9 @@ class Waiting(Progress):
         self._thread.join()
 
     def state(self, state: str) -> None:
-        """Wait for another thing from now on."""
+        """Wait for another thing from now on: a phase of a run, or anything else in words."""
         with self._changed:
-            self._what, self._since_s = state, time.monotonic()
+            self._what, self._since_s = _PHASES.get(state, state), time.monotonic()
             self._changed.notify()
 
     def _say(self) -> None:

@@ -122,6 +122,7 @@ def _ring(asked: Submission, folder: RunFolder, progress: Progress) -> AbstractC
         return Client(asked.coordinator, insecure=asked.insecure)
     plan = asked.request.resume.plan if asked.request.resume else None
     states = folder.checkpoints.node_states()
+    progress.state(f"starting {asked.local} local node{'s' if asked.local > 1 else ''}")
     return local_ring(
         asked.request.job,
         asked.local,

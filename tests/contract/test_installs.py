@@ -17,9 +17,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOR_DEVELOPERS = {"browser", "dev", "docs"}
-CORE = ("ringtune", "coordinator", "sim")
+CORE = ("ringtune", "coordinator", "sim", "edge.doctor", "edge.joining")
 OF_AN_EXTRA = {"web": ["coordinator.web.app", "coordinator.web.connections", "coordinator.web.figures"]}
-"""Modules outside of ``edge`` that can't be imported without an extra, and can with it; all others always can."""
+"""Modules of ``CORE`` that can't be imported without an extra, and can with it; all others always can."""
 
 CHILD = """
 import importlib, json, pkgutil, sys
@@ -80,6 +80,9 @@ Ending.wait = lambda _: True
 done = CliRunner().invoke(cli.app, ["coordinator", "--bind", "127.0.0.1:0", "--state", state])
 if done.exit_code or "listening" not in done.output:
     failed["start of a coordinator"] = done.output + repr(done.exception)
+done = CliRunner().invoke(cli.app, ["doctor", "--role", "coordinator", "--bind", "127.0.0.1:0", "--disk", state])
+if done.exit_code or "FAIL" in done.output:
+    failed["doctor"] = done.output + repr(done.exception)
 modules = [
     module.name
     for name in ours

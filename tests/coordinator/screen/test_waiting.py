@@ -37,9 +37,9 @@ def test_waiting_says_each_thing_once_where_nothing_can_be_redrawn() -> None:
     with Waiting("reading train.csv", stream=screen, quiet_s=0.0) as waiting:
         assert screen.written.wait(WAIT_S)
         screen.written.clear()
-        waiting.state("measuring")
+        waiting.state("joining")
         assert screen.written.wait(WAIT_S)
-    assert screen.getvalue() == "reading train.csv ...\nmeasuring ...\n"
+    assert screen.getvalue() == "reading train.csv ...\nwaiting for nodes to join ...\n"
 
 
 def test_waiting_leaves_a_terminal_as_it_was() -> None:
