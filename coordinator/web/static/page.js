@@ -41,7 +41,7 @@ function drawHead(state) {
   setAttribute(meter, "aria-valuenow", Math.round(100 * share));
   tile("loss", "loss of the newest step", number(last.loss));
   const evaluation = run.evaluation;
-  const judged = evaluation?.is_result ? `of the result, step ${evaluation.step}` : `evaluated at ${evaluation?.step}`;
+  const judged = `${evaluation?.is_result ? "result" : "evaluated"} at ${evaluation?.step}`;
   if (evaluation && typeof evaluation.accuracy === "number") tile("accuracy", `accuracy, ${judged}`, percentOne(evaluation.accuracy));
   else if (evaluation && typeof evaluation.mae === "number") tile("accuracy", `mean absolute error, ${judged}`, number(evaluation.mae));
   else tile("accuracy", "accuracy of the newest step", typeof last.accuracy === "number" ? percentOne(last.accuracy) : "–");
