@@ -115,10 +115,12 @@ class Summary:
         self._rows = self._judged = self._right = 0
         self._number = job.data.label if job.model.task == REGRESSION else ""
         self._squares = self._sizes = 0.0
+        self._ended_at_once = 0
 
     def add(self, found: Predicted) -> None:
         """Count a row."""
         self._rows += 1
+        self._ended_at_once += found.said.get("tokens") == 0
         if self._number:
             self._judge(float(found.said["predicted"]), found.row.get(self._number))
         if not self._column:
@@ -154,6 +156,7 @@ class Summary:
     def to_json(self) -> dict[str, Any]:
         """The counts as values; ``accuracy`` where rows or words have a class or tag."""
         found: dict[str, Any] = {"rows": self._rows}
+        found |= {"ended_at_once": self._ended_at_once} if self._ended_at_once else {}
         if self._column:
             found["tags" if self._counted == "words" else "classes"] = dict(sorted(self._names.items()))
         if self._judged and self._number:
@@ -169,6 +172,8 @@ class Summary:
             yield f"{self._rows:,} rows: {counts}"
         else:
             yield f"{self._rows:,} rows"
+        if self._ended_at_once:
+            yield f"{self._ended_at_once:,} of them got an empty text: the model's first token was that of the end"
         if self._judged and self._number:
             errors = ", ".join(f"{name} {value:.4f}" for name, value in self._errors().items())
             yield f"{errors} on the {self._judged:,} rows that have a {self._number!r} of their own"

@@ -243,8 +243,7 @@ class PageState:
                 for name in ("loss", "accuracy"):
                     if (value := _number(line.get(name))) is not None:
                         self.curves[f"eval_{name}"].add(step, value)
-                figures = {name: line.get(name) for name in ("step", "loss", "accuracy", "count", "risen")}
-                self._change("run", evaluation=figures | ({"mae": line["mae"]} if "mae" in line else {}))
+                self._change("run", evaluation=_judged(line) | {"risen": line.get("risen")})
             case "recovery":
                 self._go_back(line)
             case "move":
@@ -300,6 +299,8 @@ class PageState:
             if isinstance(one, dict)
         }
         self._change("run", wall_s=report.get("wall_s"), predicted_steps_s=report.get("predicted_steps_s"))
+        if (judged := report.get("eval", {})).get("step") is not None:  # of the best one, where that is the result
+            self._change("run", evaluation=_judged(judged) | {"risen": report.get("risen"), "is_result": True})
         self._touch("nodes")
 
     def _fail(self, failure: control_pb2.RunFailure, at_unix_s: float | None) -> None:
@@ -313,3 +314,9 @@ class PageState:
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _judged(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page shows of an evaluation."""
+    shown = {name: figures.get(name) for name in ("step", "loss", "accuracy", "count")}
+    return shown | ({"mae": figures["mae"]} if "mae" in figures else {})

@@ -67,7 +67,7 @@ def test_page_says_the_same_in_words(served: Served, show: Show) -> None:
         page.get_by_role("img", name="a: blocks 0\u20131, 2 trained; busy 50 %, waiting 25 %, idle 25 %").count() == 1
     )
     assert page.get_by_role("progressbar", name="steps done").get_attribute("aria-valuenow") == "100"
-    assert "Loss, smoothed: 1.6111 at step 1, 1.1448 at step 8." in page.inner_text("#curves-text")
+    assert "Loss, smoothed: 1.5208 at step 1, 1.1586 at step 8." in page.inner_text("#curves-text")
     assert "Blocks were unfrozen at steps 1, 3, 5 and 7; all 4 train now." in page.inner_text("#curves-text")
     assert "5 actions of 2 nodes in 15 ms. 1 of them ran ahead, 20 ms before it" in page.inner_text("#gantt-text")
     assert "a computes longest, 67 % of the step; b waits 33 % of it, for a." in page.inner_text("#waits-text")

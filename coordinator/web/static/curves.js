@@ -76,10 +76,10 @@ function drawMarks(plot) {
 
 const columns = (found) => [found.map((one) => one[0]), found.map((one) => one[1])];
 
-// The mean of each point and its neighbours, a twentieth of the curve in all and five points at least. Of a curve of very
+// The mean of each point and its neighbours, a tenth of the curve in all and seven points at least. Of a curve of very
 // many steps the points are the lowest and the highest of each stretch, so that this is the middle of both.
 function smoothed(found) {
-  const reach = Math.max(2, Math.round(found.length / 40));
+  const reach = Math.max(3, Math.round(found.length / 20));
   const sums = [0];
   for (const [, value] of found) sums.push(sums.at(-1) + value);
   return found.map(([step], at) => {

@@ -41,8 +41,9 @@ function drawHead(state) {
   setAttribute(meter, "aria-valuenow", Math.round(100 * share));
   tile("loss", "loss of the newest step", number(last.loss));
   const evaluation = run.evaluation;
-  if (evaluation && typeof evaluation.accuracy === "number") tile("accuracy", `accuracy, evaluated at ${evaluation.step}`, percentOne(evaluation.accuracy));
-  else if (evaluation && typeof evaluation.mae === "number") tile("accuracy", `mean absolute error, evaluated at ${evaluation.step}`, number(evaluation.mae));
+  const judged = `${evaluation?.is_result ? "result" : "evaluated"} at ${evaluation?.step}`;
+  if (evaluation && typeof evaluation.accuracy === "number") tile("accuracy", `accuracy, ${judged}`, percentOne(evaluation.accuracy));
+  else if (evaluation && typeof evaluation.mae === "number") tile("accuracy", `mean absolute error, ${judged}`, number(evaluation.mae));
   else tile("accuracy", "accuracy of the newest step", typeof last.accuracy === "number" ? percentOne(last.accuracy) : "–");
   tile("depth", last.trains ? "trains" : "blocks that train", last.trains || (last.depth !== undefined ? `${last.depth} of ${state.plan.num_blocks ?? "?"}` : "–"));
   tile("pace", run.wall_s ? "whole run took" : "newest step took", seconds(run.wall_s || last.seconds));

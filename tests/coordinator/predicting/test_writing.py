@@ -103,3 +103,12 @@ def test_summary_judges_words_and_numbers() -> None:
         numbers.add(Predicted({"text": "a", "label": truth}, {"predicted": 2.0}))
     assert numbers.to_json() == {"rows": 5, "judged": 2, "mse": 1.0, "mae": 1.0}
     assert list(numbers.lines())[1] == "mse 1.0000, mae 1.0000 on the 2 rows that have a 'label' of their own"
+
+
+def test_summary_tells_of_texts_that_ended_at_once() -> None:
+    """An empty cell is no failure, and nobody has to guess that."""
+    texts = Summary(Job(model=Model(path="m", task="causal-lm")))
+    for said in ({"predicted": "", "tokens": 0}, {"predicted": " a", "tokens": 1}):
+        texts.add(Predicted({"text": "a"}, said))
+    assert texts.to_json() == {"rows": 2, "ended_at_once": 1}
+    assert list(texts.lines())[1] == "1 of them got an empty text: the model's first token was that of the end"

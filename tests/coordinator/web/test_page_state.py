@@ -113,6 +113,19 @@ def test_page_state_says_why_a_run_ends_early_and_which_evaluation_is_best() -> 
     assert "ends early after step 80: no better loss since step 40" in texts(state)
 
 
+def test_page_state_ends_with_the_figures_of_the_result() -> None:
+    """While it trains those of the newest evaluation; then those of the best one, and that the loss had risen since."""
+    state, risen = state_of(beginning()), "evaluation loss has risen since step 4 (0.5 -> 0.9): ..."
+    for step, loss, accuracy in ((4, 0.5, 0.75), (8, 0.9, 0.25)):
+        line = {"kind": "evaluation", "step": step, "count": 9, "loss": loss, "accuracy": accuracy}
+        state.take(metrics(line | ({"risen": risen} if step == 8 else {})), 5.0)
+    shown = state.section("run")["evaluation"]
+    assert (shown["step"], shown["risen"], "is_result" in shown) == (8, risen, False)
+    result = {"step": 4, "count": 9, "loss": 0.5, "accuracy": 0.75}
+    state.take(control_pb2.RunEvent(report_json=json.dumps({"eval": result, "risen": risen})), 9.0)
+    assert state.section("run")["evaluation"] == {**result, "risen": risen, "is_result": True}
+
+
 def test_page_state_marks_the_node_that_a_failure_names() -> None:
     """A run that fails because a node is lost shows which one."""
     state = state_of(beginning())
