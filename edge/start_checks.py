@@ -12,6 +12,7 @@ from edge.agent_options import AgentOptions
 from ringtune.errors import CapacityError, DataError, ModelError, RingTuneError, StorageError, UsageError
 from ringtune.files.durable import make_folder
 from ringtune.machine.memory import OWN_LIBRARY_BYTES, MemoryLimit, memory_limits
+from ringtune.models.consistency import check_files
 from ringtune.models.folder import base_tensors, read_config
 from ringtune.quantities import format_bytes
 
@@ -76,7 +77,9 @@ def check_model(folder: Path) -> None:
     if not folder.is_dir():
         raise ModelError(f"--model {folder} is not there; give the folder with config.json and the weights")
     try:
-        base_tensors(folder, read_config(folder))
+        config = read_config(folder)
+        base_tensors(folder, config)
+        check_files(folder, config)
     except RingTuneError as error:
         raise ModelError(f"--model {folder} can't be used: {error}; 'ringtune doctor --model DIR' checks it") from error
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ringtune.errors import ModelError
 from ringtune.files.given_files import read_json
+from ringtune.models.consistency import check_files
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -17,8 +18,8 @@ from ringtune.models.family import (
     TAGGING,
     Dimensions,
 )
-from ringtune.models.folder import model_dimensions, read_config
-from ringtune.models.tensors import CONFIG_FILE, read_headers
+from ringtune.models.folder import base_tensors, model_dimensions, read_config
+from ringtune.models.tensors import CONFIG_FILE
 
 _MADE_FOR: Final = {
     "ForCausalLM": CAUSAL_LM,
@@ -70,7 +71,8 @@ def look_at_model(folder: Path, path: str) -> Model:
         IntegrityError: a file of weights is damaged.
     """
     config = read_config(folder)
-    read_headers(folder)
+    base_tensors(folder, config)
+    check_files(folder, config)
     values = read_json(folder / CONFIG_FILE)
     named = values.get("architectures") if isinstance(values, dict) else None
     classes = [str(name) for name in named] if isinstance(named, list) else []

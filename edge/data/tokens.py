@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from ringtune.errors import ModelError
 from ringtune.files.pointers import is_lfs_pointer, pointer_advice
 
 _SETTINGS = "tokenizer_config.json"
+_CLASSES_OF_5 = ("TokenizersBackend", "PythonBackend")
 _WHOLE, _PIECES = "tokenizer.json", "tokenizer.model"
 _TOKENIZER_FILES = (_WHOLE, _SETTINGS, "vocab.txt", "vocab.json", "merges.txt", _PIECES)
 _REASON_LENGTH = 300
@@ -51,6 +52,26 @@ class TokenRow(NamedTuple):
 
     ids: array[int]
     types: array[int]
+
+
+def check_ids(batch: Batch, base: Any) -> None:
+    """Refuse a batch with a token that the embedding has no row for.
+
+    Args:
+        batch: of texts, or of images, which have no ids.
+        base: the Hugging Face base model.
+
+    Raises:
+        ModelError: names both numbers.
+    """
+    if not batch.ids.numel():
+        return
+    largest, rows = int(batch.ids.max()), int(base.config.vocab_size)
+    if largest >= rows:
+        raise ModelError(
+            f"a text has token {largest:,}, counted from 0, and the embedding of the model has {rows:,} rows; take the "
+            "tokenizer that belongs to the model, or leave such texts out"
+        )
 
 
 class Padder:
@@ -123,6 +144,9 @@ class Encoder:
 def load_tokenizer(folder: Path, **settings: Any) -> Any:
     """Load the tokenizer of a model folder, from local files only.
 
+    Of a tokenizer that transformers 5 saved ``tokenizer.json`` is complete, and the classes of transformers 4 would
+    change it: their settings of first and last tokens are not written any more.
+
     Args:
         folder: of the model.
         settings: of the tokenizer, in place of those in its files.
@@ -130,13 +154,24 @@ def load_tokenizer(folder: Path, **settings: Any) -> Any:
     Raises:
         ModelError: there is none, or it needs a package that is missing.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; set model.path, or fetch the model")
-    _check_tokenizer_files(folder)
+    saved = _checked_settings(folder)
+    loader: Any = AutoTokenizer
+    if _is_of_transformers_5(saved):
+        if not (folder / _WHOLE).is_file():
+            raise ModelError(
+                f"{folder}: its tokenizer was saved by transformers 5 (tokenizer_class "
+                f"{saved.get('tokenizer_class')!r}) without {_WHOLE}, which is what is read; save that file too"
+            )
+        loader = PreTrainedTokenizerFast
+        extra = saved.get("extra_special_tokens") or []
+        if isinstance(extra, list):
+            settings = {"extra_special_tokens": {}, "additional_special_tokens": extra, **settings}
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **settings)
+        return loader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **settings)
     except ImportError as error:
         what = f"{folder}: its tokenizer needs a package that is missing ({_reason(error)})"
         raise ModelError(f"{what}; install it") from error
@@ -157,8 +192,17 @@ def _remedy(folder: Path) -> str:
     return "fetch the model again"
 
 
-def _check_tokenizer_files(folder: Path) -> None:
-    """Refuse files that only point to their content, and settings that name code."""
+def _is_of_transformers_5(saved: Mapping[str, Any]) -> bool:
+    """Tell whether transformers 5 wrote these settings: it names a backend, or lists extra tokens without names."""
+    return (
+        saved.get("tokenizer_class") in _CLASSES_OF_5
+        or "backend" in saved
+        or isinstance(saved.get("extra_special_tokens"), list)
+    )
+
+
+def _checked_settings(folder: Path) -> dict[str, Any]:
+    """Read ``tokenizer_config.json``; refuse files that only point to their content, and settings that name code."""
     for name in _TOKENIZER_FILES:
         if is_lfs_pointer(folder / name):
             raise ModelError(pointer_advice(folder / name))
@@ -167,5 +211,8 @@ def _check_tokenizer_files(folder: Path) -> None:
         found = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{settings} is not JSON that can be read; fetch the model again") from error
-    if isinstance(found, dict) and found.get("auto_map"):
+    if not isinstance(found, dict):
+        raise ModelError(f"{settings} has to be a table; fetch the model again")
+    if found.get("auto_map"):
         raise ModelError(f"{settings}: auto_map is refused: it names code to run; use a tokenizer without it")
+    return found

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from edge.doctor.check import Check, failed, passed, warned
 from ringtune.errors import RingTuneError
+from ringtune.models.consistency import check_files
 from ringtune.models.folder import base_tensors, model_dimensions, read_config
 from ringtune.quantities import format_bytes
 
@@ -28,6 +29,10 @@ def check_model(folder: Path) -> list[Check]:
         checks.append(passed("model weights", f"{len(tensors)} tensors, {format_bytes(total_bytes)}"))
     except RingTuneError as error:
         checks.append(failed("model weights", str(error), "copy the folder again; all nodes need the same files"))
+    try:
+        check_files(folder, config)
+    except RingTuneError as error:
+        return [*checks, failed("model files", str(error), "copy or save the whole folder again")]
     return [*checks, _tokenizer(folder, has_tokens=dimensions.vocab > 0)]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from edge.data.tokens import IGNORED, Batch
+from edge.model.finite import first_not_finite
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import Skeleton, without_weights
 from edge.model.token_loss import token_loss
@@ -234,7 +235,7 @@ class CausalLanguageModel(_OneOutput):
         A tied decoder that trains is a parameter of its own on the table's memory, with a gradient of its own.
         """
         decoder, table = head.get_output_embeddings(), skeleton.model.get_input_embeddings().weight  # type: ignore[operator]
-        weight = table
+        weight, name = table, "of the token table"
         if not skeleton.model.config.tie_word_embeddings:
             stored = weights.find(LM_HEAD)
             if stored is None:
@@ -244,12 +245,17 @@ class CausalLanguageModel(_OneOutput):
                 )
             private = skeleton.full_parameters
             read = weights.read if private else weights.read_frozen
-            weight = read(stored, table.dtype, private=private).to(table.device)
+            weight, name = read(stored, table.dtype, private=private).to(table.device), LM_HEAD
             if weight.shape != table.shape:
                 raise ModelError(
                     f"{weights.folder}: tensor {LM_HEAD} has shape {list(weight.shape)}, config.json asks for "
                     f"{list(table.shape)}; fetch the model again"
                 )
+        if first_not_finite({name: weight.detach()}):
+            raise ModelError(
+                f"{weights.folder}: tensor {name} has numbers that are not finite; the model is damaged: fetch it "
+                "again or give another one"
+            )
         shares = weight is table and not skeleton.full_parameters
         trains = skeleton.full_parameters
         decoder.weight = weight if shares else nn.Parameter(weight.detach(), requires_grad=trains)

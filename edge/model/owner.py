@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import torch
 
-from edge.data.tokens import Batch
+from edge.data.tokens import Batch, check_ids
 from edge.model.dropout import EMBEDDING_UNIT, HEAD_UNIT, seed_unit
-from edge.model.finite import require_finite_values
+from edge.model.finite import first_not_finite, require_finite_values
 from edge.model.heads import Task
 from edge.model.optimizers.unit_optimizers import UnitOptimizers
 from edge.model.owner_units import embedding_modules, owner_units, tied_table
@@ -27,7 +27,7 @@ from edge.model.tensor_bytes import digest_of, is_finite
 from edge.model.training_state import Prefixes, TrainingState
 from edge.model.unit_grads import add_up_rows, collect_sparse, complete, grad_blob, load_grads
 from ringtune.engine.diverged import LOWER_THE_RATE
-from ringtune.errors import DivergedError
+from ringtune.errors import DivergedError, ModelError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile, write_tensors
 from ringtune.jobs.job import Train
@@ -103,8 +103,27 @@ class OwnerParts:
         from adapters.context import ForwardContext
 
         base = self._skeleton.base
+        check_ids(batch, base)
         with ForwardContext(base, input_ids=batch.ids, attention_mask=batch.mask):
-            return self._skeleton.family.embed(base, batch)
+            hidden_BTD = self._skeleton.family.embed(base, batch)
+        self._require_finite(hidden_BTD)
+        return hidden_BTD
+
+    def _require_finite(self, hidden_BTD: torch.Tensor) -> None:
+        """Name a frozen tensor of the embedding that is not finite: no learning rate would help.
+
+        Raises:
+            ModelError: it is the cause of numbers that are not finite.
+        """
+        if not first_not_finite({"hidden": hidden_BTD.detach()}):
+            return
+        for path, module in owner_modules(self._skeleton):
+            frozen = {f"{path}.{name}": value for name, value in module.named_parameters() if not value.requires_grad}
+            if name := first_not_finite(frozen):
+                raise ModelError(
+                    f"the model {self._skeleton.model.config.name_or_path}: tensor {name} has numbers that are not "
+                    "finite; it is damaged: fetch it again or give another one"
+                )
 
     def _set_embedding_mode(self, *, train: bool) -> None:
         for module in self._embedding:

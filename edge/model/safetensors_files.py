@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from edge.model.finite import first_not_finite
 from edge.model.tensor_bytes import TORCH_DTYPES
 from ringtune.errors import IntegrityError, ModelError
 from ringtune.files.pieces import PIECE_BYTES
@@ -57,18 +58,27 @@ class SafetensorsFiles:
                 are used become resident.
 
         Raises:
-            ModelError: the file is gone, or has numbers of another kind.
+            ModelError: the file is gone, has numbers of another kind, or numbers that are not finite; of a mapped
+                matrix, which would become resident, the last is not looked at.
             IntegrityError: the file is damaged.
         """
         stored = self._stored[name]
         kind = _kind_of(name, stored)
         wanted = dtype if dtype is not None and kind.is_floating_point else kind
-        if wanted is not kind:
-            return self._read_converted(stored, kind, wanted)
-        if private:
-            return _read_in_place(stored, kind)
-        tensor: torch.Tensor = self._open(stored.path).get_tensor(name)
-        return tensor
+        is_mapped = wanted is kind and not private
+        if is_mapped:
+            found: torch.Tensor = self._open(stored.path).get_tensor(name)
+        else:
+            found = _read_in_place(stored, kind) if wanted is kind else self._read_converted(stored, kind, wanted)
+        if is_mapped and found.dim() > 1:
+            return found
+        if wanted.is_floating_point and first_not_finite({name: found}):
+            in_words = str(wanted).removeprefix("torch.")
+            raise ModelError(
+                f"{stored.path}: tensor {name} has numbers that are not finite in {in_words}: the model is damaged, or "
+                "was saved in the midst of a training that diverged; fetch it again or give another one"
+            )
+        return found
 
     def read_frozen(
         self, name: str, dtype: torch.dtype, *, private: bool = False, device: torch.device | None = None

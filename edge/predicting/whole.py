@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from edge.data.tokens import Batch
+from edge.data.tokens import Batch, check_ids
 from edge.model.heads import head_output, task_of
 from edge.model.result.loading import load_saved
 from edge.model.safetensors_files import SafetensorsFiles
@@ -80,6 +80,7 @@ class WholeModel:
         from adapters.context import ForwardContext
 
         base, family = self._skeleton.base, self._skeleton.family
+        check_ids(batch, base)
         with ForwardContext(base, input_ids=batch.ids, attention_mask=batch.mask):
             hidden_BTD = family.embed(base, batch)
         context = self._blocks.context(hidden_BTD, batch.mask)

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ringtune.models.families import FAMILIES
+from ringtune.models.folder import read_config
+
 WIDTHS = {"F32": 4, "F16": 2, "I64": 8, "U8": 1}
 CONFIG: dict[str, Any] = {
     "model_type": "bert",
@@ -70,4 +73,17 @@ def write_model(folder: Path, *, config: Mapping[str, Any] | None = None, weight
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**CONFIG, **(config or {})}))
     (folder / "model.safetensors").write_bytes(safetensors_bytes(bert_shapes()) if weights is None else weights)
+    return folder
+
+
+def write_any_family(folder: Path, values: Mapping[str, Any]) -> Path:
+    """A model folder of any family with these values of ``config.json``, and weights that fit them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values))
+    config = read_config(folder)
+    family = FAMILIES[config["model_type"]]
+    blocks = range(family.dimensions(config).num_blocks)
+    inside = family.block_shapes(config)
+    shapes = {f"{family.block_prefix}{block}.{name}": shape for block in blocks for name, shape in inside.items()}
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(family.owner_shapes(config) | shapes))
     return folder

@@ -47,6 +47,11 @@ class Ours:
         self._skeleton.model.eval()
         self._blocks = BlockRunner(self._skeleton, dropout=0.0, seed=0)
 
+    @property
+    def base(self) -> Any:
+        """The base model inside."""
+        return self._skeleton.base
+
     def batch(self, rows: Sequence[Sequence[int]] = (), *, tokenizer: Any = None) -> Batch:
         """A batch of rows of tokens, as the data of a job is padded; without rows some of unlike lengths, or images."""
         draws = torch.Generator().manual_seed(0)

@@ -62,6 +62,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     problem = family.problem(config)
     if problem:
         raise ModelError(f"{path}: {problem}")
+    padding, vocab = config.get("pad_token_id"), config.get("vocab_size", 0)
+    if padding is not None and not padding < vocab:
+        raise ModelError(f"{path}: pad_token_id {padding} is no row of a table of {vocab}; make them fit")
     num_blocks = family.dimensions(config).num_blocks
     if num_blocks > MOST_BLOCKS:
         raise ModelError(f"{path}: {num_blocks:,} blocks are more than {MOST_BLOCKS:,}, the most that can be planned")

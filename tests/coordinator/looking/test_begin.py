@@ -16,7 +16,7 @@ from coordinator.looking.questions import MOST_QUESTIONS, NobodyAsked, OnTermina
 from ringtune.errors import DataError, IntegrityError, InvalidInputError, ModelError
 from ringtune.jobs.job import Job, parse_job
 from tests.contract.models.test_hub import write_cache
-from tests.support.model_folder import bert_shapes, safetensors_bytes, write_model
+from tests.support.model_folder import bert_shapes, safetensors_bytes, write_any_family, write_model
 
 TEXTS = [f"{'word ' * (5 + index)}{index}" for index in range(30)]
 QUESTION = {"question": "who?", "context": "it was anna who came", "answers": {"text": ["anna"], "answer_start": [7]}}
@@ -56,11 +56,9 @@ def write_lines(path: Path, rows: Sequence[dict[str, object]]) -> None:
 
 
 def write_gpt2(folder: Path) -> None:
-    """Write a folder that looks like a small GPT-2; nobody loads its one tensor."""
-    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "architectures": ["GPT2LMHeadModel"]}
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(safetensors_bytes({"wte.weight": (8, 8)}))
+    """A tiny language model that its config says is one."""
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 20, "n_positions": 1024}
+    write_any_family(folder, {**config, "architectures": ["GPT2LMHeadModel"]})
 
 
 def test_begin_tells_questions_by_their_columns(tmp_path: Path) -> None:
@@ -147,7 +145,7 @@ def test_begin_counts_images_and_their_classes(form: str, tmp_path: Path) -> Non
         (tmp_path / "rows" / str(index % 2)).mkdir(parents=True, exist_ok=True)
         np.save(tmp_path / "rows" / str(index % 2) / f"{index}.npy", np.zeros((4, 4)))
     vit = {"model_type": "vit", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 4}
-    write_model(tmp_path / "m", config={**vit, "patch_size": 2, "num_channels": 1})
+    write_any_family(tmp_path / "m", {**vit, "patch_size": 2, "num_channels": 1})
     found = begin(Wishes(folder=tmp_path), NobodyAsked())
     assert found.task == "image-classification" and "6 images of 2 classes (0, 1)" in found.saw[0]
     assert [job_of(found).data.image, job_of(found).data.label] == (

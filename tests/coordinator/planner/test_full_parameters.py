@@ -85,6 +85,15 @@ def test_plan_of_hift_that_stays_in_its_warm_up_is_refused() -> None:
     assert planned(wanted(train__max_steps=14), board("a")).course.num_steps == 14
 
 
+@pytest.mark.parametrize("method", ["all", "hift"])
+def test_plan_with_a_warm_up_longer_than_the_run_is_refused(method: str) -> None:
+    """With both numbers; as long as the run it may be."""
+    job = wanted(train__method=method, train__warmup_steps=31)
+    with pytest.raises(JobError, match=r"train\.warmup_steps is 31, the run has 30 steps"):
+        planned(job.with_overrides({"train.max_steps": 30}), board("a"))
+    assert planned(job.with_overrides({"train.max_steps": 31}), board("a")).course.num_steps == 31
+
+
 def test_plan_of_hift_that_fits_no_node_is_refused_with_both_numbers() -> None:
     """One board is too small, alone; four of them are not."""
     job = wanted(train__optimizer="adamw")

@@ -92,12 +92,13 @@ _LISTS = ("layer_types", "no_rope_layers")
 
 def _library_keys(model_type: str) -> set[str]:
     """Every key that the configuration class of the installed transformers knows."""
-    kind = CONFIG_MAPPING[model_type]
+    kind: Any = CONFIG_MAPPING[model_type]
     arguments = {*inspect.signature(kind.__init__).parameters} - {"self", "kwargs"}
     aliases = (
         kind.attribute_map.keys() - CONFIG_CLASS_KEYS_MAPPING.get(model_type, {}).keys()
     )  # AdapterHub adds its own
-    return arguments | kind().to_dict().keys() | PretrainedConfig().to_dict().keys() | aliases
+    keys: set[str] = arguments | kind().to_dict().keys() | PretrainedConfig().to_dict().keys() | aliases
+    return keys
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)

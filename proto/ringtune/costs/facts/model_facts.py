@@ -28,6 +28,7 @@ from ringtune.models.adapters.auxiliary_config import AuxiliaryConfig, in_block
 from ringtune.models.adapters.kept_inputs import has_other_adapters, kept_inputs, lora_values
 from ringtune.models.adapters.merge_support import places_of
 from ringtune.models.adapters.offload_support import offload_refusal
+from ringtune.models.consistency import check_files
 from ringtune.models.families import FAMILIES, check_task
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -54,13 +55,15 @@ def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> Model
         in_part: the folder lacks weights that other nodes have; weights count as next to nothing.
 
     Raises:
-        ModelError: not a folder of a supported family or task, a tensor is missing or has another shape.
+        ModelError: not a folder of a supported family or task, a tensor is missing or has another shape, or two of its
+            files do not belong together.
         JobError: the job asks for longer texts or more private blocks than the model has.
         IntegrityError: a safetensors file is damaged.
     """
     config = read_config(folder)
     family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
     check_job(job, config, where=str(Path(folder) / CONFIG_FILE))
+    check_files(folder, config)
     tensors = {} if in_part else base_tensors(folder, config, with_decoder=job.model.task == CAUSAL_LM)
     item_bytes = DTYPE_BYTES[job.model.dtype]
     adapter_params = adapter_block_params(

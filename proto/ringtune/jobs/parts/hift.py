@@ -113,7 +113,7 @@ def check_group(settings: HiftSettings | None, num_blocks: int) -> None:
 
 
 def check_warmup(train: Train, num_steps: int, num_sweeps: int) -> None:
-    """Refuse a warm-up in which a whole run of several steps stays: its learning rate would be 0 at each of them.
+    """Refuse a warm-up that is longer than the run, or with which no step has a learning rate above 0.
 
     Args:
         train: with the warm-up, which counts sweeps.
@@ -123,6 +123,11 @@ def check_warmup(train: Train, num_steps: int, num_sweeps: int) -> None:
     Raises:
         JobError: names the key, and both numbers.
     """
+    if train.warmup_steps > num_steps:
+        raise JobError(
+            f"train.warmup_steps is {train.warmup_steps}, the run has {num_steps} steps, so that it would end before "
+            "train.learning_rate is reached; lower it, or train for more steps"
+        )
     if train.warmup_steps and num_sweeps == 1 < num_steps:
         raise JobError(
             f"train.warmup_steps = {train.warmup_steps} counts sweeps over all groups with train.method = "

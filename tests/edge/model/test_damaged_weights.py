@@ -1,0 +1,75 @@
+"""Numbers of a model that are not finite, and tokens that it has no row for, are named: no learning rate would help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from edge.data.tokens import Batch, check_ids
+from edge.model.heads import task_of
+from edge.model.owner import OwnerParts
+from edge.model.safetensors_files import SafetensorsFiles
+from edge.model.skeleton import build_skeleton
+from edge.model.slice import materialise
+from ringtune.errors import ModelError
+from ringtune.jobs.job import Adapter, Job, Model
+from tests.support.plain_rows import Ours
+from tests.support.tiny_families import write_family
+
+_PLACES = {  # tensor -> what has to be named
+    "model.layers.1.mlp.up_proj.weight": r"model\.safetensors: tensor model\.layers\.1\.mlp\.up_proj\.weight",
+    "model.norm.weight": r"tensor model\.norm\.weight",
+    "lm_head.weight": r"tensor lm_head\.weight",
+    "model.embed_tokens.weight": r"tensor (model\.)?embed_tokens\.weight",
+}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("place", _PLACES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_number_of_a_frozen_weight_that_is_not_finite_is_named(
+    tmp_path: Path, place: str, value: float, dtype: torch.dtype
+) -> None:
+    """With its tensor, before a loss is computed of it; a table that stays mapped when a batch has the row."""
+    folder = write_family(tmp_path, "llama", num_blocks=2, with_decoder=True, tie_word_embeddings=False)
+    tensors = {name: value.to(dtype) for name, value in load_file(folder / "model.safetensors").items()}
+    tensors[place].view(-1)[-1] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    job = Job(model=Model(path=str(folder), task="causal-lm"), adapter=Adapter(config="lora[r=2]"))
+    with pytest.raises(ModelError, match=_PLACES[place]) as caught:
+        _embed_all(folder, job)
+    assert "learning_rate" not in str(caught.value) and "fetch it" in str(caught.value)
+
+
+def _embed_all(folder: Path, job: Job) -> None:
+    """Build the whole model as an owner has it, and embed every token."""
+    task = task_of(job.model.task)
+    skeleton = build_skeleton(folder, job)
+    head = task.add(skeleton.model, ())
+    with SafetensorsFiles(folder) as weights:
+        materialise(
+            skeleton,
+            weights,
+            blocks=range(2),
+            with_embedding=True,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        task.connect(skeleton, head, weights)
+    owner = OwnerParts(skeleton, head, task, job.train)
+    rows = skeleton.model.config.vocab_size
+    ids = torch.arange(rows)[None]
+    owner.embed(Batch(ids=ids, mask=torch.ones_like(ids), token_type_ids=torch.zeros_like(ids), labels=ids))
+
+
+def test_token_without_a_row_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    """A tokenizer may know tokens that the model has not, as long as no text has them."""
+    ours = Ours(write_family(tmp_path, "gpt2", num_blocks=1), "causal-lm")
+    rows = ours.config["vocab_size"]
+    base = ours.base
+    check_ids(ours.batch([[5, rows - 1]]), base)
+    with pytest.raises(ModelError, match=f"token {rows}, counted from 0, and the embedding of the model has {rows} r"):
+        check_ids(ours.batch([[5, rows]]), base)
