@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from coordinator.drive.requests import RunRequest
+from coordinator.estimates.row_counts import check_rows
 from coordinator.planner.alternatives import Choices
 from coordinator.planner.given.given_plan import GivenPlan, require_members
 from coordinator.planner.given.given_profile import read_profile
@@ -58,7 +59,7 @@ def make_submission(
     given = read_profile(profile) if profile else None
     if plan is not None and local:
         require_members(plan.plan, [node_name(index, local) for index in range(local)])
-    notes: list[str] = []
+    notes = check_rows(job) if local else []
     if resume and out is not None and coordinator:
         with Connection(coordinator, insecure=insecure) as client:
             notes += filter(None, [bring_up_to_date(client, out)])

@@ -316,6 +316,7 @@ class RunLedger:
         unfreeze_at: Sequence[int] = (),
         predicted_steps_s: float | None = None,
         operations: Mapping[str, Any] | None = None,
+        rows: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return the content of report.json.
 
@@ -327,6 +328,7 @@ class RunLedger:
             unfreeze_at: the steps at which one more block began to train.
             predicted_steps_s: what the planner expected all steps of the run to take; None = it did not say.
             operations: what they left to be done, and what they saved; None where everything was full.
+            rows: of the owners' files that were left out or cut.
         """
         final = self._evaluations[-1] if self._evaluations else {"rows": 0, "count": 0, "loss": None, "accuracy": None}
         return {
@@ -338,6 +340,7 @@ class RunLedger:
             "steps": self._steps_done,
             "unfreeze_at": list(unfreeze_at),
             "training": training_facts(self._plan.course) if self._plan.course.num_steps else None,
+            "rows": dict(rows or {}),
             "predicted_steps_s": predicted_steps_s,
             "operations": operations,
             **offload_facts(self._plan, steps=int(self._last.line.get("step", 0))),

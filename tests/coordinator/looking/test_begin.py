@@ -188,17 +188,18 @@ def test_begin_says_what_lies_there_where_it_finds_nothing(tmp_path: Path) -> No
     [
         (b"", "is empty"),
         (b"text,label\n", r"has one line and no rows \('text,label'\)"),
-        (b"PK\x03\x04...", "is a zip archive or a spreadsheet by its first bytes"),
-        ("text,label\nx,y\n".encode("utf-16"), "is UTF-16 by its first bytes; convert it: iconv -f UTF-16"),
-        (
-            "text,label\nh\u00e9,y\n".encode("latin-1"),
-            r"line 2 is not UTF-8 \(byte 0xe9\); as Windows-1252 it reads 'h\u00e9,y'",
-        ),
-        (b"text;label\nx;y\n", r"semicolons \(;\) between its columns \('text', 'label'\)"),
+        (b"PK\x03\x04...", r"is a zip archive or a spreadsheet \(\.xlsx\) by its first bytes"),
+        ("text,label\n\u00e9,\u00e9\n".encode() * 2 + b"\xe9,b\n", r"not UTF-8 \(line 5, byte 0xe9\), though 2 other"),
         (b"good film,pos\n" + b"bad film,neg\ngood one,pos\n" * 3, "looks like a row and not like names of columns"),
-        (b"id,score\n1,0.5\n2,0.25\n", r"what is to be learned: .*'score' \(number, .*init looks for texts"),
+        (
+            b"id,score\n1,0.5\n2,0.25\n",
+            r"what is to be learned: .*'score' \(numbers with fractions, .*init looks for texts",
+        ),
         (b'text,label\n"a,b\n', "a quote is opened and never closed"),
-        (b"text,label\na,b,c\n", "line 2 has 3 cells, the header has 2 columns"),
+        (
+            b"text,label\na,b,c\n",
+            "line 2: the row has 3 cells, the header has 2 columns; put a text with commas in quotes",
+        ),
     ],
 )
 def test_begin_says_what_it_saw_of_a_table_without_sense(content: bytes, message: str, tmp_path: Path) -> None:

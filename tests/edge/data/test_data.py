@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from edge.data.rows import OwnerDataset
-from edge.data.texts import read_rows
 from edge.data.tokens import load_tokenizer
 from edge.model.owner import HeadResult
 from ringtune.errors import DataError, ModelError
+from ringtune.jobs.rows import read_rows
 from ringtune.jobs.sections import Data
+from ringtune.models.family import CLASSIFICATION
 from ringtune.schedule.rows.batches import BatchStream
 from ringtune.schedule.turns.turns import Item, StepKind
 from tests.support import hand_ring as ring
@@ -28,7 +29,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _pairs(path: Path) -> list[tuple[str, str]]:
-    found = read_rows(path, Data())
+    found = read_rows(path, CLASSIFICATION, Data())
     return list(zip(found.rows, found.labels, strict=True))
 
 
@@ -60,14 +61,22 @@ def test_data_keeps_quoted_and_foreign_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("rows.csv", "text,class\na,b\n", r"line 2 has no column 'label'; it has 'text', 'class'"),
+        (
+            "rows.csv",
+            "text,class\na,b\n",
+            r"has no column 'label'; it has the columns 'text', 'class'; set data\.label",
+        ),
         ("rows.csv", "text,label\n", "has no rows"),
         ("rows.csv", "", "has no rows"),
-        ("rows.csv", "text,label\na\n", "line 2 has no column 'label'"),
-        ("rows.csv", "text,label\na,\n", "line 2: column 'label' is not a class name"),
-        ("rows.txt", "a", "read from .csv or .jsonl"),
-        ("rows.jsonl", '{"text": "a", "label": "b"}\n{"text"\n', "line 2 is not JSON"),
-        ("rows.jsonl", "[1]\n", "line 1 is not a JSON object"),
+        (
+            "rows.csv",
+            "text,label\na\n",
+            "line 2: column 'label' is empty; fill it in or remove the row, or set data.missing",
+        ),
+        ("rows.csv", "text,label\na,\n", "line 2: column 'label' is empty"),
+        ("rows.txt", "a", "read from .csv, .tsv, .jsonl, .xlsx or .gz"),
+        ("rows.jsonl", '{"text": "a", "label": "b"}\n{"text"\n', "line 2: it is not JSON"),
+        ("rows.jsonl", "[1]\n", "line 1: it is not a JSON object"),
         ("rows.jsonl", '{"text": 1, "label": "b"}\n', "line 1: column 'text' is not text"),
         ("rows.jsonl", '{"text": "a", "label": 0.5}\n', "is not a class name"),
     ],
@@ -77,18 +86,18 @@ def test_data_errors_name_file_line_and_column(tmp_path: Path, name: str, conten
     path = tmp_path / name
     path.write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=message) as caught:
-        read_rows(path, Data())
+        read_rows(path, CLASSIFICATION, Data())
     assert str(path) in str(caught.value)
 
 
 def test_data_errors_of_missing_files(model_folder: Path, tmp_path: Path) -> None:
     """A missing file, bytes that are no text, and a folder without tokenizer are told apart."""
     with pytest.raises(DataError, match="is not there"):
-        read_rows(tmp_path / "no.csv", Data())
+        read_rows(tmp_path / "no.csv", CLASSIFICATION, Data())
     path = tmp_path / "rows.csv"
-    path.write_bytes(b"text,label\n\xff\xfe,a\n")
+    path.write_bytes(b"text,label\n\x81,a\n")
     with pytest.raises(DataError, match="UTF-8"):
-        read_rows(path, Data())
+        read_rows(path, CLASSIFICATION, Data())
     rows = tiny.write_rows(tmp_path / "good.csv", 5)
     job = ring.make_job(model_folder)
     with pytest.raises(ModelError, match="is not a folder"):
