@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from coordinator.hub.resolve import model_folder
 from coordinator.looking.columns import COLUMNS, choose_columns, parse_columns, refuse_conversations, tasks_of
@@ -23,10 +24,26 @@ from ringtune.jobs.job import Data, Job, parse_job
 from ringtune.jobs.labels import look_alike_lines
 from ringtune.jobs.rows import account_of, is_plain_text, task_rows
 from ringtune.jobs.template import Chosen, job_template
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, TAGGING
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+)
 
 _NORMAL = "normal"
 _SHOWN_COLUMNS = 12
+_SIGNS: Final = {
+    CLASSIFICATION: "texts with values that repeat as classes do",
+    REGRESSION: "texts with numbers",
+    TAGGING: "lists of words and tags",
+    QUESTION_ANSWERING: "questions with contexts and answers",
+    CAUSAL_LM: "texts",
+    IMAGE_CLASSIFICATION: "pictures of several classes",
+}
+"""Task -> what of the rows tells it."""
 _CHARACTERS_PER_ROW = 450  # a plain text of which some 128 tokens are a row
 
 
@@ -165,7 +182,7 @@ def _task_lines(task: str, wishes: Wishes, rows: _Rows, model: Model) -> list[st
     """Say what is learned, and what else the rows could be for."""
     others = [name for name in rows.tasks if name != task and name in model.tasks]
     else_ = f"; the rows would also do for {', '.join(others)}: --task says so" if others else ""
-    return [f"Task: {task}{', as was said' if wishes.task else else_}."]
+    return [f"Task: {task}, {'as was said' if wishes.task else f'by {_SIGNS[task]}{else_}'}."]
 
 
 def _unused(table: Table | None, columns: Mapping[str, str]) -> list[str]:

@@ -102,7 +102,10 @@ class RowAccount:
         """Say which rows are left out, a sentence for each reason."""
         missing = self._of_kind(is_missing=True) if self._skips_missing else {}
         reasons = {**self._left_out, **{problem.what: lines for problem, lines in missing.items()}}
-        return [f"{lines.count:,} rows are left out: {what} ({lines})" for what, lines in reasons.items()]
+        return [
+            f"{lines.count:,} row{'s are' if lines.count > 1 else ' is'} left out: {what} ({lines})"
+            for what, lines in reasons.items()
+        ]
 
     def problems(self) -> str:
         """Say in one sentence what can't be used and what to do; empty where all can, or is left out."""

@@ -12,6 +12,7 @@ import importlib
 import io
 import json
 import math
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ MOST_NUMBER: Final = 1e9
 Record = tuple[int, Mapping[str, object]]
 
 _SEPARATORS: Final = {",": "commas", ";": "semicolons (;)", "\t": "tabs", "|": "bars (|)"}
+_DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+,\d+")
 _SAMPLE_CHARACTERS: Final = 1 << 16
 
 
@@ -132,7 +134,9 @@ def number_of(record: Record, column: str) -> float:
     except (ValueError, OverflowError):
         number, problem = 0.0, f"not a number but {_kind(value)}"
     if problem:
-        remedy = "give a number such as 0.75, or remove the row"
+        has_comma = isinstance(value, str) and bool(_DECIMAL_COMMA.fullmatch(value.strip()))
+        point = "write a point in place of the decimal comma" if has_comma else "give a number such as 0.75"
+        remedy = f"{point}, or remove the row"
         raise RowError(Problem(f"column {column!r} is {problem}", remedy))
     if abs(number) > MOST_NUMBER:
         raise RowError(

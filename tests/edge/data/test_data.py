@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from edge.data.rows import OwnerDataset
-from edge.data.tokens import load_tokenizer
+from edge.data.tokens import Encoder, load_tokenizer
 from edge.model.owner import HeadResult
 from ringtune.errors import DataError, ModelError
 from ringtune.jobs.rows import read_rows
@@ -236,3 +237,44 @@ def test_data_counts_no_classes_of_few_rows(model_folder: Path, tmp_path: Path) 
         item = dataclasses.replace(_item(StepKind.EVALUATE, index, rows), step=course.num_steps)
         said = HeadResult((), None, torch.zeros(rows, dtype=torch.int64))
         assert dataset.score(course, item, dataset.batch(course, item), said) == ()
+
+
+def test_encoder_counts_what_it_cuts_and_refuses_what_has_no_token() -> None:
+    """A text of exactly the longest length is whole; one without a token would have no place for a loss."""
+
+    def tokenizer(*texts: str, max_length: int = 99, **_: object) -> dict[str, list[int]]:
+        return {"input_ids": [len(word) for text in texts for word in text.split()][:max_length]}
+
+    encoder = Encoder(tokenizer, ["a b c", "a b c d", ("a", "b c d"), "a", "\u200b\t"])
+    assert [len(row.ids) for row in encoder.rows(range(4), max_length=3)] == [3, 3, 3, 1]
+    assert encoder.cut_rows == 2
+    empty = Encoder(lambda *_, **__: {"input_ids": []}, ["\u200b"])
+    with pytest.raises(DataError, match="a text of 1 characters has no token that the tokenizer knows; remove its row"):
+        empty.rows([0], max_length=3)
+
+
+def test_rows_that_are_left_out_or_cut_are_counted_by_owner(model_folder: Path, tmp_path: Path) -> None:
+    """Shares of what is left out add up to the file's number; lengths are known once they were asked for."""
+    rows = [*tiny.make_rows(9, seed=1), ("", "bad"), (" ", "bad"), ("w1", ""), (" ".join(["w2"] * 40), "bad")]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows))
+    job = ring.make_job(model_folder, data__missing="skip", train__max_length=32)
+    parts = [
+        OwnerDataset.load(job, path, None, share=share, num_owners=2, tokenizer_folder=model_folder)
+        for share in range(2)
+    ]
+    assert sum(part.train_rows for part in parts) == 10
+    found = sum((Counter(part.left_out) for part in parts), Counter[str]())
+    assert found == {"column 'text' is empty": 2, "column 'label' is empty": 1}
+    for part in parts:
+        part.mean_tokens(4, 1, "a")
+    assert sum(part.cut_rows for part in parts) == 1
+
+
+def test_class_that_differs_in_blanks_only_from_one_of_the_run_says_so(model_folder: Path, tmp_path: Path) -> None:
+    """Nobody finds that in two lists of names."""
+    (tmp_path / "rows.csv").write_text("text,label\na,good\nb,Bad \n")
+    job = ring.make_job(model_folder)
+    data = OwnerDataset.load(job, tmp_path / "rows.csv", None, tokenizer_folder=model_folder)
+    with pytest.raises(DataError, match=r"class 'Bad ', which differs in spaces or capitals only from 'bad' of"):
+        data.set_labels(("bad", "good"))

@@ -134,7 +134,7 @@ def test_questions_without_their_answer_are_counted(
         ({"question": "w1", "context": "w2", "answer": {"text": ["w2"], "answer_start": ["0"]}}, "no answer_start for"),
         (
             {"question": "w1", "context": "w2", "answer": "w3"},
-            "has no rows that can be used: 1 rows are left out: questions whose answer is not in their context",
+            "has no rows that can be used: 1 row is left out: questions whose answer is not in their context",
         ),
     ],
 )
