@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,6 +18,7 @@ from ringtune.jobs.job import Job
 from ringtune.jobs.rows import input_columns
 from ringtune.models.family import IMAGE_CLASSIFICATION
 
+_LOG = logging.getLogger(__name__)
 Rows: TypeAlias = str | PathLike[str] | Sequence[Mapping[str, Any]] | Sequence[str]
 """A file of rows, the rows themselves, or texts."""
 
@@ -48,10 +50,11 @@ def predict(
     how = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     base = Path(model) if model is not None else None
     with _file_of(data, saved.job) as (rows, names), python_words(names):
-        check_request(saved, rows, how, user)
+        for note in check_request(saved, rows, how, user):
+            _LOG.warning("%s", note)
         with writer_to(Path(save), rows) if save is not None else nullcontext() as writer:
             found = []
-            for each in predict_rows(saved, rows, how, model=base, user=user):
+            for each in predict_rows(saved, rows, how, model=base, user=user, tell=_LOG.warning):
                 found.append(joined(each))
                 if writer is not None:
                     writer.add(each)

@@ -69,13 +69,17 @@ def predict(
 
     run = with_columns(read_run(folder), parse_columns(column or []))
     how = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+
+    def tell(line: str) -> None:
+        typer.echo(line, err=True)
+
     for note in check_request(run, data, how, user):
-        typer.echo(note, err=True)
+        tell(note)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     summary = Summary(run.job)
 
     def write(writer: Writer) -> None:
-        for found in predict_rows(run, data, how, model=model, user=user):
+        for found in predict_rows(run, data, how, model=model, user=user, tell=tell):
             writer.add(found)
             summary.add(found)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -62,7 +62,13 @@ def _check_rows(path: Path, job: Job) -> list[str]:
 
 
 def predict_rows(
-    run: SavedRun, data: Path, how: Sampling, *, model: Path | None = None, user: str = ""
+    run: SavedRun,
+    data: Path,
+    how: Sampling,
+    *,
+    model: Path | None = None,
+    user: str = "",
+    tell: Callable[[str], object] = str,
 ) -> Iterator[Predicted]:
     """Yield every row of a file with what the result of a run predicts for it.
 
@@ -72,9 +78,10 @@ def predict_rows(
         how: for a language model.
         model: folder that replaces the job's.
         user: whose adapters, where each user has their own.
+        tell: gets a sentence on rows that were cut.
 
     Raises:
         RingTuneError: what went wrong in the process that predicts.
     """
     with adapter_of(run, user) as chosen:
-        yield from predict(chosen, data, how, model=model)
+        yield from predict(chosen, data, how, model=model, tell=tell)

@@ -115,10 +115,12 @@ class Summary:
         self._rows = self._judged = self._right = 0
         self._number = job.data.label if job.model.task == REGRESSION else ""
         self._squares = self._sizes = 0.0
+        self._empty = 0
 
     def add(self, found: Predicted) -> None:
         """Count a row."""
         self._rows += 1
+        self._empty += found.said.get("tokens") == 0
         if self._number:
             self._judge(float(found.said["predicted"]), found.row.get(self._number))
         if not self._column:
@@ -169,6 +171,8 @@ class Summary:
             yield f"{self._rows:,} rows: {counts}"
         else:
             yield f"{self._rows:,} rows"
+        if self._empty:
+            yield f"{self._empty:,} texts end at once: the likeliest next token ends them, so nothing is added"
         if self._judged and self._number:
             errors = ", ".join(f"{name} {value:.4f}" for name, value in self._errors().items())
             yield f"{errors} on the {self._judged:,} rows that have a {self._number!r} of their own"

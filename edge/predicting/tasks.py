@@ -32,7 +32,13 @@ Row = Mapping[str, Any]
 
 
 class Predictor(Protocol):
-    """What a task does for rows that have no targets."""
+    """What a task does for rows that have no targets.
+
+    Attributes:
+        cut_rows: how many of the rows so far are longer than the longest row, and were cut.
+    """
+
+    cut_rows: int
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
         """Yield each row as the file has it, and what is predicted for.
@@ -47,6 +53,8 @@ class Predictor(Protocol):
 
 class _Classes:
     """Names the class of a text or an image, with the probability of each class."""
+
+    cut_rows = 0
 
     def __init__(self, model: WholeModel, labels: Sequence[str]) -> None:
         self._model, self._labels = model, labels
@@ -76,11 +84,15 @@ class TextClasses(_Classes):
     def predict(self, inputs: Sequence[Text], first: int) -> list[Row]:
         """Name the class of each text."""
         examples = self._source.examples(inputs, [""] * len(inputs))
-        return self.named(self._model.predict(examples.batch(range(len(inputs)), {})).logits)
+        batch = examples.batch(range(len(inputs)), {})
+        self.cut_rows += examples.cut_rows
+        return self.named(self._model.predict(batch).logits)
 
 
 class Numbers:
     """The ``Predictor`` of regression: a number for each text, or pair of texts."""
+
+    cut_rows = 0
 
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
         self._model, self._job = model, job
@@ -93,7 +105,9 @@ class Numbers:
     def predict(self, inputs: Sequence[Text], first: int) -> list[Row]:
         """Predict the number of each text."""
         examples = self._source.examples(inputs, [0.0] * len(inputs))
-        logits_B1 = self._model.predict(examples.batch(range(len(inputs)), {})).logits
+        batch = examples.batch(range(len(inputs)), {})
+        self.cut_rows += examples.cut_rows
+        logits_B1 = self._model.predict(batch).logits
         return [{"predicted": value} for value in logits_B1.squeeze(-1).tolist()]
 
 
@@ -120,6 +134,8 @@ class ImageClasses(_Classes):
 class Tags:
     """The ``Predictor`` of token classification: a tag for each word, and none for a word that is cut."""
 
+    cut_rows = 0
+
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
         self._model, self._labels, self._job = model, job.data.labels, job
         self._source = TaggedTexts(job, Path(job.model.path))
@@ -131,6 +147,7 @@ class Tags:
     def predict(self, inputs: Sequence[tuple[str, ...]], first: int) -> list[Row]:
         """Name the tag of each word."""
         rows = [self._source.encode(words) for words in inputs]
+        self.cut_rows += sum(len(row.words) < row.num_words for row in rows)
         batch = self._source.made(rows, [("",) * len(words) for words in inputs]).batch(range(len(rows)), {"": 0})
         found_BT = self._model.predict(batch).logits.argmax(dim=-1)
         said: list[Row] = []
@@ -146,6 +163,7 @@ class Answers:
     """The ``Predictor`` of question answering: the best span of all windows of a context."""
 
     _WINDOWS = 16
+    cut_rows = 0
 
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
         self._model, self._job = model, job
@@ -158,6 +176,7 @@ class Answers:
     def predict(self, inputs: Sequence[Question], first: int) -> list[Row]:
         """Answer each question; the score is the sum of the logits of the first and the last token."""
         examples = self._source.examples(inputs, ())
+        self.cut_rows += examples.cut_rows
         found: dict[int, Row] = {}
         for start in range(0, len(examples), self._WINDOWS):
             batch = examples.batch(range(start, min(start + self._WINDOWS, len(examples))), {})
@@ -172,6 +191,8 @@ class Answers:
 
 class Texts:
     """The ``Predictor`` of a language model: how each text goes on."""
+
+    cut_rows = 0
 
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
         self._model, self._job, self._sampling = model, job, sampling
@@ -195,6 +216,7 @@ class Texts:
             ids.pop()
         if not ids:
             raise DataError(f"row {row + 1} has no token to go on from; give it a text")
+        self.cut_rows += len(ids) > self._model.longest
         ends = () if end is None else (end,)
         added = go_on(ids, self._model.next_logits, self._sampling, ends=ends, longest=self._model.longest, row=row)
         whole, before = self._decode(ids + added), self._decode(ids)

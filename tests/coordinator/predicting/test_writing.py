@@ -103,3 +103,6 @@ def test_summary_judges_words_and_numbers() -> None:
         numbers.add(Predicted({"text": "a", "label": truth}, {"predicted": 2.0}))
     assert numbers.to_json() == {"rows": 5, "judged": 2, "mse": 1.0, "mae": 1.0}
     assert list(numbers.lines())[1] == "mse 1.0000, mae 1.0000 on the 2 rows that have a 'label' of their own"
+    texts = Summary(Job(model=Model(path="m", task="causal-lm")))
+    texts.add(Predicted({"text": "a"}, {"predicted": "", "tokens": 0}))
+    assert list(texts.lines())[1].startswith("1 texts end at once")
