@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from coordinator.api.folders import python_words
 from coordinator.api.jobs import JobLike, read_job
 from coordinator.api.planning import PlannedJob, plan_assumed, plan_measured, plan_there
 from coordinator.planner.alternatives import read_choices
@@ -13,6 +14,7 @@ from ringtune.errors import UsageError
 from ringtune.trust.speaking import speaker, speaking_as
 
 
+@python_words()
 def plan(
     job: JobLike = None,
     *,

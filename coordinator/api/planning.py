@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from coordinator.planner.given.given_plan import GivenPlan
 from coordinator.planner.job_time import JobTime, guessed_time, measured_time
 from coordinator.planner.make_plan import check_inputs, make_plan, planned_as
 from coordinator.planner.planned import Planned
+from coordinator.records.training_facts import rows_lines
 from coordinator.screen.planned.plan_text import plan_json, plan_text
 from coordinator.screen.progress import Progress
 from ringtune import __version__
@@ -40,6 +41,7 @@ class PlannedJob:
         note: what of it is only an estimate, and what else is to be known; mostly empty.
         time: predicted or guessed; None where nothing can be said.
         why: the planner's reasons, if they were asked for.
+        rows: what is learned from which columns, and what of the files is not used, left out or cut.
     """
 
     plan: Plan
@@ -49,6 +51,7 @@ class PlannedJob:
     note: str = ""
     time: JobTime | None = None
     why: Explanation | None = None
+    rows: Sequence[str] = ()
 
     @property
     def memory_bytes(self) -> dict[str, int]:
@@ -73,6 +76,7 @@ class PlannedJob:
             time=self.time,
             budgets={node.node: node.memory_bytes for node in self.profile.nodes},
             facts=self.profile.nodes[0],
+            rows=self.rows,
         )
         return [printable(line) for line in found]
 
@@ -83,7 +87,7 @@ class PlannedJob:
 
     def text(self) -> str:
         """Write the plan as one line of JSON, as ``ringtune plan --json`` prints it and ``--save`` writes it."""
-        return plan_json(self.given, self.memory, note=self.note, why=self.why, time=self.time)
+        return plan_json(self.given, self.memory, note=self.note, why=self.why, time=self.time, rows=self.rows)
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``text`` writes, as dictionaries, lists, numbers and strings."""
@@ -116,15 +120,15 @@ def plan_assumed(job: Job, num_nodes: int, memory: str, *, choices: Choices = NO
         UsageError: nothing was measured to choose by.
         RingTuneError: it can't be planned.
     """
-    from coordinator.estimates.facts import estimated_facts
+    from coordinator.estimates.facts import estimate
     from coordinator.estimates.row_counts import estimate_note
 
     if max(map(len, choices)) > 1:
         raise UsageError("nothing was measured to choose by; give --profile FILE or --coordinator HOST:PORT")
-    assumed = estimated_facts(job, num_nodes, memory_bytes=parse_bytes(memory) if memory else 0)
-    found = Profile(nodes=tuple(assumed.values()))
-    planned = make_plan(job, assumed, **choices._asdict())
-    return _with_words(job, planned, found, estimate_note(job), is_measured=False, why=why)
+    assumed = estimate(job, num_nodes, memory_bytes=parse_bytes(memory) if memory else 0)
+    found = Profile(nodes=tuple(assumed.facts.values()))
+    planned = make_plan(job, assumed.facts, **choices._asdict())
+    return _with_words(job, planned, found, estimate_note(job), is_measured=False, why=why, rows=assumed.rows)
 
 
 def plan_measured(job: Job, profile: Path, *, choices: Choices = NO_CHOICES, why: bool) -> PlannedJob:
@@ -175,7 +179,16 @@ def plan_there(
     return _with_words(job, planned, found, note, is_measured=True, why=why)
 
 
-def _with_words(job: Job, planned: Planned, found: Profile, note: str, *, is_measured: bool, why: bool) -> PlannedJob:
+def _with_words(
+    job: Job,
+    planned: Planned,
+    found: Profile,
+    note: str,
+    *,
+    is_measured: bool,
+    why: bool,
+    rows: Sequence[str] | None = None,
+) -> PlannedJob:
     optimizer, model = job.train.optimizer, found.nodes[0].model
     time = measured_time(planned, found, optimizer) if is_measured else guessed_time(planned, job, model)
     reasons = None
@@ -199,4 +212,5 @@ def _with_words(job: Job, planned: Planned, found: Profile, note: str, *, is_mea
         note="; ".join(filter(None, (note, planned.note))),
         time=time,
         why=reasons,
+        rows=tuple(rows_lines(found.nodes, job.train.max_length) if rows is None else rows),
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from coordinator.api.asking import make_submission
+from coordinator.api.folders import python_words
 from coordinator.api.jobs import JobLike, read_job
 from coordinator.api.planning import PlannedJob
 from coordinator.api.run import Run
@@ -30,6 +31,7 @@ from ringtune.trust.speaking import speaker, speaking_as
 PlanLike: TypeAlias = str | PathLike[str] | PlannedJob | None
 
 
+@python_words()
 def train(
     job: JobLike = None,
     *,

@@ -32,6 +32,7 @@ def evaluate(
     model: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
     ] = None,
+    column: options.Columns = None,
     user: options.User = "",
     join_s: options.JoinS = 60.0,
     insecure: options.Insecure = False,
@@ -41,15 +42,16 @@ def evaluate(
     import json as json_module
 
     from coordinator.export.users import adapter_of, require_user
+    from coordinator.looking.columns import parse_columns
     from coordinator.records.evaluation_text import figure, rows_of
-    from coordinator.run_folder.saved_run import read_run
+    from coordinator.run_folder.saved_run import read_run, with_columns
     from coordinator.screen.class_text import class_lines
     from coordinator.screen.progress import Progress
     from coordinator.submit.evaluation import evaluate_alone, evaluate_on_ring, rows_to_evaluate
 
     if coordinator and data is None:
         refuse_options_of_the_node_here(context)
-    run = read_run(folder)
+    run = with_columns(read_run(folder), parse_columns(column or []))
     require_user(run, user)
     rows = rows_to_evaluate(data, run.job.data, on_ring=bool(coordinator))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C

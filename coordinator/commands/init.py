@@ -42,23 +42,21 @@ def init(
             "of these is held out.",
         ),
     ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option("--column", metavar="KEY=COLUMN", help="Name a column of the rows, e.g. --column label=mood."),
-    ] = None,
+    column: options.Columns = None,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take what is found, and the defaults.")] = False,
     template: Annotated[
         bool, typer.Option("--template", help="Look at nothing: write the common keys of --task, to be filled in.")
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Look at rows (csv, jsonl, conll, npz, text, a folder of images) and a model folder, and write a commented job.
+    """Look at rows (a table, conll, npz, text, a folder of images) and a model folder, and write a commented job.
 
     On a terminal at most five questions are asked, each with a default; elsewhere none. No file is overwritten.
     """
     import json as json_module
 
-    from coordinator.looking.begin import Begun, Wishes, begin, parse_columns
+    from coordinator.looking.begin import Begun, Wishes, begin
+    from coordinator.looking.columns import parse_columns
     from coordinator.looking.questions import NobodyAsked, OnTerminal
     from ringtune.errors import UsageError
     from ringtune.files.durable import write_durably
@@ -87,13 +85,16 @@ def init(
     write_durably(file, found.text.encode())
     if json:
         values = {name: choice.value for name, choice in found.chosen.items()}
-        typer.echo(json_module.dumps({"event": "init", "file": str(file), "task": found.task, "chosen": values}))
+        event = {"event": "init", "file": str(file), "task": found.task, "chosen": values, "problems": found.problems}
+        typer.echo(json_module.dumps(event))
         return
     for line in found.saw:
         typer.echo(line)
     for name, choice in found.chosen.items():
         if choice.reason:
             typer.echo(f"  {name} = {choice.value}: {choice.reason}")
+    if found.problems:
+        typer.echo(f"training will refuse these rows: {found.problems}")
     _tell_what_next(file)
 
 

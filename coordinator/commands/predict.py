@@ -33,6 +33,7 @@ def predict(
     model: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
     ] = None,
+    column: options.Columns = None,
     user: options.User = "",
     max_new_tokens: Annotated[
         int,
@@ -59,20 +60,26 @@ def predict(
     """
     import json as json_module
 
+    from coordinator.looking.columns import parse_columns
     from coordinator.predicting.of_run import check_request, predict_rows
     from coordinator.predicting.process import Sampling
     from coordinator.predicting.writing import CsvWriter, JsonWriter, Summary, Writer, writer_to
-    from coordinator.run_folder.saved_run import read_run
+    from coordinator.run_folder.saved_run import read_run, with_columns
     from coordinator.screen.waiting import Waiting
 
-    run = read_run(folder)
+    run = with_columns(read_run(folder), parse_columns(column or []))
     how = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    check_request(run, data, how, user)
+
+    def tell(line: str) -> None:
+        typer.echo(line, err=True)
+
+    for note in check_request(run, data, how, user):
+        tell(note)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     summary = Summary(run.job)
 
     def write(writer: Writer) -> None:
-        every = predict_rows(run, data, how, model=model, user=user)
+        every = predict_rows(run, data, how, model=model, user=user, tell=tell)
         with Waiting(f"loading the model of {folder}"):
             first = list(itertools.islice(every, 1))
         for found in itertools.chain(first, every):

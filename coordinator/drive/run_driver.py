@@ -43,6 +43,7 @@ from coordinator.planner.job_time import JobTime
 from coordinator.planner.planned import Planned
 from coordinator.records.books import RunBooks
 from coordinator.records.run_clock import now_unix_s
+from coordinator.records.training_facts import rows_lines
 from ringtune.costs.measured.rehearsal import SKIPPED_ITEMS
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import FrameError, IntegrityError, PeerLostError, PlanError, RingTuneError, error_from_name
@@ -340,6 +341,8 @@ class RunDriver(Driver):
         self._handed_in.expect(made.profile.nodes[0].model)
         if made.planned.note:
             self._note(made.planned.note)
+        for line in rows_lines(made.profile.nodes, self._job.train.max_length):
+            self._note(line)
         skipped = SKIPPED_ITEMS if self._request.is_rehearsal else 0
         start = self._checkpoints.start
         part = plan.at(start.epoch if start else plan.placement.epoch)

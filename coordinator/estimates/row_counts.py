@@ -2,30 +2,24 @@
 
 A table's rows and images are counted. How long a text is in tokens only its tokenizer knows, which is not here; where
 the number of examples depends on it (windows of a question's context, blocks of a plain text) it is estimated from
-characters. The files' own rules are those of a node; what is wrong inside a row is left for it to find.
+characters. The reader is that of a node, so what is wrong inside a row is found here, before any node is started.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from coordinator.estimates.npy_headers import Archive
 from ringtune.errors import DataError
-from ringtune.files.tables import table_rows
-from ringtune.files.tagged import is_conll, tagged_rows
+from ringtune.files.pictures import list_pictures
+from ringtune.files.text_files import read_text
 from ringtune.jobs.job import Job
-from ringtune.jobs.parts.users import refuse_plain_text, user_column, users_of_table
-from ringtune.models.family import (
-    CAUSAL_LM,
-    CLASSIFICATION,
-    IMAGE_CLASSIFICATION,
-    QUESTION_ANSWERING,
-    REGRESSION,
-    TAGGING,
-)
+from ringtune.jobs.parts.users import refuse_plain_text
+from ringtune.jobs.rows import Question, input_columns, is_plain_text, read_rows, target_columns
+from ringtune.models.family import CAUSAL_LM, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 
 CHARACTERS_PER_TOKEN: Final = 3.8
 """Measured: 4.8 (MiniLM) and 4.1 (a Llama of 32,000 tokens) in SQuAD's contexts, 4.3 and 3.9 in film reviews, 3.8 and
@@ -33,7 +27,6 @@ CHARACTERS_PER_TOKEN: Final = 3.8
 
 _SPECIAL_TOKENS = 3
 _LEAST_BLOCK_TOKENS = 2
-_IMAGES = (".npy", ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,12 +38,20 @@ class RowCounts:
         labels: class name of each; empty for a task without classes.
         users: whose each is; empty where the job names no column of users.
         tags: names of the tags of each, each name once; empty for a task without tags.
+        left_out: rows of the file that are left out, by why.
+        columns: of the file; empty where it has none.
+        notes: what a person has to know of how the file was read.
+        left_out_lines: sentences on ``left_out``, with the first lines of the file.
     """
 
     examples: tuple[int, ...]
     labels: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
     tags: tuple[frozenset[str], ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    left_out_lines: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -77,13 +78,65 @@ def count_rows(file: str, job: Job) -> RowCounts:
     """Count the rows of a file as the job's task reads it.
 
     Raises:
-        DataError: there is no such file, it is not readable, has another form, lacks a column, or has no rows.
+        DataError: there is no such file, it is not readable, has another form, lacks a column, has rows that can't be
+            used, or none.
     """
-    path = Path(file)
-    counts = _COUNTERS[job.model.task](path, job)
+    path, task = Path(file), job.model.task
+    if task == IMAGE_CLASSIFICATION:
+        counts = _count_images(path, job)
+    elif task == CAUSAL_LM and is_plain_text(path):
+        counts = _count_blocks(path, job)
+    else:
+        rows = read_rows(path, task, job.data, is_own=True)
+        counts = RowCounts(
+            examples=tuple(_num_windows(row, job) if isinstance(row, Question) else 1 for row in rows.rows),
+            labels=rows.labels,
+            users=rows.users,
+            tags=tuple(map(frozenset, rows.tags)),
+            left_out=rows.left_out,
+            columns=rows.columns,
+            notes=rows.notes,
+            left_out_lines=rows.left_out_lines,
+        )
     if not sum(counts.examples):
         raise DataError(f"{path} has no rows")
     return counts
+
+
+def check_rows(job: Job) -> list[str]:
+    """Read the job's own files as its nodes will, before any is started.
+
+    Returns:
+        What a person has to know of how they were read.
+
+    Raises:
+        DataError: as ``count_rows``, of both files at once.
+    """
+    notes, problems = dict[str, None](), []
+    for file in filter(None, dict.fromkeys((job.data.train, job.data.eval))):
+        try:
+            notes.update(dict.fromkeys(count_rows(file, job).notes))
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError("; ".join(problems))
+    return list(notes)
+
+
+def rows_text(counts: Sequence[RowCounts], job: Job) -> list[str]:
+    """Say what is learned from which columns, what is not used, left out, and to be known of the files."""
+    task, data = job.model.task, job.data
+    if task == IMAGE_CLASSIFICATION:
+        lines = [f"{task} of pictures"]
+    else:
+        columns = input_columns(task, data) | target_columns(task, data)
+        named = [f"{key.removeprefix('data.')} = {name!r}" for key, name in columns.items()]
+        has_columns = any(count.columns for count in counts)
+        lines = [f"{task}: {', '.join(named)}" if has_columns else f"{task} of plain text"]
+        unused = dict.fromkeys(name for count in counts for name in count.columns if name not in columns.values())
+        lines += [f"columns not used: {', '.join(map(repr, unused))}"] if unused else []
+    told = [line for count in counts for line in (*count.notes, *count.left_out_lines)]
+    return [*lines, *dict.fromkeys(told)]
 
 
 def estimate_note(job: Job) -> str:
@@ -91,7 +144,7 @@ def estimate_note(job: Job) -> str:
     what = ""
     if job.model.task == QUESTION_ANSWERING:
         what = "windows of the questions' contexts"
-    elif job.model.task == CAUSAL_LM and ".txt" in (Path(job.data.train).suffix, Path(job.data.eval).suffix):
+    elif job.model.task == CAUSAL_LM and any(is_plain_text(Path(file)) for file in (job.data.train, job.data.eval)):
         what = "blocks of plain text"
     if not what:
         return ""
@@ -101,99 +154,43 @@ def estimate_note(job: Job) -> str:
     )
 
 
-def _count_labelled(path: Path, job: Job) -> RowCounts:
-    records = list(table_rows(path, _labelled_columns(job)))
-    labels = tuple(str(row[job.data.label]) for _, row in records)
-    return RowCounts(examples=(1,) * len(labels), labels=labels, users=users_of_table(path, records, job.data))
-
-
-def _labelled_columns(job: Job) -> dict[str, str]:
-    data = job.data
-    pair = {"data.text_pair": data.text_pair} if data.text_pair else {}
-    return {"data.text": data.text, **pair, "data.label": data.label, **user_column(data)}
-
-
-def _count_numbered(path: Path, job: Job) -> RowCounts:
-    records = list(table_rows(path, _labelled_columns(job)))
-    return RowCounts(examples=(1,) * len(records), users=users_of_table(path, records, job.data))
-
-
-def _count_tagged(path: Path, job: Job) -> RowCounts:
-    data = job.data
-    if is_conll(path):
-        refuse_plain_text(path, data)
-    found = list(tagged_rows(path, words=data.words, tags=data.tags, more=user_column(data)))
-    return RowCounts(
-        examples=(1,) * len(found),
-        users=users_of_table(path, (row.record for row in found), data),
-        tags=tuple(frozenset(row.tags) for row in found),
-    )
-
-
-def _count_texts(path: Path, job: Job) -> RowCounts:
-    if path.suffix.lower() == ".txt":
-        refuse_plain_text(path, job.data)
-        return RowCounts(examples=(1,) * _num_blocks(path, job.train.max_length))
-    records = list(table_rows(path, {"data.text": job.data.text, **user_column(job.data)}))
-    return RowCounts(examples=(1,) * len(records), users=users_of_table(path, records, job.data))
-
-
-def _num_blocks(path: Path, max_length: int) -> int:
-    """Estimated number of blocks of ``max_length`` tokens, with the rest as one more if it has two tokens at least.
+def _count_blocks(path: Path, job: Job) -> RowCounts:
+    """Estimate the blocks of ``max_length`` tokens, with the rest as one more if it has two tokens at least.
 
     Example: 3,800 characters are 1,000 tokens, which are 8 blocks of at most 128.
     """
-    try:
-        tokens = round(len(path.read_text(encoding="utf-8-sig")) / CHARACTERS_PER_TOKEN)
-    except OSError as error:
-        raise DataError(f"can't read {path}: {error.strerror}; set data.train and data.eval") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error}); convert it") from error
-    whole, rest = divmod(tokens, max_length)
-    return whole + (rest >= _LEAST_BLOCK_TOKENS)
+    refuse_plain_text(path, job.data)
+    text, note = read_text(path, job.data.encoding)
+    whole, rest = divmod(round(len(text) / CHARACTERS_PER_TOKEN), job.train.max_length)
+    return RowCounts(examples=(1,) * (whole + (rest >= _LEAST_BLOCK_TOKENS)), notes=(note,) if note else ())
 
 
-def _count_questions(path: Path, job: Job) -> RowCounts:
-    data = job.data
-    needed = {"data.question": data.question, "data.context": data.context, "data.answer": data.answer}
-    records = table_rows(path, {**needed, **user_column(data)})
-    usable = [(line, row) for line, row in records if _has_answer(row[data.answer], str(row[data.context]))]
-    return RowCounts(
-        examples=tuple(
-            _num_windows(len(str(row[data.question])), len(str(row[data.context])), job) for _, row in usable
-        ),
-        users=users_of_table(path, usable, data),
-    )
-
-
-def _has_answer(answer: Any, context: str) -> bool:
-    """Whether a node could use the row: one of its answers is not blank and stands in the context."""
-    texts = answer.get("text") if isinstance(answer, Mapping) else answer
-    return any(str(text).strip() and str(text) in context for text in (texts if isinstance(texts, list) else [texts]))
-
-
-def _num_windows(question_characters: int, context_characters: int, job: Job) -> int:
+def _num_windows(row: Question, job: Job) -> int:
     """Estimated number of windows; each holds the question, cut to half a window, and a piece of its context.
 
     Pieces overlap by the stride. Example: windows of 128 tokens, stride 42, question 10 tokens, context 200. A piece
     has 128 - 10 - 3 = 115 tokens and begins 73 after the one before, so there are 3 windows.
     """
     longest = job.train.max_length
-    question = min(round(question_characters / CHARACTERS_PER_TOKEN), longest // 2)
+    question = min(round(len(row.question) / CHARACTERS_PER_TOKEN), longest // 2)
     room = max(1, longest - question - _SPECIAL_TOKENS)
     step = room - min(job.data.stride or longest // 3, room - 1)
-    beyond = round(context_characters / CHARACTERS_PER_TOKEN) - room
+    beyond = round(len(row.context) / CHARACTERS_PER_TOKEN) - room
     return 1 + max(0, -(-beyond // step))
 
 
 def _count_images(path: Path, job: Job) -> RowCounts:
-    labels = _labels_of_folder(path) if path.is_dir() else _labels_of_archive(path, job)
-    return RowCounts(examples=(1,) * len(labels), labels=tuple(labels))
-
-
-def _labels_of_folder(path: Path) -> list[str]:
-    folders = sorted(child for child in path.iterdir() if child.is_dir())
-    return [folder.name for folder in folders for file in folder.iterdir() if file.suffix.lower() in _IMAGES]
+    if not path.is_dir():
+        labels = _labels_of_archive(path, job)
+        return RowCounts(examples=(1,) * len(labels), labels=tuple(labels))
+    found = list_pictures(path)
+    lines = tuple(f"{count:,} left out in {path}: {why}" for why, count in found.passed_over.items())
+    return RowCounts(
+        examples=(1,) * len(found.files),
+        labels=found.labels,
+        left_out=found.passed_over,
+        left_out_lines=lines,
+    )
 
 
 def _labels_of_archive(path: Path, job: Job) -> list[str]:
@@ -208,13 +205,3 @@ def _labels_of_archive(path: Path, job: Job) -> list[str]:
     if shape[:1] != (len(labels),):
         raise DataError(f"{path} has images of shape {shape} and {len(labels)} labels")
     return labels
-
-
-_COUNTERS: Mapping[str, Callable[[Path, Job], RowCounts]] = {
-    CLASSIFICATION: _count_labelled,
-    REGRESSION: _count_numbered,
-    TAGGING: _count_tagged,
-    QUESTION_ANSWERING: _count_questions,
-    CAUSAL_LM: _count_texts,
-    IMAGE_CLASSIFICATION: _count_images,
-}

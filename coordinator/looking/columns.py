@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from coordinator.looking.table import Column, Table
-from ringtune.errors import DataError
+from ringtune.errors import DataError, UsageError
+from ringtune.jobs.rows import CONVERSATION_REMEDY, conversation_format
+from ringtune.jobs.template import Chosen
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, PAIR_TASKS, QUESTION_ANSWERING, REGRESSION, TAGGING
 
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -59,7 +61,19 @@ def tasks_of(table: Table) -> tuple[str, ...]:
     return tuple(task for task in likeliest if _find(table, task, {}))
 
 
-def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[str, str]:
+def refuse_conversations(table: Table, task: str, given: Mapping[str, str]) -> None:
+    """Refuse chat data, of which any guess would learn a half; who names task and columns means them.
+
+    Raises:
+        DataError: names the format, and what to do.
+    """
+    form = conversation_format(table.columns)
+    if form and not (task in COLUMNS and given.keys() >= set(COLUMNS[task])):
+        names = ", ".join(map(repr, table.columns))
+        raise DataError(f"{table.path} has {form}, in the columns {names}; {CONVERSATION_REMEDY}")
+
+
+def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[str, Chosen]:
     """Choose the columns of a task.
 
     Args:
@@ -68,7 +82,7 @@ def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[st
         given: key -> column, of those that the user named.
 
     Returns:
-        Key of ``[data]`` -> name of the column.
+        Key of ``[data]`` -> name of the column, and why it was chosen.
 
     Raises:
         DataError: a named column is not there, or none fits; says what was seen.
@@ -82,7 +96,23 @@ def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[st
     found = _find(table, task, given)
     if not found:
         raise DataError(f"can't tell the columns of {task}: {table.in_words()}; {_remedy(table, task)}")
-    return found
+    return {key: Chosen(name, _reason(table.columns[name], task, key, given)) for key, name in found.items()}
+
+
+def _reason(column: Column, task: str, key: str, given: Mapping[str, str]) -> str:
+    """Say why a column was chosen."""
+    if key in given:
+        return "as was said"
+    names = NAMES.get("number" if (task, key) == (REGRESSION, "label") else key, ())
+    how = "by its name" if column.name.strip().lower() in names or key == PAIR else ""
+    if key == "label" and task == REGRESSION:
+        number = "its numbers have fractions" if column.kind == "number" else "its numbers differ too much for classes"
+        return f"{how}; {number}" if how else number
+    if key == "label":
+        many = f"{len(column.values)} different values repeat as classes do"
+        numbers = "" if column.kind != "whole number" else f"; --task {REGRESSION} would learn them as numbers"
+        return f"{how}; {many}{numbers}" if how else f"its {many}{numbers}"
+    return how or "it has the longest texts"
 
 
 def _remedy(table: Table, task: str) -> str:
@@ -126,9 +156,11 @@ def _text_and_label(table: Table, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _text_and_number(table: Table, given: Mapping[str, str]) -> dict[str, str]:
-    """The columns of text and number; a column of whole numbers is one only where it was named."""
+    """The columns of text and number: one with fractions, or of a usual name with more values than classes have."""
     numbers = [column for column in table.all if column.kind == "number"]
-    number = given.get("label") or _by_name(table, "number", numbers) or (numbers[0].name if len(numbers) == 1 else "")
+    many = [column for column in table.all if column.kind == "whole number" and not column.has_classes]
+    number = given.get("label") or _by_name(table, "number", [*numbers, *many])
+    number = number or (numbers[0].name if len(numbers) == 1 else "")
     return {"text": given.get("text") or _text(table, table.all), "label": number}
 
 
@@ -154,3 +186,16 @@ def _by_name(table: Table, key: str, columns: Sequence[Column]) -> str:
     """The column of a usual name of a key; empty if there is none."""
     by_name = {column.name.strip().lower(): column.name for column in columns}
     return next((by_name[name] for name in NAMES[key] if name in by_name), "")
+
+
+def parse_columns(words: Sequence[str]) -> dict[str, str]:
+    """Read ``KEY=COLUMN``, several times.
+
+    Raises:
+        UsageError: a word is something else.
+    """
+    pairs = {word: word.partition("=") for word in words}
+    for word, (key, equals, name) in pairs.items():
+        if not (key and equals and name):
+            raise UsageError(f"--column {word!r} is not KEY=COLUMN, e.g. label=mood")
+    return {key: name for key, _, name in pairs.values()}

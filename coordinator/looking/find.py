@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from coordinator.looking.images import PICTURES
 from ringtune.errors import DataError, InvalidInputError, ModelError
+from ringtune.files.pictures import PICTURES
+from ringtune.files.tables import TABLE_SUFFIXES
 from ringtune.files.tagged import CONLL_SUFFIXES
+from ringtune.files.text_files import form_suffix
 from ringtune.models.tensors import CONFIG_FILE
 
-ROWS: Final = (".csv", ".jsonl", ".npz", ".txt", *CONLL_SUFFIXES)
+ROWS: Final = (*TABLE_SUFFIXES, ".npz", ".txt", *CONLL_SUFFIXES)
 TRAIN_NAMES: Final = ("train", "training", "data")
 EVAL_NAMES: Final = ("eval", "test", "valid", "validation", "dev", "held_out", "heldout")
 _NO_ROWS = ("requirements.txt", "readme.txt", "license.txt", "vocab.txt", "merges.txt")
@@ -27,12 +29,12 @@ def find_rows(folder: Path) -> tuple[Path, Path | None]:
         DataError: nothing looks like rows, or several files do and none is called ``train``.
     """
     found = [path for path in _entries(folder) if _has_rows(path)]
-    held_out = [path for path in found if path.stem.lower() in EVAL_NAMES]
+    held_out = [path for path in found if _name(path) in EVAL_NAMES]
     others = [path for path in found if path not in held_out]
-    named = [path for name in TRAIN_NAMES for path in others if path.stem.lower() == name]
+    named = [path for name in TRAIN_NAMES for path in others if _name(path) == name]
     chosen = named[:1] or others
     if len(chosen) == 1:
-        beside = [path for path in held_out if path.suffix == chosen[0].suffix]
+        beside = [path for path in held_out if form_suffix(path) == form_suffix(chosen[0])]
         return chosen[0], next(iter(beside), None)
     raise _none_or_many(DataError, folder, others, "rows", f"--data FILE ({', '.join(ROWS)} or a folder of images)")
 
@@ -67,7 +69,12 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
+def _name(path: Path) -> str:
+    """The name of a file without its suffixes, in small letters."""
+    return path.name.lower().partition(".")[0]
+
+
 def _has_rows(path: Path) -> bool:
     if path.is_dir():
         return any(file.suffix.lower() in PICTURES for file in path.glob("*/*"))
-    return path.suffix.lower() in ROWS and path.name.lower() not in _NO_ROWS
+    return form_suffix(path) in ROWS and path.name.lower() not in _NO_ROWS

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from coordinator.estimates.npy_headers import Archive
 from ringtune.errors import DataError
+from ringtune.files.pictures import PICTURES, list_pictures
 from ringtune.jobs.job import Data
 
-PICTURES: Final = (".npy", ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 _SHOWN = 6
 _LEAST_AXES = 3
 
@@ -25,11 +24,13 @@ class Images:
         path: of the file or folder.
         classes: how many images each class has.
         columns: key of ``[data]`` -> name of an array; none of a folder.
+        passed_over: how many other files a folder has, by why.
     """
 
     path: Path
     classes: Mapping[str, int]
     columns: Mapping[str, str]
+    passed_over: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -56,19 +57,15 @@ def look_at_images(path: Path) -> Images:
 
 
 def _look_at_folder(path: Path) -> Images:
-    classes: Counter[str] = Counter()
-    seen: Counter[str] = Counter()
-    for file in sorted(path.glob("*/*")):
-        seen[file.suffix.lower() or "no suffix"] += 1
-        if file.suffix.lower() in PICTURES:
-            classes[file.parent.name] += 1
-    if not classes:
-        ends = ", ".join(f"{count} of {name}" for name, count in seen.most_common(_SHOWN)) or "none"
+    found = list_pictures(path)
+    if not found.files:
+        most = sorted(found.suffixes.items(), key=lambda item: -item[1])[:_SHOWN]
+        ends = ", ".join(f"{count} of {name}" for name, count in most) or "none"
         raise DataError(
             f"{path} is a folder without images in folders below it (files there: {ends}); give a folder for each "
             f"class with {', '.join(PICTURES)}, or a .csv or .jsonl file"
         )
-    return Images(path=path, classes=classes, columns={})
+    return Images(path=path, classes=Counter(found.labels), columns={}, passed_over=found.passed_over)
 
 
 def _look_at_archive(path: Path) -> Images:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from coordinator.looking.file_kind import check_table_file
 from ringtune.errors import DataError
+from ringtune.files.row_account import RowAccount
 from ringtune.files.tables import table_rows
+from ringtune.files.text_files import form_suffix
 
 MOST_CLASSES: Final = 1000
 """Most different values that are told apart in a column; beyond them it has no classes."""
@@ -71,7 +72,10 @@ class Column:
 
     @property
     def has_classes(self) -> bool:
-        """Whether its values repeat as class names do: two at least, each twice on average, no text and no fraction."""
+        """Whether its values repeat as class names do: two at least, each twice on average, and none is a fraction.
+
+        1.0 is no fraction: spreadsheets and pandas write whole numbers so.
+        """
         return (
             not self.has_many
             and 2 <= len(self.values) <= self.rows / 2
@@ -92,10 +96,14 @@ class Column:
             names = [name[:_SHOWN_CHARACTERS] for name in sorted(self.values)]
             more = ", ..." if len(names) > _SHOWN_CLASSES else ""
             return f"{self.name!r} ({len(names)} different values: {', '.join(names[:_SHOWN_CLASSES])}{more})"
-        different = "all different" if len(self.values) == self.rows else "more different values than classes"
-        if len(self.values) == 1:
-            different = "always the same"
-        return f"{self.name!r} ({self.kind}, {self.mean_characters:.0f} characters, {different})"
+        if self.has_many:
+            different = f"more than {MOST_CLASSES:,} different values"
+        elif len(self.values) in (1, self.rows):
+            different = "always the same" if len(self.values) == 1 else "all different"
+        else:
+            different = f"{len(self.values):,} different values in {self.rows:,} rows"
+        kind = "numbers with fractions" if self.kind == "number" else self.kind
+        return f"{self.name!r} ({kind}, {self.mean_characters:.0f} characters, {different})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,36 +131,32 @@ class Table:
 
 
 def look_at_table(path: Path) -> Table:
-    """Look at every row of a csv or jsonl file once.
+    """Look at every row of a table once; what is wrong in a row is told when its columns are chosen.
 
     Raises:
-        DataError: it is no such table, a line is broken, or it has no rows; says what was seen.
+        DataError: it is no such table, or it has no rows; says what was seen.
     """
-    check_table_file(path)
     columns: dict[str, Column] = {}
-    rows = 0
-    for line, found in table_rows(path, {}):
-        rows += 1
+    account = RowAccount(path, is_own=True)
+    for line, found in table_rows(path, {}, account):
         for name, value in found.items():
             if name not in columns and len(columns) >= _MOST_COLUMNS:
                 raise DataError(f"{path}, line {line}: there are more than {_MOST_COLUMNS:,} columns; is it a table?")
             columns.setdefault(name, Column(name)).add(value)
-    if not rows:
-        header = _header(path)
-        raise DataError(f"{path} has one line and no rows ({header}); give it a header and a line for each row")
+    if not account.rows:
+        account.check()
+        if not account.columns:
+            raise DataError(f"{path} is empty; give it a line with the names of the columns, and a line for each row")
+        names = ",".join(account.columns)[:_SHOWN_CHARACTERS]
+        raise DataError(f"{path} has one line and no rows ({names!r}); give it a header and a line for each row")
     _check_header(path, columns)
-    return Table(path=path, rows=rows, columns=columns)
-
-
-def _header(path: Path) -> str:
-    with path.open(encoding="utf-8-sig") as file:
-        return repr(next((line.strip() for line in file if line.strip()), "")[:_SHOWN_CHARACTERS])
+    return Table(path=path, rows=account.rows, columns=columns)
 
 
 def _check_header(path: Path, columns: Mapping[str, Column]) -> None:
     """Refuse a csv file whose first line is a row: a name of a column that stands in that column, as a class."""
     for column in columns.values():
-        if path.suffix.lower() == ".csv" and column.has_classes and column.values[column.name]:
+        if form_suffix(path) != ".jsonl" and column.has_classes and column.values[column.name]:
             names = ", ".join(repr(name[:_SHOWN_CHARACTERS]) for name in columns)
             raise DataError(
                 f"{path}: the first line ({names}) looks like a row and not like names of columns, as "
@@ -163,15 +167,8 @@ def _check_header(path: Path, columns: Mapping[str, Column]) -> None:
 def _kind(value: object) -> str:
     if isinstance(value, bool | list | dict):
         return "list or table"
-    if isinstance(value, int):
-        return "whole number"
-    if isinstance(value, float):
-        return "number"
     text = str(value).strip()
-    for kind, read in (("whole number", int), ("number", float)):
-        try:
-            read(text)
-        except ValueError:
-            continue
-        return kind
-    return "text"
+    try:
+        return "whole number" if float(text).is_integer() else "number"
+    except ValueError:
+        return "text"

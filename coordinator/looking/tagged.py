@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from coordinator.looking.file_kind import check_table_file
 from coordinator.looking.table import Column
 from ringtune.errors import DataError
+from ringtune.files.row_account import RowAccount
 from ringtune.files.tagged import tagged_rows
 
 _MOST_TAGS: Final = 1000
@@ -51,9 +51,9 @@ def look_at_tagged(path: Path, *, words: str, tags: str) -> Tagged:
     Raises:
         DataError: a row can't be used, there are none, or so many tags that they are none; says where.
     """
-    check_table_file(path)
+    account = RowAccount(path, is_own=True)
     text, names, rows, num_words = Column(words), set[str](), 0, 0
-    for row in tagged_rows(path, words=words, tags=tags):
+    for row in tagged_rows(path, account, words=words, tags=tags):
         rows, num_words = rows + 1, num_words + len(row.words)
         text.add(" ".join(row.words))
         names.update(row.tags)
@@ -63,5 +63,6 @@ def look_at_tagged(path: Path, *, words: str, tags: str) -> Tagged:
                 "--column tags=NAME"
             )
     if not rows:
+        account.check()
         raise DataError(f"{path} has no rows; give it a text, or another file with --data")
     return Tagged(path=path, rows=rows, words=num_words, text=text, tags=tuple(sorted(names)))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -43,7 +43,9 @@ class Sampling(NamedTuple):
     seed: int = 0
 
 
-def predict(run: SavedRun, data: Path, how: Sampling, *, model: Path | None) -> Iterator[Predicted]:
+def predict(
+    run: SavedRun, data: Path, how: Sampling, *, model: Path | None, tell: Callable[[str], object]
+) -> Iterator[Predicted]:
     """Yield every row of a file with what the result of a run predicts for it.
 
     Args:
@@ -51,6 +53,7 @@ def predict(run: SavedRun, data: Path, how: Sampling, *, model: Path | None) -> 
         data: rows, with the columns that the job names, but for those of targets.
         how: for a language model.
         model: folder that replaces the job's.
+        tell: gets a sentence on rows that were cut.
 
     Raises:
         RingTuneError: what went wrong in the process.
@@ -62,7 +65,7 @@ def predict(run: SavedRun, data: Path, how: Sampling, *, model: Path | None) -> 
         options = ["--max-new-tokens", str(how.max_new_tokens), "--temperature", str(how.temperature)]
         words = [str(Path(name) / "job.toml"), str(run.saved.resolve()), str(data.resolve()), *options]
         with _started([*words, "--seed", str(how.seed)], Path(name) / "log") as process:
-            yield from _read(process, Path(name) / "log", wait_s=job.runtime.wait_s)
+            yield from _read(process, Path(name) / "log", wait_s=job.runtime.wait_s, tell=tell)
 
 
 @contextmanager
@@ -82,7 +85,9 @@ def _started(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[str]]
             process.stdout.close()
 
 
-def _read(process: subprocess.Popen[str], log: Path, *, wait_s: float) -> Iterator[Predicted]:
+def _read(
+    process: subprocess.Popen[str], log: Path, *, wait_s: float, tell: Callable[[str], object] = str
+) -> Iterator[Predicted]:
     """Yield the lines of the process; a thread reads them, a bounded number ahead, so that waiting has an end."""
     lines: queue.Queue[str | None] = queue.Queue(_LINES_AHEAD)
     left = threading.Event()
@@ -92,7 +97,11 @@ def _read(process: subprocess.Popen[str], log: Path, *, wait_s: float) -> Iterat
     reader.start()
     try:
         while (line := _next(lines, wait_s)) is not None:
-            yield _of_line(line)
+            found = json.loads(line)
+            if "told" in found:
+                tell(str(found["told"]))
+            else:
+                yield Predicted(row=found["row"], said=found["predicted"])
         if code := process.wait(_END_S):
             raise exit_error("predicting", code, log.read_text(encoding="utf-8")[-4096:], log=log)
     finally:
@@ -126,8 +135,3 @@ def _next(lines: queue.Queue[str | None], wait_s: float) -> str | None:
             f"waited {wait_s:g} s for the next row of the process that predicts; shorten the rows, or raise "
             "runtime.wait_s in the run's job.toml"
         ) from error
-
-
-def _of_line(line: str) -> Predicted:
-    found = json.loads(line)
-    return Predicted(row=found["row"], said=found["predicted"])

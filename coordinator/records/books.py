@@ -15,6 +15,7 @@ from coordinator.records.operations_ledger import OperationsLedger
 from coordinator.records.report import NodeTotals, RunLedger
 from coordinator.records.step_lines import fetched_line, fetched_text, recovery_line, replan_line
 from coordinator.records.trace_file import TraceText
+from coordinator.records.training_facts import rows_facts
 from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.measured.pace import PaceWatch
 from ringtune.costs.measured.recorded_times import RecordedProfile
@@ -61,6 +62,7 @@ class RunBooks:
         ledger: of the run.
         pace: of its nodes; None where nobody watches it.
         onlooker: hears after each turn what the nodes did in it; None where nobody looks on.
+        rows: of the owners' files that are left out or cut, for the report.
         end_seq: one past the last granted item.
         end_step: optimizer steps that are done at the end of the granted turns.
     """
@@ -78,6 +80,7 @@ class RunBooks:
         self._plan = plan
         self._job = job
         self._links = profile.links
+        self.rows = rows_facts(profile.nodes)
         self._emit = emit
         self._ends_unix_s: dict[int, float] = {}
         self._trace_file: GrowingFile | None = None

@@ -355,6 +355,7 @@ class RunLedger:
         predicted_steps_s: float | None = None,
         operations: Mapping[str, Any] | None = None,
         best: Evaluations | None = None,
+        rows: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return the content of report.json.
 
@@ -367,6 +368,7 @@ class RunLedger:
             predicted_steps_s: what the planner expected all steps of the run to take; None = it did not say.
             operations: what they left to be done, and what they saved; None where everything was full.
             best: what is known of the evaluations of a run whose result is that of the best one; else None.
+            rows: of the owners' files that were left out or cut.
 
         Returns:
             ``steps_s`` are the seconds of the steps alone, ``phases_s.training`` those with evaluations, checkpoints,
@@ -386,6 +388,7 @@ class RunLedger:
             "unfreeze_at": list(unfreeze_at),
             "training": training_facts(self._plan.course) if self._plan.course.num_steps else None,
             "steps_s": round(self._steps_s, 6),
+            "rows": dict(rows or {}),
             "predicted_steps_s": predicted_steps_s,
             "operations": operations,
             **offload_facts(self._plan, steps=int(self._last.line.get("step", 0))),

@@ -6,9 +6,12 @@ with them.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
-from ringtune.jobs.labels import look_alikes
+from ringtune.costs.profile import NodeFacts
+from ringtune.jobs.labels import look_alike_lines
 from ringtune.rounds.group_owners import lone_groups, mixing_iterations
 from ringtune.rounds.row_use import RowUse, row_uses
 from ringtune.schedule.course import Course
@@ -50,6 +53,25 @@ def _owner(use: RowUse) -> dict[str, Any]:
     }
 
 
+def rows_facts(nodes: Iterable[NodeFacts]) -> dict[str, Any]:
+    """Return how many rows of the owners' files are left out, by why, and how many are cut at ``train.max_length``."""
+    left_out = Counter[str]()
+    cut = 0
+    for node in nodes:
+        left_out.update({each.why: each.rows for each in node.left_out})
+        cut += node.cut_rows
+    return {"left_out": dict(sorted(left_out.items())), "cut": cut}
+
+
+def rows_lines(nodes: Iterable[NodeFacts], max_length: int) -> list[str]:
+    """Say what of the owners' files is left out or cut, a sentence for each reason."""
+    facts = rows_facts(nodes)
+    lines = [f"{rows:,} left out: {why}" for why, rows in facts["left_out"].items()]
+    if facts["cut"]:
+        lines.append(f"{facts['cut']:,} rows are longer than train.max_length = {max_length} tokens and are cut")
+    return lines
+
+
 def training_notes(course: Course) -> list[str]:
     """Say what a person may not expect: rows that are left out or used more often than others, alike classes."""
     if not course.num_steps:
@@ -76,9 +98,7 @@ def training_notes(course: Course) -> list[str]:
         sizes = ", ".join(f"{use.owner} {use.rows}" for use in small)
         found.append(f"fewer rows than a batch of {course.batch_size}, so smaller batches: {sizes}")
     found += _group_notes(course)
-    for group in look_alikes(course.labels):
-        names = " and ".join(map(repr, group))
-        found.append(f"{names} are different classes, though they differ in spaces or capitals only; correct the rows?")
+    found += look_alike_lines(course.labels)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from ringtune.hints import hint
 from ringtune.jobs.job import METHOD_SECTIONS, Job, Train, load_job
 from ringtune.jobs.parts.offload import OffloadSettings
 from ringtune.jobs.result import result_of, result_of_user
+from ringtune.jobs.rows import input_columns, target_columns
+from ringtune.models.family import IMAGE_CLASSIFICATION
 from ringtune.models.result_files import USERS_FOLDER, Result, of_user
 from ringtune.schedule.frozen_weights import dtype_of
 from ringtune.schedule.methods import method_class
@@ -119,6 +122,28 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise IntegrityError(f"{path} is not a JSON object; copy the run's folder again")
     return value
+
+
+def with_columns(run: SavedRun, columns: Mapping[str, str]) -> SavedRun:
+    """The run with other names of columns, for a file that calls them otherwise.
+
+    Args:
+        run: as it was trained.
+        columns: key of ``[data]`` -> name.
+
+    Raises:
+        UsageError: its task reads no such column.
+        JobError: two columns have the same name.
+    """
+    task, data = run.job.model.task, run.job.data
+    known = [key.removeprefix("data.") for key in input_columns(task, data) | target_columns(task, data)]
+    known = ["image", "label"] if task == IMAGE_CLASSIFICATION else known
+    for key in columns:
+        if key not in known:
+            raise UsageError(f"--column {key}=...: this run reads the columns {', '.join(known)}; name one of them")
+    changed: dict[str, Any] = dict(columns)
+    job = dataclasses.replace(run.job, data=dataclasses.replace(data, **changed))
+    return dataclasses.replace(run, job=job)
 
 
 def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = None) -> Job:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from coordinator.estimates.row_counts import check_rows
 from coordinator.run_folder.saved_run import SavedRun, evaluation_job
 from coordinator.screen.progress import Progress
 from coordinator.server.server import CoordinatorServer
@@ -66,6 +67,8 @@ def evaluate_alone(
         RingTuneError: whatever it failed with.
     """
     job = evaluation_job(run, data, model=model)
+    for note in check_rows(job):
+        progress.note(note)
     with CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s) as server:
         try:
             return _evaluate(run, job, server.address, progress=progress, join_s=join_s, options=[OWN_COORDINATOR])
@@ -109,6 +112,8 @@ def evaluate_on_ring(
     if model is not None:
         options += ["--model", str(model.resolve())]
     job = evaluation_job(run, data)
+    for note in check_rows(job):
+        progress.note(note)
     return _evaluate(run, job, address, progress=progress, join_s=join_s, insecure=insecure, options=options)
 
 

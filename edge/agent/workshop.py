@@ -40,7 +40,7 @@ from ringtune.costs.facts.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.measured.measuring import job_shape
 from ringtune.costs.memory.rows import data_bytes
 from ringtune.costs.memory.sizes import CONTEXT_BYTES
-from ringtune.costs.profile import ModelFacts, NodeFacts, TimedShape
+from ringtune.costs.profile import LeftOut, ModelFacts, NodeFacts, TimedShape
 from ringtune.costs.work_times import Work
 from ringtune.errors import DataError, UsageError
 from ringtune.jobs.job import Job
@@ -111,7 +111,11 @@ def inspect(
         eval_rows=dataset.eval_rows if dataset else 0,
         labels=dataset.labels if dataset else (),
         eval_labels=dataset.eval_labels if dataset else (),
-        skipped_rows=dataset.skipped_rows if dataset else 0,
+        skipped_rows=sum(dataset.left_out.values()) if dataset else 0,
+        left_out=tuple(LeftOut(why=why, rows=rows) for why, rows in sorted(dataset.left_out.items()))
+        if dataset
+        else (),
+        cut_rows=dataset.cut_rows if dataset else 0,
         users=dataset.users if dataset else (),
         memory_bytes=device_budget(memory_bytes, device, sharing=options.device_nodes),
         threads=threads,

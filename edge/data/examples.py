@@ -11,39 +11,15 @@ import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from edge.data.tokens import Batch
+from ringtune.jobs.rows import Rows
 from ringtune.rounds.class_counts import LEAST_ROWS, MOST_CLASSES, name_of
 
 Values = tuple[tuple[str, float], ...]
-
-
-class Rows(NamedTuple):
-    """The rows of one file.
-
-    Attributes:
-        rows: in file order.
-        labels: class name of each; empty for a task without classes.
-        skipped: rows of the file that can't be used.
-        users: whose each is; empty where the job names no column of users.
-        tags: names of the tags of each, one for each word; empty for a task without tags.
-        numbers: to be predicted of each; empty for a task without numbers.
-    """
-
-    rows: Sequence[Any]
-    labels: tuple[str, ...] = ()
-    skipped: int = 0
-    users: tuple[str, ...] = ()
-    tags: tuple[tuple[str, ...], ...] = ()
-    numbers: tuple[float, ...] = ()
-
-    @property
-    def targets(self) -> Sequence[Any]:
-        """What is to be predicted for each row, where it does not stand in the row itself."""
-        return self.labels or self.tags or self.numbers
 
 
 class Examples(Protocol):
@@ -55,6 +31,10 @@ class Examples(Protocol):
     @property
     def of_rows(self) -> Sequence[int]:
         """How many examples each row became; a row's follow those of the row before."""
+
+    @property
+    def cut_rows(self) -> int:
+        """How many examples are cut at ``train.max_length``, of those that have been encoded so far."""
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
         """Make a batch of the chosen examples, padded to the longest.

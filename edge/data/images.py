@@ -1,13 +1,11 @@
 """Read labelled images: an npz file with two arrays, or a folder with a folder for each class.
 
-Images have to have the size that the model takes: nothing is cut or scaled, because that is a choice which belongs
-to whoever made the data. Whole numbers of 8 bits are scaled and normalised as ``preprocessor_config.json`` says
-(without it to [-1, 1]); floating-point images are taken as they are.
+Bytes become what the model takes as ``preprocessor_config.json`` says (``image_processor``); floating-point arrays are
+taken as they are, and have to have the model's size.
 """
 
 from __future__ import annotations
 
-import importlib
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -17,18 +15,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from edge.data.examples import Classified, Rows
+from edge.data.examples import Classified
+from edge.data.image_processor import Array, ImageProcessor
 from edge.data.tokens import IGNORED, Batch
 from ringtune.errors import DataError, ModelError
-from ringtune.files.strict import parse_json
+from ringtune.files.pictures import PICTURES, list_pictures
 from ringtune.jobs.job import Job
+from ringtune.jobs.rows import Rows
 from ringtune.models.folder import read_config
 from ringtune.models.image import image_tokens
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
-_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
-_PREPROCESSOR = "preprocessor_config.json"
+_ARRAY = ".npy"
+_CHANNELS_LAST = 3
 
 
 class ImageSize(NamedTuple):
@@ -78,7 +76,7 @@ class Images:
         self._image, self._label = job.data.image, job.data.label
         self._size = ImageSize(config["num_channels"], config["image_size"])
         self._num_tokens = image_tokens(config)
-        self._mean, self._std = _normalisation(folder, self._size.channels)
+        self._processor = ImageProcessor.of_folder(folder, channels=self._size.channels, side=self._size.side)
 
     def read(self, path: Path) -> Rows:
         """Read images with their class names, and check every image's shape."""
@@ -101,14 +99,16 @@ class Images:
         Raises:
             DataError: its file changed since it was checked, or it has numbers that are not finite.
         """
-        array, name = (row, "an image") if isinstance(row, np.ndarray) else (_open(row.path), str(row.path))
-        order = self._size.order(array.shape)
-        if not order:
-            raise DataError(f"{name} has shape {array.shape}, the model takes {self._size}; convert it")
-        array = array[None] if order == "hw" else array.transpose(2, 0, 1) if order == "hwc" else array
-        pixels = torch.from_numpy(np.array(array, dtype=np.float32))
+        array, name = (row, "an image") if isinstance(row, np.ndarray) else (self._open(row.path), str(row.path))
         if array.dtype == np.uint8:
-            return (pixels / 255 - self._mean) / self._std
+            array = array.transpose(1, 2, 0) if self._is_channels_first(array.shape) else array
+            pixels = torch.from_numpy(self._processor.pixels(array))
+        else:
+            order = self._size.order(array.shape)
+            array = array[None] if order == "hw" else array.transpose(2, 0, 1) if order == "hwc" else array
+            pixels = torch.from_numpy(np.array(array, dtype=np.float32))
+        if tuple(pixels.shape) != (self._size.channels, self._size.side, self._size.side):
+            raise DataError(f"{name} has shape {array.shape}, the model takes {self._size}; convert it")
         if not bool(torch.isfinite(pixels).all()):
             raise DataError(f"{name} has numbers that are not finite; remove it")
         return pixels
@@ -124,12 +124,12 @@ class Images:
         Raises:
             DataError: there are none, or one has another shape than the model takes.
         """
-        files = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in (".npy", *_PICTURES)]
-        for file in files:
-            self._check(file, *_shape_of(file))
-        if not files:
-            raise DataError(f"{folder} has no images (.npy, {', '.join(_PICTURES)})")
-        return [ImageFile(file) for file in files]
+        found = list_pictures(folder, has_classes=False)
+        for file in found.files:
+            self._check(file, *self._shape_of(file))
+        if not found.files:
+            raise DataError(f"{folder} has no images ({', '.join(PICTURES)})")
+        return [ImageFile(file) for file in found.files]
 
     def images_of(self, path: Path) -> Array:
         """Read the images of an npz file, which may be without labels.
@@ -154,25 +154,48 @@ class Images:
         return Rows(rows=list(images), labels=tuple(str(label) for label in labels.tolist()))
 
     def _read_folder(self, path: Path) -> Rows:
-        rows: list[ImageFile] = []
-        labels: list[str] = []
-        for folder in sorted(child for child in path.iterdir() if child.is_dir()):
-            for file in sorted(folder.iterdir()):
-                if file.suffix.lower() in (".npy", *_PICTURES):
-                    self._check(file, *_shape_of(file))
-                    rows.append(ImageFile(file))
-                    labels.append(folder.name)
-        if not rows:
-            raise DataError(
-                f"{path} has no images; put them into a folder for each class (.npy, {', '.join(_PICTURES)})"
-            )
-        return Rows(rows=rows, labels=tuple(labels))
+        found = list_pictures(path)
+        for file in found.files:
+            self._check(file, *self._shape_of(file))
+        if not found.files:
+            raise DataError(f"{path} has no images; put them into a folder for each class ({', '.join(PICTURES)})")
+        return Rows(rows=[ImageFile(file) for file in found.files], labels=found.labels, left_out=found.passed_over)
 
     def _check(self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        if not self._size.order(shape):
-            raise DataError(f"{path} has images of shape {shape}, the model takes {self._size}; convert them")
         if dtype != np.uint8 and dtype.kind != "f":
             raise DataError(f"{path} has pixels of type {dtype}; give uint8 (0 to 255) or normalised floats")
+        fits = bool(self._size.order(shape)) or (dtype == np.uint8 and self._is_made_to_fit(shape))
+        if not fits:
+            raise DataError(f"{path} has images of shape {shape}, the model takes {self._size}; convert them")
+
+    def _is_made_to_fit(self, shape: tuple[int, ...]) -> bool:
+        """Whether bytes of this shape have the model's size after the steps of its processor."""
+        plane = (*shape[1:], shape[0]) if self._is_channels_first(shape) else shape
+        channels = plane[2:] or (1,)
+        is_picture = len(plane) in (2, _CHANNELS_LAST) and channels == (self._size.channels,) and min(plane) > 0
+        return is_picture and self._processor.shape_of(plane[0], plane[1]) == (self._size.side, self._size.side)
+
+    def _is_channels_first(self, shape: tuple[int, ...]) -> bool:
+        return len(shape) == _CHANNELS_LAST and shape[-1] != self._size.channels and shape[0] == self._size.channels
+
+    def _shape_of(self, path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Read shape and type of an image file; of an array only the header is read."""
+        if path.suffix.lower() != _ARRAY:
+            array = self._processor.decode(path)
+            return array.shape, array.dtype
+        try:
+            header = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} is no readable array ({error}); write it with numpy.save") from error
+        return header.shape, header.dtype
+
+    def _open(self, path: Path) -> Array:
+        if path.suffix.lower() != _ARRAY:
+            return self._processor.decode(path)
+        try:
+            return np.asarray(np.load(path, allow_pickle=False))
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} is not readable ({error}); remove it") from error
 
 
 class ImageExamples(Classified):
@@ -193,6 +216,11 @@ class ImageExamples(Classified):
         """Number of images."""
         return len(self._rows)
 
+    @property
+    def cut_rows(self) -> int:
+        """None: pictures have one size."""
+        return 0
+
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
         """Make a batch of the chosen images and the indices of their classes; the mask is all ones."""
         pixels = torch.stack([self._images.pixels(self._rows[index]) for index in chosen])
@@ -211,26 +239,6 @@ class ImageExamples(Classified):
         return self._images.num_tokens
 
 
-def _normalisation(folder: Path, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read mean and standard deviation of each channel, (C, 1, 1), from the preprocessor's config."""
-    path = folder / _PREPROCESSOR
-    values: dict[str, Any] = {}
-    if path.is_file():
-        try:
-            values = dict(parse_json(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
-            raise ModelError(f"{path} is not readable ({error}); remove it or fetch the model again") from error
-    found = []
-    for key, plain in (("image_mean", 0.0), ("image_std", 1.0)):
-        value = values.get(key, [0.5] * channels) if values.get("do_normalize", True) else [plain] * channels
-        if not isinstance(value, list) or len(value) != channels or not all(_is_number(item) for item in value):
-            raise ModelError(f"{path}: {key} has to be {channels} numbers, but is {value}")
-        found.append(torch.tensor(value, dtype=torch.float32).reshape(channels, 1, 1))
-    if not bool((found[1] > 0).all()):
-        raise ModelError(f"{path}: image_std has to be above 0")
-    return found[0], found[1]
-
-
 def _arrays(path: Path, needed: Mapping[str, str]) -> dict[str, Array]:
     """Read arrays of an npz file.
 
@@ -246,35 +254,3 @@ def _arrays(path: Path, needed: Mapping[str, str]) -> dict[str, Array]:
             return {name: arrays[name] for name in needed.values()}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise DataError(f"{path} is no readable npz file ({error}); write it with numpy.savez") from error
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _shape_of(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Read shape and type of an image file; of an array only the header is read."""
-    if path.suffix.lower() != ".npy":
-        array = _open(path)
-        return array.shape, array.dtype
-    try:
-        header = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} is no readable array ({error}); write it with numpy.save") from error
-    return header.shape, header.dtype
-
-
-def _open(path: Path) -> Array:
-    try:
-        if path.suffix.lower() == ".npy":
-            return np.asarray(np.load(path, allow_pickle=False))
-        library: Any = importlib.import_module("PIL.Image")
-    except ImportError as error:
-        raise DataError(f"{path} needs the package 'pillow' to be read; install it, or give .npy or .npz") from error
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} is not readable ({error}); remove it") from error
-    try:
-        with library.open(path) as picture:
-            return np.asarray(picture)
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path} is no readable picture ({error}); remove it") from error

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from edge.data.examples import Rows, Unscored
+from edge.data.examples import Unscored
 from edge.data.tokens import IGNORED, Batch, Encoder, Padder, TokenRow, load_tokenizer
 from ringtune.errors import DataError
-from ringtune.files.tables import read_table, text_of
+from ringtune.files.text_files import read_text
 from ringtune.jobs.job import Job
-from ringtune.jobs.parts.users import refuse_plain_text, user_column, users_of_table
+from ringtune.jobs.parts.users import refuse_plain_text
+from ringtune.jobs.rows import Rows, is_plain_text, read_rows
+from ringtune.models.family import CAUSAL_LM
 
 _PIECE_CHARACTERS = 100_000
-_LEAST_TOKENS = 2  # one to predict, and one before it
+LEAST_TOKENS = 2  # one to predict, and one before it
 
 
 class Language:
@@ -35,14 +37,11 @@ class Language:
         self._padder = Padder(self._tokenizer)
 
     def read(self, path: Path) -> Rows:
-        """Read the texts of a csv or jsonl file, or the blocks of a ``.txt`` file."""
-        if path.suffix.lower() == ".txt":
+        """Read the texts of a table, or the blocks of a plain text."""
+        if is_plain_text(path):
             refuse_plain_text(path, self._data)
-            return Rows(rows=self._blocks(path))
-        data = self._data
-        records = read_table(path, {"data.text": data.text, **user_column(data)})
-        texts = [text_of(path, record, data.text) for record in records]
-        return Rows(rows=texts, users=users_of_table(path, records, data))
+            return self._blocks(path)
+        return read_rows(path, CAUSAL_LM, self._data)
 
     def examples(self, rows: Sequence[str | TokenRow], labels: Sequence[str]) -> LanguageExamples:
         """Make one example of each text or block."""
@@ -50,7 +49,7 @@ class Language:
         blocks = [row for row in rows if not isinstance(row, str)]
         return LanguageExamples(blocks or Encoder(self._tokenizer, texts), self._padder, self._max_length)
 
-    def _blocks(self, path: Path) -> list[TokenRow]:
+    def _blocks(self, path: Path) -> Rows:
         """Cut all tokens of a text, without special ones, into blocks of ``max_length``.
 
         A rest of one token is left out: there is nothing to predict in it. Example: 257 tokens with ``max_length`` 128
@@ -58,15 +57,18 @@ class Language:
 
         The text is encoded in pieces that end with a line, to bound what the tokenizer holds at once.
         """
+        text, note = read_text(path, self._data.encoding)
         ids: array[int] = array("i")
-        for piece in _pieces(path):
+        for piece in _pieces(text):
             ids.extend(self._tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])
         size = self._max_length
         blocks = [ids[first : first + size] for first in range(0, len(ids), size)]
-        blocks = [block for block in blocks if len(block) >= _LEAST_TOKENS]
-        if not blocks:
-            raise DataError(f"{path} has {len(ids)} tokens; a block needs {_LEAST_TOKENS} at least")
-        return [TokenRow(block, array("i", bytes(block.itemsize * len(block)))) for block in blocks]
+        rows = [TokenRow(block, array("i", bytes(block.itemsize * len(block)))) for block in blocks]
+        rows = [row for row in rows if len(row.ids) >= LEAST_TOKENS]
+        if not rows:
+            raise DataError(f"{path} has {len(ids)} tokens; a block needs {LEAST_TOKENS} at least")
+        left_out = {"blocks of one token": len(blocks) - len(rows)} if len(blocks) > len(rows) else {}
+        return Rows(rows=rows, left_out=left_out, notes=(note,) if note else ())
 
 
 class LanguageExamples(Unscored):
@@ -87,6 +89,11 @@ class LanguageExamples(Unscored):
         """Number of texts or blocks."""
         return len(self._rows)
 
+    @property
+    def cut_rows(self) -> int:
+        """How many texts that were encoded are cut; blocks of a plain text are not."""
+        return self._rows.cut_rows if isinstance(self._rows, Encoder) else 0
+
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
         """Make a batch of the chosen texts; every token but a row's first is a target at its own place."""
         encoded = self._encoded(chosen)
@@ -105,18 +112,10 @@ class LanguageExamples(Unscored):
         return [self._rows[index] for index in chosen]
 
 
-def _pieces(path: Path) -> list[str]:
-    if not path.is_file():
-        raise DataError(f"{path} is not there; set data.train, data.eval or --data")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error}); convert it") from error
-    pieces: list[str] = []
+def _pieces(text: str) -> Iterator[str]:
     first = 0
     while first < len(text):
         last = text.rfind("\n", first, first + _PIECE_CHARACTERS) + 1 or first + _PIECE_CHARACTERS
         last = len(text) if first + _PIECE_CHARACTERS >= len(text) else last
-        pieces.append(text[first:last])
+        yield text[first:last]
         first = last
-    return pieces

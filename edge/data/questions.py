@@ -16,36 +16,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edge.data.examples import Rows, Values
+from edge.data.examples import Values
 from edge.data.squad import exact_match, f1
 from edge.data.tokens import Batch, Padder, TokenRow, load_tokenizer
 from ringtune.errors import DataError, ModelError
-from ringtune.files.tables import Record, read_table, text_of
 from ringtune.jobs.job import Job
-from ringtune.jobs.parts.users import user_column, users_of_table
+from ringtune.jobs.rows import Question, Rows, read_rows
+from ringtune.models.family import QUESTION_ANSWERING
 
 LONGEST_ANSWER = 30
 """Most tokens of a predicted answer, as in the official baselines."""
 
 _LEAST_CONTEXT = 8
-
-
-class Question(NamedTuple):
-    """One question with its context and answers.
-
-    Attributes:
-        question: what is asked.
-        context: where the answer is.
-        answers: right answers, never empty.
-        start: first character of the first answer that is in the context.
-        stop: one past its last character.
-    """
-
-    question: str
-    context: str
-    answers: tuple[str, ...]
-    start: int
-    stop: int
 
 
 class Window(NamedTuple):
@@ -91,37 +73,25 @@ class Questions:
         self._padder = Padder(self._tokenizer)
 
     def read(self, path: Path) -> Rows:
-        """Read questions with their contexts; leave out and count those without an answer in the context."""
-        data = self._data
-        columns = {"data.question": data.question, "data.context": data.context, "data.answer": data.answer}
-        records = read_table(path, {**columns, **user_column(data)})
-        found = [(record, self._question(path, record)) for record in records]
-        usable = [question for _, question in found if question is not None]
-        if not usable:
-            raise DataError(f"{path}: no answer of {len(found)} rows is in its context; check data.answer")
-        kept = (record for record, question in found if question is not None)
-        return Rows(rows=usable, skipped=len(found) - len(usable), users=users_of_table(path, kept, data))
+        """Read questions with their contexts; those without an answer in the context are left out and counted."""
+        return read_rows(path, QUESTION_ANSWERING, self._data)
 
     def examples(self, rows: Sequence[Question], labels: Sequence[str]) -> QuestionExamples:
         """Make the windows of these questions."""
-        windows = [window for index, row in enumerate(rows) for window in self._windows(index, row)]
-        return QuestionExamples(rows, windows, self._padder)
+        num_cut, windows = 0, list[Window]()
+        for index, row in enumerate(rows):
+            made, is_cut = self._windows(index, row)
+            windows += made
+            num_cut += is_cut
+        return QuestionExamples(rows, windows, self._padder, num_cut=num_cut)
 
-    def _question(self, path: Path, record: Record) -> Question | None:
-        question = text_of(path, record, self._data.question).strip()
-        context = text_of(path, record, self._data.context)
-        answers, starts = _answers(path, record, self._data.answer)
-        for answer, start in zip(answers, starts, strict=True):
-            at = start if context[start : start + len(answer)] == answer and start >= 0 else context.find(answer)
-            if answer.strip() and at >= 0:
-                return Question(question, context, answers, at, at + len(answer))
-        return None
-
-    def _windows(self, index: int, row: Question) -> list[Window]:
+    def _windows(self, index: int, row: Question) -> tuple[list[Window], bool]:
+        """Make the windows of a question, and say whether it is cut."""
         tokenizer, limit = self._tokenizer, self._max_length // 2
         question = row.question
         offsets = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        if len(offsets) > limit:
+        is_cut = len(offsets) > limit
+        if is_cut:
             question, offsets = question[: offsets[limit - 1][1]], offsets[:limit]
         room = self._max_length - len(offsets) - tokenizer.num_special_tokens_to_add(pair=True)
         if room < 1:
@@ -135,7 +105,7 @@ class Questions:
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )
-        return [_window(found, part, index, row) for part in range(len(found["input_ids"]))]
+        return [_window(found, part, index, row) for part in range(len(found["input_ids"]))], is_cut
 
 
 class QuestionExamples:
@@ -145,12 +115,16 @@ class QuestionExamples:
         questions: of this owner.
         windows: of these questions, in order.
         padder: how windows become batches.
+        num_cut: questions that are cut.
     """
 
-    def __init__(self, questions: Sequence[Question], windows: Sequence[Window], padder: Padder) -> None:
+    def __init__(
+        self, questions: Sequence[Question], windows: Sequence[Window], padder: Padder, *, num_cut: int = 0
+    ) -> None:
         self._questions = questions
         self._windows = windows
         self._padder = padder
+        self._num_cut = num_cut
         self._open: dict[tuple[int, int], Answered] = {}
         self._num_windows = [0] * len(questions)
         for window in windows:
@@ -164,6 +138,11 @@ class QuestionExamples:
     def of_rows(self) -> Sequence[int]:
         """How many windows each question has."""
         return self._num_windows
+
+    @property
+    def cut_rows(self) -> int:
+        """How many questions are cut to half a window; contexts become windows instead."""
+        return self._num_cut
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
         """Make a batch of the chosen windows; targets are tokens of the padded row."""
@@ -269,24 +248,6 @@ def best_span(logits_T2: torch.Tensor) -> tuple[float, int, int]:
     best = int(sums.masked_fill(~allowed, -float("inf")).argmax())
     first, last = divmod(best, tokens)
     return float(sums[first, last]), first, last
-
-
-def _answers(path: Path, record: Record, column: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Read the right answers, and the first character of each if the file says so, otherwise -1."""
-    number, found = record
-    value: Any = found[column]
-    texts, starts = value, None
-    if isinstance(value, Mapping):
-        texts, starts = value.get("text"), value.get("answer_start")
-    texts = [texts] if isinstance(texts, str) else texts
-    starts = [starts] if isinstance(starts, int) else starts
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise DataError(f"{path}, line {number}: column {column!r} is no answer; give a text or a list of texts")
-    if starts is None:
-        starts = [-1] * len(texts)
-    if not isinstance(starts, list) or [type(start) for start in starts] != [int] * len(texts):
-        raise DataError(f"{path}, line {number}: column {column!r} has no answer_start for each of its texts")
-    return tuple(texts), tuple(starts)
 
 
 def _window(found: Any, part: int, index: int, row: Question) -> Window:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ringtune.files.tables import table_rows
+from ringtune.files.tables import TABLE_SUFFIXES, table_rows
+from ringtune.files.text_files import form_suffix
 from ringtune.jobs.split import even_share
-
-_TABLES = (".csv", ".jsonl")
 
 
 def count_rows(path: Path | None, share: tuple[int, int]) -> int | None:
@@ -22,7 +21,7 @@ def count_rows(path: Path | None, share: tuple[int, int]) -> int | None:
     Raises:
         DataError: the file is not readable.
     """
-    if path is None or path.suffix.lower() not in _TABLES:
+    if path is None or form_suffix(path) not in TABLE_SUFFIXES:
         return None
     count, (index, parts) = sum(1 for _ in table_rows(path, {})), share
     return len(even_share(count, num_owners=parts, share=index))

@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
 
-from edge.data.examples import Examples, Rows, Source, Summed, Values
+from edge.data.examples import Examples, Source, Summed, Values
 from edge.data.images import Images
 from edge.data.language import Language
 from edge.data.questions import Questions
@@ -24,7 +25,9 @@ from edge.data.texts import LabelledTexts, NumberedTexts
 from edge.data.tokens import Batch
 from ringtune.errors import DataError
 from ringtune.jobs.job import Job
+from ringtune.jobs.labels import look_alikes
 from ringtune.jobs.parts.users import count_users, sorted_by_user
+from ringtune.jobs.rows import Rows
 from ringtune.jobs.split import even_share, hold_out, split_rows
 from ringtune.models.family import (
     CAUSAL_LM,
@@ -78,7 +81,7 @@ class OwnerDataset:
         evaluation: examples to evaluate on.
         labels: class names of the training rows.
         eval_labels: class names of the evaluation rows.
-        skipped_rows: rows of the files that can't be used.
+        left_out: rows of the files that are left out, by why: this owner's share of them.
         source: names the rows in errors.
         digest: of the rows, their classes and users.
         users: whose rows these are, in the order of the rows.
@@ -87,7 +90,7 @@ class OwnerDataset:
     Attributes:
         labels: class names in its training rows, sorted; none for a task without classes.
         eval_labels: class names in its evaluation rows, sorted.
-        skipped_rows: rows of its files (before they were shared out) that can't be used.
+        left_out: its share of the rows of its files that are left out, by why; shares add up to the file's number.
         users: how many of its examples are whose, in their order; none where the job names no column of users.
     """
 
@@ -98,7 +101,7 @@ class OwnerDataset:
         *,
         labels: Sequence[str] = (),
         eval_labels: Sequence[str] = (),
-        skipped_rows: int = 0,
+        left_out: Mapping[str, int] | None = None,
         source: str = "data",
         digest: RowsDigest | None = None,
         users: tuple[UserRows, ...] = (),
@@ -112,7 +115,7 @@ class OwnerDataset:
         self._streams: dict[tuple[int, int, str], BatchStream] = {}
         self.labels = tuple(sorted(set(labels)))
         self.eval_labels = tuple(sorted(set(eval_labels)))
-        self.skipped_rows = skipped_rows
+        self.left_out = dict(left_out or {})
         self.users = users
         self._hides_counts = hides_counts
         if isinstance(evaluation, Summed) and not hides_counts:
@@ -163,24 +166,26 @@ class OwnerDataset:
         evaluation: Examples | None = None
         eval_labels: tuple[str, ...] = ()
         eval_users: tuple[tuple[str, int], ...] = ()
-        skipped = found.skipped
+        left_out = Counter(found.left_out)
         judged = found
         if eval_path is not None:
             judged = source.read(eval_path)
-            skipped += judged.skipped
+            left_out.update(judged.left_out)
             held_out_rows = tuple(range(len(judged.rows)))
         if held_out_rows:
             own = even_share(len(held_out_rows), num_owners=num_owners, share=share)
             chosen = [held_out_rows[place] for place in own]
             evaluation, eval_labels, eval_users = _take(source, judged, chosen, digest)
-        if skipped:
-            _LOG.warning("%s: %d rows have an answer that is not in their context; they are skipped", path, skipped)
+        for note in dict.fromkeys((*found.notes, *judged.notes)):
+            _LOG.warning("%s", note)
         return OwnerDataset(
             train,
             evaluation,
             labels=labels,
             eval_labels=eval_labels,
-            skipped_rows=skipped,
+            left_out={
+                why: len(even_share(count, num_owners=num_owners, share=share)) for why, count in left_out.items()
+            },
             source=str(path),
             digest=digest,
             users=count_users(users, eval_users),
@@ -197,6 +202,11 @@ class OwnerDataset:
         """Number of examples that the owner evaluates on."""
         return 0 if self._evaluation is None else len(self._evaluation)
 
+    @property
+    def cut_rows(self) -> int:
+        """Number of examples that are cut at ``train.max_length``, of those that have been encoded so far."""
+        return self._train.cut_rows + (0 if self._evaluation is None else self._evaluation.cut_rows)
+
     def digest(self, run_id: str) -> str:
         """Return the digest of the rows, their order and classes for one run; see ``edge.data.rows_digest``."""
         return self._digest.keyed(run_id)
@@ -209,6 +219,12 @@ class OwnerDataset:
         """
         unknown = sorted({*self.labels, *self.eval_labels} - set(labels))
         if unknown:
+            alike = [name for group in look_alikes((unknown[0], *labels)) if unknown[0] in group for name in group]
+            if len(alike) > 1:
+                raise DataError(
+                    f"{self._source} has rows of class {unknown[0]!r}, which differs in spaces or capitals only from "
+                    f"{', '.join(repr(name) for name in alike if name != unknown[0])} of the run; correct the rows"
+                )
             raise DataError(
                 f"{self._source} has rows of class {unknown[0]!r}, the run has {', '.join(labels)}; "
                 "add the class to data.labels or correct the rows"

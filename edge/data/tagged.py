@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edge.data.examples import ClassCounts, Rows, Summed, Sums, Values
+from edge.data.examples import ClassCounts, Summed, Sums, Values
 from edge.data.tokens import IGNORED, Batch, Padder, TokenRow, load_tokenizer
 from ringtune.errors import DataError, ModelError
-from ringtune.files.tagged import is_conll, read_tagged
 from ringtune.jobs.job import Job
-from ringtune.jobs.parts.users import refuse_plain_text, user_column, users_of_table
+from ringtune.jobs.rows import Rows, read_rows
+from ringtune.models.family import TAGGING
 from ringtune.rounds.entities import PREDICTED, RIGHT, TRUE, count_name, entities_of, entity_types
 
 _LOG = logging.getLogger(__name__)
@@ -68,15 +68,7 @@ class TaggedTexts:
 
     def read(self, path: Path) -> Rows:
         """Read the words and tags of a jsonl or CoNLL file."""
-        data = self._data
-        if is_conll(path):
-            refuse_plain_text(path, data)
-        found = read_tagged(path, words=data.words, tags=data.tags, more=user_column(data))
-        return Rows(
-            rows=[row.words for row in found],
-            tags=tuple(row.tags for row in found),
-            users=users_of_table(path, (row.record for row in found), data),
-        )
+        return read_rows(path, TAGGING, self._data)
 
     def examples(self, rows: Sequence[tuple[str, ...]], labels: Sequence[tuple[str, ...]]) -> TaggedExamples:
         """Make one example of each text, and tell how many words are left out.
@@ -137,6 +129,11 @@ class TaggedExamples(Summed):
     def __len__(self) -> int:
         """Number of texts."""
         return len(self._rows)
+
+    @property
+    def cut_rows(self) -> int:
+        """How many texts have words that are left out."""
+        return sum(len(row.words) < row.num_words for row in self._rows)
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
         """Make a batch of the chosen texts, with the index of a tag at the first token of its word."""

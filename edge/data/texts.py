@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from edge.data.examples import Classified, Rows, Sums, Values
+from edge.data.examples import Classified, Sums, Values
 from edge.data.tokens import IGNORED, Batch, Encoder, Padder, Text, load_tokenizer
 from ringtune.errors import ModelError
-from ringtune.files.tables import Record, class_of, number_of, read_table, text_of
-from ringtune.jobs.job import Data, Job
-from ringtune.jobs.parts.users import user_column, users_of_table
+from ringtune.jobs.job import Job
+from ringtune.jobs.rows import Rows, read_rows
 from ringtune.models.folder import read_config
 from ringtune.rounds.number_sums import number_sums
 
@@ -33,7 +32,7 @@ class LabelledTexts:
     """
 
     def __init__(self, job: Job, folder: Path) -> None:
-        self._data = job.data
+        self._task, self._data = job.model.task, job.data
         self._max_length = job.train.max_length
         self._tokenizer = load_tokenizer(folder)
         if self._tokenizer.pad_token_id is None:
@@ -42,8 +41,8 @@ class LabelledTexts:
         self._padder = Padder(self._tokenizer)
 
     def read(self, path: Path) -> Rows:
-        """Read texts with their class names."""
-        return read_rows(path, self._data)
+        """Read texts, or pairs of texts, with their class names, or for regression their numbers."""
+        return read_rows(path, self._task, self._data)
 
     def examples(self, rows: Sequence[Text], labels: Sequence[str]) -> LabelledExamples:
         """Make one example of each text."""
@@ -70,6 +69,11 @@ class LabelledExamples(Classified):
         """Number of texts."""
         return len(self._encoder)
 
+    @property
+    def cut_rows(self) -> int:
+        """How many texts that were encoded are cut."""
+        return self._encoder.cut_rows
+
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
         """Make a batch of the chosen texts and the indices of their classes."""
         ids, mask, types = self._padder.pad(self._encoder.rows(chosen, max_length=self._max_length))
@@ -83,16 +87,6 @@ class LabelledExamples(Classified):
 
 class NumberedTexts(LabelledTexts):
     """The ``Source`` of regression: a number for each text, or pair of texts; arguments as ``LabelledTexts``."""
-
-    def read(self, path: Path) -> Rows:
-        """Read texts with their numbers."""
-        data = self._data
-        records = read_table(path, {**text_columns(data), "data.label": data.label, **user_column(data)})
-        return Rows(
-            rows=[text_or_pair(path, record, data) for record in records],
-            numbers=tuple(number_of(path, record, data.label) for record in records),
-            users=users_of_table(path, records, data),
-        )
 
     def examples(self, rows: Sequence[Text], labels: Sequence[Any]) -> NumberedExamples:
         """Make one example of each text."""
@@ -128,35 +122,6 @@ class _NumberSums:
     def values(self, *, are_few: bool) -> Values:
         """Return the sums by the names of ``ringtune.rounds.number_sums``; none of few rows."""
         return () if are_few else number_sums(self._true, self._predicted)
-
-
-def read_rows(path: Path, data: Data) -> Rows:
-    """Read the columns of texts, class and user of a csv or jsonl file.
-
-    Raises:
-        DataError: see ``read_table``; or a value is not text, no class name, or no name of a user.
-    """
-    records = read_table(path, {**text_columns(data), "data.label": data.label, **user_column(data)})
-    return Rows(
-        rows=[text_or_pair(path, record, data) for record in records],
-        labels=tuple(class_of(path, record, data.label) for record in records),
-        users=users_of_table(path, records, data),
-    )
-
-
-def text_columns(data: Data) -> dict[str, str]:
-    """Job key -> name of the columns of texts."""
-    return {"data.text": data.text, **({"data.text_pair": data.text_pair} if data.text_pair else {})}
-
-
-def text_or_pair(path: Path, record: Record, data: Data) -> Text:
-    """The text of a row, or both where the job names two columns.
-
-    Raises:
-        DataError: a value is no text.
-    """
-    first = text_of(path, record, data.text)
-    return (first, text_of(path, record, data.text_pair)) if data.text_pair else first
 
 
 def _check_padding(folder: Path, tokenizer: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ringtune.errors import ModelError
+from ringtune.errors import DataError, ModelError
 from ringtune.files.pointers import is_lfs_pointer, pointer_advice
 
 _SETTINGS = "tokenizer_config.json"
@@ -120,13 +120,23 @@ class Encoder:
         self._tokenizer = tokenizer
         self._texts = texts
         self._encoded: dict[tuple[int, int], TokenRow] = {}
+        self._cut: set[int] = set()
 
     def __len__(self) -> int:
         """Number of texts."""
         return len(self._texts)
 
+    @property
+    def cut_rows(self) -> int:
+        """How many of the texts that were encoded are longer than they may be."""
+        return len(self._cut)
+
     def rows(self, rows: Sequence[int], *, max_length: int) -> list[TokenRow]:
-        """Encode these texts, special tokens included, cut at ``max_length``."""
+        """Encode these texts, special tokens included, cut at ``max_length``.
+
+        Raises:
+            DataError: a text has no token, as one of odd characters with a tokenizer that adds none.
+        """
         return [self._encode(row, max_length) for row in rows]
 
     def _encode(self, row: int, max_length: int) -> TokenRow:
@@ -137,6 +147,12 @@ class Encoder:
             both = (text,) if isinstance(text, str) else text
             found = self._tokenizer(*both, truncation=True, max_length=max_length)
             ids = array("i", found["input_ids"])
+            if not ids:
+                raise DataError(
+                    f"a text of {sum(map(len, both))} characters has no token that the tokenizer knows; remove its row"
+                )
+            if len(ids) == max_length and len(self._tokenizer(*both, verbose=False)["input_ids"]) > max_length:
+                self._cut.add(row)
             self._encoded[key] = TokenRow(ids, array("i", found.get("token_type_ids", [0] * len(ids))))
         return self._encoded[key]
 

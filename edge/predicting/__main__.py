@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield each row with what is predicted for it.
+    """Yield each row with what is predicted for it; at the end, as ``told``, how many were cut.
 
     Raises:
         RingTuneError: model or rows can't be used.
@@ -65,6 +65,8 @@ def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]
         for (row, _), said in zip(taken, found, strict=True):
             yield {"row": dict(row), "predicted": said}
         first += len(taken)
+    if predictor.cut_rows:
+        yield {"told": f"{predictor.cut_rows:,} of {first:,} rows are longer than a row may be and were cut"}
     if not first:
         raise DataError(f"{given.data} has no rows; give it rows to predict for")
 

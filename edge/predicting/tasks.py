@@ -9,16 +9,16 @@ from typing import Any, Protocol
 import torch
 
 from edge.data.images import ImageExamples, Images
-from edge.data.questions import Question, Questions
+from edge.data.questions import Questions
 from edge.data.tagged import TaggedTexts
-from edge.data.texts import LabelledTexts, NumberedTexts, text_columns, text_or_pair
+from edge.data.texts import LabelledTexts, NumberedTexts
 from edge.data.tokens import Text, load_tokenizer
 from edge.predicting.generating import Sampling, go_on
 from edge.predicting.whole import WholeModel
 from ringtune.errors import DataError
-from ringtune.files.tables import Record, table_rows, text_of
-from ringtune.files.tagged import tagged_rows
-from ringtune.jobs.job import Data, Job
+from ringtune.files.text_files import read_text
+from ringtune.jobs.job import Job
+from ringtune.jobs.rows import Question, account_of, is_plain_text, task_rows
 from ringtune.models.family import (
     CAUSAL_LM,
     CLASSIFICATION,
@@ -32,7 +32,13 @@ Row = Mapping[str, Any]
 
 
 class Predictor(Protocol):
-    """What a task does for rows that have no targets."""
+    """What a task does for rows that have no targets.
+
+    Attributes:
+        cut_rows: how many of the rows so far are longer than the longest row, and were cut.
+    """
+
+    cut_rows: int
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Any]]:
         """Yield each row as the file has it, and what is predicted for.
@@ -47,6 +53,8 @@ class Predictor(Protocol):
 
 class _Classes:
     """Names the class of a text or an image, with the probability of each class."""
+
+    cut_rows = 0
 
     def __init__(self, model: WholeModel, labels: Sequence[str]) -> None:
         self._model, self._labels = model, labels
@@ -67,33 +75,39 @@ class TextClasses(_Classes):
 
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
         super().__init__(model, job.data.labels)
-        self._source, self._data = LabelledTexts(job, Path(job.model.path)), job.data
+        self._source, self._job = LabelledTexts(job, Path(job.model.path)), job
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Text]]:
         """Yield the rows of a table with their texts."""
-        return _texts_of(path, self._data)
+        return _inputs(path, self._job)
 
     def predict(self, inputs: Sequence[Text], first: int) -> list[Row]:
         """Name the class of each text."""
         examples = self._source.examples(inputs, [""] * len(inputs))
-        return self.named(self._model.predict(examples.batch(range(len(inputs)), {})).logits)
+        batch = examples.batch(range(len(inputs)), {})
+        self.cut_rows += examples.cut_rows
+        return self.named(self._model.predict(batch).logits)
 
 
 class Numbers:
     """The ``Predictor`` of regression: a number for each text, or pair of texts."""
 
+    cut_rows = 0
+
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        self._model, self._data = model, job.data
+        self._model, self._job = model, job
         self._source = NumberedTexts(job, Path(job.model.path))
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Text]]:
         """Yield the rows of a table with their texts."""
-        return _texts_of(path, self._data)
+        return _inputs(path, self._job)
 
     def predict(self, inputs: Sequence[Text], first: int) -> list[Row]:
         """Predict the number of each text."""
         examples = self._source.examples(inputs, [0.0] * len(inputs))
-        logits_B1 = self._model.predict(examples.batch(range(len(inputs)), {})).logits
+        batch = examples.batch(range(len(inputs)), {})
+        self.cut_rows += examples.cut_rows
+        logits_B1 = self._model.predict(batch).logits
         return [{"predicted": value} for value in logits_B1.squeeze(-1).tolist()]
 
 
@@ -120,19 +134,20 @@ class ImageClasses(_Classes):
 class Tags:
     """The ``Predictor`` of token classification: a tag for each word, and none for a word that is cut."""
 
+    cut_rows = 0
+
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        self._model, self._labels = model, job.data.labels
-        self._words, self._tags = job.data.words, job.data.tags
+        self._model, self._labels, self._job = model, job.data.labels, job
         self._source = TaggedTexts(job, Path(job.model.path))
 
     def rows(self, path: Path) -> Iterator[tuple[Row, tuple[str, ...]]]:
         """Yield the rows of a jsonl or CoNLL file with their words."""
-        for row in tagged_rows(path, words=self._words, tags="", known_tags=self._tags):
-            yield row.record[1], row.words
+        return _inputs(path, self._job)
 
     def predict(self, inputs: Sequence[tuple[str, ...]], first: int) -> list[Row]:
         """Name the tag of each word."""
         rows = [self._source.encode(words) for words in inputs]
+        self.cut_rows += sum(len(row.words) < row.num_words for row in rows)
         batch = self._source.made(rows, [("",) * len(words) for words in inputs]).batch(range(len(rows)), {"": 0})
         found_BT = self._model.predict(batch).logits.argmax(dim=-1)
         said: list[Row] = []
@@ -148,20 +163,20 @@ class Answers:
     """The ``Predictor`` of question answering: the best span of all windows of a context."""
 
     _WINDOWS = 16
+    cut_rows = 0
 
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        self._model, self._data = model, job.data
+        self._model, self._job = model, job
         self._source = Questions(job, Path(job.model.path))
 
     def rows(self, path: Path) -> Iterator[tuple[Row, Question]]:
         """Yield the rows of a table with question and context."""
-        names = (self._data.question, self._data.context)
-        for record in table_rows(path, {"data.question": names[0], "data.context": names[1]}):
-            yield record[1], _question(path, record, names)
+        return _inputs(path, self._job)
 
     def predict(self, inputs: Sequence[Question], first: int) -> list[Row]:
         """Answer each question; the score is the sum of the logits of the first and the last token."""
         examples = self._source.examples(inputs, ())
+        self.cut_rows += examples.cut_rows
         found: dict[int, Row] = {}
         for start in range(0, len(examples), self._WINDOWS):
             batch = examples.batch(range(start, min(start + self._WINDOWS, len(examples))), {})
@@ -177,17 +192,18 @@ class Answers:
 class Texts:
     """The ``Predictor`` of a language model: how each text goes on."""
 
+    cut_rows = 0
+
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
-        self._model, self._column, self._sampling = model, job.data.text, sampling
+        self._model, self._job, self._sampling = model, job, sampling
         self._tokenizer = load_tokenizer(Path(job.model.path))
 
     def rows(self, path: Path) -> Iterator[tuple[Row, str]]:
         """Yield the rows of a table with their texts, or the lines of a plain text that are not blank."""
-        if path.suffix.lower() == ".txt":
-            yield from (({self._column: line}, line) for line in _lines(path))
-            return
-        for record in table_rows(path, {"data.text": self._column}):
-            yield record[1], text_of(path, record, self._column)
+        if not is_plain_text(path):
+            return _inputs(path, self._job)
+        lines = read_text(path, self._job.data.encoding)[0].splitlines()
+        return (({self._job.data.text: line}, line) for line in lines if line.strip())
 
     def predict(self, inputs: Sequence[str], first: int) -> list[Row]:
         """Let the model go on with each text."""
@@ -200,6 +216,7 @@ class Texts:
             ids.pop()
         if not ids:
             raise DataError(f"row {row + 1} has no token to go on from; give it a text")
+        self.cut_rows += len(ids) > self._model.longest
         ends = () if end is None else (end,)
         added = go_on(ids, self._model.next_logits, self._sampling, ends=ends, longest=self._model.longest, row=row)
         whole, before = self._decode(ids + added), self._decode(ids)
@@ -210,24 +227,12 @@ class Texts:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def _texts_of(path: Path, data: Data) -> Iterator[tuple[Row, Text]]:
-    for record in table_rows(path, text_columns(data)):
-        yield record[1], text_or_pair(path, record, data)
-
-
-def _question(path: Path, record: Record, names: tuple[str, str]) -> Question:
-    question, context = (text_of(path, record, name) for name in names)
-    return Question(question.strip(), context, (), 0, 0)
-
-
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            yield from (line.rstrip("\n") for line in file if line.strip())
-    except OSError as error:
-        raise DataError(f"can't read {path}: {error.strerror}; give --data a file") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error}); convert it") from error
+def _inputs(path: Path, job: Job) -> Iterator[tuple[Row, Any]]:
+    """Yield the rows of a table with what is predicted for; those without it are left out, or refused at the end."""
+    account = account_of(path, job.data, is_own=True)
+    for row in task_rows(path, job.model.task, job.data, account, with_targets=False):
+        yield row.record[1], row.value
+    account.check()
 
 
 PREDICTORS: Mapping[str, type[Any]] = {

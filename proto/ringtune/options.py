@@ -109,6 +109,10 @@ User = Annotated[
         help="Whose adapters, where each user has their own. Default, in collaboration only: those of all added up.",
     ),
 ]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option("--column", metavar="KEY=COLUMN", help="Name a column of the rows, e.g. --column label=mood."),
+]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json, or the folder of a run.")]
 ProfileFile = Annotated[
     Path | None,

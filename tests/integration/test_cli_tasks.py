@@ -68,6 +68,48 @@ def test_train_local_on_each_task(
     )
 
 
+def test_three_commands_lead_from_a_spreadsheet_to_a_prediction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A German export with gaps and a model folder, nothing else: what is read, left out and predicted is on screen."""
+    monkeypatch.chdir(tmp_path)
+    write_family(tmp_path / "model", "bert", num_blocks=2)
+    rows = [f"{at};w{at} für w{at % 5};{('gut', 'schlecht')[at % 2]};1,5" for at in range(24)]
+    rows[4], rows[9], rows[15] = "4;;gut;1,5", "9;w1;;1,5", "15;w2;;1,5"
+    export = "\r\n".join(["sep=;", "Nr;Antwort;Stimmung;Preis", *rows, ""])
+    (tmp_path / "Umfrage.csv").write_bytes(export.encode("cp1252"))
+    (tmp_path / "neu.tsv").write_bytes("Wer\tText\na\tw1 für w2\nb\t\n".encode())
+
+    began = run_here(TEMPLATE.get, "init", "--yes", "--data", "Umfrage.csv")
+    assert began.returncode == 0, began.stderr
+    for line in (
+        "Task: sequence-classification, by texts with values that repeat as classes do.",
+        "Columns not used: 'Nr', 'Preis'.",
+        "Umfrage.csv is not UTF-8 (line 3, byte 0xfc) and is read as Windows-1252",
+        "data.text = Antwort: it has the longest texts",
+        "3 rows can't be used: column 'Antwort' is empty in line 7; column 'Stimmung' is empty in lines 12, 18",
+        "set data.missing = 'skip' to leave out these rows",
+    ):
+        assert line in began.stdout
+    refused = run_here(TEMPLATE.get, "train", "job.toml", "--local", "1", "--out", "run")
+    assert refused.returncode == 5 and "3 rows can't be used" in refused.stderr and not (tmp_path / "run").exists()
+
+    options = ("--set", "data.missing=skip", "--set", "train.max_steps=2", "--set", "data.held_out=0")
+    trained = run_here(TEMPLATE.get, "train", "job.toml", "--local", "1", "--out", "run", *options)
+    assert trained.returncode == 0, trained.stderr
+    assert "1 left out: column 'Antwort' is empty" in trained.stderr + trained.stdout
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    assert report["rows"]["left_out"] == {"column 'Antwort' is empty": 1, "column 'Stimmung' is empty": 2}
+    assert report["training"]["rows"] == 21
+
+    wrong = run_here(TEMPLATE.get, "predict", "run", "--data", "neu.tsv")
+    assert wrong.returncode == 5 and "has no column 'Antwort'; it has the columns 'Wer', 'Text'" in wrong.stderr
+    said = run_here(TEMPLATE.get, "predict", "run", "--data", "neu.tsv", "--column", "text=Text")
+    assert said.returncode == 0, said.stderr
+    assert "1 row is left out: column 'Text' is empty (line 3)" in said.stderr and "1 rows: 1 " in said.stderr
+    assert said.stdout.splitlines()[0].startswith("Wer,Text,predicted,probability")
+
+
 @pytest.mark.promise("8 adapterhub folder")
 @pytest.mark.thorough
 @pytest.mark.parametrize(

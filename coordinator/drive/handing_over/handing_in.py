@@ -53,6 +53,7 @@ def hand_results_in(
     if request.evaluation is None and not handed_in.settle(state.best, state.last_step):
         handed_in.last.send(request.job, emit, part=part)
     report = books.ledger.report(
+        rows=books.rows,
         run_id=run_id,
         wall_s=wall_s,
         phases_s=phases_s,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.planner.copies import copies_line
@@ -46,6 +46,7 @@ def plan_text(
     time: JobTime | None = None,
     budgets: Mapping[str, int] | None = None,
     facts: NodeFacts | None = None,
+    rows: Sequence[str] = (),
 ) -> list[str]:
     """Write a plan as lines for people.
 
@@ -60,6 +61,7 @@ def plan_text(
         time: predicted or guessed.
         budgets: memory that each node has, in bytes.
         facts: of any node, for the bytes that helpers are sent.
+        rows: what is to be said of the files of rows.
     """
     source = "measured nodes" if measured else "assumed equal nodes"
     course = plan.course
@@ -68,7 +70,7 @@ def plan_text(
         f"{course.microbatches} micro-batch{'es' if course.microbatches > 1 else ''}, {course.wire_dtype} on the wire, "
         f"{source}, digest {plan.digest[:12]}"
     ]
-    lines += [note] if note else []
+    lines += [*rows, note] if note else rows
     lines += _nodes(plan, memory, budgets or {})
     lines.append(f"needs: {NEEDS}")
     lines += [time.line()] if time is not None else []
@@ -216,8 +218,9 @@ def plan_json(
     note: str = "",
     why: Explanation | None = None,
     time: JobTime | None = None,
+    rows: Sequence[str] = (),
 ) -> str:
-    """Write a plan as one line of JSON; ``note`` says what is an estimate, ``why`` has the planner's reasons."""
+    """Write a plan as one line of JSON: ``note`` has what is an estimate, ``why`` reasons, ``rows`` the files' rows."""
     value: dict[str, Any] = {
         "event": "plan",
         **given.to_json(),
@@ -230,6 +233,8 @@ def plan_json(
         value["predicted"] = time.to_json()
     if note:
         value["note"] = note
+    if rows:
+        value["rows"] = list(rows)
     if why is not None:
         value["explanation"] = why.to_json()
     return json.dumps(value)

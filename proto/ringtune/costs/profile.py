@@ -206,6 +206,14 @@ class LinkFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """How many rows of a node's files are left out for one reason, in words without a cell of a row."""
+
+    why: str
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFacts:
     """One node: its data (numbers and class names only), memory and speed.
 
@@ -225,7 +233,9 @@ class NodeFacts:
         activation_token_bytes: what a forward with graph keeps of one block for its backward, per padded token.
         model: sizes of the model.
         data_bytes: what its rows and their tokenizer take in memory; 0 = no rows, or not known.
-        skipped_rows: rows of its files that can't be used (answers that are not in their context).
+        skipped_rows: rows of its files that are left out, for all reasons together.
+        left_out: rows of its files that are left out, by why.
+        cut_rows: rows that are longer than the longest row, of those that it encoded to know their lengths.
         hardware: processor and what it may use of it, as text; timings are used again only where it is equal.
         cpu_cores: processor seconds that it may use each second, whatever its threads; 0 = not known, enough.
         train_tokens: mean padded length of its training batches; 0 = not known, the longest is assumed.
@@ -276,10 +286,12 @@ class NodeFacts:
     users: tuple[UserRows, ...] = ()
     numerics: str = ""
     load: float = 0.0
+    left_out: tuple[LeftOut, ...] = ()
+    cut_rows: int = 0
 
     def __post_init__(self) -> None:
         """Refuse negative figures, and fewer than one thread."""
-        for name in ("train_rows", "eval_rows", "skipped_rows", "memory_bytes", "data_bytes"):
+        for name in ("train_rows", "eval_rows", "skipped_rows", "cut_rows", "memory_bytes", "data_bytes"):
             _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)
         for name in (
             "block_forward_s",

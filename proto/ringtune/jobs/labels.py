@@ -14,3 +14,12 @@ def look_alikes(labels: Iterable[str]) -> tuple[tuple[str, ...], ...]:
     for label in sorted(labels):
         groups.setdefault(" ".join(label.casefold().split()), []).append(label)
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+
+def look_alike_lines(labels: Iterable[str]) -> list[str]:
+    """Say which names differ in spaces or capitals only, a sentence for each group."""
+    return [
+        f"{' and '.join(map(repr, group))} are different classes, though they differ in spaces or capitals only; "
+        "correct the rows?"
+        for group in look_alikes(labels)
+    ]

@@ -9,6 +9,8 @@ from fractions import Fraction
 
 from ringtune.errors import JobError
 from ringtune.files.strict import nearest
+from ringtune.files.text_files import AUTO as AUTO_ENCODING
+from ringtune.files.text_files import is_encoding
 from ringtune.jobs.optimizers import MOMENTUM, OPTIMIZERS
 from ringtune.jobs.paths import check_path, check_text
 from ringtune.jobs.split import split_alpha
@@ -54,6 +56,9 @@ _TRAIN_RANGES: dict[str, tuple[float, float]] = {
 }
 MOST_WAIT_S = 1_000_000
 DEFAULT_ROUNDS = 5
+ERROR, SKIP = "error", "skip"
+MISSING = (ERROR, SKIP)
+"""What is done with rows that have no value in a column of the task."""
 LENGTHS = ("rounds", "epochs", "max_steps")
 """Keys of ``[train]`` of which at most one sets how long a run is."""
 
@@ -85,8 +90,8 @@ class Data:
     """``[data]``: where rows come from, and how ``--local N`` shares them out.
 
     Attributes:
-        train: file of rows, csv or jsonl, for images npz or a folder per class, for causal-lm also plain text, for
-            token-classification also conll; empty: every owner names its own.
+        train: file of rows, csv, tsv, jsonl or xlsx, for images npz or a folder per class, for causal-lm also plain
+            text, for token-classification also conll; texts also as .gz; empty: every owner names its own.
         eval: the same for evaluation; empty: none, unless an owner names one.
         held_out: share of the rows of ``train`` that is evaluated and not trained on, drawn by the seed; ignored
             by owners that supply their own evaluation file.
@@ -102,6 +107,10 @@ class Data:
         image: name of the images' array in an npz file.
         user: column with the name of whose row it is, for ``offload.users``; empty: all rows of a node are of one
             user with the node's name. Names of users and numbers of their rows leave the node; they are in the plan.
+        missing: what is done with a row that has no value in one of the task's columns: the file is refused, or the row
+            is left out and counted.
+        encoding: of text files, such as ``utf-8`` or ``cp1252``; auto = UTF-16 by its first bytes, UTF-8 where every
+            line is, else Windows-1252, which is told.
         stride: tokens that two windows of a long context share; 0 = a third of ``train.max_length``.
         split: how ``--local N`` shares rows out: evenly at random, or each class unevenly, the more the smaller ALPHA.
         owners: how many nodes own data with ``--local N``; 0 = all.
@@ -121,6 +130,8 @@ class Data:
     answer: str = "answer"
     image: str = "image"
     user: str = ""
+    missing: str = ERROR
+    encoding: str = AUTO_ENCODING
     stride: int = 0
     split: str = "iid"
     owners: int = 0
@@ -138,6 +149,9 @@ class Data:
             raise JobError(f"data.labels has to be two or more distinct names, not {list(self.labels)}")
         if not all(name.strip() for name in self.labels):
             raise JobError(f"data.labels has an empty name: {list(self.labels)}; give every class a name")
+        check_choice("data.missing", self.missing, MISSING)
+        if not is_encoding(self.encoding):
+            raise JobError(f"data.encoding = {self.encoding!r} is no encoding; set 'auto', 'utf-8' or 'cp1252', say")
         check_range("data.stride", self.stride, 0, MOST_TOKENS)
         check_range("data.owners", self.owners, 0, MOST_OWNERS)
         split_alpha(self.split)

@@ -7,7 +7,9 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from ringtune.files.digests import json_digest
+from ringtune.files.text_files import AUTO
 from ringtune.jobs.job import CacheSettings, Job, OffloadSettings, OperationsSettings
+from ringtune.jobs.sections import ERROR
 from ringtune.schedule.owner_turns import EQUAL
 from ringtune.schedule.slice_policy import NONE
 
@@ -22,6 +24,8 @@ _LATER: Final = {
     "data.text_pair": "",
     "data.words": "words",
     "data.tags": "tags",
+    "data.missing": ERROR,
+    "data.encoding": AUTO,
     "train.patience_evals": 0,
     "train.keep_best": False,
     **{f"operations.{name}": value for name, value in dataclasses.asdict(OperationsSettings()).items()},

@@ -19,7 +19,7 @@ from ringtune.files import chunks
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_header import header_bytes, header_of
 from ringtune.files.safetensors_stream import TensorFile
-from ringtune.files.tables import read_table
+from ringtune.files.tables import table_rows
 from ringtune.rounds.checkpoint import CheckpointManifest
 from ringtune.trust.certificates import facts_of, make_key, make_request, read_key, requested_key
 from ringtune.trust.identity import read_identity
@@ -175,7 +175,7 @@ class _Rows:
 
     def __call__(self, data: bytes) -> object:
         self._path.write_bytes(data)
-        return read_table(self._path, {"data.text": "text", "data.label": "label"})
+        return list(table_rows(self._path, {"data.text": "text", "data.label": "label"}))
 
 
 class _Trace:

@@ -9,13 +9,22 @@ from typing import Any
 import pytest
 
 from ringtune.errors import DataError
-from ringtune.files.tagged import read_tagged, tagged_rows
+from ringtune.files.row_account import RowAccount
+from ringtune.files.tagged import TaggedWords, tagged_rows
 
 
 def texts(path: Path, content: str, *, tags: str = "tags") -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Write a file and read it."""
     path.write_text(content, encoding="utf-8")
-    return [(row.words, row.tags) for row in read_tagged(path, words="words", tags=tags)]
+    return [(row.words, row.tags) for row in read(path, tags=tags)]
+
+
+def read(path: Path, *, words: str = "words", tags: str = "tags", known_tags: str = "") -> list[TaggedWords]:
+    """Read all rows; those that can't be used are an error."""
+    account = RowAccount(path)
+    rows = list(tagged_rows(path, account, words=words, tags=tags, known_tags=known_tags))
+    account.check()
+    return rows
 
 
 def test_tagged_rows_of_json_lines_and_conll_are_the_same(tmp_path: Path) -> None:
@@ -35,7 +44,7 @@ def test_tagged_rows_without_tags_are_read_where_none_are_asked_for(tmp_path: Pa
     assert texts(tmp_path / "a.conll", "a\nb\n", tags="") == [(("a", "b"), ())]
     path = tmp_path / "b.conll"
     path.write_text("a X O\n")
-    (row,) = tagged_rows(path, words="words", tags="")
+    (row,) = read(path, tags="")
     assert row.record == (1, {"words": ["a"], "tags": ["O"]}) and row.tags == ()
 
 
@@ -56,7 +65,7 @@ def test_tagged_rows_without_tags_are_read_where_none_are_asked_for(tmp_path: Pa
         ({"words": ["a", 7], "tags": ["O", "O"]}, "word 2 of column 'words' (data.words) is no text but a int"),
         ({"words": ["a"], "tags": [" "]}, "tag 1 of column 'tags' (data.tags) is no name but empty; give a text or"),
         ({"words": ["a"], "tags": [True]}, "tag 1 of column 'tags' (data.tags) is no name but a bool"),
-        ({"words": ["a"]}, "has no column 'tags'; it has 'words'; set data.tags"),
+        ({"words": ["a"]}, "column 'tags' is empty; fill it in"),
     ],
 )
 def test_tagged_rows_refuse_a_row_by_its_line(tmp_path: Path, row: dict[str, Any], message: str) -> None:
@@ -70,11 +79,14 @@ def test_tagged_rows_refuse_a_row_by_its_line(tmp_path: Path, row: dict[str, Any
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.conll", "a O\nb\n", "line 2 has one column; a line has a word, a tab or blanks, and its tag last"),
-        ("a.conll", "a X O\n\nb O\n", "line 3 has 2 columns and line 1 has 3; the last column is the tag"),
-        ("a.conll", "a\tO\n\tO\n", "line 2 has an empty word"),
-        ("a.conll", "a\tO\nb\t\n", "line 2 has an empty tag"),
-        ("a.conll", "\n\n", "has no rows"),
+        (
+            "a.conll",
+            "a O\nb\n",
+            "line 2: the line has one column; a line has a word, a tab or blanks, and its tag last",
+        ),
+        ("a.conll", "a X O\n\nb O\n", "line 3: the line has 2 columns and line 1 has 3; the last column is the tag"),
+        ("a.conll", "a\tO\n\tO\n", "line 2: the line has an empty word"),
+        ("a.conll", "a\tO\nb\t\n", "line 2: the line has an empty tag"),
         ("a.csv", "words,tags\na,O\n", "is a table of cells, and words are lists; write .jsonl, a line such as"),
         ("a.txt", "a", "has the suffix '.txt'"),
     ],
@@ -89,17 +101,17 @@ def test_tagged_rows_refuse_a_file(tmp_path: Path, name: str, content: str, mess
 def test_tagged_rows_name_a_file_that_is_no_text(tmp_path: Path) -> None:
     """Neither a missing one nor another encoding is read."""
     with pytest.raises(DataError, match=r"is not there; set data\.train"):
-        read_tagged(tmp_path / "a.conll", words="words", tags="tags")
-    (tmp_path / "a.conll").write_bytes(b"\xff\xfe O\n")
-    with pytest.raises(DataError, match=r"is not UTF-8 .*convert it"):
-        read_tagged(tmp_path / "a.conll", words="words", tags="tags")
+        read(tmp_path / "a.conll")
+    (tmp_path / "a.conll").write_bytes(b"\x81 O\n")
+    with pytest.raises(DataError, match=r"line 1 is neither UTF-8 nor Windows-1252 \(byte 0x81\); set data.encoding"):
+        read(tmp_path / "a.conll")
 
 
 def test_tagged_rows_of_conll_have_the_columns_of_the_job(tmp_path: Path) -> None:
     """Also where tags are there and nobody asks for them: what was predicted is compared with them."""
     path = tmp_path / "rows.conll"
     path.write_text("Anna\tB-PER\nsings\tO\n")
-    (asked,) = tagged_rows(path, words="tokens", tags="ner_tags")
-    (known,) = tagged_rows(path, words="tokens", tags="", known_tags="ner_tags")
+    (asked,) = read(path, words="tokens", tags="ner_tags")
+    (known,) = read(path, words="tokens", tags="", known_tags="ner_tags")
     assert asked.record[1] == known.record[1] == {"tokens": ["Anna", "sings"], "ner_tags": ["B-PER", "O"]}
     assert (asked.tags, known.tags) == (("B-PER", "O"), ())

@@ -50,6 +50,8 @@ def test_predict_gives_rows_with_what_is_predicted(run: ringtune.Run, tmp_path: 
     assert not Path(words[2]).exists(), "nothing of the rows stays"
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     assert run.predict(tmp_path / "rows.jsonl") == found
+    assert run.predict(["good", "bad"])["text"] == ["good", "bad"], "texts alone are rows of the job's one column"
+    assert run.predict([{"body": "good"}], columns={"text": "body"})[0]["predicted"] == "pos"
 
 
 def test_predict_writes_what_the_command_writes(run: ringtune.Run, tmp_path: Path) -> None:
@@ -66,7 +68,15 @@ def test_predict_writes_what_the_command_writes(run: ringtune.Run, tmp_path: Pat
     [
         ("gone.csv", {}, DataError, r"gone\.csv is not there"),
         ([], {}, UsageError, "give one at least"),
-        (["a text"], {}, UsageError, "rows are a file or mappings"),
+        ([1], {}, UsageError, "rows are a file, texts or mappings"),
+        (["a text"], {"columns": {"words": "x"}}, UsageError, r"this run reads the columns text, label"),
+        (["a text", " "], {}, DataError, r"^the rows, line 2: column 'text' is empty; fill it in"),
+        (
+            [{"body": "x"}],
+            {},
+            DataError,
+            r"^the rows has no column 'text'; it has the columns 'body'",
+        ),
         ([{"text": object()}], {}, UsageError, "JSON has no form for"),
         (ROWS, {"user": "anna"}, UsageError, "no adapters of single users"),
         (ROWS, {"max_new_tokens": 0}, UsageError, r"max_new_tokens is 0, it has to be in \[1, 4096\]"),

@@ -63,5 +63,5 @@ def test_evaluate_refuses_what_the_command_refuses(tmp_path: Path) -> None:
         run.evaluate(tmp_path / "gone.csv")
     with pytest.raises(UsageError, match=r"no data\.eval"):
         ringtune.evaluate(tmp_path / "run")
-    with pytest.raises(UsageError, match="leave --user out"):
+    with pytest.raises(UsageError, match="leave user= out"):
         run.evaluate(tmp_path / "run/report.json", user="anna")

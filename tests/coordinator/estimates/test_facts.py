@@ -68,16 +68,16 @@ def test_estimates_count_jsonl_rows(wanted: Job, tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("none.csv", None, "is not there; set data.train"),
-        ("rows.txt", "text,label\n", "has the suffix '.txt'; rows are read from .csv or .jsonl"),
+        ("rows.txt", "text,label\n", "has the suffix '.txt'; rows are read from .csv, .tsv, .jsonl, .xlsx or .gz"),
         ("empty.csv", "text,label\n", "has no rows"),
-        ("other.csv", "text,class\na,b\n", "line 2 has no column 'label'; it has 'text', 'class'; set data.label"),
+        ("other.csv", "text,class\na,b\n", "has no column 'label'; it has the columns 'text', 'class'; set data.label"),
         (
             "sentence.csv",
             "sentence,label\na,b\n",
-            "line 2 has no column 'text'; it has 'sentence', 'label'; set data.text",
+            "has no column 'text'; it has the columns 'sentence', 'label'; set data.text",
         ),
-        ("short.csv", "text,label\na,b\na\n", "line 3 has no column 'label'"),
-        ("broken.jsonl", "{", "line 1 is not JSON"),
+        ("short.csv", "text,label\na,b\na\n", "line 3: column 'label' is empty"),
+        ("broken.jsonl", "{", "line 1: it is not JSON"),
     ],
 )
 def test_estimates_refuse_bad_files(wanted: Job, tmp_path: Path, name: str, content: str | None, message: str) -> None:
@@ -108,7 +108,7 @@ def test_plan_command_is_short_and_guesses_a_time(wanted: Job, tmp_path: Path) -
     (tmp_path / "job.toml").write_text(wanted.to_toml())
     arguments = [str(tmp_path / "job.toml"), "--assume", "2", "--memory", "1GiB"]
     shown = CliRunner().invoke(app, arguments).output.splitlines()
-    assert len(shown) <= 12 and all(len(line) < 200 for line in shown)
+    assert len(shown) <= 13 and all(len(line) < 200 for line in shown)
     assert [line.split()[0] for line in shown if line.startswith("node")] == ["node", "node-0", "node-1"]
     assert any(line.startswith("rough guess: ") and "if every node did 20 billion operations" in line for line in shown)
     assert "turns of 2 steps: node-0, then node-1, and again" in shown

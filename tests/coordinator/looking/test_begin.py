@@ -186,17 +186,18 @@ def test_begin_says_what_lies_there_where_it_finds_nothing(tmp_path: Path) -> No
     [
         (b"", "is empty"),
         (b"text,label\n", r"has one line and no rows \('text,label'\)"),
-        (b"PK\x03\x04...", "is a zip archive or a spreadsheet by its first bytes"),
-        ("text,label\nx,y\n".encode("utf-16"), "is UTF-16 by its first bytes; convert it: iconv -f UTF-16"),
-        (
-            "text,label\nh\u00e9,y\n".encode("latin-1"),
-            r"line 2 is not UTF-8 \(byte 0xe9\); as Windows-1252 it reads 'h\u00e9,y'",
-        ),
-        (b"text;label\nx;y\n", r"semicolons \(;\) between its columns \('text', 'label'\)"),
+        (b"PK\x03\x04...", r"is a zip archive or a spreadsheet \(\.xlsx\) by its first bytes"),
+        ("text,label\n\u00e9,\u00e9\n".encode() * 2 + b"\xe9,b\n", r"not UTF-8 \(line 5, byte 0xe9\), though 2 other"),
         (b"good film,pos\n" + b"bad film,neg\ngood one,pos\n" * 3, "looks like a row and not like names of columns"),
-        (b"id,score\n1,0.5\n2,0.25\n", r"what is to be learned: .*'score' \(number, .*init looks for texts"),
+        (
+            b"id,score\n1,0.5\n2,0.25\n",
+            r"what is to be learned: .*'score' \(numbers with fractions, .*init looks for texts",
+        ),
         (b'text,label\n"a,b\n', "a quote is opened and never closed"),
-        (b"text,label\na,b,c\n", "line 2 has 3 cells, the header has 2 columns"),
+        (
+            b"text,label\na,b,c\n",
+            "line 2: the row has 3 cells, the header has 2 columns; put a text with commas in quotes",
+        ),
     ],
 )
 def test_begin_says_what_it_saw_of_a_table_without_sense(content: bytes, message: str, tmp_path: Path) -> None:
@@ -246,3 +247,66 @@ def test_begin_reads_weights_of_the_model_that_it_names(tmp_path: Path) -> None:
     write_model(tmp_path / "model", weights=safetensors_bytes(bert_shapes())[:40])
     with pytest.raises(IntegrityError, match=r"model\.safetensors"):
         begin(Wishes(folder=tmp_path), NobodyAsked())
+
+
+@pytest.mark.parametrize(
+    ("row", "form"),
+    [
+        ({"prompt": "q", "completion": "a"}, "a prompt and its completion"),
+        ({"instruction": "a", "input": "b", "output": "c"}, r"an instruction and its output \(Alpaca\)"),
+        ({"messages": [{"role": "user", "content": "x"}]}, r"a conversation \(messages\)"),
+        ({"conversations": [{"from": "human", "value": "x"}], "id": 1}, r"a conversation \(ShareGPT\)"),
+    ],
+)
+def test_begin_refuses_conversations_by_name(tmp_path: Path, row: dict[str, object], form: str) -> None:
+    """Whatever repeats in them, and also where the task is said: half of a row is never learned."""
+    write_lines(tmp_path / "train.jsonl", [row] * 20 + [{**row, "more": 1}])
+    write_gpt2(tmp_path / "gpt")
+    for task in ("", "causal-lm", "sequence-classification"):
+        wishes = Wishes(folder=tmp_path, model=str(tmp_path / "gpt"), task=task)
+        with pytest.raises(DataError, match=f"has {form}, in the columns .* is not built; write each row as one text"):
+            begin(wishes, NobodyAsked())
+    half = {"text": next(iter(row))}
+    wishes = Wishes(folder=tmp_path, model=str(tmp_path / "gpt"), task="causal-lm", columns=half)
+    if isinstance(row[half["text"]], str):
+        with pytest.raises(DataError, match=f"has {form}, and data.text = .* is a part of it"):
+            begin(wishes, NobodyAsked())
+
+
+@pytest.mark.parametrize(
+    ("values", "task"),
+    [
+        ([float(at % 3) for at in range(30)], "sequence-classification"),
+        ([f"{at % 2}.0" for at in range(30)], "sequence-classification"),
+        ([at % 3 + 0.5 for at in range(30)], "regression"),
+        ([1000.0 + at for at in range(30)], "regression"),
+    ],
+)
+def test_begin_takes_whole_numbers_for_classes_however_they_are_written(
+    tmp_path: Path, values: list[object], task: str
+) -> None:
+    """1.0 has no fraction; true fractions and many values are numbers. What was chosen is told with its reason."""
+    write_lines(tmp_path / "r.jsonl", [{"text": text, "score": v} for text, v in zip(TEXTS, values, strict=True)])
+    begun = made(tmp_path)
+    assert begun.task == task and f"Task: {task}, by texts with " in "\n".join(begun.saw)
+    reason = begun.chosen["data.label"].reason
+    wanted = {"sequence-classification": "--task regression would", "regression": "its numbers"}
+    assert wanted[task] in reason and begun.chosen["data.text"].reason == "by its name"
+
+
+def test_begin_tells_what_is_not_used_odd_and_bad(tmp_path: Path) -> None:
+    """Columns by name, the form of the file, classes that differ in blanks, and all bad rows as training says them."""
+    rows = [f"{text};{('pos', 'neg', 'Pos ')[at % 3]};{at};für" for at, text in enumerate(TEXTS)]
+    rows[3], rows[7] = ";pos;3;x", f"{TEXTS[7]};;7;x"
+    (tmp_path / "r.csv").write_bytes("\n".join(["text;label;id;note", *rows]).encode("cp1252"))
+    begun = made(tmp_path)
+    told = "\n".join(begun.saw)
+    for line in (
+        "Columns not used: 'id', 'note'.",
+        "is not UTF-8 (line 2, byte 0xfc) and is read as Windows-1252",
+        "has semicolons (;) between its columns",
+        "'Pos ' and 'pos' are different classes, though they differ in spaces or capitals only",
+    ):
+        assert line in told
+    assert "column 'text' is empty in line 5; column 'label' is empty in line 9" in begun.problems
+    assert job_of(begun).data.held_out == 0.1

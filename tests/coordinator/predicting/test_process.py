@@ -39,6 +39,11 @@ def test_process_gives_every_line_and_ends(tmp_path: Path) -> None:
     """More lines than are read ahead; and whoever reads no more leaves no process behind."""
     assert read(LINE * 3, tmp_path) == ["pos"] * 3
     assert read(f"while True: {LINE}", tmp_path, most=700) == ["pos"] * 700
+    told = list[str]()
+    process = started(LINE + """print('{"told": "1 of 1 rows"}')""", tmp_path / "log")
+    assert len(list(_read(process, tmp_path / "log", wait_s=60.0, tell=told.append))) == 1 and told == ["1 of 1 rows"]
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 def test_process_that_fails_tells_its_own_error(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 
 from edge.data.rows import OwnerDataset
-from edge.data.texts import read_rows
-from edge.data.tokens import load_tokenizer
+from edge.data.tokens import Encoder, load_tokenizer
 from edge.model.owner import HeadResult
 from ringtune.errors import DataError, ModelError
+from ringtune.jobs.rows import read_rows
 from ringtune.jobs.sections import Data
+from ringtune.models.family import CLASSIFICATION
 from ringtune.schedule.rows.batches import BatchStream
 from ringtune.schedule.turns.turns import Item, StepKind
 from tests.support import hand_ring as ring
@@ -28,7 +30,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _pairs(path: Path) -> list[tuple[str, str]]:
-    found = read_rows(path, Data())
+    found = read_rows(path, CLASSIFICATION, Data())
     return list(zip(found.rows, found.labels, strict=True))
 
 
@@ -60,14 +62,22 @@ def test_data_keeps_quoted_and_foreign_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("rows.csv", "text,class\na,b\n", r"line 2 has no column 'label'; it has 'text', 'class'"),
+        (
+            "rows.csv",
+            "text,class\na,b\n",
+            r"has no column 'label'; it has the columns 'text', 'class'; set data\.label",
+        ),
         ("rows.csv", "text,label\n", "has no rows"),
         ("rows.csv", "", "has no rows"),
-        ("rows.csv", "text,label\na\n", "line 2 has no column 'label'"),
-        ("rows.csv", "text,label\na,\n", "line 2: column 'label' is not a class name"),
-        ("rows.txt", "a", "read from .csv or .jsonl"),
-        ("rows.jsonl", '{"text": "a", "label": "b"}\n{"text"\n', "line 2 is not JSON"),
-        ("rows.jsonl", "[1]\n", "line 1 is not a JSON object"),
+        (
+            "rows.csv",
+            "text,label\na\n",
+            "line 2: column 'label' is empty; fill it in or remove the row, or set data.missing",
+        ),
+        ("rows.csv", "text,label\na,\n", "line 2: column 'label' is empty"),
+        ("rows.txt", "a", "read from .csv, .tsv, .jsonl, .xlsx or .gz"),
+        ("rows.jsonl", '{"text": "a", "label": "b"}\n{"text"\n', "line 2: it is not JSON"),
+        ("rows.jsonl", "[1]\n", "line 1: it is not a JSON object"),
         ("rows.jsonl", '{"text": 1, "label": "b"}\n', "line 1: column 'text' is not text"),
         ("rows.jsonl", '{"text": "a", "label": 0.5}\n', "is not a class name"),
     ],
@@ -77,18 +87,18 @@ def test_data_errors_name_file_line_and_column(tmp_path: Path, name: str, conten
     path = tmp_path / name
     path.write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=message) as caught:
-        read_rows(path, Data())
+        read_rows(path, CLASSIFICATION, Data())
     assert str(path) in str(caught.value)
 
 
 def test_data_errors_of_missing_files(model_folder: Path, tmp_path: Path) -> None:
     """A missing file, bytes that are no text, and a folder without tokenizer are told apart."""
     with pytest.raises(DataError, match="is not there"):
-        read_rows(tmp_path / "no.csv", Data())
+        read_rows(tmp_path / "no.csv", CLASSIFICATION, Data())
     path = tmp_path / "rows.csv"
-    path.write_bytes(b"text,label\n\xff\xfe,a\n")
+    path.write_bytes(b"text,label\n\x81,a\n")
     with pytest.raises(DataError, match="UTF-8"):
-        read_rows(path, Data())
+        read_rows(path, CLASSIFICATION, Data())
     rows = tiny.write_rows(tmp_path / "good.csv", 5)
     job = ring.make_job(model_folder)
     with pytest.raises(ModelError, match="is not a folder"):
@@ -223,3 +233,44 @@ def test_data_counts_classes_where_that_tells_nobody_a_label(
             told.append(dataset.score(course, item, batch, said))
         counts = tuple((f"class:{true}:0", float(count)) for true, count in sorted(truths.items()))
         assert told[:-1] == [()] * (len(told) - 1) and told[-1] == (counts if is_counted else ())
+
+
+def test_encoder_counts_what_it_cuts_and_refuses_what_has_no_token() -> None:
+    """A text of exactly the longest length is whole; one without a token would have no place for a loss."""
+
+    def tokenizer(*texts: str, max_length: int = 99, **_: object) -> dict[str, list[int]]:
+        return {"input_ids": [len(word) for text in texts for word in text.split()][:max_length]}
+
+    encoder = Encoder(tokenizer, ["a b c", "a b c d", ("a", "b c d"), "a", "\u200b\t"])
+    assert [len(row.ids) for row in encoder.rows(range(4), max_length=3)] == [3, 3, 3, 1]
+    assert encoder.cut_rows == 2
+    empty = Encoder(lambda *_, **__: {"input_ids": []}, ["\u200b"])
+    with pytest.raises(DataError, match="a text of 1 characters has no token that the tokenizer knows; remove its row"):
+        empty.rows([0], max_length=3)
+
+
+def test_rows_that_are_left_out_or_cut_are_counted_by_owner(model_folder: Path, tmp_path: Path) -> None:
+    """Shares of what is left out add up to the file's number; lengths are known once they were asked for."""
+    rows = [*tiny.make_rows(9, seed=1), ("", "bad"), (" ", "bad"), ("w1", ""), (" ".join(["w2"] * 40), "bad")]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows))
+    job = ring.make_job(model_folder, data__missing="skip", train__max_length=32)
+    parts = [
+        OwnerDataset.load(job, path, None, share=share, num_owners=2, tokenizer_folder=model_folder)
+        for share in range(2)
+    ]
+    assert sum(part.train_rows for part in parts) == 10
+    found = sum((Counter(part.left_out) for part in parts), Counter[str]())
+    assert found == {"column 'text' is empty": 2, "column 'label' is empty": 1}
+    for part in parts:
+        part.mean_tokens(4, 1, "a")
+    assert sum(part.cut_rows for part in parts) == 1
+
+
+def test_class_that_differs_in_blanks_only_from_one_of_the_run_says_so(model_folder: Path, tmp_path: Path) -> None:
+    """Nobody finds that in two lists of names."""
+    (tmp_path / "rows.csv").write_text("text,label\na,good\nb,Bad \n")
+    job = ring.make_job(model_folder)
+    data = OwnerDataset.load(job, tmp_path / "rows.csv", None, tokenizer_folder=model_folder)
+    with pytest.raises(DataError, match=r"class 'Bad ', which differs in spaces or capitals only from 'bad' of"):
+        data.set_labels(("bad", "good"))

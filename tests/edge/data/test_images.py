@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -186,11 +186,11 @@ def test_images_refuse_numbers_that_are_not_finite(model_folder: Path, tmp_path:
         load(model_folder, tmp_path / "images.npz").batch([0], {})
 
 
-@pytest.mark.skipif(importlib.util.find_spec("PIL") is not None, reason="pillow is installed here")
-def test_images_say_what_pictures_need(model_folder: Path, tmp_path: Path) -> None:
+def test_images_say_what_pictures_need(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are read by a package that is not required."""
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "a.png").write_bytes(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(DataError, match="needs the package 'pillow'"):
         load(model_folder, tmp_path)
 

@@ -78,7 +78,7 @@ def test_language_leaves_a_block_without_target_out(model_folder: Path, tmp_path
     with pytest.raises(DataError, match="has 1 tokens; a block needs 2"):
         read(model_folder, path)
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="not UTF-8"):
+    with pytest.raises(DataError, match=r"is not utf-16 .*set data.encoding"):
         read(model_folder, path)
     with pytest.raises(DataError, match="is not there"):
         read(model_folder, tmp_path / "no.txt")

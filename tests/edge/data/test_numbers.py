@@ -45,13 +45,14 @@ def test_numbers_are_targets_as_they_are_written(model_folder: Path, tmp_path: P
     ("value", "message"),
     [
         ("high", "is not a number but a text; give a number such as 0.75, or remove the row"),
-        ("", "is not a number but empty"),
+        ("2,5", "is not a number but a text; write a point in place of the decimal comma, or remove the row"),
+        ("", "is empty; fill it in or remove the row, or set data.missing = 'skip' to leave out the row"),
         (True, "is not a finite number but a bool"),
         ([1], "is not a finite number but a list"),
         ("nan", "is not a finite number but a text"),
         (float("inf"), "is not a finite number but a float"),
         ("-1e10", "has a number beyond 1e+09; divide the column by its size"),
-        (None, "is null or missing; correct the row"),
+        (None, "is empty; fill it in or remove the row"),
         (10**400, "is not a number but a int"),
     ],
 )

@@ -120,19 +120,22 @@ def test_questions_without_their_answer_are_counted(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     dataset = OwnerDataset.load(make_job(model_folder), path, path, tokenizer_folder=model_folder)
     assert dataset.train_rows == dataset.eval_rows == 1 + usable
-    assert dataset.skipped_rows == 2 * (not usable)
+    assert sum(dataset.left_out.values()) == 2 * (not usable)
     assert dataset.labels == ()
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "w1", "context": "w2"}, "line 1 has no column 'answer'; it has 'question'"),
+        ({"question": "w1", "context": "w2"}, "has no column 'answer'; it has the columns 'question'"),
         ({"question": 1, "context": "w2", "answer": "w2"}, "column 'question' is not text"),
         ({"question": "w1", "context": "w2", "answer": 3}, "column 'answer' is no answer"),
         ({"question": "w1", "context": "w2", "answer": {"text": ["w2"], "answer_start": []}}, "no answer_start for"),
         ({"question": "w1", "context": "w2", "answer": {"text": ["w2"], "answer_start": ["0"]}}, "no answer_start for"),
-        ({"question": "w1", "context": "w2", "answer": "w3"}, "no answer of 1 rows is in its context"),
+        (
+            {"question": "w1", "context": "w2", "answer": "w3"},
+            "has no rows that can be used: 1 row is left out: questions whose answer is not in their context",
+        ),
     ],
 )
 def test_questions_errors_say_where(model_folder: Path, tmp_path: Path, row: dict[str, Any], message: str) -> None:

@@ -34,5 +34,5 @@ def test_count_rows_refuses_what_no_run_could_read(tmp_path: Path) -> None:
     """A node says so when it starts."""
     broken = tmp_path / "rows.jsonl"
     broken.write_text("not json\n", encoding="utf-8")
-    with pytest.raises(DataError, match="line 1 is not JSON"):
+    with pytest.raises(DataError, match="line 1: it is not JSON"):
         count_rows(broken, (0, 1))

@@ -116,18 +116,18 @@ def test_users_count_for_the_digest_of_rows(tmp_path: Path, model_folder: Path) 
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("", "line 2, column 'who' (data.user): user name '' is not allowed"),
-        ("  ", "user name '' is not allowed"),
+        ("", "line 2: column 'who' is empty"),
+        ("  ", "line 2: column 'who' is empty"),
         ("../x", "user name '../x' is not allowed; use 1 to 63 small letters"),
         ("Anna", "user name 'Anna' is not allowed"),
-        (None, "line 2 has no column 'who': it is null or missing"),
-        (True, "line 2: column 'who' (data.user) is not a user name (True)"),
-        (1.5, "is not a user name (1.5)"),
+        (None, "line 2: column 'who' is empty"),
+        (True, "line 2: column 'who' (data.user) is not a user name but a bool"),
+        (1.5, "is not a user name but a float"),
     ],
 )
 def test_users_with_odd_names_are_refused_by_line(tmp_path: Path, model_folder: Path, value: Any, said: str) -> None:
     """Names are those of folders: an empty cell or another name says in which line."""
-    train = _write(tmp_path / "train.jsonl", _texts(4, seed=1), ("anna", value))
+    train = _write(tmp_path / "train.jsonl", _texts(4, seed=1), ("anna", value, "anna", "anna"))
     with pytest.raises(DataError) as caught:
         _load(_job(model_folder), model_folder, train)
     assert said in str(caught.value)
@@ -136,7 +136,7 @@ def test_users_with_odd_names_are_refused_by_line(tmp_path: Path, model_folder: 
 def test_users_need_the_column_in_every_file(tmp_path: Path, model_folder: Path) -> None:
     """The error names the key."""
     path = tiny.write_rows(tmp_path / "train.csv", 4, seed=1)
-    with pytest.raises(DataError, match=r"has no column 'who'; it has 'text', 'label'; set data.user"):
+    with pytest.raises(DataError, match=r"has no column 'who'; it has the columns 'text', 'label'; set data.user"):
         _load(_job(model_folder), model_folder, path)
 
 

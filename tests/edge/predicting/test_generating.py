@@ -118,4 +118,4 @@ def test_predicting_says_what_it_can_not_use(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "rows.csv").write_text("words\nw1\n", encoding="utf-8")
     assert main([str(tmp_path / "job.toml"), str(base), str(tmp_path / "rows.csv")]) == 5
     told = capsys.readouterr().err
-    assert "no column 'text'" in told and "have to name the columns" in told and "words" not in told
+    assert "no column 'text'; it has the columns 'words'; set data.text" in told, "the rows are those of who predicts"

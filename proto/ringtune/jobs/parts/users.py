@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ringtune.errors import DataError, JobError, PlanError
+from ringtune.files.row_account import Problem, RowError
 from ringtune.files.tables import Record
 from ringtune.jobs.parts.offload import OffloadSettings
 from ringtune.jobs.sections import Data
@@ -45,31 +46,20 @@ def user_column(data: Data) -> dict[str, str]:
     return {"data.user": data.user} if data.user else {}
 
 
-def user_of(path: Path, record: Record, column: str) -> str:
+def user_of(record: Record, column: str) -> str:
     """The user in a column: a text, or a whole number; blanks around the name don't count.
 
     Raises:
-        DataError: the value is something else, empty, or no name of a user.
+        RowError: the value is something else, or no name of a user.
     """
-    number, found = record
-    value = found[column]
+    value = record[1][column]
+    where = f"column {column!r} (data.user)"
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise DataError(
-            f"{path}, line {number}: column {column!r} (data.user) is not a user name ({value!r}); give a text"
-        )
+        raise RowError(Problem(f"{where} is not a user name but a {type(value).__name__}", "give a text"))
     try:
         return check_user_name(str(value).strip())
     except PlanError as error:
-        raise DataError(f"{path}, line {number}, column {column!r} (data.user): {error}") from error
-
-
-def users_of_table(path: Path, records: Iterable[Record], data: Data) -> tuple[str, ...]:
-    """The user of each record; none where the job names no column.
-
-    Raises:
-        DataError: as ``user_of``.
-    """
-    return tuple(user_of(path, record, data.user) for record in records) if data.user else ()
+        raise RowError(Problem(f"{where} is no name of a user: {error}")) from error
 
 
 def refuse_plain_text(path: Path, data: Data) -> None:

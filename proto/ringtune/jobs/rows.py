@@ -1,0 +1,282 @@
+"""The rows of a file as the job's task reads them: one reader for init, plan, owners and predictions; no torch.
+
+Every row that can't be used is in the file's account, with its line (``ringtune.files.row_account``). Pictures are
+listed by ``ringtune.files.pictures``; how long a text is in tokens only its tokenizer knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ringtune.errors import DataError
+from ringtune.files.row_account import Problem, RowAccount, RowError
+from ringtune.files.tables import Record, class_of, number_of, table_rows, text_of
+from ringtune.files.tagged import is_conll, tagged_rows
+from ringtune.files.text_files import form_suffix
+from ringtune.jobs.parts.users import refuse_plain_text, user_column, user_of
+from ringtune.jobs.sections import SKIP, Data
+from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TAGGING
+
+PLAIN_TEXT: Final = ".txt"
+
+NO_ANSWER: Final = "questions without an answer"
+NOT_IN_CONTEXT: Final = "questions whose answer is not in their context"
+
+_CONVERSATIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "a conversation (messages)": ("messages",),
+    "a conversation (ShareGPT)": ("conversations",),
+    "an instruction and its output (Alpaca)": ("instruction", "output"),
+    "an instruction and its response": ("instruction", "response"),
+    "a prompt and its completion": ("prompt", "completion"),
+    "a prompt and its response": ("prompt", "response"),
+    "a prompt with a chosen and a rejected answer": ("prompt", "chosen", "rejected"),
+}
+"""Formats of chat and instruction data -> columns by which they are known."""
+
+
+def conversation_format(columns: Collection[str]) -> str:
+    """Name the format of chat data that has these columns; empty for other tables.
+
+    Example: ``instruction``, ``input`` and ``output`` are "an instruction and its output (Alpaca)".
+    """
+    names = {name.strip().lower() for name in columns}
+    return next((words for words, needed in _CONVERSATIONS.items() if names.issuperset(needed)), "")
+
+
+CONVERSATION_REMEDY: Final = (
+    "training on conversations, with the loss on the answers alone, is not built; write each row as one text in the "
+    "model's own chat form into a column 'text' for causal-lm, or name the columns of another task with --task and "
+    "--column"
+)
+
+
+class Question(NamedTuple):
+    """One question with its context and answers.
+
+    Attributes:
+        question: what is asked.
+        context: where the answer is.
+        answers: right answers; none where a prediction is wanted.
+        start: first character of the first answer that is in the context.
+        stop: one past its last character.
+    """
+
+    question: str
+    context: str
+    answers: tuple[str, ...]
+    start: int
+    stop: int
+
+
+class Row(NamedTuple):
+    """One row that can be used.
+
+    Attributes:
+        record: line and columns, as the file has them.
+        value: a text, a pair of texts, words, or a ``Question``.
+        target: a class name, a number or the words' tags; None where the value has it.
+        user: whose it is; empty where the job names no column of users.
+    """
+
+    record: Record
+    value: Any
+    target: Any
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one file, in its order.
+
+    Attributes:
+        rows: texts, pairs of texts, words, questions, or what a task's own reader gives.
+        labels: class name of each; empty for a task without classes.
+        users: whose each is; empty where the job names no column of users.
+        tags: names of the tags of each, one for each word; empty for a task without tags.
+        numbers: to be predicted of each; empty for a task without numbers.
+        left_out: rows of the file that are left out, by why.
+        columns: of the file; empty where it has none.
+        notes: what a person has to know of how the file was read.
+        left_out_lines: sentences on ``left_out``, with the first lines of the file.
+    """
+
+    rows: Sequence[Any]
+    labels: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    tags: tuple[tuple[str, ...], ...] = ()
+    numbers: tuple[float, ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    left_out_lines: tuple[str, ...] = ()
+
+    @property
+    def targets(self) -> Sequence[Any]:
+        """What is to be predicted for each row, where it does not stand in the row itself."""
+        return self.labels or self.tags or self.numbers
+
+
+def account_of(path: Path, data: Data, *, is_own: bool = False) -> RowAccount:
+    """Begin the account of a file, by what the job says of missing values."""
+    return RowAccount(path, skips_missing=data.missing == SKIP, is_own=is_own)
+
+
+def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Rows:
+    """Read all rows of a file.
+
+    Args:
+        path: a table, or for token-classification also CoNLL.
+        task: one that reads tables.
+        data: names of the columns, and what is done with rows that miss a value.
+        is_own: whether messages stay with whoever has the file.
+
+    Raises:
+        DataError: the file can't be used, has no rows, or has some that can't be used: all of them at once.
+    """
+    account = account_of(path, data, is_own=is_own)
+    rows = list(task_rows(path, task, data, account))
+    account.check()
+    if not rows:
+        left_out = "; ".join(account.lines_left_out())
+        raise DataError(f"{path} has no rows{f' that can be used: {left_out}' if left_out else ''}; give it data")
+    targets = tuple(row.target for row in rows)
+    return Rows(
+        rows=[row.value for row in rows],
+        labels=targets if task == CLASSIFICATION else (),
+        tags=targets if task == TAGGING else (),
+        numbers=targets if task == REGRESSION else (),
+        users=tuple(row.user for row in rows) if data.user else (),
+        left_out=account.left_out,
+        columns=account.columns,
+        notes=tuple(account.notes),
+        left_out_lines=tuple(account.lines_left_out()),
+    )
+
+
+def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_targets: bool = True) -> Iterator[Row]:
+    """The rows of a file that can be used, one after the other; the others go to the account.
+
+    Args:
+        path: a table, or for token-classification also CoNLL.
+        task: one that reads tables.
+        data: names of the columns.
+        account: of the file.
+        with_targets: whether classes, numbers, tags, answers and users are asked for.
+
+    Raises:
+        DataError: the file can't be used as a whole.
+    """
+    if task == TAGGING:
+        yield from _tagged(path, data, account, with_targets=with_targets)
+        return
+    columns = input_columns(task, data) | (target_columns(task, data) if with_targets else {})
+    records = table_rows(path, columns, account, encoding=data.encoding, may_be_empty=("data.answer",))
+    for record in records:
+        try:
+            value, target = _value_and_target(record, task, data, with_targets=with_targets)
+            if task == CAUSAL_LM and with_targets:
+                _refuse_half_a_conversation(path, record, data)
+            user = user_of(record, data.user) if with_targets and data.user else ""
+        except RowError as error:
+            if error.problem.what in (NO_ANSWER, NOT_IN_CONTEXT):
+                account.leave_out(record[0], error.problem.what)
+            else:
+                account.bad(record[0], error.problem)
+        else:
+            yield Row(record, value, target, user)
+
+
+def input_columns(task: str, data: Data) -> dict[str, str]:
+    """Job key -> column of what is given: texts, words, or a question with its context."""
+    if task == QUESTION_ANSWERING:
+        return {"data.question": data.question, "data.context": data.context}
+    if task == TAGGING:
+        return {"data.words": data.words}
+    return {"data.text": data.text, **({"data.text_pair": data.text_pair} if data.text_pair else {})}
+
+
+def target_columns(task: str, data: Data) -> dict[str, str]:
+    """Job key -> column of what is to be predicted, and of users."""
+    targets = {
+        CLASSIFICATION: {"data.label": data.label},
+        REGRESSION: {"data.label": data.label},
+        TAGGING: {"data.tags": data.tags},
+        QUESTION_ANSWERING: {"data.answer": data.answer},
+    }
+    return targets.get(task, {}) | user_column(data)
+
+
+def _value_and_target(record: Record, task: str, data: Data, *, with_targets: bool) -> tuple[Any, Any]:
+    if task == QUESTION_ANSWERING:
+        return _question(record, data, with_answers=with_targets), None
+    first = text_of(record, data.text)
+    value = (first, text_of(record, data.text_pair)) if data.text_pair else first
+    if not with_targets or task == CAUSAL_LM:
+        return value, None
+    return value, class_of(record, data.label) if task == CLASSIFICATION else number_of(record, data.label)
+
+
+def _refuse_half_a_conversation(path: Path, record: Record, data: Data) -> None:
+    """Refuse to learn the half of a conversation that one column has."""
+    form = conversation_format(record[1])
+    halves = {name for names in _CONVERSATIONS.values() for name in names} | {"input"}
+    if form and data.text.strip().lower() in halves:
+        raise DataError(
+            f"{path} has {form}, and data.text = {data.text!r} is a part of it: the model would learn that part alone; "
+            f"{CONVERSATION_REMEDY}"
+        )
+
+
+def _tagged(path: Path, data: Data, account: RowAccount, *, with_targets: bool) -> Iterator[Row]:
+    if is_conll(path):
+        refuse_plain_text(path, data)
+    tags, more = (data.tags, user_column(data)) if with_targets else ("", {})
+    found = tagged_rows(
+        path, account, words=data.words, tags=tags, more=more, known_tags=data.tags, encoding=data.encoding
+    )
+    for row in found:
+        try:
+            user = user_of(row.record, data.user) if more else ""
+        except RowError as error:
+            account.bad(row.record[0], error.problem)
+        else:
+            yield Row(row.record, row.words, row.tags, user)
+
+
+def _question(record: Record, data: Data, *, with_answers: bool) -> Question:
+    question, context = text_of(record, data.question).strip(), text_of(record, data.context)
+    if not with_answers:
+        return Question(question, context, (), 0, 0)
+    answers, starts = _answers(record, data.answer)
+    if not any(answer.strip() for answer in answers):
+        raise RowError(Problem(NO_ANSWER))
+    for answer, start in zip(answers, starts, strict=True):
+        at = start if start >= 0 and context[start : start + len(answer)] == answer else context.find(answer)
+        if answer.strip() and at >= 0:
+            return Question(question, context, answers, at, at + len(answer))
+    raise RowError(Problem(NOT_IN_CONTEXT))
+
+
+def _answers(record: Record, column: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Read the right answers, and the first character of each if the file says so, otherwise -1."""
+    value: Any = record[1].get(column) or ""
+    texts, starts = value, None
+    if isinstance(value, Mapping):
+        texts, starts = value.get("text"), value.get("answer_start")
+    texts = [texts] if isinstance(texts, str) else texts
+    starts = [starts] if isinstance(starts, int) else starts
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise RowError(Problem(f"column {column!r} is no answer", "give a text or a list of texts"))
+    if starts is None:
+        starts = [-1] * len(texts)
+    if not isinstance(starts, list) or [type(start) for start in starts] != [int] * len(texts):
+        raise RowError(Problem(f"column {column!r} has no answer_start for each of its texts"))
+    return tuple(texts), tuple(starts)
+
+
+def is_plain_text(path: Path) -> bool:
+    """Whether a file is one plain text, by its suffix."""
+    return form_suffix(path) == PLAIN_TEXT
