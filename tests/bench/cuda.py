@@ -55,7 +55,7 @@ _TESTS: Final = (
     "tests/suites/test_head_tokens.py",
 )
 _RING: Final = ("tests/integration",)
-_TESTS_S: Final = 200.0
+_TESTS_S: Final = 150.0
 _JOIN_S: Final = 60.0
 
 
