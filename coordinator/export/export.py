@@ -6,6 +6,7 @@ The folder is written under another name and gets its own when it is whole, so a
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,14 +19,12 @@ from coordinator.export.users import adapter_of, as_of, require_user
 from coordinator.export.whole_model import model_contents
 from coordinator.run_folder.saved_run import SavedRun, read_json, read_run
 from ringtune.errors import IntegrityError, StorageError, UsageError
-from ringtune.files.durable import rename_durably, write_pieces_durably
+from ringtune.files.durable import make_folder, rename_durably, write_pieces_durably
 from ringtune.files.pieces import FilePieces, Pieces
 from ringtune.models.adapters.adapter_config import FULL, trains_own_weights
 from ringtune.models.result_files import BLOCKS_FILE, INTERFACE_FILE
 
 _CARD = "README.md"
-_PART = ".part"
-_MERGED = ".merged"
 
 
 def export_run(
@@ -69,10 +68,11 @@ def export_run(
 
 def _export_merged(run: SavedRun, target: Path, base_model: str, model: Path | None, user: str) -> dict[str, str]:
     """Let a process write the merged model beside the target, and export that."""
-    merged = target.with_name(target.name + _MERGED)
     try:
-        shutil.rmtree(merged, ignore_errors=True)
-        merged.mkdir(parents=True)
+        merged = _beside(target)
+    except OSError as error:
+        raise StorageError(f"can't write {target}: {error.strerror}; choose another --out or make room") from error
+    try:
         merge_into(run, merged, model=model, user=user)
         what = f"adapter configuration `{run.job.adapter.config}`, merged into the weights"
         contents, card = model_contents(run, base_model, saved=merged, what=what)
@@ -85,10 +85,11 @@ def _export_merged(run: SavedRun, target: Path, base_model: str, model: Path | N
 
 def _write(contents: Mapping[str, Pieces], target: Path) -> dict[str, str]:
     """Write the files beside the target, look at them, and give the folder its name; return their digests."""
-    part = target.with_name(target.name + _PART)
     try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+        part = _beside(target)
+    except OSError as error:
+        raise StorageError(f"can't write {target}: {error.strerror}; choose another --out or make room") from error
+    try:
         for name, content in contents.items():
             write_pieces_durably(part / name, content)
         digests = {name: FilePieces(part / name).sha256() for name in contents}
@@ -104,6 +105,14 @@ def _write(contents: Mapping[str, Pieces], target: Path) -> dict[str, str]:
         shutil.rmtree(part, ignore_errors=True)
         raise StorageError(f"can't write {target}: {error.strerror}; choose another --out or make room") from error
     return digests
+
+
+def _beside(target: Path) -> Path:
+    """Make a folder of a name that nobody has, beside the target."""
+    make_folder(target.parent)
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    part.mkdir()
+    return part
 
 
 def _check_can_be_given(run: SavedRun) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import IO, Any, Protocol
 
 from coordinator.predicting.process import Predicted
 from ringtune.errors import DataError, UsageError
+from ringtune.files.durable import replacing
 from ringtune.jobs.job import Job
 from ringtune.models.family import CLASS_TASKS, REGRESSION, TAGGING
 
@@ -89,13 +91,12 @@ def writer_to(path: Path, data: Path) -> Iterator[Writer]:
         raise UsageError(f"--save {path} ends in {path.suffix!r}; predictions are written as .csv or .jsonl")
     if path.exists() and path.resolve() == data.resolve():
         raise UsageError(f"--save {path} would replace the rows; give it another name")
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with part.open("w", encoding="utf-8", newline="") as file:
+    with replacing(path) as content:
+        file = io.TextIOWrapper(content, encoding="utf-8", newline="")
+        try:
             yield CsvWriter(file) if suffix == ".csv" else JsonWriter(file)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+        finally:
+            file.detach()  # which writes what is left; the file is closed by whoever opened it
 
 
 class Summary:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Final
 from deploy.arm64.emulated import REPOSITORY, TORCH, Board, MissingTool, require_tools
 from deploy.arm64.ring import CLOSE, JOIN_S, Mixed, difference, losses, run_native, trained
 from deploy.smoke.tiny_job import BLOCKS, STEPS, write_job
+from ringtune.files.durable import remove_folder
+from ringtune.files.owned import claim
 
 SKIPPED_EXIT_CODE: Final = 77
 """What automake, meson and others take for "skipped"."""
@@ -38,8 +39,9 @@ def main() -> int:
 
 
 def _rings(board: Board, folder: Path) -> int:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    claim(folder, "rings")
+    remove_folder(folder)
+    claim(folder, "rings")
     job = write_job(folder)
     _say(f"doctor on the board, {TORCH} ({board.python.name}):")
     doctor = _on_board(board, "doctor", "--model", folder / "model", "--disk", folder)

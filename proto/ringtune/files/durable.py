@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from ringtune import failpoints
 from ringtune.errors import StorageError
@@ -51,23 +52,37 @@ def write_pieces_durably(path: Path, content: Iterable[bytes | memoryview], *, m
     Raises:
         StorageError: it can't be written; the old content is still there.
     """
+    with storage_errors(path), replacing(path, mode=mode) as file:
+        for piece in content:
+            file.write(piece)
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Yield a file beside ``path`` that takes its place when the context ends without an error; else it goes.
+
+    Args:
+        path: of the file; its folder is made if it is missing.
+        mode: permissions of the file.
+
+    Raises:
+        OSError: it can't be written; the old content is still there.
+    """
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
-    with storage_errors(path):
-        make_folder(path.parent)
-        try:
-            failpoints.reached(f"write {path.name}")
-            with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-                for piece in content:
-                    file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-            failpoints.reached(f"rename {path.name}")
-            partial.replace(path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
-        failpoints.reached(f"written {path.name}")
+    make_folder(path.parent)
+    try:
+        failpoints.reached(f"write {path.name}")
+        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        failpoints.reached(f"rename {path.name}")
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+    failpoints.reached(f"written {path.name}")
 
 
 def check_writable(path: Path) -> None:

@@ -1,0 +1,237 @@
+"""Every place in the code that removes, renames or writes over something, with the reason why it may.
+
+Nothing of the user's is ever removed. A new place needs a line here; whoever writes it says whose the file is.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PACKAGES = ("proto", "edge", "coordinator", "sim", "deploy")
+REMOVING = frozenset(
+    {
+        "rmtree",
+        "rmdir",
+        "removedirs",
+        "unlink",
+        "rename",
+        "renames",
+        "truncate",
+        "ftruncate",
+        "copyfile",
+        "copytree",
+        "write_text",
+        "write_bytes",
+        "touch",
+        "hardlink_to",
+        "symlink_to",
+        "drop_file",
+        "make_way",
+        "put_aside",
+        "remove_folder",
+        "remove_partial_files",
+        "rename_durably",
+        "replace_folder",
+        "replacing",
+        "write_durably",
+        "write_pieces_durably",
+    }
+)
+OF_OS = frozenset({"remove", "replace", "link", "symlink"})
+OF_SHUTIL = frozenset({"move", "copy", "copy2"})
+
+MAY_HAVE_ONE = re.compile(rf"\b(?:{'|'.join(sorted(REMOVING | OF_OS | OF_SHUTIL))}|open)\(")
+"""Nine of ten files have no such word, and are not parsed."""
+
+TABLE = """
+The helpers themselves: a write replaces the file that its caller names, drafts go, others are moved
+    proto/ringtune/files/durable.py: check_writable, drop_file, make_way, remove_folder, remove_partial_files
+    proto/ringtune/files/durable.py: rename_durably, replace_folder, replacing, write_durably, write_pieces_durably
+    proto/ringtune/files/owned.py: FileLock._lock, mark, put_aside
+In the folder of a run, which has the marker and is locked: files of the run's own names
+    coordinator/api/train.py: _in_background
+    coordinator/predicting/sample.py: show_sample
+    coordinator/run_folder/best_results.py: BestFolder._drop, BestFolder.complete, BestFolder.put_in_place
+    coordinator/run_folder/best_results.py: _copy_durably
+    coordinator/run_folder/checkpoints.py: RunCheckpoints.add, RunCheckpoints.go_back_to
+    coordinator/run_folder/checkpoints.py: RunCheckpoints.was_as_long_as, cut_metrics
+    coordinator/run_folder/folder.py: RunFolder.add_chunk, RunFolder.add_metrics, RunFolder.write_job
+    coordinator/run_folder/folder.py: RunFolder.write_json, RunFolder.write_text
+    coordinator/run_folder/parts.py: RunParts.begin
+    coordinator/run_folder/place.py: RunPlace.write
+    coordinator/run_folder/tables_file.py: TablesFile._write, TablesFile.go_back_to
+    coordinator/submit/detached.py: _start
+    coordinator/submit/local/agent_template.py: AgentTemplate.__enter__, AgentTemplate.start
+    coordinator/submit/local/local_nodes.py: LocalNodes.__enter__
+    coordinator/submit/terminal.py: Terminal._open
+What an earlier run has there is moved beside it; that of the same run goes when what was fetched is whole
+    coordinator/run_folder/fetched_folder.py: _take_over, fetched_folder
+    coordinator/run_folder/folder.py: put_run_aside
+A folder that this command has made, with nothing in it but what it has written there
+    coordinator/run_folder/folder.py: remove_if_nothing_began
+In a temporary folder that this process has made
+    coordinator/api/predict.py: _file_of
+    coordinator/drive/calls/files.py: _empty
+    coordinator/predicting/process.py: _started, predict
+    coordinator/predicting/sample.py: _sample
+    coordinator/submit/evaluation.py: _invitation
+    edge/measuring/room.py: folder_in
+    edge/merge.py: merge_run, sum_run
+    edge/model/auxiliary/loading.py: _load_library
+    deploy/smoke/__main__.py: main
+    proto/generate.py: generate
+The file that the user has named for this; rows, or a job that is there, are refused before
+    coordinator/api/loss_plot.py: Plot.save
+    coordinator/api/planning.py: PlannedJob.save
+    coordinator/commands/init.py: init
+    coordinator/commands/measure.py: measure
+    coordinator/commands/trusting.py: token
+    coordinator/commands/what_if.py: _sweep
+    coordinator/predicting/writing.py: writer_to
+    coordinator/screen/what_if/sweep_plot.py: write_plot
+The folder that the user has named, absent or empty, or one with an earlier prediction
+    coordinator/export/export.py: _export_merged, _write
+    coordinator/screen/prediction_text.py: write_prediction
+    proto/ringtune/files/chunks.py: write_any_files.open_file
+The demo's folder has its marker; in its cache a file that is not the one that is pinned is moved aside
+    coordinator/demo/fetch.py: _unpack
+    coordinator/demo/sentences.py: write_csv
+    coordinator/demo/settings.py: write_job
+Our own cache of a hub's models, locked: files of a commit, checked by digest
+    coordinator/hub/download.py: _fetch, store
+Our own cache of base weights, locked: names are digests, what is damaged or partial is fetched again
+    edge/weights/files.py: CheckedFile.discard, CheckedFile.finish, CheckedFile.is_complete, CheckedFile.write
+    edge/weights/files.py: write_whole
+    edge/weights/store.py: ModelCache.write_outline
+A coordinator's state folder, locked: books of runs by their ids, dropped when they are fetched and old
+    coordinator/kept_runs/event_log.py: EventLog.__init__, EventLog.append
+    coordinator/kept_runs/kept_run.py: KeptRun._end, KeptRun.begun, KeptRun.fetched, KeptRun.found
+    coordinator/kept_runs/kept_runs.py: KeptRuns._find, KeptRuns.begin, KeptRuns.close, KeptRuns.prune
+A node's state folder, locked: below the ids of runs, and what the node has measured of itself
+    edge/compute/prefixes/prefix_files.py: write_hidden
+    edge/compute/prefixes/prefixes.py: Prefixes._delete_above, Prefixes.close
+    edge/measuring/cache.py: ProfileCache.put
+    edge/model/optimizers/on_disk.py: OnDisk.close, OnDisk.make_room
+    edge/model/optimizers/state_file.py: StateFile.make, StateFile.moved
+    edge/shards/parts.py: SavedParts.drop_before, SavedParts.write
+    edge/shards/state_folder.py: RunShards.finish, RunShards.keep_from, RunShards.keep_rows, RunShards.reopen
+    edge/shards/state_folder.py: RunShards.write, StateFolder.drop_moments, StateFolder.drop_old_runs
+Keys, certificates and tokens: made once, only where there is none, or replaced by one that holds longer
+    coordinator/trust/authority.py: Authority.write
+    coordinator/trust/register.py: Register.__init__
+    proto/ringtune/trust/identity.py: write_identity
+    proto/ringtune/web/tokens.py: token_of
+No file of anybody: an event, an output, a setting of the kernel, an order to fail that a test has written
+    coordinator/server/coordinator.py: Coordinator.report
+    edge/machine/memory_budget.py: reset_peak
+    proto/ringtune/failpoints.py: Failpoints.due
+    proto/ringtune/machine/outputs.py: guard_outputs
+Tools of this repository: boards, control groups and ledgers that they have made themselves, in folders of their own
+    deploy/arm64/commands.py: _rings
+    deploy/arm64/emulated.py: Board.make
+    deploy/arm64/ring.py: Mixed._started
+    deploy/smoke/tiny_job.py: write_job, write_model, write_rows
+    deploy/testbed/capabilities.py: _why_no_group
+    deploy/testbed/cleanup.py: Ledger._append, Ledger.open, Ledger.remove_all
+    deploy/testbed/groups.py: apply, kill_and_remove
+    deploy/testbed/processes.py: start
+"""
+
+
+def places(tree: ast.Module) -> Iterator[str]:
+    """Name the functions of a module that remove or write over a file, each as often as it does."""
+
+    def visit(node: ast.AST, names: tuple[str, ...]) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            inner = names
+            if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                inner = (*names, child.name)
+            if isinstance(child, ast.Call) and is_one(child):
+                yield ".".join(names) or "(module)"
+            yield from visit(child, inner)
+
+    yield from visit(tree, ())
+
+
+def is_one(call: ast.Call) -> bool:
+    """Whether a call may remove, rename or write over a file, by its name and its arguments."""
+    function = call.func
+    if isinstance(function, ast.Name):
+        return function.id in REMOVING or (function.id == "open" and opens_to_write(call))
+    if not isinstance(function, ast.Attribute):
+        return False
+    owner = function.value.id if isinstance(function.value, ast.Name) else ""
+    if owner in ("os", "shutil"):
+        known = REMOVING | OF_OS if owner == "os" else REMOVING | OF_SHUTIL
+        return function.attr in known or (function.attr == "open" and "O_CREAT" in ast.unparse(call))
+    if function.attr == "replace":  # of a path; that of a text has two arguments
+        return len(call.args) == 1 and not call.keywords and owner not in ("dataclasses", "os")
+    return function.attr in REMOVING or (function.attr == "open" and opens_to_write(call))
+
+
+def opens_to_write(call: ast.Call) -> bool:
+    """Whether a file is opened in a mode that writes, or in one that is only known when it runs."""
+    modes = [*call.args[:2], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    texts = [node.value for mode in modes for node in ast.walk(mode) if isinstance(node, ast.Constant)]
+    return any(isinstance(text, str) and 0 < len(text) <= 3 and set(text) & set("wax+") for text in texts)
+
+
+def found() -> set[str]:
+    """Every place, as ``file:function``."""
+    files = (path for package in PACKAGES for path in sorted((REPOSITORY / package).rglob("*.py")))
+    return {
+        f"{path.relative_to(REPOSITORY)}:{place}"
+        for path in files
+        if "_pb2" not in path.name and MAY_HAVE_ONE.search(text := path.read_text(encoding="utf-8"))
+        for place in places(ast.parse(text))
+    }
+
+
+def listed() -> dict[str, str]:
+    """The table: place -> the reason above it."""
+    reasons, reason = dict[str, str](), ""
+    for line in filter(None, TABLE.splitlines()):
+        if not line.startswith("    "):
+            reason = line
+            continue
+        file, functions = line.split(": ")
+        reasons |= {f"{file.strip()}:{function}": reason for function in functions.split(", ")}
+    return reasons
+
+
+def test_every_place_that_removes_or_writes_over_has_a_reason() -> None:
+    """None is missing, and none is left of a place that is gone."""
+    has, reasons = found(), listed()
+    assert sorted(has - reasons.keys()) == [], "say in TABLE whose the file is, or use a helper of ringtune.files"
+    assert sorted(reasons.keys() - has) == [], "no such place any more"
+    assert all(reasons.values())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "shutil.rmtree(x)",
+        "path.unlink()",
+        "path.rename(y)",
+        "path.replace(y)",
+        "os.replace(x, y)",
+        "os.remove(x)",
+        "path.open('w')",
+        "path.open('ab' if x else 'wb')",
+        "open(x, mode='r+b')",
+        "os.open(x, os.O_CREAT)",
+        "path.write_text('')",
+        "write_durably(x, y)",
+    ],
+)
+def test_a_new_place_is_seen(line: str) -> None:
+    """Whatever the call; reading, and texts that are replaced, are none."""
+    assert list(places(ast.parse(f"class A:\n def b(self):\n  {line}"))) == ["A.b"]
+    for harmless in ("path.open()", "open(x, 'rb')", "text.replace('a', 'b')", "dataclasses.replace(x)", "os.open(x)"):
+        assert not list(places(ast.parse(harmless)))
