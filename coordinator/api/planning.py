@@ -17,7 +17,7 @@ from coordinator.planner.make_plan import check_inputs, make_plan, planned_as
 from coordinator.planner.planned import Planned
 from coordinator.records.training_facts import rows_lines
 from coordinator.screen.planned.plan_text import plan_json, plan_text
-from coordinator.screen.progress import Progress
+from coordinator.screen.waiting import Waiting
 from ringtune import __version__
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import Profile
@@ -127,7 +127,8 @@ def plan_assumed(job: Job, num_nodes: int, memory: str, *, choices: Choices = NO
         raise UsageError("nothing was measured to choose by; give --profile FILE or --coordinator HOST:PORT")
     assumed = estimate(job, num_nodes, memory_bytes=parse_bytes(memory) if memory else 0)
     found = Profile(nodes=tuple(assumed.facts.values()))
-    planned = make_plan(job, assumed.facts, **choices._asdict())
+    with Waiting("planning"):
+        planned = make_plan(job, assumed.facts, **choices._asdict())
     return _with_words(job, planned, found, estimate_note(job), is_measured=False, why=why, rows=assumed.rows)
 
 
@@ -141,7 +142,8 @@ def plan_measured(job: Job, profile: Path, *, choices: Choices = NO_CHOICES, why
 
     found = read_profile(profile)
     check_inputs(job, found)
-    planned = make_plan(job, found.by_name, links=found.links, **choices._asdict())
+    with Waiting("planning"):
+        planned = make_plan(job, found.by_name, links=found.links, **choices._asdict())
     return _with_words(job, planned, found, "", is_measured=True, why=why)
 
 
@@ -154,7 +156,6 @@ def plan_there(
     join_s: float,
     choices: Choices = NO_CHOICES,
     why: bool,
-    progress: Progress | None = None,
 ) -> PlannedJob:
     """Plan for the nodes of a coordinator, which measure themselves.
 
@@ -166,15 +167,14 @@ def plan_there(
         join_s: how long to wait for them, in seconds.
         choices: what the planner may choose in place of the job's values.
         why: whether reasons are wanted.
-        progress: where the phases are shown; None = nowhere.
 
     Raises:
         RingTuneError: whatever measuring or planning failed with.
     """
     from coordinator.submit.client import Client
 
-    with Client(coordinator, insecure=insecure) as client:
-        made, found, note = client.plan(job, progress=progress, num_nodes=num_nodes, join_s=join_s, choices=choices)
+    with Client(coordinator, insecure=insecure) as client, Waiting(f"asking {coordinator}") as waiting:
+        made, found, note = client.plan(job, progress=waiting, num_nodes=num_nodes, join_s=join_s, choices=choices)
     planned = planned_as(job, made, found, again=why, **choices._asdict())
     return _with_words(job, planned, found, note, is_measured=True, why=why)
 

@@ -55,7 +55,6 @@ def plan(
     from coordinator.api import planning
     from coordinator.commands.overrides import changed_job
     from coordinator.planner.alternatives import read_choices
-    from coordinator.screen.waiting import Waiting
     from ringtune.errors import UsageError
     from ringtune.files.durable import check_writable
 
@@ -69,22 +68,14 @@ def plan(
         raise UsageError(f"--nodes is for --coordinator; to plan for equal nodes that are not there: --assume {nodes}")
     if save is not None:
         check_writable(save)
-    with Waiting(f"asking {coordinator}" if coordinator else "planning") as waiting:
-        if profile:
-            found = planning.plan_measured(wanted, profile, choices=choices, why=explain)
-        elif coordinator:
-            found = planning.plan_there(
-                wanted,
-                coordinator,
-                insecure=insecure,
-                num_nodes=nodes,
-                join_s=join_s,
-                choices=choices,
-                why=explain,
-                progress=waiting,
-            )
-        else:
-            found = planning.plan_assumed(wanted, assume, memory, choices=choices, why=explain)
+    if profile:
+        found = planning.plan_measured(wanted, profile, choices=choices, why=explain)
+    elif coordinator:
+        found = planning.plan_there(
+            wanted, coordinator, insecure=insecure, num_nodes=nodes, join_s=join_s, choices=choices, why=explain
+        )
+    else:
+        found = planning.plan_assumed(wanted, assume, memory, choices=choices, why=explain)
     if save is not None:
         found.save(save)
     if json:

@@ -171,6 +171,7 @@ def core(folder: Path, work: Path, wheel: Path) -> Environment:
     made.install(str(wheel))
     for words in (("--version",), ("plan", "job.toml", "--assume", "2")):
         made.ringtune(*words)
+    made.ringtune("doctor", "--role", "coordinator", "--bind", "127.0.0.1:0")
     made.ringtune("sim", "run")
     made.ringtune("what-if", "run", "--change", "node-1.compute=0.5")
     made.python("-c", _HAS_NO_TORCH)
