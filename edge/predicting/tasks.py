@@ -15,7 +15,8 @@ from edge.data.texts import LabelledTexts, NumberedTexts, text_columns, text_or_
 from edge.data.tokens import Text, load_tokenizer
 from edge.predicting.generating import Sampling, go_on
 from edge.predicting.whole import WholeModel
-from ringtune.errors import DataError
+from ringtune.errors import DataError, ModelError
+from ringtune.files.given_files import read_json
 from ringtune.files.tables import Record, table_rows, text_of
 from ringtune.files.tagged import tagged_rows
 from ringtune.jobs.job import Data, Job
@@ -27,6 +28,7 @@ from ringtune.models.family import (
     REGRESSION,
     TAGGING,
 )
+from ringtune.models.tensors import CONFIG_FILE
 
 Row = Mapping[str, Any]
 
@@ -180,6 +182,7 @@ class Texts:
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
         self._model, self._column, self._sampling = model, job.data.text, sampling
         self._tokenizer = load_tokenizer(Path(job.model.path))
+        self._ends = ends_of_text(Path(job.model.path), self._tokenizer)
 
     def rows(self, path: Path) -> Iterator[tuple[Row, str]]:
         """Yield the rows of a table with their texts, or the lines of a plain text that are not blank."""
@@ -200,14 +203,40 @@ class Texts:
             ids.pop()
         if not ids:
             raise DataError(f"row {row + 1} has no token to go on from; give it a text")
-        ends = () if end is None else (end,)
-        added = go_on(ids, self._model.next_logits, self._sampling, ends=ends, longest=self._model.longest, row=row)
+        how, longest = self._sampling, self._model.longest
+        added = go_on(ids, self._model.next_logits, how, ends=self._ends, longest=longest, row=row)
         whole, before = self._decode(ids + added), self._decode(ids)
         said = whole.removeprefix(before) if whole.startswith(before) else self._decode(added)
         return {"predicted": said, "tokens": len(added)}
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def ends_of_text(folder: Path, tokenizer: Any) -> tuple[int, ...]:
+    """Return the tokens that end a text, as ``generate`` of transformers finds them.
+
+    Llama 3 has several of them in ``generation_config.json``, of which its tokenizer knows one.
+
+    Args:
+        folder: of the model.
+        tokenizer: its own, asked where neither ``generation_config.json`` nor ``config.json`` says any.
+
+    Raises:
+        ModelError: a file is not readable, or says something that is no token.
+    """
+    for name in ("generation_config.json", CONFIG_FILE):
+        path = folder / name
+        try:
+            found = read_json(path).get("eos_token_id") if path.is_file() else None
+        except (OSError, ValueError, AttributeError) as error:
+            raise ModelError(f"{path} is not JSON that can be read ({error}); fetch the model again") from error
+        ends = [found] if isinstance(found, int) else found
+        if ends is not None and not (isinstance(ends, list) and all(type(end) is int for end in ends)):
+            raise ModelError(f"{path}: eos_token_id is {found!r}, it has to be a token or a list of them")
+        if ends:
+            return tuple(ends)
+    return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
 
 
 def _texts_of(path: Path, data: Data) -> Iterator[tuple[Row, Text]]:
