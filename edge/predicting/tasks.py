@@ -15,7 +15,8 @@ from edge.data.texts import LabelledTexts, NumberedTexts
 from edge.data.tokens import Text, load_tokenizer
 from edge.predicting.generating import Sampling, go_on
 from edge.predicting.whole import WholeModel
-from ringtune.errors import DataError
+from ringtune.errors import DataError, ModelError
+from ringtune.files.given_files import read_json
 from ringtune.files.text_files import read_text
 from ringtune.jobs.job import Job
 from ringtune.jobs.rows import Question, account_of, is_plain_text, task_rows
@@ -27,6 +28,7 @@ from ringtune.models.family import (
     REGRESSION,
     TAGGING,
 )
+from ringtune.models.tensors import CONFIG_FILE
 
 Row = Mapping[str, Any]
 
@@ -197,6 +199,7 @@ class Texts:
     def __init__(self, model: WholeModel, job: Job, sampling: Sampling) -> None:
         self._model, self._job, self._sampling = model, job, sampling
         self._tokenizer = load_tokenizer(Path(job.model.path))
+        self._ends = ends_of_text(Path(job.model.path), self._tokenizer)
 
     def rows(self, path: Path) -> Iterator[tuple[Row, str]]:
         """Yield the rows of a table with their texts, or the lines of a plain text that are not blank."""
@@ -216,9 +219,9 @@ class Texts:
             ids.pop()
         if not ids:
             raise DataError(f"row {row + 1} has no token to go on from; give it a text")
-        self.cut_rows += len(ids) > self._model.longest
-        ends = () if end is None else (end,)
-        added = go_on(ids, self._model.next_logits, self._sampling, ends=ends, longest=self._model.longest, row=row)
+        how, longest = self._sampling, self._model.longest
+        self.cut_rows += len(ids) > longest
+        added = go_on(ids, self._model.next_logits, how, ends=self._ends, longest=longest, row=row)
         whole, before = self._decode(ids + added), self._decode(ids)
         said = whole.removeprefix(before) if whole.startswith(before) else self._decode(added)
         return {"predicted": said, "tokens": len(added)}
@@ -233,6 +236,32 @@ def _inputs(path: Path, job: Job) -> Iterator[tuple[Row, Any]]:
     for row in task_rows(path, job.model.task, job.data, account, with_targets=False):
         yield row.record[1], row.value
     account.check()
+
+
+def ends_of_text(folder: Path, tokenizer: Any) -> tuple[int, ...]:
+    """Return the tokens that end a text, as ``generate`` of transformers finds them.
+
+    Llama 3 has several of them in ``generation_config.json``, of which its tokenizer knows one.
+
+    Args:
+        folder: of the model.
+        tokenizer: its own, asked where neither ``generation_config.json`` nor ``config.json`` says any.
+
+    Raises:
+        ModelError: a file is not readable, or says something that is no token.
+    """
+    for name in ("generation_config.json", CONFIG_FILE):
+        path = folder / name
+        try:
+            found = read_json(path).get("eos_token_id") if path.is_file() else None
+        except (OSError, ValueError, AttributeError) as error:
+            raise ModelError(f"{path} is not JSON that can be read ({error}); fetch the model again") from error
+        ends = [found] if isinstance(found, int) else found
+        if ends is not None and not (isinstance(ends, list) and all(type(end) is int for end in ends)):
+            raise ModelError(f"{path}: eos_token_id is {found!r}, it has to be a token or a list of them")
+        if ends:
+            return tuple(ends)
+    return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
 
 
 PREDICTORS: Mapping[str, type[Any]] = {

@@ -255,7 +255,19 @@ class Checks:
 def _pytest(*arguments: str) -> str:
     """Run tests on as many processes as the card has room for; return counts, and what failed."""
     workers = min(12, os.cpu_count() or 1)
-    command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:benchmark",
+        "-n",
+        str(workers),
+        "--dist",
+        "loadfile",
+        "--no-loadscope-reorder",
+    ]
     try:
         done = subprocess.run(  # noqa: S603 - our own tests
             [*command, *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=_TESTS_S, check=False

@@ -55,7 +55,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     def write(model_type: str) -> Path:
         if model_type not in written:
             task = FAMILIES.get(model_type, "question-answering")
-            written[model_type] = write_family_inputs(folder / model_type, model_type, task, padding_side="left")
+            written[model_type] = write_family_inputs(folder / model_type, model_type, task)
         return written[model_type]
 
     return write
@@ -84,7 +84,7 @@ def make_case(inputs: Any, model_type: str, config: str) -> Case:
 )
 @pytest.mark.sampled(8)
 def test_adapter_in_a_ring_equals_one_process(inputs: Any, model_type: str, config: str) -> None:
-    """Same initial values, same training, also with padding on the left."""
+    """Same initial values, same training."""
     case = make_case(inputs, model_type, config)
     trained = reference_of(case)
     got = collected(case, SPLITS["two"])

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from edge.data.tokens import load_tokenizer
 from edge.predicting.__main__ import main
 from edge.predicting.generating import Sampling, go_on
+from edge.predicting.tasks import ends_of_text
 from edge.predicting.whole import WholeModel
+from ringtune.errors import ModelError
 from ringtune.jobs.job import load_job
 from tests.support.tiny_families import write_family
 
@@ -109,6 +114,25 @@ def test_whole_model_gives_the_logits_of_the_library(model_type: str, tmp_path: 
         wanted = model(torch.tensor([ids])).logits[0, -1]
     found = WholeModel(load_job(tmp_path / "job.toml"), folder, ()).next_logits(ids)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("ends", [{"eos_token_id": [7, 9]}, {"eos_token_id": 7}, {}])
+def test_text_ends_where_generate_of_the_library_ends_it(tmp_path: Path, ends: dict[str, Any]) -> None:
+    """By ``generation_config.json``, else by ``config.json``, else by the tokenizer."""
+    from transformers import GenerationConfig
+
+    folder = write_family(tmp_path, "llama", num_blocks=1, with_decoder=True)
+    tokenizer = load_tokenizer(folder)
+    (folder / "generation_config.json").write_text(json.dumps(ends))
+    wanted = GenerationConfig.from_pretrained(str(folder)).eos_token_id or 3  # of the tiny model's config.json
+    assert ends_of_text(folder, tokenizer) == tuple(wanted if isinstance(wanted, list) else [wanted])
+    (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    with pytest.raises(ModelError, match="eos_token_id is '</s>'"):
+        ends_of_text(folder, tokenizer)
+    for name in ("generation_config.json", "config.json"):
+        (folder / name).unlink()
+    assert ends_of_text(folder, SimpleNamespace(eos_token_id=5)) == (5,)
+    assert ends_of_text(folder, SimpleNamespace(eos_token_id=None)) == ()
 
 
 def test_predicting_says_what_it_can_not_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
