@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from coordinator.drive.requests import RunRequest
-from coordinator.estimates.row_counts import check_rows
 from coordinator.planner.alternatives import Choices
 from coordinator.planner.given.given_plan import GivenPlan, require_members
 from coordinator.planner.given.given_profile import read_profile
@@ -15,6 +14,7 @@ from coordinator.submit.fetching import bring_up_to_date
 from coordinator.submit.local.local_nodes import node_name
 from coordinator.submit.submission import Submission
 from ringtune.jobs.job import Job
+from ringtune.jobs.rows import check_rows
 
 
 def make_submission(
@@ -59,7 +59,7 @@ def make_submission(
     given = read_profile(profile) if profile else None
     if plan is not None and local:
         require_members(plan.plan, [node_name(index, local) for index in range(local)])
-    notes = check_rows(job) if local else []
+    notes = check_rows(job.model.task, job.data) if local else []
     if resume and out is not None and coordinator:
         with Connection(coordinator, insecure=insecure) as client:
             notes += filter(None, [bring_up_to_date(client, out)])

@@ -170,6 +170,7 @@ def test_cli_refuses_more_local_nodes_than_memory(tmp_path: Path) -> None:
     """A million nodes are refused before one is started."""
     path = tmp_path / "job.toml"
     path.write_text('[model]\npath = "m"\n[data]\ntrain = "train.csv"\n')
+    (tmp_path / "train.csv").write_text("text,label\na,b\n")
     result = ringtune("train", str(path), "--local", "1000000", "--out", str(tmp_path / "out"))
     assert result.returncode == CapacityError.exit_code
     assert "1000000 local nodes need" in result.stderr
