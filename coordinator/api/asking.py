@@ -6,7 +6,6 @@ from pathlib import Path
 
 from coordinator.drive.requests import RunRequest
 from coordinator.estimates.facts import estimated_facts
-from coordinator.estimates.row_counts import check_rows
 from coordinator.planner.alternatives import Choices
 from coordinator.planner.given.given_plan import GivenPlan, require_members
 from coordinator.planner.given.given_profile import read_profile
@@ -17,6 +16,7 @@ from coordinator.submit.fetching import bring_up_to_date
 from coordinator.submit.local.local_nodes import node_name
 from coordinator.submit.submission import Submission
 from ringtune.jobs.job import Job
+from ringtune.jobs.rows import check_rows
 
 
 def make_submission(
@@ -63,7 +63,7 @@ def make_submission(
         require_members(plan.plan, [node_name(index, local) for index in range(local)])
     if out is not None:
         _require_usable(out, job, replace=replace, resume=resume)
-    notes = check_rows(job) if local else []
+    notes = check_rows(job.model.task, job.data) if local else []
     if local and not resume:
         estimated_facts(job, local)  # as the nodes would, before they are started and anything is written
     if resume and out is not None and coordinator:

@@ -14,7 +14,6 @@ from ringtune.errors import UsageError
 from ringtune.trust.speaking import speaker, speaking_as
 
 
-@python_words()
 def plan(
     job: JobLike = None,
     *,
@@ -51,17 +50,18 @@ def plan(
     Raises:
         RingTuneError: the job is wrong, or can't be planned for these nodes.
     """
-    wanted = read_job(job, keys)
-    choices = read_choices(microbatches, wire, batch_size=wanted.train.batch_size)
-    if bool(coordinator) + (profile is not None) + bool(assume or memory) > 1:
-        raise UsageError("give one of coordinator=, profile= and assume= with memory=: they say which nodes there are")
-    if nodes and not coordinator:
-        raise UsageError(f"nodes= is for coordinator=; for nodes that are not there: assume={nodes}")
-    if profile is not None:
-        return plan_measured(wanted, Path(profile), choices=choices, why=explain)
-    if not coordinator:
-        return plan_assumed(wanted, assume, memory, choices=choices, why=explain)
-    with speaking_as(speaker()):
-        return plan_there(
-            wanted, coordinator, insecure=insecure, num_nodes=nodes, join_s=join_s, choices=choices, why=explain
-        )
+    with python_words():
+        wanted = read_job(job, keys)
+        choices = read_choices(microbatches, wire, batch_size=wanted.train.batch_size)
+        if bool(coordinator) + (profile is not None) + bool(assume or memory) > 1:
+            raise UsageError("give one of coordinator=, profile= and assume= with memory=: they name the nodes")
+        if nodes and not coordinator:
+            raise UsageError(f"nodes= is for coordinator=; for nodes that are not there: assume={nodes}")
+        if profile is not None:
+            return plan_measured(wanted, Path(profile), choices=choices, why=explain)
+        if not coordinator:
+            return plan_assumed(wanted, assume, memory, choices=choices, why=explain)
+        with speaking_as(speaker()):
+            return plan_there(
+                wanted, coordinator, insecure=insecure, num_nodes=nodes, join_s=join_s, choices=choices, why=explain
+            )

@@ -31,7 +31,6 @@ from ringtune.trust.speaking import speaker, speaking_as
 PlanLike: TypeAlias = str | PathLike[str] | PlannedJob | None
 
 
-@python_words()
 def train(
     job: JobLike = None,
     *,
@@ -82,45 +81,46 @@ def train(
     Raises:
         RingTuneError: the job is wrong, or whatever the run failed with; ``InterruptedRunError`` if it was stopped.
     """
-    _check(local, coordinator, out, nodes, resume, replace, chosen=bool(microbatches or wire), plan=plan)
-    if resume and job is None and out is not None:
-        job = Path(out) / "job.toml"
-    wanted = read_job(job, keys)
-    with (
-        speaking_as(None if local else speaker()),
-        _folder(out) as folder,
-        held_for_resume(folder) if resume and wait else contextlib.nullcontext(),
-    ):
-        submission, notes = make_submission(
-            wanted,
-            folder,
-            local=local,
-            coordinator=coordinator,
-            insecure=insecure,
-            nodes=nodes,
-            join_s=join_s,
-            replace=replace,
-            resume=resume,
-            profile=Path(profile) if profile is not None else None,
-            plan=_given(plan),
-            choices=read_choices(microbatches, wire, batch_size=wanted.train.batch_size),
-            coordinator_wait_s=coordinator_wait_s,
-        )
-        if wait:
-            follow_run(
-                submission,
+    with python_words():
+        _check(local, coordinator, out, nodes, resume, replace, chosen=bool(microbatches or wire), plan=plan)
+        if resume and job is None and out is not None:
+            job = Path(out) / "job.toml"
+        wanted = read_job(job, keys)
+        with (
+            speaking_as(None if local else speaker()),
+            _folder(out) as folder,
+            held_for_resume(folder) if resume and wait else contextlib.nullcontext(),
+        ):
+            submission, notes = make_submission(
+                wanted,
                 folder,
-                notes,
-                how_to_resume=lambda step: _how_to_resume(step, folder),
-                show=lambda: choose_progress(progress),
-                after=lambda shown: show_sample(submission.request.job, folder, shown),
+                local=local,
+                coordinator=coordinator,
+                insecure=insecure,
+                nodes=nodes,
+                join_s=join_s,
+                replace=replace,
+                resume=resume,
+                profile=Path(profile) if profile is not None else None,
+                plan=_given(plan),
+                choices=read_choices(microbatches, wire, batch_size=wanted.train.batch_size),
+                coordinator_wait_s=coordinator_wait_s,
             )
-            return Run(folder, insecure=insecure)
-        if not local:
-            submit(submission, folder)
-            return Run(folder, insecure=insecure)
-        words = [*_words("--profile", profile), *_words("--microbatches", microbatches), *_words("--wire", wire)]
-        return _in_background(submission, folder, words, _given(plan), resume=resume)
+            if wait:
+                follow_run(
+                    submission,
+                    folder,
+                    notes,
+                    how_to_resume=lambda step: _how_to_resume(step, folder),
+                    show=lambda: choose_progress(progress),
+                    after=lambda shown: show_sample(submission.request.job, folder, shown),
+                )
+                return Run(folder, insecure=insecure)
+            if not local:
+                submit(submission, folder)
+                return Run(folder, insecure=insecure)
+            words = [*_words("--profile", profile), *_words("--microbatches", microbatches), *_words("--wire", wire)]
+            return _in_background(submission, folder, words, _given(plan), resume=resume)
 
 
 def _check(

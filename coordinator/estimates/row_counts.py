@@ -103,26 +103,6 @@ def count_rows(file: str, job: Job) -> RowCounts:
     return counts
 
 
-def check_rows(job: Job) -> list[str]:
-    """Read the job's own files as its nodes will, before any is started.
-
-    Returns:
-        What a person has to know of how they were read.
-
-    Raises:
-        DataError: as ``count_rows``, of both files at once.
-    """
-    notes, problems = dict[str, None](), []
-    for file in filter(None, dict.fromkeys((job.data.train, job.data.eval))):
-        try:
-            notes.update(dict.fromkeys(count_rows(file, job).notes))
-        except DataError as error:
-            problems.append(str(error))
-    if problems:
-        raise DataError("; ".join(problems))
-    return list(notes)
-
-
 def rows_text(counts: Sequence[RowCounts], job: Job) -> list[str]:
     """Say what is learned from which columns, what is not used, left out, and to be known of the files."""
     task, data = job.model.task, job.data

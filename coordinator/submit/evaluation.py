@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from coordinator.estimates.row_counts import check_rows
 from coordinator.run_folder.saved_run import SavedRun, evaluation_job
 from coordinator.screen.progress import Progress
 from coordinator.server.server import CoordinatorServer
@@ -22,6 +21,7 @@ from coordinator.submit.outcome import Outcome
 from ringtune.errors import BusyError, DataError, DeadlineError, IntegrityError, RingTuneError, UsageError
 from ringtune.files.durable import write_durably
 from ringtune.jobs.job import Data, Job
+from ringtune.jobs.rows import check_rows
 from ringtune.trust.speaking import is_encrypted
 
 _POLL_S = 0.1
@@ -67,7 +67,7 @@ def evaluate_alone(
         RingTuneError: whatever it failed with.
     """
     job = evaluation_job(run, data, model=model)
-    for note in check_rows(job):
+    for note in check_rows(job.model.task, job.data):
         progress.note(note)
     with CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s) as server:
         try:
@@ -112,7 +112,7 @@ def evaluate_on_ring(
     if model is not None:
         options += ["--model", str(model.resolve())]
     job = evaluation_job(run, data)
-    for note in check_rows(job):
+    for note in check_rows(job.model.task, job.data):
         progress.note(note)
     return _evaluate(run, job, address, progress=progress, join_s=join_s, insecure=insecure, options=options)
 

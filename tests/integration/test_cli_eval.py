@@ -92,7 +92,7 @@ def test_predict_names_classes_as_often_right_as_the_run_reported(cluster: Clust
 
 def test_predict_refuses_what_it_can_not_use(run: Path, tmp_path: Path) -> None:
     """Before any process is started; no traceback."""
-    (tmp_path / "rows.csv").write_text("words\nw1\n")
+    (tmp_path / "rows.csv").write_text("text\nw1\n")
     for words, code, message in (
         (("--data", tmp_path / "gone.csv"), DataError.exit_code, "is not there; give --data"),
         (("--data", tmp_path / "rows.csv", "--save", "out.xlsx"), UsageError.exit_code, "written as .csv or .jsonl"),

@@ -341,7 +341,7 @@ def _read_xlsx(path: Path, columns: Mapping[str, str], account: RowAccount) -> I
     try:
         library: Any = importlib.import_module("openpyxl")
     except ImportError as error:
-        raise DataError(f"{path} needs the extra 'excel': pip install 'ringtune[excel]'; or save it as CSV") from error
+        raise DataError(f"{path} needs the package 'openpyxl' (extra 'excel'); install it, or save as CSV") from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of styles and validations, which are not read

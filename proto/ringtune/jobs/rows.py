@@ -15,10 +15,17 @@ from ringtune.errors import DataError
 from ringtune.files.row_account import Problem, RowAccount, RowError
 from ringtune.files.tables import Record, class_of, number_of, table_rows, text_of
 from ringtune.files.tagged import is_conll, tagged_rows
-from ringtune.files.text_files import form_suffix
+from ringtune.files.text_files import form_suffix, read_text
 from ringtune.jobs.parts.users import refuse_plain_text, user_column, user_of
 from ringtune.jobs.sections import SKIP, Data
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, QUESTION_ANSWERING, REGRESSION, TAGGING
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+)
 
 PLAIN_TEXT: Final = ".txt"
 
@@ -154,6 +161,30 @@ def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Row
         notes=tuple(account.notes),
         left_out_lines=tuple(account.lines_left_out()),
     )
+
+
+def check_rows(task: str, data: Data) -> list[str]:
+    """Read the job's own files as its nodes will, before any is started; pictures are left to them.
+
+    Returns:
+        What a person has to know of how they were read.
+
+    Raises:
+        DataError: as ``read_rows``, of both files at once.
+    """
+    notes, problems = dict[str, None](), list[str]()
+    for path in map(Path, filter(None, dict.fromkeys((data.train, data.eval)))):
+        try:
+            if task == CAUSAL_LM and is_plain_text(path):
+                refuse_plain_text(path, data)
+                notes.update(dict.fromkeys(filter(None, read_text(path, data.encoding)[1:])))
+            elif task != IMAGE_CLASSIFICATION:
+                notes.update(dict.fromkeys(read_rows(path, task, data, is_own=True).notes))
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError("; ".join(problems))
+    return list(notes)
 
 
 def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_targets: bool = True) -> Iterator[Row]:

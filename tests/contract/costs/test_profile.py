@@ -52,6 +52,8 @@ def test_node_facts_json_has_schema_and_units() -> None:
         "model": dataclasses.asdict(MODEL),
         "data_bytes": 0,
         "skipped_rows": 0,
+        "left_out": (),
+        "cut_rows": 0,
         "hardware": "",
         "cpu_cores": 0.0,
         "train_tokens": 0.0,

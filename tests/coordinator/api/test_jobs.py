@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.api.folders import python_words
 from coordinator.api.jobs import read_job
-from ringtune.errors import JobError, UsageError
+from ringtune.errors import DataError, JobError, UsageError
 from ringtune.jobs.job import load_job
 
 
@@ -69,3 +70,21 @@ def test_job_that_is_wrong_is_refused_by_name(
     """Errors are those of the tree, and name the key or the nearest one."""
     with pytest.raises(error, match=text):
         read_job(job, keys)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("x.csv is not there; give --data FILE", "x.csv is not there; give data=FILE"),
+        ("give --replace, or another --out", "give replace=, or another out="),
+        ("in predict --column text=NAME", "in predict columns={'text': 'NAME'}"),
+        ("raise --join-s; see ringtune nodes --coordinator X", "raise join_s=; see ringtune nodes --coordinator X"),
+        ("/a/rows.jsonl, line 2: no text", "the rows, line 2: no text"),
+        ("a--b is -- no option", "a--b is -- no option"),
+    ],
+)
+def test_errors_of_functions_name_arguments_and_no_options(said: str, told: str) -> None:
+    """Nobody types options in a notebook; a command that is to be typed keeps its own."""
+    with pytest.raises(DataError) as raised, python_words({"/a/rows.jsonl": "the rows"}):
+        raise DataError(said)
+    assert str(raised.value) == told

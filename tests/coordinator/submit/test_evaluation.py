@@ -134,6 +134,7 @@ def test_evaluation_of_damaged_files_is_refused_before_any_node_is_asked(tmp_pat
 
 def test_evaluation_of_a_busy_coordinator_starts_nothing(tmp_path: Path) -> None:
     """While a run is driven, the user hears so at once, before a process is started."""
+    (tmp_path / "rows.csv").write_text("text,label\na,b\n")
     run = read_run(write_run(tmp_path / "run"))
     hold: dict[str, Any] = {"on_grant": lambda agent, turns: None}
     with FakeCluster("a", agents={"a": hold}) as cluster:
