@@ -281,7 +281,7 @@ def simulated_step_times(
 ) -> dict[int, float]:
     """Seconds of a step at every depth by the simulator: some are probed, those between lie on straight lines.
 
-    With the first and the last owner at each probed depth, or with fewer than ``_DEPTHS_PROBED`` depths, which is rough,
+    With the first and the last owner at each probed depth; with fewer than ``_DEPTHS_PROBED`` depths, which is rough,
     with one of them in turn.
     """
     depths, kinds = costs.depths, step_kinds(plan.course)

@@ -62,7 +62,7 @@ def choose_replicas(
 ) -> tuple[Plan | None, ReplicasReason]:
     """Judge the best layouts that fit the nodes' memory beside the best ring.
 
-    Nearly all seconds of planning are the simulator's. So all layouts are judged roughly, and the best few of them well.
+    Nearly all seconds of planning are the simulator's, so all layouts are judged roughly, and the best few well.
 
     Args:
         plan: the best ring.
