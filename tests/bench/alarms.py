@@ -39,8 +39,8 @@ PLAN = make_plan(
     microbatches=2,
 )
 TURNS = [turn for turn in turn_sequence(PLAN.course) if turn.kind is StepKind.TRAIN]
-WORK_S = 0.01
-"""Seconds that the longest work of the profile is scaled to: some of them fit into a period."""
+WORK_S = 0.04
+"""Seconds that the longest work of the profile is scaled to, so that a turn takes some seconds, as on real boards."""
 
 
 class Throttled:
