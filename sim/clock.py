@@ -18,6 +18,7 @@ class VirtualClock:
         self.now_s = 0.0
         self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._numbers = count()
+        self._is_stopped = False
 
     def at(self, time_s: float, callback: Callable[..., object], *args: Any) -> None:
         """Call ``callback(*args)`` at ``time_s``; a time in the past means now."""
@@ -27,9 +28,13 @@ class VirtualClock:
         """Call ``callback(*args)`` in ``delay_s`` seconds."""
         self.at(self.now_s + delay_s, callback, *args)
 
+    def stop(self) -> None:
+        """Run nothing more after the callback that is under way."""
+        self._is_stopped = True
+
     def run(self, *, until_s: float = float("inf")) -> None:
-        """Run what is due up to ``until_s``, or until nothing is left."""
+        """Run what is due up to ``until_s``, or until nothing is left, or until somebody stops the clock."""
         queue = self._queue
-        while queue and queue[0][0] <= until_s:
+        while queue and queue[0][0] <= until_s and not self._is_stopped:
             self.now_s, _, callback, args = heappop(queue)
             callback(*args)

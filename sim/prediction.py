@@ -7,10 +7,8 @@ those of the last one, and what they counted is added up in the end.
 
 from __future__ import annotations
 
-import gc
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -33,7 +31,7 @@ from sim.accounts.meter import Meter, TimedStep
 from sim.choosing import ExpectedTables
 from sim.limits import memory_bounds
 from sim.links import MeasuredLinks
-from sim.ring import Conditions, VirtualRing
+from sim.ring import Conditions, VirtualRing, garbage_collection_paused
 from sim.ring_result import RingResult
 from sim.virtual_node import NO_REST
 
@@ -193,7 +191,7 @@ def predict(
         move_s=simulated.move_s if move_s is None else lambda move: move_s,
         enters=simulated.enters,
     )
-    with _garbage_collection_paused():
+    with garbage_collection_paused():
         result = ring.run()
     if result.finish is None or result.finish.error:
         waits = "; ".join(f"node {node} {ring.waiting_for(node)}" for node in plan.nodes)
@@ -351,15 +349,3 @@ def _groups(plan: Plan, steps: Iterable[TimedStep]) -> tuple[DepthPrediction, ..
 def _all_of(depth: int, passed: list[float], trains: str = "") -> DepthPrediction:
     wall_s = sum(passed)
     return DepthPrediction(depth=depth, steps=len(passed), wall_s=wall_s, step_s=wall_s / len(passed), trains=trains)
-
-
-@contextmanager
-def _garbage_collection_paused() -> Iterator[None]:
-    """Pause the collector of reference cycles: a run makes none, and searching for some took a tenth of its time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

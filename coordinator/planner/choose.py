@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.planner.draft import Draft
-from coordinator.planner.effort import Effort, PlanningClock
+from coordinator.planner.effort import Effort
 from coordinator.planner.even import WORTH, split_blocks
 from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.fitting.slice_saving import SliceSaving
@@ -124,7 +124,7 @@ def choose_plan(
         DeadlineError: the time was used up before any ring was found that fits.
         InterruptedRunError: nobody waits for the plan any more.
     """
-    clock = PlanningClock(effort.seconds, now_s=effort.now_s, is_cancelled=effort.is_cancelled)
+    clock = effort.clock()
     choice = _chosen(drafts, Task(profile, optimizer, dtype, effort, clock), alike=alike)
     if choice is None and clock.was_cut:
         raise DeadlineError(

@@ -6,6 +6,7 @@ same plan may find a better one, so whoever shows the plan says that the clock c
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class Effort:
         evaluations: most rings that a local search looks at with the mean owner; a tenth of it with all owners.
         expanded: most partial rings of an exact search.
         judged_actions: most actions that the simulator may run to judge; 0 = the formula decides alone.
+        ends_s: when the seconds are used up, on ``now_s``; None = they are each search's own.
     """
 
     seconds: float = 60.0
@@ -36,6 +38,16 @@ class Effort:
     evaluations: int = 12_000
     expanded: int = 300_000
     judged_actions: int = 60_000
+    ends_s: float | None = None
+
+    def begun(self) -> Effort:
+        """The effort whose seconds run from now on, over all searches that it is given to."""
+        return self if self.ends_s is not None else dataclasses.replace(self, ends_s=self.now_s() + self.seconds)
+
+    def clock(self) -> PlanningClock:
+        """Start the clock of a search: with the seconds that are left, or all of them where none run yet."""
+        seconds = self.seconds if self.ends_s is None else max(0.0, self.ends_s - self.now_s())
+        return PlanningClock(seconds, now_s=self.now_s, is_cancelled=self.is_cancelled)
 
 
 class PlanningClock:

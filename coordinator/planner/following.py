@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from coordinator.planner.effort import Effort, PlanningClock
+from coordinator.planner.effort import Effort
 from coordinator.planner.phases.choice import choose_phases
 from coordinator.planner.phases.reason import PhasesReason
 from coordinator.planner.planned import Planned
@@ -35,7 +35,7 @@ def with_phases(job: Job, planned: Planned, effort: Effort, check: Callable[[Pla
         dtype=job.model.dtype,
         activations=job.memory.activations,
         with_replicas=job.placement.replicas != NEVER,
-        clock=PlanningClock(effort.seconds, now_s=effort.now_s, is_cancelled=effort.is_cancelled),
+        clock=effort.clock(),
     )
     if better is None:
         return dataclasses.replace(planned, phases=reason)

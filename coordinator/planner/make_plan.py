@@ -20,7 +20,7 @@ from coordinator.planner.draft import Draft
 from coordinator.planner.drafting.initiators import initiator_order
 from coordinator.planner.drafting.job_draft import agreed_model, as_job_says, check_same_users, job_draft
 from coordinator.planner.drafting.operations import settled, with_operations
-from coordinator.planner.effort import Effort, PlanningClock
+from coordinator.planner.effort import Effort
 from coordinator.planner.even import as_alike
 from coordinator.planner.fitting.frozen import as_timed, first_that_fits, frozen_of, with_frozen
 from coordinator.planner.fitting.helpers import unhelped_note
@@ -102,7 +102,7 @@ def make_plan(
     alike = as_alike(nodes) if all(link.is_assumed for link in links) else None
     profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
     draft = _in_order(draft, profile, job.train.optimizer)
-    effort = effort or Effort(seconds=job.runtime.plan_s)
+    effort = (effort or Effort(seconds=job.runtime.plan_s)).begun()
     if not links or evaluation_only:
         effort = dataclasses.replace(effort, judged_actions=0)
     counts = microbatches or free_microbatches(job, () if evaluation_only else links) or (0,)
@@ -159,7 +159,7 @@ def _placed(
     if choice is None:
 
         def placed(other: Job) -> Planned:
-            short = dataclasses.replace(effort, judged_actions=0, seconds=min(effort.seconds, _REMEDY_S))
+            short = dataclasses.replace(effort, judged_actions=0, seconds=min(effort.seconds, _REMEDY_S), ends_s=None)
             saving = [as_job_says(other, one, model, nodes) for one in drafts]
             return _placed(other, saving, profile, facts, short, is_alike=is_alike, has_remedies=False)
 
@@ -184,7 +184,7 @@ def _with_replicas(
         return planned
     if planned.choice is None or planned.profile is None or all(link.is_assumed for link in planned.profile.links):
         return planned
-    clock = PlanningClock(effort.seconds, now_s=effort.now_s, is_cancelled=effort.is_cancelled)
+    clock = effort.clock()
     better, reason = choose_replicas(
         planned.plan,
         drafts,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from coordinator.planner.choose import Choice
-from coordinator.planner.effort import Effort, PlanningClock
+from coordinator.planner.effort import Effort
 from coordinator.planner.predict.judge import simulated_job_s
 from ringtune.costs.profile import Profile
 from ringtune.schedule.plan import Plan
@@ -29,7 +29,7 @@ class Judge:
     def __init__(self, choice: Choice, profile: Profile, effort: Effort, *, optimizer: str) -> None:
         self._choice, self._profile, self._optimizer = choice, profile, optimizer
         self._most_actions = effort.judged_actions
-        self._clock = PlanningClock(effort.seconds, now_s=effort.now_s, is_cancelled=effort.is_cancelled)
+        self._clock = effort.clock()
 
     def seconds(self, plan: Plan) -> float | None:
         """Seconds of all steps by the simulator; None if the time is over, or it can't be afforded."""

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from coordinator.planner.choose import choose_plan, plan_of
 from coordinator.planner.draft import Draft, drafts_of
-from coordinator.planner.effort import Effort, PlanningClock
+from coordinator.planner.effort import Effort
 from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.make_plan import refuse_if_full
 from coordinator.planner.phases.choice import candidates
@@ -93,7 +93,7 @@ def replanned(
     Returns:
         None if there is no other placement, none that fits, or no step is left.
     """
-    placement, now = part.placement, part.decided(unfreeze_at)
+    placement, now, effort = part.placement, part.decided(unfreeze_at), effort.begun()
     drafts = drafts_of(now)
     costs = _of_the_rest(ring_costs(drafts[0], profile, optimizer=job.train.optimizer), now.course, step)
     if not costs.depths:
@@ -116,7 +116,7 @@ def replanned(
 
 def _others(draft: Draft, job: Job, profile: Profile, effort: Effort, rest: RingCosts) -> Iterator[Plan]:
     """Yield the best ring and the best stages for all steps of a run, and those for stretches of the steps left."""
-    clock = PlanningClock(effort.seconds, now_s=effort.now_s, is_cancelled=effort.is_cancelled)
+    clock = effort.clock()
     caps = MemoryCaps(draft, profile.by_name, optimizer=job.train.optimizer, dtype=job.model.dtype)
     is_ring = draft.course.may_skip or draft.course.method.max_hosts == 1 or bool(no_replicas(draft.course))
     with_replicas = job.placement.replicas != NEVER and not is_ring
@@ -127,7 +127,7 @@ def _others(draft: Draft, job: Job, profile: Profile, effort: Effort, rest: Ring
     ring = plan_of(choice.best.draft, choice.costs, choice.best.ring)
     yield ring
     if job.placement.replicas != NEVER:
-        clock = PlanningClock(effort.seconds, now_s=effort.now_s, is_cancelled=effort.is_cancelled)
+        clock = effort.clock()
         stages, _ = choose_replicas(
             ring,
             [draft],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from ringtune.costs.profile import Profile
 from ringtune.costs.times.seconds import CourseCosts
 from ringtune.errors import DeadlineError
 from ringtune.rounds import rounds as rd
-from ringtune.schedule.actions import Action, TensorKey
+from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Extent, Owner
 from ringtune.schedule.methods import Method
@@ -31,7 +32,7 @@ from ringtune.schedule.units import Units
 from sim.accounts.action_times import ProfileTimes
 from sim.accounts.items import Items
 from sim.links import MeasuredLinks
-from sim.ring import VirtualRing
+from sim.ring import VirtualRing, garbage_collection_paused
 
 BURN_IN_STEPS = 4
 MEASURED_STEPS = 8
@@ -45,14 +46,20 @@ class ItemEnds:
 
     Args:
         granted: learns of the items.
+        last: the item after which nothing counts; None = all count.
 
     Attributes:
         ends_s: of each item by its number.
+        is_over: whether it has called ``stop``.
+        stop: called once the last item that counts is over: two items later a head is computed, whose micro-batch saw
+            on its way the weights of the item between.
     """
 
-    def __init__(self, granted: Items) -> None:
+    def __init__(self, granted: Items, *, last: int | None = None) -> None:
         self.ends_s: dict[int, float] = {}
-        self._items = granted
+        self.is_over = False
+        self.stop: Callable[[], None] = lambda: None
+        self._items, self._last = granted, math.inf if last is None else last
 
     def granted(self, turn: Turn) -> None:
         """Tell the items of a turn."""
@@ -61,6 +68,9 @@ class ItemEnds:
     def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
         """Note the end of an action."""
         self.ends_s[action.seq] = end_s
+        if action.seq > self._last + 1 and action.op is Op.HEAD:
+            self.is_over = True
+            self.stop()
 
     def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
         """Ignore a tensor that was sent."""
@@ -152,7 +162,8 @@ def simulated_step_s(
     probe = Plan.of(course, placement)
     costs = CourseCosts.of(probe, profile, optimizer=optimizer)
     granted = Items(costs)
-    observer = ItemEnds(granted)
+    is_in_order = not (is_stale or has_copies or placement.helpers)
+    observer = ItemEnds(granted, last=burn_in + measured - 1 if is_in_order else None)
     run_probe(probe, profile, costs, granted, observer)
     return (observer.ends_s[burn_in + measured - 1] - observer.ends_s[burn_in - 1]) / measured
 
@@ -179,8 +190,10 @@ def run_probe(plan: Plan, profile: Profile, costs: CourseCosts, granted: Items, 
         wait_s=float("inf"),
         rest=costs.rest,
     )
-    result = ring.run()
-    if result.finish is None or result.finish.error:
+    observer.stop = ring.clock.stop
+    with garbage_collection_paused():
+        result = ring.run()
+    if not observer.is_over and (result.finish is None or result.finish.error):
         waits = "; ".join(f"node {node} {ring.waiting_for(node)}" for node in plan.nodes)
         raise DeadlineError(f"the virtual run of plan {plan.digest[:12]} does not end: {waits}; please report it")
 
@@ -255,21 +268,29 @@ def simulated_job_s(
     return sum(costs.steps_at[at] * everyone[at] * _between(ratios, at) for at in costs.depths)
 
 
-def simulated_steps_s(plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str) -> float:
-    """Seconds of all steps of a plan by the simulator."""
-    times = simulated_step_times(plan, profile, costs, optimizer=optimizer)
+def simulated_steps_s(
+    plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str, most_depths: int = _DEPTHS_PROBED
+) -> float:
+    """Seconds of all steps of a plan by the simulator; see ``simulated_step_times``."""
+    times = simulated_step_times(plan, profile, costs, optimizer=optimizer, most_depths=most_depths)
     return sum(costs.steps_at[depth] * seconds for depth, seconds in times.items())
 
 
-def simulated_step_times(plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str) -> dict[int, float]:
-    """Seconds of a step at every depth by the simulator: some are probed, those between lie on straight lines."""
+def simulated_step_times(
+    plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str, most_depths: int = _DEPTHS_PROBED
+) -> dict[int, float]:
+    """Seconds of a step at every depth by the simulator: some are probed, those between lie on straight lines.
+
+    With the first and the last owner at each probed depth; with fewer than ``_DEPTHS_PROBED`` depths, which is rough,
+    with one of them in turn.
+    """
     depths, kinds = costs.depths, step_kinds(plan.course)
-    probed = sorted(
-        {depths[round(at * (len(depths) - 1) / max(1, _DEPTHS_PROBED - 1))] for at in range(_DEPTHS_PROBED)}
-    )
-    owners = [costs.names[one.node] for one in costs.owners if one.node >= 0]
+    probed = sorted({depths[round(at * (len(depths) - 1) / max(1, most_depths - 1))] for at in range(most_depths)})
+    names = [costs.names[one.node] for one in costs.owners if one.node >= 0]
+    owners = (names[0], names[-1])[: len(names)]
+    is_rough = most_depths < _DEPTHS_PROBED
     times = {}
-    for depth in probed:
+    for number, depth in enumerate(probed):
         seconds = [
             simulated_step_s(
                 plan,
@@ -280,7 +301,7 @@ def simulated_step_times(plan: Plan, profile: Profile, costs: RingCosts, *, opti
                 burn_in=_BURN_IN_PROBED,
                 measured=_MEASURED_PROBED,
             )
-            for owner in (owners[0], owners[-1])[: len(owners)]
+            for owner in ([owners[number % len(owners)]] if is_rough else owners)
         ]
         times[depth] = sum(seconds) / len(seconds)
     return {depth: _between(times, depth) for depth in depths}

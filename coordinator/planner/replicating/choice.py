@@ -25,6 +25,9 @@ _JUDGED: Final = 8
 _TRIED: Final = 200
 _CLIMBED: Final = 16
 """Most layouts that are judged on the way from the best of the first few to a better one."""
+_ROUGH_DEPTHS: Final = 3
+"""At so many depths layouts are judged at first; the best ``_FINALISTS`` then at more, as the ring is."""
+_FINALISTS: Final = 3
 
 
 class _Tables(NamedTuple):
@@ -60,6 +63,8 @@ def choose_replicas(
 ) -> tuple[Plan | None, ReplicasReason]:
     """Judge the best layouts that fit the nodes' memory beside the best ring.
 
+    Nearly all seconds of planning are the simulator's, so all layouts are judged roughly, and the best few well.
+
     Args:
         plan: the best ring.
         drafts: what is to be placed, once per number of micro-batches and wire dtype to be tried.
@@ -77,13 +82,19 @@ def choose_replicas(
     if not options:
         return None, ReplicasReason(why_not="no node has memory for blocks of another one too")
 
-    def judge(one: _Option) -> tuple[float, _Option]:
-        return simulated_steps_s(one.plan, profile, one.tables.costs, optimizer=optimizer), one
+    def roughly(one: _Option) -> tuple[float, _Option]:
+        costs = one.tables.costs
+        return simulated_steps_s(one.plan, profile, costs, optimizer=optimizer, most_depths=_ROUGH_DEPTHS), one
 
-    judged = [judge(one) for one in itertools.takewhile(lambda _: not is_over(), _worth_judging(options))]
+    rough = [roughly(one) for one in itertools.takewhile(lambda _: not is_over(), _worth_judging(options))]
+    rough += _climbed(rough, roughly, is_over)
+    finalists = [one for _, one in sorted(rough, key=lambda pair: pair[0])[:_FINALISTS]]
+    judged = [
+        (simulated_steps_s(one.plan, profile, one.tables.costs, optimizer=optimizer), one)
+        for one in itertools.takewhile(lambda _: not is_over(), finalists)
+    ]
     if not judged:
         return None, ReplicasReason(why_not="the time for planning was used up")
-    judged += _climbed(judged, judge, is_over)
     placement = plan.placement
     draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
     ring_s = simulated_steps_s(plan, profile, ring_costs(draft, profile, optimizer=optimizer), optimizer=optimizer)
@@ -91,7 +102,8 @@ def choose_replicas(
     best_s, best = judged[0]
     is_taken = best_s <= WORTH * ring_s
     texts = tuple((layout_text(one.plan), seconds) for seconds, one in judged)
-    return best.plan if is_taken else None, ReplicasReason(ring_s=ring_s, judged=texts, is_taken=is_taken)
+    reason = ReplicasReason(ring_s=ring_s, judged=texts, num_rough=len(rough), is_taken=is_taken)
+    return best.plan if is_taken else None, reason
 
 
 def _climbed(

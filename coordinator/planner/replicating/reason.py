@@ -19,13 +19,15 @@ class ReplicasReason:
 
     Attributes:
         ring_s: seconds of all steps on the best ring, by the simulator.
-        judged: the slices of each layout that the simulator judged, with its seconds, the fastest first.
+        judged: the slices of each layout that the simulator judged well, with its seconds, the fastest first.
+        num_rough: layouts that the simulator judged roughly, these among them.
         is_taken: whether the first of them was taken.
         why_not: why none was judged; empty if some were.
     """
 
     ring_s: float = 0.0
     judged: tuple[tuple[str, float], ...] = ()
+    num_rough: int = 0
     is_taken: bool = False
     why_not: str = ""
 
@@ -62,7 +64,8 @@ def replicas_lines(reason: ReplicasReason, seconds: Callable[[float], str]) -> l
     lines = [f"  all steps: {seconds(first[1])} by the simulator"]
     told = others[:_TOLD] if ring in others[:_TOLD] else [*others[: _TOLD - 1], ring]
     lines += [f"  {'second best' if one is others[0] else 'other'}: {_told(one, seconds)}" for one in told]
-    return lines + ([f"  {len(others) - _TOLD} more were simulated"] if len(others) > _TOLD else [])
+    more = reason.num_rough + 1 - len(told) - 1
+    return lines + ([f"  {more} more were simulated"] if more > 0 else [])
 
 
 def _told(one: tuple[str, float], seconds: Callable[[float], str]) -> str:

@@ -13,6 +13,7 @@ from coordinator.planner.make_plan import make_plan, refuse_if_full
 from coordinator.planner.planned import Planned
 from coordinator.planner.predict.judge import simulated_steps_s
 from coordinator.planner.predict.ring_costs import ring_costs
+from coordinator.planner.replicating import choice
 from coordinator.planner.replicating.layouts import neighbours, ranked_layouts, shares_of, slices_of_layout, step_s
 from coordinator.planner.replicating.reason import replicas_lines
 from ringtune.costs import blobs
@@ -176,13 +177,19 @@ def test_layouts_beside_one_have_other_cuts_or_another_order() -> None:
     assert cuts == {(lower.count + more, upper.count - more) for more in (1, -1)}
 
 
-def test_judged_layouts_are_of_every_number_of_stages_and_differ() -> None:
-    """The formula compares few stages with many badly, so the simulator sees the best of each; none twice."""
-    found = planned(job_of(), (1, 1, 1, 1))
-    assert found.replicas is not None
-    texts = [text for text, _ in found.replicas.judged]
-    assert len(set(texts)) == len(texts)
+def test_judged_layouts_are_of_every_number_of_stages_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The formula compares few stages with many badly, so the simulator sees the best of each; none twice.
+
+    The few that it judges well are the best of all.
+    """
+    few = planned(job_of(), (1, 1, 1, 1)).replicas
+    monkeypatch.setattr(choice, "_FINALISTS", 100)
+    found = planned(job_of(), (1, 1, 1, 1)).replicas
+    assert few is not None and found is not None
+    texts = [text for text, _ in found.judged]
+    assert len(set(texts)) == len(texts) == found.num_rough == few.num_rough > len(few.judged)
     assert {text.count(";") for text in texts} == {0, 1, 2}
+    assert few.judged[0] == found.judged[0]
 
 
 def test_explanation_tells_of_a_few_layouts() -> None:
@@ -192,7 +199,7 @@ def test_explanation_tells_of_a_few_layouts() -> None:
     lines = replicas_lines(found.replicas, "{:.1f} s".format)
     assert [line.split(":")[0].strip() for line in lines[:3]] == ["all steps", "second best", "other"]
     assert sum("one host for each block: " in line for line in lines) == 1
-    assert lines[-1] == f"  {len(found.replicas.judged) - 5} more were simulated"
+    assert lines[-1] == f"  {found.replicas.num_rough - len(found.replicas.judged)} more were simulated"
 
 
 @pytest.mark.thorough

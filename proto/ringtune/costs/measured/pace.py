@@ -6,10 +6,10 @@ a pace of its own, as the profile may have forwards wrong and backwards right, a
 the other when more trains.
 
 Turns are compared where the node had the same to do (``ringtune.costs.measured.lasting``): as many of its blocks
-train, and blocks below them do or do not. A board with a quota of processor time that it can't see takes 1.0 for frozen
-blocks, as it rests between them, and 2.0 when its own blocks train and it rests no more; nothing has happened to it. As
-more trains elsewhere, it rests longer and looks faster, never slower. So that it is *slower* is asked of all turns in
-which it did the same, that it is *faster* only of those in which the whole ring did.
+train, blocks below them do or do not, and it is the initiator or is not. A board with a quota of processor time that it
+can't see takes 1.0 for frozen blocks, as it rests between them, and 2.0 when its own blocks train and it rests no more;
+nothing has happened to it. As more trains elsewhere, it rests longer and looks faster, hardly ever slower. So that it is
+*slower* is asked of all turns in which it did the same, that it is *faster* only of those in which the whole ring did.
 
 A change that begins with the very turn from which on more of the node's own blocks train is taken for theirs.
 
@@ -49,9 +49,12 @@ def kinds_of_work(part: Plan, turn: Turn) -> tuple[Hashable, dict[str, Hashable]
     course = part.course.decided(turn.unfreeze_at)
     depth = tuple(trained(course, StepKind.TRAIN, step) for step in (turn.first_step, turn.end_step - 1))
     kinds: dict[str, Hashable] = {
-        piece.node: tuple(
-            (len(units.within(piece.start, piece.stop).blocks), bool(units.within(0, piece.start).blocks))
-            for units in depth
+        piece.node: (
+            turn.owner == piece.node,
+            *(
+                (len(units.within(piece.start, piece.stop).blocks), bool(units.within(0, piece.start).blocks))
+                for units in depth
+            ),
         )
         for piece in part.placement.hosts
     }
@@ -115,7 +118,7 @@ class PaceWatch:
             works.setdefault(node, {})[work] = times
         for node, times_of in works.items():
             self._same_work.add(node, kinds.get(node), times_of)
-            self._same_depth.add(node, depth, times_of)
+            self._same_depth.add(node, (depth, kinds.get(node)), times_of)
 
     def changed(self) -> dict[str, float]:
         """The nodes whose pace has lastingly changed, each with how many times as long its actions take now."""

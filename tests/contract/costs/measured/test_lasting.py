@@ -51,12 +51,12 @@ def alarms(seed: int, slows: Callable[[str, int], float] = never) -> Alarms:
             node, own = piece.node, kinds[piece.node]
             assert isinstance(own, tuple)
             drift[node] = 0.7 * drift[node] + DRIFT * rng.gauss(0, 0.7)
-            crowded = 1 + own[1][0] / piece.num_blocks - 0.05 * turn.first_step / PLAN.course.num_steps
+            crowded = 1 + own[2][0] / piece.num_blocks - 0.05 * turn.first_step / PLAN.course.num_steps
             burst = rng.uniform(1.2, 2.0) if rng.random() < 0.05 else 1.0
-            pace = crowded * (1.15 if turn.owner == node else 1.0) * burst * (1 + drift[node]) * slows(node, number)
+            pace = crowded * (1.6 if turn.owner == node else 1.0) * burst * (1 + drift[node]) * slows(node, number)
             if number:
                 slower.add(node, own, {"all": (pace, 1.0)})
-                faster.add(node, depth, {"all": (pace, 1.0)})
+                faster.add(node, (depth, own), {"all": (pace, 1.0)})
         now = {node: ratio for node, ratio in slower.changed().items() if ratio > 1}
         now |= {node: ratio for node, ratio in faster.changed().items() if ratio < 1}
         if now:

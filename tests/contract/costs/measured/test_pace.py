@@ -126,13 +126,14 @@ def test_more_that_trains_is_no_change_of_pace() -> None:
 
 
 def test_what_a_node_has_to_do_is_what_trains_of_its_blocks_and_below() -> None:
-    """Until its own blocks begin to train, a node does the same at every depth."""
+    """Until its own blocks begin to train, a node does the same at every depth; the initiator does more."""
     plan = changed(PLAN, method=RingAda(every_steps=4), num_steps=20)
     turns = [turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.TRAIN]
     kinds = [kinds_of_work(plan, turn) for turn in turns]
-    assert [own["a"] for _, own in kinds] == [((0, False),) * 2] * 4 + [((1, False),) * 2] * 2 + [((2, False),) * 2] * 4
+    bottoms = [(0, False)] * 4 + [(1, False)] * 2 + [(2, False)] * 4
+    assert [own["a"] for _, own in kinds] == [(True, bottom, bottom) for bottom in bottoms]
     tops = [(1, False)] * 2 + [(2, False)] * 2 + [(2, True)] * 6
-    assert [own["b"] for _, own in kinds] == [(top, top) for top in tops]
+    assert [own["b"] for _, own in kinds] == [(False, top, top) for top in tops]
     assert len({depth for depth, _ in kinds}) == 4
 
 
