@@ -10,15 +10,19 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from coordinator.records.evaluation_text import rows_of
 from coordinator.run_folder.saved_run import SavedRun
+from ringtune.files.given_files import read_json
 from ringtune.models.adapters.adapter_config import auxiliary_of, library_config
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, PAIR_TASKS, REGRESSION
+from ringtune.models.folder import with_old_rope
 from ringtune.models.plugged import WRITTEN_OUT
 from ringtune.models.result_files import INTERFACE_FILE, has_trained_head
+from ringtune.models.tensors import CONFIG_FILE
 from ringtune.quantities import format_seconds
 
 _LOADING = """```python
@@ -76,6 +80,10 @@ _READS_LAST = (
     "The head reads the last token of a text, whatever that token is. {library} finds it by the padding id of the "
     "tokenizer, so its logits are others for a text that has this id in it; give it texts without."
 )
+_SINCE_5 = (
+    "The `config.json` of the base model was written by transformers 5; transformers 4 does not read its rotary "
+    "positions. Load the base model with `{arguments}` there."
+)
 _AUXILIARY = (
     "`edge` is a package of RingTune. Beside each matrix with the input x stands a model g, and the matrix gives "
     "h + alpha * g(x); `adapter.json` says what g is, and the names in `adapter.safetensors` where."
@@ -119,7 +127,12 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
         front=_front_matter(base_model, library, str(adapter.get("model_type", ""))),
         title=f"# Adapter for {base_model}",
         what=f"adapter configuration `{run.job.adapter.config}`",
-        loading=loading.format(base=json.dumps(base_model), what=what, loader=loader, choices=choices),
+        loading="\n\n".join(
+            [
+                loading.format(base=json.dumps(base_model), what=what, loader=loader, choices=choices),
+                *_of_transformers_5(Path(run.job.model.path) / CONFIG_FILE),
+            ]
+        ),
         library=("library", adapter.get("version", "") if library == "adapters" else ""),
     )
 
@@ -201,6 +214,15 @@ def _card(
         _table(("file", "SHA-256"), [(f"`{name}`", f"`{digest}`") for name, digest in sorted(digests.items())]),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _of_transformers_5(config: Path) -> list[str]:
+    """Tell how transformers 4 loads a base model whose config only 5 reads; nothing of others, or if it is not here."""
+    values = read_json(config) if config.is_file() else {}
+    if not isinstance(values, dict) or not values.get("rope_parameters"):
+        return []
+    moved = {key: value for key, value in with_old_rope(values, where=config).items() if values.get(key) != value}
+    return [_SINCE_5.format(arguments=", ".join(f"{key}={value!r}" for key, value in moved.items()))]
 
 
 def _of_last_token(run: SavedRun, model_type: str) -> list[str]:

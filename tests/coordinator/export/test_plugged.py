@@ -27,3 +27,14 @@ def test_export_of_a_plugged_model_says_how_it_loads(tmp_path: Path) -> None:
     assert (
         "The head reads the last token of a text, whatever that token is. transformers finds it by the padding" in card
     )
+
+
+def test_card_says_how_transformers_4_loads_a_base_model_of_5(tmp_path: Path) -> None:
+    """It would take the default base of rotary positions without a word."""
+    run, base = write_run(tmp_path / "run"), tmp_path / "base"
+    job = (run / "job.toml").read_text()
+    (run / "job.toml").write_text(job.replace("/srv/carol/models/tiny", str(base)))
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps({"model_type": "llama", "rope_parameters": {"rope_theta": 5e5}}))
+    export_run(run, tmp_path / "out", base_model="acme/tiny")
+    assert "Load the base model with `rope_theta=500000.0` there." in (tmp_path / "out/README.md").read_text()
