@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from coordinator.screen.progress import JsonProgress, PlainProgress
 from ringtune import cli
+from ringtune.errors import StorageError
 from ringtune.machine.outputs import lasting, lost_output
 from tests.support.processes import source_environment
 
 ENCODINGS = ("ascii", "iso-8859-1", "cp1252", "utf-8")
-HELPS = ([], ["node"], ["train"], ["coordinator", "token"])
+HELPS: tuple[list[str], ...] = ([], ["node"], ["train"], ["coordinator", "token"])
 """The command, the longest pages, and a command below a command."""
 
 
@@ -122,6 +123,6 @@ def test_command_whose_result_is_its_output_does_not_end_well_without_it(
         try:
             cli._require_printed(command)
             found = 0
-        except cli.StorageError as refused:
+        except StorageError as refused:
             found = refused.exit_code
         assert found == wanted

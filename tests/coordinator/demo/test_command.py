@@ -11,7 +11,7 @@ import pytest
 from coordinator.demo.command import closing_lines, demo
 from coordinator.demo.settings import write_job
 from coordinator.demo.workspace import Workspace, prepare
-from ringtune.errors import ConnectionFailedError
+from ringtune.errors import ConnectionFailedError, UsageError
 from ringtune.jobs.job import load_job
 
 
@@ -61,6 +61,14 @@ def test_prepare_writes_what_the_job_names(tmp_path: Path, monkeypatch: pytest.M
     job = load_job(workspace.job)
     for path, rows in ((job.data.train, 34), (job.data.eval, 1066)):
         assert len(Path(path).read_text().splitlines()) == rows + 1
+
+
+def test_prepare_leaves_a_folder_of_somebody_else_as_it_is(tmp_path: Path) -> None:
+    """``demo --out .`` beside one's own rows: refused before anything is fetched or written."""
+    (tmp_path / "train.csv").write_text("mine")
+    with pytest.raises(UsageError, match=r"is not the folder of a demo: it holds train\.csv"):
+        prepare(tmp_path, tmp_path / "cache")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("train.csv", "mine")]
 
 
 @pytest.mark.parametrize("is_whole", [True, False])

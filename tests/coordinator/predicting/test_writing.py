@@ -59,14 +59,16 @@ def test_writing_refuses_rows_that_differ_in_csv() -> None:
 
 def test_writing_leaves_no_half_file(tmp_path: Path) -> None:
     """A file that was there stays as it was when a row can't be written; whole, it takes its place."""
-    path = tmp_path / "out.jsonl"
+    path, mine = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
     path.write_text("before")
+    mine.write_text("of the user")
     with pytest.raises(DataError), writer_to(path, tmp_path / "rows.csv") as writer:
         writer.add(found(predicted=1))
-    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == "before" and sorted(tmp_path.iterdir()) == [path, mine]
     with writer_to(path, tmp_path / "rows.csv") as writer:
         writer.add(found(text="a"))
-    assert json.loads(path.read_text())["predicted"] == "pos" and list(tmp_path.iterdir()) == [path]
+    assert json.loads(path.read_text())["predicted"] == "pos" and sorted(tmp_path.iterdir()) == [path, mine]
+    assert mine.read_text() == "of the user"
 
 
 def test_writing_refuses_other_endings_and_the_rows_themselves(tmp_path: Path) -> None:

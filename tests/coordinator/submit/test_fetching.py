@@ -70,6 +70,22 @@ def test_run_that_is_done_is_fetched_and_not_trained_again(tmp_path: Path, check
                 find_resume(out, wanted, print)
 
 
+def test_run_that_takes_the_place_of_another_leaves_it_beside_its_own(tmp_path: Path) -> None:
+    """The same run again replaces its files; another one moves them, and says where they are."""
+    said: list[str] = []
+    out = tmp_path / "out"
+    with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
+        first, second = (ended(client, start(client)) for _ in range(2))
+        for record in (first, first, second):
+            fetch_run(client, record, out, replace=True, say=said.append)
+    (aside,) = tmp_path.glob("out.replaced-*")
+    assert said == [f"the files of the earlier run are in {aside}"]
+    for folder, record in ((aside, first), (out, second)):
+        place = read_place(folder)
+        assert place is not None and place.run_id == record.run_id
+        assert json.loads((folder / "report.json").read_text())["run_id"] == record.run_id
+
+
 def cut_off(client: Client, monkeypatch: pytest.MonkeyPatch, *, after: str) -> None:
     """Let the connection be lost after the first event of a kind while a run is fetched."""
     whole = client.events
