@@ -12,7 +12,7 @@ CSV: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "another column": ("sentence,label\n" + GOOD, ("text", "sentence")),
     "no label column": ("text\nw1\nw2\n", ("label",)),
     "another column after semicolons": ("text;klass\n" + GOOD.replace(",", ";"), ("label", "klass")),
-    "a duplicate header": ("text,label,text\nw1,good,w2\nw3,bad,w4\n", ("text", "twice")),
+    "a duplicate header": ("text,label,text\nw1,good,w2\nw3,bad,w4\n", ("columns 1 and 3", "same name")),
     "an empty label": ("text,label\nw1,good\nw2,\n", ("line 3", "label")),
     "a blank label": ("text,label\nw1,good\nw2,  \n", ("line 3", "label")),
     "a missing cell": ("text,label\nw1,good\nw2\n", ("line 3", "label")),
@@ -38,7 +38,7 @@ JSONL: dict[str, tuple[str, tuple[str, ...]]] = {
     "a line that is no JSON": ('{"text": "w1", "label": "good"}\nnot json\n', ("line 2", "json")),
     "a whole JSON list": (
         '[\n{"text": "w1", "label": "good"},\n{"text": "w2", "label": "bad"}\n]\n',
-        ("line 1", "json"),
+        ("lines 1", "json"),
     ),
     "a missing key": ('{"text": "w1"}\n', ("text", "label")),
     "deep nesting": ("[" * 100_000 + "\n", ("line 1",)),
