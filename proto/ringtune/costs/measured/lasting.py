@@ -11,7 +11,7 @@ A turn gives each name its *pace*: seconds over those that are known for the wor
 The pace counts as changed where each of the newest turns takes so many times as long as each of the usual ones, or the
 other way round, and where the newest differ from the usual ones by more than noise makes likely. One turn in which a
 board did other work besides would make all others look fast; of four usual turns and more the longest and the shortest
-do not count. Noise is what
+do not count, and with fewer nothing is called faster. Noise is what
 neighbouring turns of one kind differ by, over all names together, as a run is too short to know it of each: with the
 mean square ``d`` of differences of logarithms, a turn has the variance ``d / 2``, and a difference of the means of
 ``m`` usual and ``n`` newest turns that of ``d / 2 * (1 / m + 1 / n)``. It has to be ``BEYOND_NOISE`` times its root.
@@ -32,7 +32,7 @@ MOST_USUAL_TURNS: Final = 6
 """The first so many turns of a kind say what is usual: later ones might have drifted."""
 
 _ENOUGH: Final = 4
-"""Of so many usual turns the longest and the shortest do not count."""
+"""Of so many usual turns the longest and the shortest do not count; with fewer nothing is called faster."""
 
 LASTING_TURNS: Final = 3
 """A change counts when it lasts for so many turns."""
@@ -113,9 +113,10 @@ class LastingChanges(Generic[Name]):
             return 0.0
         change = statistics.fmean(newest) - statistics.median(usual)
         noise = math.sqrt(self._squares / self._differences / 2 * (1 / len(usual) + 1 / len(newest)))
-        if len(usual) >= _ENOUGH:
+        is_known_well = len(usual) >= _ENOUGH
+        if is_known_well:
             usual = usual[1:-1]
-        apart = max(newest[0] - usual[-1], usual[0] - newest[-1])
+        apart = max(newest[0] - usual[-1], usual[0] - newest[-1] if is_known_well else 0.0)
         return math.exp(change) if apart >= math.log(self._changed) and abs(change) >= BEYOND_NOISE * noise else 0.0
 
 
