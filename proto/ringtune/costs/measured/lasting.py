@@ -11,10 +11,11 @@ A turn gives each name its *pace*: seconds over those that are known for the wor
 The pace counts as changed where each of the newest turns takes so many times as long as each of the usual ones, or the
 other way round, and where the newest differ from the usual ones by more than noise makes likely. One turn in which a
 board did other work besides would make all others look fast; of four usual turns and more the longest and the shortest
-do not count. Noise is what
+do not count, and with fewer nothing is called faster. Noise is what
 neighbouring turns of one kind differ by, over all names together, as a run is too short to know it of each: with the
 mean square ``d`` of differences of logarithms, a turn has the variance ``d / 2``, and a difference of the means of
-``m`` usual and ``n`` newest turns that of ``d / 2 * (1 / m + 1 / n)``. It has to be ``BEYOND_NOISE`` times its root.
+``m`` usual and ``n`` newest turns that of ``d / 2 * (1 / m + 1 / n)``.
+It has to be ``BEYOND_NOISE`` times its root. The largest difference does not count, as a change makes one itself.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ MOST_USUAL_TURNS: Final = 6
 """The first so many turns of a kind say what is usual: later ones might have drifted."""
 
 _ENOUGH: Final = 4
-"""Of so many usual turns the longest and the shortest do not count."""
+"""Of so many usual turns the longest and the shortest do not count; with fewer nothing is called faster."""
 
 LASTING_TURNS: Final = 3
 """A change counts when it lasts for so many turns."""
 
-BEYOND_NOISE: Final = 3.0
+BEYOND_NOISE: Final = 4.0
 """Standard deviations by which the newest turns have to differ from the usual ones."""
 
 Name = TypeVar("Name", bound=Hashable)
@@ -79,7 +80,7 @@ class LastingChanges(Generic[Name]):
         self._changed = changed
         self._kinds: dict[tuple[Name, Hashable], _Turns] = {}
         self._now: dict[Name, Hashable] = {}
-        self._squares, self._differences = 0.0, 0
+        self._squares, self._largest, self._differences = 0.0, 0.0, 0
 
     def add(self, name: Name, kind: Hashable, works: Works) -> None:
         """Add a turn of a name; works without seconds are left out."""
@@ -90,6 +91,7 @@ class LastingChanges(Generic[Name]):
         difference = _log_ratio(works, [found.newest[-1]]) if found.newest else None
         if difference is not None:
             self._squares += difference**2
+            self._largest = max(self._largest, difference**2)
             self._differences += 1
         found.add(works)
         self._now[name] = kind
@@ -112,10 +114,12 @@ class LastingChanges(Generic[Name]):
         if len(newest) < LASTING_TURNS:
             return 0.0
         change = statistics.fmean(newest) - statistics.median(usual)
-        noise = math.sqrt(self._squares / self._differences / 2 * (1 / len(usual) + 1 / len(newest)))
-        if len(usual) >= _ENOUGH:
+        variance = max(0.0, self._squares - self._largest) / max(1, self._differences - 1) / 2
+        noise = math.sqrt(variance * (1 / len(usual) + 1 / len(newest)))
+        is_known_well = len(usual) >= _ENOUGH
+        if is_known_well:
             usual = usual[1:-1]
-        apart = max(newest[0] - usual[-1], usual[0] - newest[-1])
+        apart = max(newest[0] - usual[-1], usual[0] - newest[-1] if is_known_well else 0.0)
         return math.exp(change) if apart >= math.log(self._changed) and abs(change) >= BEYOND_NOISE * noise else 0.0
 
 

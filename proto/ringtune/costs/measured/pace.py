@@ -8,8 +8,8 @@ the other when more trains.
 Turns are compared where the node had the same to do (``ringtune.costs.measured.lasting``): as many of its blocks
 train, blocks below them do or do not, and it is the initiator or is not. A board with a quota of processor time that it
 can't see takes 1.0 for frozen blocks, as it rests between them, and 2.0 when its own blocks train and it rests no more;
-nothing has happened to it. As more trains elsewhere, it rests longer and looks faster, hardly ever slower. So that it is
-*slower* is asked of all turns in which it did the same, that it is *faster* only of those in which the whole ring did.
+nothing has happened to it. As more trains elsewhere, it rests longer and looks faster, hardly ever slower. So that it
+is *slower* is asked of all turns in which it did the same, that it is *faster* only of those in which all nodes did.
 
 A change that begins with the very turn from which on more of the node's own blocks train is taken for theirs.
 

@@ -34,7 +34,7 @@ def test_a_link_that_lasts_at_a_quarter_of_its_rate_is_told_with_its_ratio() -> 
 
 def test_a_link_that_became_faster_counts_too() -> None:
     """Blocks could be on the other side of it."""
-    assert watched([1e6, 2.5e5, 2.5e5, 1e6, 1e6, 1e6]).changed() == pytest.approx({("a", "b"): 0.25})
+    assert watched([1e6, *[2.5e5] * 4, 1e6, 1e6, 1e6]).changed() == pytest.approx({("a", "b"): 0.25})
 
 
 @pytest.mark.parametrize(

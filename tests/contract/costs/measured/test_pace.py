@@ -78,8 +78,9 @@ def test_what_does_not_last_or_is_not_new_does_not_count(paces: list[float]) -> 
 
 
 def test_a_node_that_became_faster_counts_too() -> None:
-    """It could take more blocks."""
-    assert watched({"a": [2.0, 2.0, 2.0, 1.0, 1.0, 1.0]}, turns=6).changed() == pytest.approx({"a": 0.5})
+    """It could take more blocks; that is asked once four turns say what is usual."""
+    assert watched({"a": [2.0] * 5 + [1.0] * 3}, turns=8).changed() == pytest.approx({"a": 0.5})
+    assert watched({"a": [2.0] * 4 + [1.0] * 3}, turns=7).changed() == {}
 
 
 def test_profile_of_the_newest_turns_has_the_slow_node_s_times() -> None:
