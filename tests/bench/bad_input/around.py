@@ -14,7 +14,7 @@ ROWS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "a quote that stays open": ('text,label\n"foo,x\nbar,y\n', ("line 3", "never closed")),
     "more cells than columns": ("text,label\nfoo,a\nbar,y,z\n", ("line 3 has 3 cells", "quotes")),
     "a name twice": ("text,text\nfoo,b\n", ("the same name",)),
-    "UTF-16": ("text,label\nfoo,a\n".encode("utf-16"), ("utf-16", "iconv")),
+    "half a UTF-16": ("text,label\nfoo,a\n".encode("utf-16")[:-1], ("utf-16",)),
     "classes that are all different": ("text,label\nfoo,a\nbar,b\n", ("all different", "causal-lm", "'bert'")),
 }
 KEEPS = "rounds = 1\neval_every = 2\nkeep_best = true"

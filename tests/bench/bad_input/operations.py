@@ -148,12 +148,12 @@ def _file(text: str) -> Callable[[Place], object]:
 
 
 def _scores() -> Case:
-    """Weights that are no numbers have no magnitude: nothing is trained by such scores."""
+    """Weights that are no numbers have no magnitude: they are refused before anything is scored."""
     return Case(
         name="operations: scores of weights that are no numbers",
         arguments=TRAIN,
         code=5,
-        says=("NaN", "block 1", "subnet 0", "micro-batch 0"),
+        says=("model.safetensors", "layer.1.attention.self.query.weight", "not finite"),
         prepare=_without_numbers,
         leaves=("out",),
     )
