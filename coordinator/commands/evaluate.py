@@ -43,7 +43,7 @@ def evaluate(
 
     from coordinator.export.users import adapter_of, require_user
     from coordinator.looking.columns import parse_columns
-    from coordinator.records.evaluation_text import figure, rows_of
+    from coordinator.records.evaluation_text import all_figures
     from coordinator.run_folder.saved_run import read_run, with_columns
     from coordinator.screen.class_text import class_lines
     from coordinator.screen.progress import Progress
@@ -70,13 +70,7 @@ def evaluate(
     if json:
         typer.echo(json_module.dumps({"event": "evaluation", **found}))
         return
-    for name, value in found.items():
-        if isinstance(value, dict):
-            continue
-        counted = rows_of(found, name)
-        of = f" (on {counted})" if counted != rows_of(found, "loss") else ""
-        typer.echo(f"{name}: {figure(value) if isinstance(value, float) or value is None else value}{of}")
-    for line in class_lines(found):
+    for line in (*all_figures(found), *class_lines(found)):
         typer.echo(line)
 
 

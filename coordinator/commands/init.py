@@ -61,6 +61,7 @@ def init(
     from ringtune.errors import UsageError
     from ringtune.files.durable import write_durably
     from ringtune.files.strict import nearest
+    from ringtune.jobs.described import toml_value
     from ringtune.models.family import CLASSIFICATION, TASKS
 
     if task and task not in TASKS:
@@ -92,7 +93,7 @@ def init(
         typer.echo(line)
     for name, choice in found.chosen.items():
         if choice.reason:
-            typer.echo(f"  {name} = {choice.value}: {choice.reason}")
+            typer.echo(f"  {name} = {toml_value(choice.value)}: {choice.reason}")
     if found.problems:
         typer.echo(f"training will refuse these rows: {found.problems}")
     _tell_what_next(file)

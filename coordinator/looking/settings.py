@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from coordinator.looking.table import Column
+from ringtune.jobs.split import hold_out
 from ringtune.jobs.template import Chosen
 from ringtune.models.family import CAUSAL_LM, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 
@@ -69,13 +70,15 @@ def choose_settings(seen: Seen, length: str) -> dict[str, Chosen]:
     size = int(str(batch.value))
     found["train.microbatches"] = Chosen(min(4, size), "")
     steps = _steps(seen, size, LENGTHS[length])
-    found["train.max_steps"] = Chosen(steps, f"{steps * size / seen.rows:.1f} epochs of {seen.rows:,} rows")
+    holds_out = not seen.has_eval and seen.rows >= _LEAST_ROWS_TO_HOLD_OUT
+    trained = len(hold_out(seen.rows, share=_HELD_OUT, seed=0)[0]) if holds_out else seen.rows
+    found["train.max_steps"] = Chosen(steps, f"{steps * size / trained:.1f} epochs of {trained:,} rows")
     rate = 1e-3 if seen.hidden < _WIDE else 5e-4
     found["train.learning_rate"] = Chosen(rate, f"usual for adapters of a model of width {seen.hidden}")
     found["train.lr_schedule"] = Chosen("linear", "")
     every = max(1, steps // (2 * max(1, seen.blocks - 1)))
     found["unfreeze.every_steps"] = Chosen(every, f"all {seen.blocks} blocks train after half of the steps")
-    if not seen.has_eval and seen.rows >= _LEAST_ROWS_TO_HOLD_OUT:
+    if holds_out:
         found["data.held_out"] = Chosen(_HELD_OUT, "there is no file of rows to evaluate on")
     if seen.has_eval or "data.held_out" in found:
         between = max(10, steps // (10 * _EVALUATIONS) * 10)

@@ -168,11 +168,12 @@ class Summary:
 
     def lines(self) -> Iterable[str]:
         """The counts in words."""
+        rows = f"{self._rows:,} row{'s' * (self._rows != 1)}"
         if self._column:
             counts = ", ".join(f"{count:,} {name}" for name, count in sorted(self._names.items()))
-            yield f"{self._rows:,} rows: {counts}"
+            yield f"{rows}: {counts}"
         else:
-            yield f"{self._rows:,} rows"
+            yield rows
         if self._ended_at_once:
             yield f"{self._ended_at_once:,} of them got an empty text: the model's first token was that of the end"
         if self._judged and self._number:

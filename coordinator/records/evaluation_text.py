@@ -25,6 +25,7 @@ _OF_COUNTED: Final = (
     *("macro_f1", "macro_precision", "macro_recall", "pearson", "r2", "spearman"),
     *("entity_f1", "entity_precision", "entity_recall"),
 )
+_COUNTS: Final = ("count", "counted_rows")
 _RISES_BY: Final = 1.05
 _EVALUATIONS_OF_A_RISE: Final = 2
 
@@ -54,6 +55,21 @@ def _unit(entry: Mapping[str, Any]) -> str:
     if entry.get("perplexity") is not None:
         return "tokens"
     return "windows" if entry.get("questions") else "rows"
+
+
+def all_figures(entry: Mapping[str, Any]) -> list[str]:
+    """Write each figure of an evaluation on a line, with its rows where they are others than those of the loss.
+
+    A count that is the number of rows once more is left out.
+    """
+    lines = []
+    for name, value in entry.items():
+        if isinstance(value, dict) or (name in _COUNTS and value == entry.get("rows")):
+            continue
+        counted = rows_of(entry, name)
+        of = f" (on {counted})" if counted != rows_of(entry, "loss") else ""
+        lines.append(f"{name}: {figure(value) if isinstance(value, float) or value is None else value}{of}")
+    return lines
 
 
 def figures_text(entry: Mapping[str, Any]) -> str:

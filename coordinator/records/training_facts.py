@@ -82,7 +82,8 @@ def training_notes(course: Course) -> list[str]:
     found = []
     if idle:
         remedy = "train longer, or lower train.local_iterations"
-        found.append(f"no turn in {course.num_steps} steps, so no row is used: {_names(idle)}; {remedy}")
+        steps = f"{course.num_steps} step{'s' * (course.num_steps > 1)}"
+        found.append(f"no turn in {steps}, so no row is used: {_names(idle)}; {remedy}")
     elif any(use.used_rows < use.rows for use in uses):
         found.append("not every row is used; train.epochs = 1 would use each about once")
     lost = [(one.owner.node, one.turns) for one in course.left_out]

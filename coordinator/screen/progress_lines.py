@@ -69,8 +69,13 @@ def operations_line(entry: Mapping[str, Any]) -> str:
 def evaluation_line(entry: Mapping[str, Any]) -> str:
     """Describe an evaluation."""
     if not entry["count"]:
-        return f"evaluation after {entry['step']} steps: no rows"
-    return f"evaluation after {entry['step']} steps: {figures_text(entry)}"
+        return f"evaluation after {_steps_text(entry['step'])}: no rows"
+    return f"evaluation after {_steps_text(entry['step'])}: {figures_text(entry)}"
+
+
+def _steps_text(steps: int) -> str:
+    """Write a number of steps: ``1 step``, ``80 steps``."""
+    return f"{steps} step{'s' * (steps != 1)}"
 
 
 def _times(report: Mapping[str, Any]) -> list[str]:
@@ -79,16 +84,17 @@ def _times(report: Mapping[str, Any]) -> list[str]:
     Example: ``80 steps in 12.1 s (predicted 8.1 s), loss of the last one 0.6885``, and below it ``training with
     evaluations and checkpoints 15.6 s, whole run with joining, measuring and collecting 25.8 s``.
     """
-    whole, training = format_seconds(report["wall_s"]), report.get("phases_s", {}).get("training")
-    steps, loss = f"{report['steps']} steps", _last_loss(report.get("train", {}))
+    phases = report.get("phases_s", {})
+    whole, training, moving = format_seconds(report["wall_s"]), phases.get("training"), phases.get("moving", 0.0)
+    steps, loss = _steps_text(report["steps"]), _last_loss(report.get("train", {}))
     if report.get("steps_s") is None or training is None:  # a report of an older version
         return [f"{steps}, whole run {whole}{loss}"]
     predicted = report.get("predicted_steps_s")
     thought = f" (predicted {format_seconds(predicted)})" if predicted is not None else ""
     return [
         f"{steps} in {format_seconds(report['steps_s'])}{thought}{loss}",
-        f"training with evaluations and checkpoints {format_seconds(training)}, whole run with joining, measuring and "
-        f"collecting {whole}",
+        f"training with {'evaluations, checkpoints and moves' if moving else 'evaluations and checkpoints'} "
+        f"{format_seconds(training + moving)}, whole run with joining, measuring and collecting {whole}",
     ]
 
 
@@ -96,8 +102,10 @@ def _last_loss(train: Mapping[str, Any]) -> str:
     """Describe the loss of the last step, and the mean over some steps before it, as one batch says little."""
     if train.get("last_loss") is None:
         return ""
-    mean = f", mean of the last {train['mean_steps']} steps {figure(train['mean_loss'])}" if train["mean_steps"] else ""
-    return f", loss of the last one {figure(train['last_loss'])}{mean}"
+    last = f", loss of the last one {figure(train['last_loss'])}"
+    if train["mean_steps"] < 2:  # the mean of one loss is that loss
+        return last
+    return f"{last}, mean of the last {train['mean_steps']} steps {figure(train['mean_loss'])}"
 
 
 def _device_peak(totals: Mapping[str, Any]) -> str:

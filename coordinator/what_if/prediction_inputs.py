@@ -98,6 +98,8 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
             f"{plan_file} is a job, a prediction needs a plan with measured times; give the --out of a "
             "'ringtune train', or a plan.json with --profile FILE"
         )
+    if not plan.exists():
+        raise UsageError(f"{plan} is not there; give plan.json or the --out of a 'ringtune train'")
     if profile_file is None:
         raise UsageError(f"{plan_file} alone has no times; give --profile FILE, or a run's folder, which has one")
     for file, hint in ((plan_file, "plan.json or the --out of a 'ringtune train'"), (profile_file, "--profile FILE")):

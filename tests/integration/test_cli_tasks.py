@@ -86,7 +86,7 @@ def test_three_commands_lead_from_a_spreadsheet_to_a_prediction(
         "Task: sequence-classification, by texts with values that repeat as classes do.",
         "Columns not used: 'Nr', 'Preis'.",
         "Umfrage.csv is not UTF-8 (line 3, byte 0xfc) and is read as Windows-1252",
-        "data.text = Antwort: it has the longest texts",
+        'data.text = "Antwort": it has the longest texts',
         "3 rows can't be used: column 'Antwort' is empty in line 7; column 'Stimmung' is empty in lines 12, 18",
         "set data.missing = 'skip' to leave out these rows",
     ):
@@ -106,7 +106,7 @@ def test_three_commands_lead_from_a_spreadsheet_to_a_prediction(
     assert wrong.returncode == 5 and "has no column 'Antwort'; it has the columns 'Wer', 'Text'" in wrong.stderr
     said = run_here(TEMPLATE.get, "predict", "run", "--data", "neu.tsv", "--column", "text=Text")
     assert said.returncode == 0, said.stderr
-    assert "1 row is left out: column 'Text' is empty (line 3)" in said.stderr and "1 rows: 1 " in said.stderr
+    assert "1 row is left out: column 'Text' is empty (line 3)" in said.stderr and "1 row: 1 " in said.stderr
     assert said.stdout.splitlines()[0].startswith("Wer,Text,predicted,probability")
 
 

@@ -116,9 +116,7 @@ def _nodes(before: PredictedPlan, after: PredictedPlan) -> list[str]:
 
 
 def _blocks(node: NodePrediction | None) -> str:
-    if node is None:
-        return _NONE
-    return f"[{node.start}, {node.stop})" if node.stop > node.start else "none"
+    return _NONE if node is None else node.blocks
 
 
 def comparison_json(before: PredictedPlan, after: PredictedPlan) -> dict[str, Any]:

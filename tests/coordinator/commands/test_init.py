@@ -52,6 +52,8 @@ def test_init_looks_at_what_lies_beside_the_file(tmp_path: Path) -> None:
     assert (job.train.eval_every, job.train.keep_best) == (10, True)
     assert "rows.csv has 40 rows and the columns 'text'" in shown.stdout
     assert "'mood' (2 different values: 0, 1)" in shown.stdout
+    assert "  train.keep_best = true: " in shown.stdout
+    assert " epochs of 36 rows\n" in shown.stdout, "4 of the 40 rows are held out"
     text = (tmp_path / "job.toml").read_text(encoding="utf-8")
     assert 'path = "models/tiny"' in text and 'train = "rows.csv"' in text
     assert "# Chosen: there is no file of rows to evaluate on." in text

@@ -137,6 +137,7 @@ def test_sim_of_a_run_that_moved_goes_by_its_own_moves(tmp_path: Path) -> None:
     assert (value["moves_s"], value["wall_s"]) == (MOVE_S, pytest.approx(real.wall_s, abs=1e-4))
     text = ringtune("sim", tmp_path / "run").output
     assert f"{format_seconds(MOVE_S)} of 1 move" in text and "[0, 2) then [3, 4)" in text
+    assert "[0, 2) then [3, 4)" in ringtune("what-if", tmp_path / "run", "--change", "bob.compute=0.5").output
     report = json.loads((tmp_path / "run/report.json").read_text())
     report["moves"][0]["problem"] = "node bob has no room"
     write_json(tmp_path / "run/report.json", report)
@@ -367,6 +368,7 @@ def test_sim_refuses_paths_that_are_not_there(tmp_path: Path) -> None:
     plan, profile = write_pair(tmp_path)
     for arguments, message in (
         ((plan,), "plan.json alone has no times; give --profile FILE"),
+        ((tmp_path / "no",), "no is not there; give plan.json or the --out"),
         ((tmp_path / "no.json", "--profile", profile), "no.json is not there; give plan.json or the --out"),
         ((plan, "--profile", tmp_path / "no.json"), "no.json is not there; give --profile FILE"),
         ((plan, "--profile", profile, "--trace", tmp_path / "no.json"), "no.json is not there; give a run's folder"),

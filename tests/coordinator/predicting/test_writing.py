@@ -89,6 +89,9 @@ def test_summary_counts_classes_and_what_is_right() -> None:
     assert summary.to_json() == {"rows": 4, "classes": {"pos": 4}, "judged": 2, "accuracy": 0.5}
     assert list(summary.lines()) == ["4 rows: 4 pos", "accuracy 0.5000 on the 2 rows that have a 'label' of their own"]
     numbers = Summary(Job(model=Model(path="m")))
+    numbers.add(found(label=""))
+    assert next(iter(numbers.lines())) == "1 row: 1 pos"
+    numbers = Summary(Job(model=Model(path="m")))
     numbers.add(found({**SAID, "predicted": "3"}, label=3))
     assert numbers.to_json()["accuracy"] == 1.0
 

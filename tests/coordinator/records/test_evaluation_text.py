@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.records.books import RunBooks
-from coordinator.records.evaluation_text import figures_text, stop_text
+from coordinator.records.evaluation_text import all_figures, figures_text, stop_text
 from coordinator.records.figures import figures
 from coordinator.screen.progress import PlainProgress
 from coordinator.web.event_lines import metrics_event
@@ -31,6 +31,22 @@ def counted(rows: int) -> dict[str, float]:
     right = 2 * rows // 3
     found = {"count": 29.0, "loss_sum": 29 * 0.5, "correct": 18.0}
     return found | ({name_of(0, 0): float(right), name_of(1, 0): float(rows - right)} if rows else {})
+
+
+@pytest.mark.parametrize(
+    ("entry", "lines"),
+    [
+        ({"rows": 9, "count": 9, "loss": 0.5, "counted_rows": 9}, ["rows: 9", "loss: 0.5000"]),
+        ({"rows": 9, "count": 111, "perplexity": 2.5}, ["rows: 9", "count: 111", "perplexity: 2.5000"]),
+        (
+            {"rows": 29, "count": 29, "macro_f1": 0.5, "counted_rows": 20, "classes": {}},
+            ["rows: 29", "macro_f1: 0.5000 (on 20 of 29 rows)", "counted_rows: 20"],
+        ),
+    ],
+)
+def test_a_count_that_is_the_rows_stands_once(entry: dict[str, Any], lines: list[str]) -> None:
+    """Tokens of a language model, and rows that are counted by class where they are fewer, stand beside the rows."""
+    assert all_figures(entry) == lines
 
 
 @pytest.mark.parametrize("rows", [0, 20, 29])

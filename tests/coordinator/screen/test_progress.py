@@ -12,7 +12,7 @@ from rich.console import Console
 from coordinator.screen.live_progress import LiveProgress
 from coordinator.screen.output import make_progress
 from coordinator.screen.progress import JsonProgress, PlainProgress, Progress
-from coordinator.screen.progress_lines import evaluating_line, evaluation_line, operations_line
+from coordinator.screen.progress_lines import evaluating_line, evaluation_line, operations_line, report_lines
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
@@ -107,6 +107,16 @@ def test_plain_progress_is_terse() -> None:
     assert lines[at + 1] == f"training with evaluations and checkpoints 2.0 s, {whole}"
     assert "0.0012" not in stream.getvalue(), "the loss of one evaluation batch is no loss of the run"
     assert "\x1b" not in stream.getvalue()
+
+
+def test_report_of_one_step_with_a_move_counts_the_move_as_training() -> None:
+    """One step has no plural and no mean; the seconds of training are those that ``sim`` calls measured."""
+    phases = {"training": 2.0, "moving": 0.5}
+    train = {"first_loss": 0.5, "last_loss": 0.5, "mean_loss": 0.5, "mean_steps": 1}
+    lines = report_lines({**REPORT, "steps": 1, "phases_s": phases, "train": train})
+    assert lines[0] == "1 step in 1.5 s (predicted 1.2 s), loss of the last one 0.5000"
+    assert lines[1].startswith("training with evaluations, checkpoints and moves 2.5 s, whole run with joining")
+    assert evaluation_line({**EVALUATION, "step": 1}).startswith("evaluation after 1 step: ")
 
 
 @pytest.mark.parametrize(
