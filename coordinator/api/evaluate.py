@@ -18,6 +18,7 @@ def evaluate(
     coordinator: str = "",
     model: str | PathLike[str] | None = None,
     columns: Mapping[str, str] | None = None,
+    missing: str = "",
     user: str = "",
     join_s: float = 60.0,
     insecure: bool = False,
@@ -31,6 +32,7 @@ def evaluate(
         coordinator: evaluate on the nodes of this one, ``host:port``; empty = in one process on this machine.
         model: folder of the base model on this machine; None = the job's ``model.path``.
         columns: names of columns by key of ``[data]``, where the file has others than the job.
+        missing: ``skip`` leaves rows with an empty cell out, ``error`` refuses them; empty = as the job has it.
         user: whose adapters, where each user has their own.
         join_s: how long the process that is started here may take to join, in seconds.
         insecure: whether the coordinator may be on another machine, without encryption.
@@ -42,12 +44,12 @@ def evaluate(
         RingTuneError: whatever it failed with.
     """
     from coordinator.export.users import adapter_of, require_user
-    from coordinator.run_folder.saved_run import read_run, with_columns
+    from coordinator.run_folder.saved_run import read_run, with_data
     from coordinator.screen.progress import Progress
     from coordinator.submit.evaluation import evaluate_alone, evaluate_on_ring, rows_to_evaluate
 
     with python_words():
-        saved = with_columns(read_run(folder_of(run)), columns or {})
+        saved = with_data(read_run(folder_of(run)), columns or {}, missing)
         require_user(saved, user)
         given = Path(data) if data is not None else None
         rows = rows_to_evaluate(given, saved.job.data, on_ring=bool(coordinator))

@@ -30,6 +30,7 @@ def predict(
     save: str | PathLike[str] | None = None,
     model: str | PathLike[str] | None = None,
     columns: Mapping[str, str] | None = None,
+    missing: str = "",
     user: str = "",
     max_new_tokens: int = 50,
     temperature: float = 0.0,
@@ -43,10 +44,10 @@ def predict(
     from coordinator.predicting.of_run import check_request, predict_rows
     from coordinator.predicting.process import Sampling
     from coordinator.predicting.writing import joined, writer_to
-    from coordinator.run_folder.saved_run import read_run, with_columns
+    from coordinator.run_folder.saved_run import read_run, with_data
 
     with python_words():
-        saved = with_columns(read_run(folder_of(run)), columns or {})
+        saved = with_data(read_run(folder_of(run)), columns or {}, missing)
     how = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     base = Path(model) if model is not None else None
     with _file_of(data, saved.job) as (rows, names), python_words(names):

@@ -130,9 +130,9 @@ class Run:
             data: a file with the columns that the job names, rows as mappings, or texts where the job has one column of
                 them; targets may be missing. They stay on this machine.
             options: ``columns``, names of columns by key of ``[data]``, ``{"text": "review"}``, where the file has
-                others than the job; ``save``, a .csv or .jsonl to write; ``model``, folder of the base model on this
-                machine; ``user``, whose adapters; and of a language model ``max_new_tokens`` (50), ``temperature`` (0 =
-                always the likeliest token) and ``seed``.
+                others than the job; ``missing``, ``skip`` or ``error`` for rows with an empty cell; ``save``, a .csv or
+                .jsonl to write; ``model``, folder of the base model on this machine; ``user``, whose adapters; and of
+                a language model ``max_new_tokens`` (50), ``temperature`` (0 = always the likeliest token) and ``seed``.
 
         Returns:
             The rows, each with its own columns, ``predicted``, and what else the task says: ``probabilities`` of

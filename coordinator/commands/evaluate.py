@@ -33,6 +33,7 @@ def evaluate(
         Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
     ] = None,
     column: options.Columns = None,
+    missing: options.Missing = "",
     user: options.User = "",
     join_s: options.JoinS = 60.0,
     insecure: options.Insecure = False,
@@ -44,14 +45,14 @@ def evaluate(
     from coordinator.export.users import adapter_of, require_user
     from coordinator.looking.columns import parse_columns
     from coordinator.records.evaluation_text import all_figures
-    from coordinator.run_folder.saved_run import read_run, with_columns
+    from coordinator.run_folder.saved_run import read_run, with_data
     from coordinator.screen.class_text import class_lines
     from coordinator.screen.progress import Progress
     from coordinator.submit.evaluation import evaluate_alone, evaluate_on_ring, rows_to_evaluate
 
     if coordinator and data is None:
         refuse_options_of_the_node_here(context)
-    run = with_columns(read_run(folder), parse_columns(column or []))
+    run = with_data(read_run(folder), parse_columns(column or []), missing)
     require_user(run, user)
     rows = rows_to_evaluate(data, run.job.data, on_ring=bool(coordinator))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C

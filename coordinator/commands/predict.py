@@ -34,6 +34,7 @@ def predict(
         Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
     ] = None,
     column: options.Columns = None,
+    missing: options.Missing = "",
     user: options.User = "",
     max_new_tokens: Annotated[
         int,
@@ -64,10 +65,10 @@ def predict(
     from coordinator.predicting.of_run import check_request, predict_rows
     from coordinator.predicting.process import Sampling
     from coordinator.predicting.writing import CsvWriter, JsonWriter, Summary, Writer, writer_to
-    from coordinator.run_folder.saved_run import read_run, with_columns
+    from coordinator.run_folder.saved_run import read_run, with_data
     from coordinator.screen.waiting import Waiting
 
-    run = with_columns(read_run(folder), parse_columns(column or []))
+    run = with_data(read_run(folder), parse_columns(column or []), missing)
     how = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
 
     def tell(line: str) -> None:

@@ -18,6 +18,7 @@ from ringtune.jobs.job import METHOD_SECTIONS, Job, Train, load_job
 from ringtune.jobs.parts.offload import OffloadSettings
 from ringtune.jobs.result import result_of, result_of_user
 from ringtune.jobs.rows import input_columns, target_columns
+from ringtune.jobs.sections import MISSING
 from ringtune.models.family import IMAGE_CLASSIFICATION
 from ringtune.models.result_files import USERS_FOLDER, Result, of_user
 from ringtune.schedule.frozen_weights import dtype_of
@@ -124,24 +125,27 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def with_columns(run: SavedRun, columns: Mapping[str, str]) -> SavedRun:
-    """The run with other names of columns, for a file that calls them otherwise.
+def with_data(run: SavedRun, columns: Mapping[str, str], missing: str = "") -> SavedRun:
+    """The run with other names of columns, or another treatment of empty cells, for a file of its own.
 
     Args:
         run: as it was trained.
         columns: key of ``[data]`` -> name.
+        missing: ``error`` or ``skip``; empty = as the job has it.
 
     Raises:
-        UsageError: its task reads no such column.
+        UsageError: its task reads no such column, or ``missing`` is another word.
         JobError: two columns have the same name.
     """
+    if missing not in ("", *MISSING):
+        raise UsageError(f"--missing is {missing!r}, it has to be one of {', '.join(MISSING)}")
     task, data = run.job.model.task, run.job.data
     known = [key.removeprefix("data.") for key in input_columns(task, data) | target_columns(task, data)]
     known = ["image", "label"] if task == IMAGE_CLASSIFICATION else known
     for key in columns:
         if key not in known:
             raise UsageError(f"--column {key}=...: this run reads the columns {', '.join(known)}; name one of them")
-    changed: dict[str, Any] = dict(columns)
+    changed: dict[str, Any] = {**columns, **({"missing": missing} if missing else {})}
     job = dataclasses.replace(run.job, data=dataclasses.replace(data, **changed))
     return dataclasses.replace(run, job=job)
 

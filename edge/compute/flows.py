@@ -80,9 +80,8 @@ class Flows:
 
     def _sent(self, at: tuple[int, int], boundary: int, hidden: torch.Tensor) -> torch.Tensor:
         """Return what travels of a hidden state, contiguous, and note how many tokens it had for its gradient."""
-        tokens = hidden.shape[1]
         if self._course.head_tokens:
-            self._tokens[at] = tokens
+            self._tokens.setdefault(at, hidden.shape[1])  # what comes back for the head may have been cut on its way
         return self._cut(boundary, hidden)
 
     def _cut(self, boundary: int, tensor: torch.Tensor) -> torch.Tensor:

@@ -113,6 +113,14 @@ Columns = Annotated[
     list[str] | None,
     typer.Option("--column", metavar="KEY=COLUMN", help="Name a column of the rows, e.g. --column label=mood."),
 ]
+Missing = Annotated[
+    str,
+    typer.Option(
+        "--missing",
+        metavar="error|skip",
+        help="What becomes of rows with an empty cell. Default: as the run's job says.",
+    ),
+]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json, or the folder of a run.")]
 ProfileFile = Annotated[
     Path | None,

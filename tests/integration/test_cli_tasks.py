@@ -88,7 +88,7 @@ def test_three_commands_lead_from_a_spreadsheet_to_a_prediction(
         "Umfrage.csv is not UTF-8 (line 3, byte 0xfc) and is read as Windows-1252",
         'data.text = "Antwort": it has the longest texts',
         "3 rows can't be used: column 'Antwort' is empty in line 7; column 'Stimmung' is empty in lines 12, 18",
-        "set data.missing = 'skip' to leave out these rows",
+        "set data.missing = 'skip' (in predict and eval --missing=skip) to leave out these rows",
     ):
         assert line in began.stdout
     refused = run_here(TEMPLATE.get, "train", "job.toml", "--local", "1", "--out", "run")

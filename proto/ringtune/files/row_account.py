@@ -114,7 +114,7 @@ class RowAccount:
             return ""
         missing = sum(lines.count for problem, lines in bad.items() if problem.is_missing)
         total = sum(lines.count for lines in bad.values())
-        skip = "set data.missing = 'skip' to leave out"
+        skip = "set data.missing = 'skip' (in predict and eval --missing=skip) to leave out"
         if total == 1:
             (problem, lines), *_ = bad.items()
             return f"{self.path}, {lines}: {problem.what}; {problem.remedy}" + (

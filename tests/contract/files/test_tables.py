@@ -100,7 +100,7 @@ def test_table_tells_all_that_is_wrong_at_once(tmp_path: Path) -> None:
     assert str(raised.value) == (
         f"{path}: 10 rows can't be used: column 'label' is empty in lines 2, 3, 4, 5, 6 and 3 more; the row has 3 "
         "cells, the header has 2 columns in line 10; column 'text' is empty in line 12; correct or remove them, or set "
-        "data.missing = 'skip' to leave out the 9 with an empty cell"
+        "data.missing = 'skip' (in predict and eval --missing=skip) to leave out the 9 with an empty cell"
     )
     path.write_text("text,label\n" + "a,\n" * 8 + "a,b\n,b\na,c\n")
     found = read_rows(path, CLASSIFICATION, Data(missing="skip"))

@@ -40,7 +40,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ringtune.Run:
     return ringtune.Run(write_run(tmp_path / "run"))
 
 
-def test_predict_gives_rows_with_what_is_predicted(run: ringtune.Run, tmp_path: Path) -> None:
+def test_predict_gives_rows_with_what_is_predicted(
+    run: ringtune.Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Rows that are given, and the very rows from a file; options get to the process."""
     found = run.predict(ROWS, max_new_tokens=7, temperature=0.5, seed=3)
     assert found["text"] == ["good", "bad"]
@@ -52,6 +54,9 @@ def test_predict_gives_rows_with_what_is_predicted(run: ringtune.Run, tmp_path: 
     assert run.predict(tmp_path / "rows.jsonl") == found
     assert run.predict(["good", "bad"])["text"] == ["good", "bad"], "texts alone are rows of the job's one column"
     assert run.predict([{"body": "good"}], columns={"text": "body"})[0]["predicted"] == "pos"
+    with caplog.at_level("WARNING"):
+        assert run.predict(["good", " "], missing="skip")
+    assert "1 row is left out: column 'text' is empty (line 2)" in caplog.text
 
 
 def test_predict_writes_what_the_command_writes(run: ringtune.Run, tmp_path: Path) -> None:
@@ -70,7 +75,13 @@ def test_predict_writes_what_the_command_writes(run: ringtune.Run, tmp_path: Pat
         ([], {}, UsageError, "give one at least"),
         ([1], {}, UsageError, "rows are a file, texts or mappings"),
         (["a text"], {"columns": {"words": "x"}}, UsageError, r"this run reads the columns text, label"),
-        (["a text", " "], {}, DataError, r"^the rows, line 2: column 'text' is empty; fill it in"),
+        (
+            ["a text", " "],
+            {},
+            DataError,
+            r"line 2: column 'text' is empty; fill it in .*\(in predict and eval missing=skip\)",
+        ),
+        (["a text"], {"missing": "x"}, UsageError, r"missing=?.* is 'x', it has to be one of error, skip"),
         (
             [{"body": "x"}],
             {},

@@ -46,7 +46,10 @@ def test_numbers_are_targets_as_they_are_written(model_folder: Path, tmp_path: P
     [
         ("high", "is not a number but a text; give a number such as 0.75, or remove the row"),
         ("2,5", "is not a number but a text; write a point in place of the decimal comma, or remove the row"),
-        ("", "is empty; fill it in or remove the row, or set data.missing = 'skip' to leave out the row"),
+        (
+            "",
+            "is empty; fill it in or remove the row, or set data.missing = 'skip'",
+        ),
         (True, "is not a finite number but a bool"),
         ([1], "is not a finite number but a list"),
         ("nan", "is not a finite number but a text"),
