@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from edge.measuring.measured_work import MeasuredWork
+from edge.shards.state_folder import CACHE_FILE
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import InvalidInputError, StorageError
 from ringtune.files.durable import write_durably
 from ringtune.files.strict import parse_json, read_value
 
 _LOG = logging.getLogger(__name__)
-CACHE_FILE = "profile.json"
 SCHEMA = 4
 KEPT_ENTRIES = 16
 LONGEST_AGE_S = 7 * 24 * 3600.0

@@ -29,7 +29,6 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from edge.measuring.cache import CACHE_FILE
 from edge.shards.kept import KEPT, FinishedRun, Kept
 from ringtune.errors import BusyError, IntegrityError, StorageError
 from ringtune.files.durable import (
@@ -51,6 +50,9 @@ _LOG = logging.getLogger(__name__)
 LOCK_WAIT_S = 10.0
 _NAME = re.compile(r"step-(\d{1,18})\.safetensors")
 _LOCK = "lock"
+CACHE_FILE = "profile.json"
+"""What a node has measured of itself; see ``measuring.cache``."""
+
 _FINISHED = "finished"
 _ROWS = "rows"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")

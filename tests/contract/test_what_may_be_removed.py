@@ -84,7 +84,6 @@ In a temporary folder that this process has made
     edge/measuring/room.py: folder_in
     edge/merge.py: merge_run, sum_run
     edge/model/auxiliary/loading.py: _load_library
-    deploy/smoke/__main__.py: main
     proto/generate.py: generate
 The file that the user has named for this; rows, or a job that is there, are refused before
     coordinator/api/loss_plot.py: Plot.save

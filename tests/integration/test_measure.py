@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.drive.requests import MeasureRequest
 from coordinator.submit.local.agent_template import AgentTemplate
-from edge.measuring.cache import CACHE_FILE
+from edge.shards.state_folder import CACHE_FILE
 from ringtune.costs.measured.measuring import job_shape
 from ringtune.costs.profile import Profile
 from ringtune.costs.work_times import WHOLE_WORKS, Work

@@ -13,7 +13,8 @@ from typing import Any
 
 from coordinator.run_folder.checkpoints import RunCheckpoints
 from coordinator.run_folder.folder import claim_run_folder
-from edge.measuring.cache import CACHE_FILE, SCHEMA
+from edge.measuring.cache import SCHEMA
+from edge.shards.state_folder import CACHE_FILE
 
 _ENTRIES: dict[str, Any] = {}
 

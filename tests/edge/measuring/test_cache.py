@@ -14,10 +14,11 @@ import pytest
 from edge.agent import workshop
 from edge.agent_options import AgentOptions
 from edge.data.rows import MeanTokens
-from edge.measuring.cache import CACHE_FILE, KEPT_ENTRIES, LONGEST_AGE_S, ProfileCache, cache_key
+from edge.measuring.cache import KEPT_ENTRIES, LONGEST_AGE_S, ProfileCache, cache_key
 from edge.measuring.measured_work import MeasuredWork
 from edge.measuring.timing_request import TimingRequest
 from edge.measuring.works import Bench
+from edge.shards.state_folder import CACHE_FILE
 from ringtune.costs.measured.measuring import job_shape
 from ringtune.costs.profile import NodeFacts
 from ringtune.costs.work_times import Work, WorkTime
