@@ -62,7 +62,7 @@ def test_sim_prints_tables_for_people(tmp_path: Path) -> None:
     plan, profile = write_pair(tmp_path)
     result = ringtune("sim", plan, "--profile", profile)
     assert result.exit_code == 0
-    lines = result.output.splitlines()
+    lines = result.stdout.splitlines()
     assert lines[0].startswith("ringada, 4 blocks on 2 nodes, 8 steps of 4 rows in 2 micro-batches")
     assert lines[1].startswith("predicted training ")
     names = [line.split()[0] for line in lines[3:] if line]
@@ -115,7 +115,7 @@ def test_sim_of_a_run_says_how_far_off_it_is(tmp_path: Path) -> None:
     assert measured["sent_bytes"] == {f"{each.source}>{each.target}": each.sent_bytes for each in EXPECTED.links}
     assert measured["busy_s"] == pytest.approx({node.node: node.busy_s for node in real.nodes}, abs=1e-3)
     assert measured["steps_error_share"] == pytest.approx(EXPECTED.train_s / real.train_s - 1, abs=1e-4)
-    text = ringtune("sim", tmp_path / "run").output
+    text = ringtune("sim", tmp_path / "run").stdout
     off, of_steps = (f"{100 * measured[name]:+.1f} %" for name in ("error_share", "steps_error_share"))
     assert f"measured training {format_seconds(real.wall_s)}: {format_seconds(real.train_s)} of steps; " in text
     assert f"the prediction is off by {off}, {of_steps} of the steps" in text
@@ -135,14 +135,14 @@ def test_sim_of_a_run_that_moved_goes_by_its_own_moves(tmp_path: Path) -> None:
     real = write_run(tmp_path / "run", slower=1.25, plan=plan)
     value = predicted(tmp_path / "run", "--trace", tmp_path / "run")
     assert (value["moves_s"], value["wall_s"]) == (MOVE_S, pytest.approx(real.wall_s, abs=1e-4))
-    text = ringtune("sim", tmp_path / "run").output
+    text = ringtune("sim", tmp_path / "run").stdout
     assert f"{format_seconds(MOVE_S)} of 1 move" in text and "[0, 2) then [3, 4)" in text
-    assert "[0, 2) then [3, 4)" in ringtune("what-if", tmp_path / "run", "--change", "bob.compute=0.5").output
+    assert "[0, 2) then [3, 4)" in ringtune("what-if", tmp_path / "run", "--change", "bob.compute=0.5").stdout
     report = json.loads((tmp_path / "run/report.json").read_text())
     report["moves"][0]["problem"] = "node bob has no room"
     write_json(tmp_path / "run/report.json", report)
     assert predicted(tmp_path / "run")["wall_s"] == EXPECTED.wall_s
-    assert "left out: 1 placement to which the run failed to move" in ringtune("sim", tmp_path / "run").output
+    assert "left out: 1 placement to which the run failed to move" in ringtune("sim", tmp_path / "run").stdout
 
 
 def test_sim_of_a_resumed_run_has_the_steps_that_it_did(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_sim_of_a_run_that_unfroze_by_itself_does_as_the_run_did(steps: tuple[in
     value = predicted(tmp_path / "run")
     assert value["wall_s"] == real.wall_s
     assert [depth["depth"] for depth in value["depths"]] == list(range(1, len(steps) + 2))
-    alone = ringtune("sim", tmp_path / "run/plan.json", "--profile", tmp_path / "run/profile.json").output
+    alone = ringtune("sim", tmp_path / "run/plan.json", "--profile", tmp_path / "run/profile.json").stdout
     assert "predicted is a loss that never improves: the soonest" in alone
 
 
@@ -188,7 +188,7 @@ def test_sim_of_a_run_that_chooses_operations_says_what_it_assumes(tmp_path: Pat
         choice = Choice(policy=policy, subnets=2, capacities=(capacity,))
         write_pair(tmp_path / policy, plan=changed(PLAN, choice=choice))
         files = (tmp_path / policy / "plan.json", "--profile", tmp_path / policy / "profile.json")
-        said.append(re.sub(r"\s+", " ", ringtune("sim", *files).output))
+        said.append(re.sub(r"\s+", " ", ringtune("sim", *files).stdout))
     assumed = "the run chooses its operations by scores; predicted are as many of each kind, evenly spread"
     assert assumed in said[0] and "of evaluations, checkpoints and scores" in said[0]
     assert assumed not in said[1] and "of evaluations and checkpoints" in said[1]
@@ -400,8 +400,8 @@ def test_memory_has_one_meaning(tmp_path: Path) -> None:
     assert all(node["peak_memory_bytes"] <= node["needed_bytes"] for node in nodes)
     needs = format_bytes(planned.memory_bytes["bob"])
     told = "\n".join(plan_text(planned.plan, planned.memory, num_steps=0, measured=True))
-    shown = ringtune("sim", plan, "--profile", profile).output
-    changed_too = ringtune("what-if", plan, "--profile", profile, "--change", "bob.compute=2").output
+    shown = ringtune("sim", plan, "--profile", profile).stdout
+    changed_too = ringtune("what-if", plan, "--profile", profile, "--change", "bob.compute=2").stdout
     report = {"busy_s": 1.0, "peak_rss_bytes": 2**30, "sent_bytes": 10, "predicted_bytes": planned.memory_bytes["bob"]}
     after = report_lines({"steps": 8, "wall_s": 2.0, "nodes": {"bob": report}, "eval": {"count": 0}})
     for text in (told, shown, changed_too):

@@ -143,7 +143,7 @@ def test_sweep_of_batch_sizes_has_no_ratio_where_the_work_differs(pair: tuple[st
     """A cell of half the rows has none, that of the plan's has one."""
     cells = asked(*pair, "--sweep", "batch_size=2,4", "--jobs", "1")["cells"]
     assert [(cell["ratio"], cell["trained_rows"]) for cell in cells] == [(None, 16), (1.0, 32)]
-    assert "no ratio where a cell" in ringtune("what-if", *pair, "--sweep", "batch_size=2,4", "--jobs", "1").output
+    assert "no ratio where a cell" in ringtune("what-if", *pair, "--sweep", "batch_size=2,4", "--jobs", "1").stdout
 
 
 def test_sweep_shows_what_does_not_fit_as_a_result(pair: tuple[str, ...]) -> None:
@@ -152,7 +152,7 @@ def test_sweep_shows_what_does_not_fit_as_a_result(pair: tuple[str, ...]) -> Non
     assert (cells[0]["wall_s"], cells[0]["ratio"]) == (None, None)
     assert cells[0]["error"].startswith("node bob needs ")
     assert (cells[1]["wall_s"], cells[1]["error"]) == (EXPECTED.wall_s, "")
-    text = ringtune("what-if", *pair, "--sweep", "bob.memory=100KiB,1GiB", "--jobs", "1").output
+    text = ringtune("what-if", *pair, "--sweep", "bob.memory=100KiB,1GiB", "--jobs", "1").stdout
     assert "node bob needs" in text
 
 

@@ -35,7 +35,7 @@ def test_what_if_compares_before_and_after(pair: tuple[str, ...]) -> None:
 
 def test_help_lists_every_key_of_the_plan() -> None:
     """Whatever may be changed is found without a wrong guess first."""
-    words = " ".join(ringtune("what-if", "-h").output.replace("\u2502", " ").split())
+    words = " ".join(ringtune("what-if", "-h").stdout.replace("\u2502", " ").split())
     assert [key for key in PLAN_KEYS if key not in words.replace("- ", "-")] == []
 
 
@@ -43,7 +43,7 @@ def test_what_if_prints_tables_for_people(pair: tuple[str, ...]) -> None:
     """Wall time, step, idle share and bytes; then every node."""
     result = ringtune("what-if", *pair, "--change", "bob.compute=2", "--change", "link.*.*.rate=1e4")
     assert result.exit_code == 0
-    lines = result.output.splitlines()
+    lines = result.stdout.splitlines()
     assert lines[0].split() == ["before", "after", "ratio"]
     assert [line.split("  ")[0] for line in lines[1:6]] == [
         "training",
@@ -101,7 +101,7 @@ def test_what_if_plans_anew_for_a_job(pair: tuple[str, ...], tmp_path: Path) -> 
         job,
     )
     assert asked(*slow)["after"]["left_out"] == ["carol"]
-    assert ringtune("what-if", *slow).output.endswith("left out: carol\n")
+    assert ringtune("what-if", *slow).stdout.endswith("left out: carol\n")
     dropped = asked(*pair, "--drop", "bob", "--replan", job)["after"]
     assert dropped["slices"] == {"alice": [0, 4]}
 
@@ -160,13 +160,13 @@ def test_what_if_of_more_steps_has_no_ratio_of_wall_times(pair: tuple[str, ...])
     assert (value["same_work"], value["ratio"]) == (False, None)
     assert value["changed"] == {"num_steps": ["8", "16"]}
     assert value["rows_per_s_ratio"] == value["after"]["rows_per_s"] / value["before"]["rows_per_s"]
-    lines = ringtune("what-if", *pair, "--change", "num_steps=16").output.splitlines()
+    lines = ringtune("what-if", *pair, "--change", "num_steps=16").stdout.splitlines()
     assert lines[1].split()[-1] == lines[2].split()[-1] == "-"
     assert "after the change: num_steps 8 -> 16" in lines
     assert any(line.startswith("the two do not do the same work: compare rows per second") for line in lines)
     titles = next(index for index, line in enumerate(lines) if line.startswith("trained blocks"))
     assert [line.split()[0] for line in lines[titles + 1 : titles + 5]] == ["1", "2", "3", "4"]
-    same = ringtune("what-if", *pair, "--change", "bob.compute=2").output
+    same = ringtune("what-if", *pair, "--change", "bob.compute=2").stdout
     assert "same work" not in same and "after the change" not in same
 
 
@@ -206,7 +206,7 @@ def test_what_if_says_in_what_another_job_differs(tmp_path: Path) -> None:
     arguments: tuple[str | Path, ...] = (tmp_path / "run", "--change", "bob.compute=2", "--replan")
     assert asked(*arguments, tmp_path / "run/job.toml")["job_changed"] == {}
     assert asked(*arguments, tmp_path / "job.toml")["job_changed"] == {"train.rounds": ["2", "3"]}
-    shown = ringtune("what-if", *arguments, tmp_path / "job.toml").output
+    shown = ringtune("what-if", *arguments, tmp_path / "job.toml").stdout
     assert f"{tmp_path / 'job.toml'} is not the job of the run: train.rounds 2 -> 3" in shown
 
 

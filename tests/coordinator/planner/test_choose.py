@@ -218,15 +218,15 @@ def run(tmp_path: Path, profile: Any, *options: str) -> Result:
 
 def test_command_says_what_was_chosen(tmp_path: Path) -> None:
     """Whoever lets the planner choose sees in the first line what it took."""
-    first = run(tmp_path, ring().to_json(), "--microbatches", "1", "--wire", "bfloat16").output.splitlines()[0]
+    first = run(tmp_path, ring().to_json(), "--microbatches", "1", "--wire", "bfloat16").stdout.splitlines()[0]
     assert "in 1 micro-batch, bfloat16 on the wire" in first
 
 
 def test_command_plans_from_a_profile_and_explains(tmp_path: Path) -> None:
     """Text for people; one JSON line whose plan reads back, with the reasons beside it."""
-    text = run(tmp_path, ring().to_json(), "--explain", "--table").output
+    text = run(tmp_path, ring().to_json(), "--explain", "--table").stdout
     assert "measured nodes" in text and "second best" in text and "actions from step 0" in text
-    value = json.loads(run(tmp_path, ring().to_json(), "--explain", "--json").output)
+    value = json.loads(run(tmp_path, ring().to_json(), "--explain", "--json").stdout)
     assert Plan.from_json(value["plan"]).course.num_blocks == 8
     assert value["explanation"]["depths"][0]["steps"] == 20
     assert value["explanation"]["nodes"][0]["budget_bytes"] > 0

@@ -20,6 +20,7 @@ from edge.measuring.timing_request import TimingRequest
 from edge.measuring.works import Bench
 from edge.shards.state_folder import CACHE_FILE
 from ringtune.costs.measured.measuring import job_shape
+from ringtune.costs.memory.sizes import CONTEXT_BYTES
 from ringtune.costs.profile import NodeFacts
 from ringtune.costs.work_times import Work, WorkTime
 from ringtune.errors import CapacityError
@@ -251,7 +252,14 @@ def test_measurement_that_does_not_fit_is_refused_before_anything_is_built(
         inspect(model_folder, tmp_path, job, TimingRequest(1.0), memory_bytes=1 << 10)
 
 
-@pytest.mark.parametrize(("host_bytes", "device_bytes", "limit_bytes"), [(1 << 30, 1, 0), (1, 1 << 30, 0), (1, 1, 7)])
+@pytest.mark.parametrize(
+    ("host_bytes", "device_bytes", "limit_bytes", "budget_bytes"),
+    [
+        (1 << 40, 2 << 30, 0, (2 << 30) + CONTEXT_BYTES),
+        (4 << 20, 2 << 30, 0, 4 << 20),
+        (1 << 40, 2 << 30, 3 << 20, 3 << 20),
+    ],
+)
 def test_room_for_measuring_is_that_of_the_device_that_computes(
     model_folder: Path,
     tmp_path: Path,
@@ -259,8 +267,9 @@ def test_room_for_measuring_is_that_of_the_device_that_computes(
     host_bytes: int,
     device_bytes: int,
     limit_bytes: int,
+    budget_bytes: int,
 ) -> None:
-    """On CUDA what the device has free counts, before and after the measurement, unless the user set a limit."""
+    """On CUDA a run has the least of the device's free memory, the host's and the user's limit; timing no context."""
     asked: list[int] = []
 
     def timed(*_: Any, memory_bytes: int, **__: Any) -> MeasuredWork:
@@ -269,12 +278,19 @@ def test_room_for_measuring_is_that_of_the_device_that_computes(
 
     monkeypatch.setattr(workshop, "timings", timed)
     monkeypatch.setattr(workshop, "set_up_torch", lambda *_: ("cuda", 1))
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (device_bytes, 1 << 40))
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a device")
+    values = {
+        "mem_get_info": (device_bytes, 1 << 40),
+        "get_device_name": "a device",
+        "get_device_capability": (9, 0),
+        "memory_reserved": 0,
+        "max_memory_reserved": 0,
+    }
+    for name, value in values.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda value=value: value)
     job, known_bytes = ring.make_job(model_folder), limit_bytes or host_bytes
     facts = inspect(model_folder, tmp_path, job, TimingRequest(1.0), memory_bytes=known_bytes, limit_bytes=limit_bytes)
-    assert asked == [limit_bytes or device_bytes]
-    assert facts.memory_bytes == (limit_bytes or device_bytes)
+    assert asked == [max(0, budget_bytes - CONTEXT_BYTES)]
+    assert facts.memory_bytes == budget_bytes
 
 
 def test_mean_tokens_are_those_of_the_batches_of_a_run(model_folder: Path, tmp_path: Path) -> None:
