@@ -57,4 +57,5 @@ def test_right_job_is_no_bad_input(workshop: Workshop) -> None:
     """What all cases are a change of is itself planned without a complaint."""
     good = Case(name="right", arguments=("plan", "job.toml", "--assume", "2"), code=0, says=())
     answer = workshop.answer(good)
-    assert (answer.code, answer.errors, answer.left) == (0, "", ())
+    said = [line for line in answer.errors.splitlines() if not line.endswith(" ...")]  # what takes 2 s is told
+    assert (answer.code, said, answer.left) == (0, [], ())
