@@ -92,7 +92,7 @@ def test_executor_tells_a_head_on_the_disk_from_one_that_was_handed_over(model_f
     bias = list(owner._owner(None)[0].head.parameters())[-1].data
     bias.fill_(0.123456789)
     shard = bytes(owner.shard({"node": "a"}, with_head=True))
-    damaged = shard.replace(bias.numpy().tobytes(), torch.full_like(bias, torch.inf).numpy().tobytes())
+    damaged = shard.replace(bias.cpu().numpy().tobytes(), torch.full_like(bias, torch.inf).cpu().numpy().tobytes())
     assert damaged != shard
     with pytest.raises(DivergedError, match=r"the head in the shard has param/.* not finite"):
         owner.load_shard(Pieces.of(damaged), {"node": "a"}, with_head=True)
