@@ -177,7 +177,7 @@ def predict(
     simulated = _Simulated(plan, profile, _Options(optimizer, dtype, embedding_bytes, control_latency_s, keep_spans))
     if samples is not None:
         simulated.replays(tuple(samples), same_run=same_run, seed=seed)
-    first = simulated.enters(plan.at(start.epoch if start else plan.placement.epoch), 0.0)
+    first = simulated.enters(plan.at(start.placement_number if start else plan.placement.placement_number), 0.0)
     ring = VirtualRing(
         plan,
         action_s=first.action_s,

@@ -95,7 +95,7 @@ class VirtualRing:
         move_s: Callable[[rd.Move], float] = lambda move: 0.0,
         fails_to_move: Callable[[rd.Move], str] = lambda move: "",
         fetches: Callable[[rd.FetchAhead], rd.FetchedAhead] = lambda asked: rd.FetchedAhead(
-            asked.node, asked.part.placement.epoch
+            asked.node, asked.part.placement.placement_number
         ),
         enters: Callable[[Plan, float], Conditions] | None = None,
     ) -> None:
@@ -108,7 +108,7 @@ class VirtualRing:
         self._observer, self._record = observer, record
         more: dict[str, Any] = {"items_ahead": items_ahead, "patience_evals": patience_evals}
         self._rounds = rd.Rounds(lambda facts: plan, wait_s=wait_s, start=start, **more)
-        self._wait_s, self._part = wait_s, plan.at(start.epoch if start else plan.placement.epoch)
+        self._wait_s, self._part = wait_s, plan.at(start.placement_number if start else plan.placement.placement_number)
         self._move_s, self._fails_to_move, self._fetches, self._enters = move_s, fails_to_move, fetches, enters
         self._nodes = {node: VirtualNode(node, self._engine(self._part, node, start)) for node in plan.nodes}
         for name, each in self._nodes.items():
@@ -168,7 +168,7 @@ class VirtualRing:
             case rd.Rest(node):
                 if self._carrier is not None:
                     self._carrier.rest(node)
-                self._answer_rounds(node, rd.Rested(node, self._part.placement.epoch))
+                self._answer_rounds(node, rd.Rested(node, self._part.placement.placement_number))
             case rd.FetchAhead(node):
                 answer = self._fetches(command)
                 self._answer_rounds(node, answer, after_s=answer.seconds)
@@ -207,10 +207,10 @@ class VirtualRing:
 
     def _move(self, command: rd.Move) -> None:
         """Give a node the engine of its next placement; what is on its way to the old one is lost."""
-        node, epoch = command.node, command.part.placement.epoch
-        answer: rd.Moved | rd.MoveFailed = rd.Moved(node, epoch)
+        node, placement_number = command.node, command.part.placement.placement_number
+        answer: rd.Moved | rd.MoveFailed = rd.Moved(node, placement_number)
         if problem := self._fails_to_move(command):
-            answer = rd.MoveFailed(node, epoch, "CapacityError", problem)
+            answer = rd.MoveFailed(node, placement_number, "CapacityError", problem)
         else:
             if self._carrier is not None:
                 self._carrier.move(command)

@@ -67,7 +67,7 @@ class AgentCalls:
         self.address = address
         self._run_id = run_id
         self._on_failure = on_failure
-        self._epoch, self._grants = 0, GrantWriter(run_id)
+        self._placement_number, self._grants = 0, GrantWriter(run_id)
         self._moving: Asking | None = None
         self._fetching: Asking | None = None
         self._num_moves = 0
@@ -136,7 +136,11 @@ class AgentCalls:
         """
         named, number = dict(addresses), self._num_moves
         request = control_pb2.PrepareRequest(
-            run_id=self._run_id, plan_epoch=self._epoch, plan_json=plan_json, job_toml=job_toml, addresses=named
+            run_id=self._run_id,
+            placement_number=self._placement_number,
+            plan_json=plan_json,
+            job_toml=job_toml,
+            addresses=named,
         )
         extend(request)
 
@@ -149,10 +153,10 @@ class AgentCalls:
 
         self._submit(work)
 
-    def place(self, epoch: int) -> None:
-        """Prepare and grant in the placement of this epoch from now on."""
-        if epoch != self._epoch:
-            self._epoch, self._grants = epoch, GrantWriter(self._run_id, epoch)
+    def place(self, placement_number: int) -> None:
+        """Prepare and grant in the placement with this number from now on."""
+        if placement_number != self._placement_number:
+            self._placement_number, self._grants = placement_number, GrantWriter(self._run_id, placement_number)
 
     def fetch_ahead(
         self,
@@ -180,14 +184,14 @@ class AgentCalls:
 
     def rest(
         self,
-        epoch: int,
+        placement_number: int,
         *,
         timeout_s: float,
         on_result: Callable[[control_pb2.RestReply], None],
         on_failed: Callable[[RingTuneError], None],
     ) -> None:
         """Let the node keep what it has trained and offer it to others."""
-        request = control_pb2.RestRequest(run_id=self._run_id, plan_epoch=epoch)
+        request = control_pb2.RestRequest(run_id=self._run_id, placement_number=placement_number)
         self._submit(lambda: on_result(self._unary(self._stub.Rest, request, timeout_s)), on_failed)
 
     def move(

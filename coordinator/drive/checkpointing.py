@@ -70,7 +70,7 @@ class Checkpointing:
     @property
     def needed_nodes(self) -> tuple[str, ...]:
         """Names of the nodes with which the run goes on if they are there in time; none if it begins."""
-        return self._resume.rest(self._resume.manifests[0].epoch).nodes if self._resume else ()
+        return self._resume.rest(self._resume.manifests[0].placement_number).nodes if self._resume else ()
 
     @property
     def start(self) -> StartPoint | None:
@@ -231,7 +231,7 @@ class Checkpointing:
             unfreezing=unfreezing,
             operations=operations,
             evaluations=evaluations,
-            epoch=plan.placement.epoch,
+            placement_number=plan.placement.placement_number,
             attempt=self._attempt,
         )
 

@@ -230,7 +230,7 @@ class RunDriver(Driver):
     def _on_report(self, request: control_pb2.ReportRequest) -> None:
         if self._books is None:
             raise IntegrityError(f"node {request.node} reports before there is a plan; use one version on all machines")
-        for event in self._reports.take(request, self._books, self._require_moving().part.placement.epoch):
+        for event in self._reports.take(request, self._books, self._require_moving().part.placement.placement_number):
             self._feed(event)
 
     def _check_leases(self) -> None:
@@ -345,7 +345,7 @@ class RunDriver(Driver):
             self._note(line)
         skipped = SKIPPED_ITEMS if self._request.is_rehearsal else 0
         start = self._checkpoints.start
-        part = plan.at(start.epoch if start else plan.placement.epoch)
+        part = plan.at(start.placement_number if start else plan.placement.placement_number)
         self._books = RunBooks(plan, self._job, made.profile, self._emit, skipped_items=skipped, part=part)
         self._predicted = made.predicted(self._request)
         if self._predicted is not None:

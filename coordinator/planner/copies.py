@@ -15,7 +15,7 @@ from ringtune.errors import CapacityError, PlanError
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.recovery import NEXT, NONE, SKIP
 from ringtune.quantities import format_bytes
-from ringtune.schedule.changing_hands.epochs import why_it_stays
+from ringtune.schedule.changing_hands.placements import why_it_stays
 from ringtune.schedule.plan import Plan
 
 

@@ -90,7 +90,9 @@ class RunBooks:
             plan.course, profile, recompute=plan.placement.recompute, skipped_items=skipped_items
         )
         self._operations = OperationsLedger(plan, profile)
-        self.ledger = RunLedger(plan, job, epoch=(part or plan).placement.epoch if plan.moves else None)
+        self.ledger = RunLedger(
+            plan, job, placement_number=(part or plan).placement.placement_number if plan.moves else None
+        )
         self.pace: PaceWatch | None = None
         self.onlooker: EventSink | None = None
         self._activity = Activity()
@@ -110,7 +112,7 @@ class RunBooks:
         num_blocks = self._plan.course.num_blocks
         nodes = dict.fromkeys((*self._plan.nodes, *self._comers))
         self._trace_text = TraceText(
-            nodes, num_blocks=num_blocks, started_unix_s=started_unix_s, epoch=self.ledger.epoch
+            nodes, num_blocks=num_blocks, started_unix_s=started_unix_s, placement_number=self.ledger.placement_number
         )
         self._trace_file = GrowingFile("trace.json", self._emit)
         self._trace_file.write(self._trace_text.begin().encode())
@@ -154,7 +156,7 @@ class RunBooks:
     def recovered(self, command: rounds.LogRecovery, at_unix_s: float) -> None:
         """Write into the books that the run goes on without a node; send the plan and the line to the submitter."""
         self._plan = command.plan
-        self.ledger.recovered(command.plan, command.part.placement.epoch, at_unix_s)
+        self.ledger.recovered(command.plan, command.part.placement.placement_number, at_unix_s)
         line = recovery_line(command)
         self._emit(control_pb2.RunEvent(plan_json=json.dumps(command.plan.to_json())))
         self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))

@@ -108,15 +108,15 @@ class RunLedger:
     Args:
         plan: of the run.
         job: of the run.
-        epoch: of the placement with which it begins; None = it stays on one.
+        placement_number: of the placement with which it begins; None = it stays on one.
 
     Attributes:
-        epoch: of the placement that holds; None = the run stays on one.
+        placement_number: of the placement that holds; None = the run stays on one.
     """
 
-    def __init__(self, plan: Plan, job: Job, *, epoch: int | None = None) -> None:
+    def __init__(self, plan: Plan, job: Job, *, placement_number: int | None = None) -> None:
         self._plan = plan
-        self.epoch = epoch
+        self.placement_number = placement_number
         self._moves: list[dict[str, Any]] = []
         self._job = job
         self._last_end_unix_s = 0.0
@@ -221,7 +221,7 @@ class RunLedger:
             "depth": depth,
             "loss": mean(values, "loss_sum"),
             "count": int(values.get("count", 0.0)),
-            **({"epoch": self.epoch} if self.epoch is not None else {}),
+            **({"placement_number": self.placement_number} if self.placement_number is not None else {}),
         }
         if "correct" in values:
             line["accuracy"] = mean(values, "correct")
@@ -261,21 +261,28 @@ class RunLedger:
 
     def moved(self, command: LogMove, at_unix_s: float) -> dict[str, Any]:
         """Note that the run has moved, or why it stays; its line, without ``kind``, is an entry of the report."""
-        self.epoch, self._last_end_unix_s = command.part.placement.epoch, at_unix_s
-        entry: dict[str, Any] = {"step": command.step, "to": command.epoch, "epoch": self.epoch}
+        self.placement_number, self._last_end_unix_s = command.part.placement.placement_number, at_unix_s
+        entry: dict[str, Any] = {
+            "step": command.step,
+            "to": command.placement_number,
+            "placement_number": self.placement_number,
+        }
         entry |= {"seconds": round(command.seconds, 6), "fetched_bytes": dict(command.fetched_bytes)}
         if command.problem:
             entry["problem"] = command.problem
         self._moves.append(entry)
         return {"kind": "move", **entry}
 
-    def recovered(self, plan: Plan, epoch: int, at_unix_s: float) -> None:
+    def recovered(self, plan: Plan, placement_number: int, at_unix_s: float) -> None:
         """Go by a plan whose last placement has no lost node; the seconds until now are those of no step."""
-        self._plan, self.epoch, self._last_end_unix_s = plan, epoch, at_unix_s
+        self._plan, self.placement_number, self._last_end_unix_s = plan, placement_number, at_unix_s
 
     def replanned(self, plan: Plan) -> None:
         """Go by a plan with one more placement; from now on entries say on which one the run is."""
-        self._plan, self.epoch = plan, plan.placement.epoch if self.epoch is None else self.epoch
+        self._plan, self.placement_number = (
+            plan,
+            plan.placement.placement_number if self.placement_number is None else self.placement_number,
+        )
 
     def turn_done(self, turn: Turn) -> list[dict[str, Any]]:
         """Close a turn that every node has done.
@@ -405,7 +412,7 @@ class RunLedger:
             **({"risen": self._final["risen"]} if self._final.get("risen") else {}),
             "evaluations": self._evaluations,
             **({"stopped": self._stop} if self._stop else {}),
-            **({"moves": self._moves} if self.epoch is not None else {}),
+            **({"moves": self._moves} if self.placement_number is not None else {}),
             **({"busy": busy} if (busy := self._busy()) else {}),
             "nodes": {node: self._node(node, predicted_bytes) for node in self._plan.nodes},
             "links": dict(sorted(self._links.items())),
@@ -419,7 +426,9 @@ class RunLedger:
         return busy_text({node: one.load for node, one in nodes.items()}, "at the end", own=own)
 
     def _node(self, node: str, predicted_bytes: Mapping[str, int]) -> dict[str, Any]:
-        part = self._plan.at(self._plan.placement.epoch if self.epoch is None else self.epoch)
+        part = self._plan.at(
+            self._plan.placement.placement_number if self.placement_number is None else self.placement_number
+        )
         totals, piece = self.nodes[node], part.slice_of(node)
         return {
             "blocks": [piece.start, piece.stop],

@@ -35,6 +35,11 @@ def number_of(line: Mapping[str, Any]) -> int:
     return int(line["step"]) if "kind" in line else shown(int(line["step"]))
 
 
+def placement_number(line: Mapping[str, Any], otherwise: int = 0) -> int:
+    """Return the number of the placement that a line names; ``otherwise`` if it names none."""
+    return int(line.get("placement_number", line.get("epoch", otherwise)))  # version 0.2.0 and before: epoch
+
+
 def is_settled(line: Mapping[str, Any], steps_done: int) -> bool:
     """Whether a line stays when the run goes on after ``steps_done`` steps.
 
@@ -70,25 +75,32 @@ def replan_line(plan: Plan, why: Replanned) -> dict[str, Any]:
     predicted = {"stays_s": why.stays_s, "moves_s": why.moves_s, "cost_s": why.cost_s}
     step = newest.first_turn * plan.course.local_iterations
     told = {key: round(value, 6) for key, value in predicted.items()}
-    return {"kind": "replan", "step": step, "to": newest.epoch, "predicted": told}
+    return {"kind": "replan", "step": step, "to": newest.placement_number, "predicted": told}
 
 
 def fetched_line(command: LogFetched) -> dict[str, Any]:
     """Write what nodes have fetched of base weights for a placement to come, while the run trained."""
     problems = {"problems": dict(command.problems)} if command.problems else {}
     came = dict(command.fetched_bytes)
-    return {"kind": "fetched", "to": command.epoch, "seconds": round(command.seconds, 6), "bytes": came, **problems}
+    return {
+        "kind": "fetched",
+        "to": command.placement_number,
+        "seconds": round(command.seconds, 6),
+        "bytes": came,
+        **problems,
+    }
 
 
 def fetched_text(command: LogFetched) -> str:
     """Say what nodes have fetched for a placement to come; empty if nothing had to come."""
     if command.problems:
-        return f"placement {command.epoch} is not there yet: {'; '.join(problem for _, problem in command.problems)}"
+        problems = "; ".join(problem for _, problem in command.problems)
+        return f"placement {command.placement_number} is not there yet: {problems}"
     count = sum(count for _, count in command.fetched_bytes)
     if not count:
         return ""
     return (
-        f"{format_bytes(count)} of base weights came for placement {command.epoch} in"
+        f"{format_bytes(count)} of base weights came for placement {command.placement_number} in"
         f" {format_seconds(command.seconds)}, while the run trained"
     )
 
@@ -99,7 +111,7 @@ def recovery_line(command: LogRecovery) -> dict[str, Any]:
         "kind": "recovery",
         "step": command.step,
         "lost": list(command.lost),
-        "epoch": command.part.placement.epoch,
+        "placement_number": command.part.placement.placement_number,
         "seconds": round(command.seconds, 6),
         "fetched_bytes": dict(command.fetched_bytes),
         **({"bad_step": command.bad_step} if command.bad_step else {}),

@@ -27,13 +27,13 @@ class TraceText:
         nodes: in the order in which they are shown.
         num_blocks: blocks of the model.
         started_unix_s: time zero.
-        epoch: of the placement that holds, which actions then say; None = the run stays on one.
+        placement_number: of the placement that holds, which actions then say; None = the run stays on one.
     """
 
     def __init__(
-        self, nodes: Iterable[str], *, num_blocks: int, started_unix_s: float, epoch: int | None = None
+        self, nodes: Iterable[str], *, num_blocks: int, started_unix_s: float, placement_number: int | None = None
     ) -> None:
-        self._epoch = epoch
+        self._placement_number = placement_number
         self._pids = {node: index + 1 for index, node in enumerate(nodes)}
         self._num_blocks = num_blocks
         self._started_unix_s = started_unix_s
@@ -62,11 +62,11 @@ class TraceText:
 
     def move(self, nodes: Iterable[str], command: LogMove, at_unix_s: float) -> str:
         """Write the piece for a move that is over at ``at_unix_s``; actions are of its placement from here on."""
-        self._epoch = command.part.placement.epoch
+        self._placement_number = command.part.placement.placement_number
         stays = {"stays because": command.problem} if command.problem else {}
         event = {
             "ph": "X",
-            "name": f"move to placement {command.epoch}",
+            "name": f"move to placement {command.placement_number}",
             "cat": "MOVE",
             "tid": _COMPUTE_THREAD,
             "ts": round((at_unix_s - command.seconds - self._started_unix_s) * 1e6, 1),
@@ -93,8 +93,8 @@ class TraceText:
     def _event(self, pid: int, thread: int, span: Span) -> dict[str, Any]:
         action = span.action
         args: dict[str, Any] = {"action": format_action(action, self._num_blocks), "item": action.seq}
-        if self._epoch is not None:
-            args["epoch"] = self._epoch
+        if self._placement_number is not None:
+            args["placement_number"] = self._placement_number
         if action.micro >= 0:
             args["microbatch"] = action.micro
         return {

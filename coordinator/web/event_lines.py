@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from coordinator.records.evaluation_text import figures_text
-from coordinator.records.step_lines import shown
+from coordinator.records.step_lines import placement_number, shown
 from ringtune.quantities import format_seconds
 
 
@@ -49,7 +49,7 @@ def metrics_event(line: Mapping[str, Any]) -> EventLine | None:
 
 def _move(line: Mapping[str, Any]) -> str:
     if problem := line.get("problem"):
-        return f"stays on placement {line.get('epoch')} after step {line['step']}: {problem}"
+        return f"stays on placement {placement_number(line)} after step {line['step']}: {problem}"
     return f"moved to placement {line.get('to')} after step {line['step']}, in {format_seconds(float(line['seconds']))}"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from coordinator.planner.make_plan import plan_memory
-from coordinator.records.step_lines import LastStep, is_step, number_of
+from coordinator.records.step_lines import LastStep, is_step, number_of, placement_number
 from coordinator.web.event_lines import EventLine, metrics_event
 from coordinator.web.link_view import LinkTable
 from coordinator.web.plan_view import plan_view, trained_view
@@ -68,7 +68,7 @@ class PageState:
         self.peaks: dict[str, int] = {}
         self._run: dict[str, Any] = {"id": run_id, "phase": "waiting for a run" if not run_id else "joining"}
         self._last = LastStep()
-        self._epoch = 0
+        self._placement_number = 0
         self._plan_view: dict[str, Any] = {}
         self._trains: list[list[int]] = []
         self._gantt: dict[str, Any] = {}
@@ -203,9 +203,9 @@ class PageState:
                 needed = {node: one.total_bytes for node, one in memory.items()}
             except (RingTuneError, KeyError):  # of an older version, or of other nodes: then it is not shown
                 needed = {}
-        if self._epoch not in {one.epoch for one in self.plan.placements}:
-            self._epoch = self.plan.placement.epoch
-        self._plan_view = plan_view(self.plan, self._epoch, self.profile, needed)
+        if self._placement_number not in {one.placement_number for one in self.plan.placements}:
+            self._placement_number = self.plan.placement.placement_number
+        self._plan_view = plan_view(self.plan, self._placement_number, self.profile, needed)
         self._touch("plan", "nodes", "links")
         self._change("run", num_steps=self.plan.course.num_steps)
 
@@ -247,16 +247,18 @@ class PageState:
             case "recovery":
                 self._go_back(line)
             case "move":
-                self._epoch = int(line.get("epoch", self._epoch))
+                self._placement_number = placement_number(line, self._placement_number)
                 self._show_plan()
-                self.lost -= set(self.plan.at(self._epoch).nodes) if self.plan and not line.get("problem") else set()
+                self.lost -= (
+                    set(self.plan.at(self._placement_number).nodes) if self.plan and not line.get("problem") else set()
+                )
 
     def _go_back(self, line: Mapping[str, Any]) -> None:
         step = int(line.get("step", 0))
         self.ahead = {at: value for at, value in self.ahead.items() if at <= step}
         self._last = LastStep()
         self.lost = (self.lost | set(map(str, line.get("lost", ())))) - set(map(str, line.get("back", ())))
-        self._epoch = int(line.get("epoch", self._epoch))
+        self._placement_number = placement_number(line, self._placement_number)
         self._show_plan()
 
     def _settle(self, line: Mapping[str, Any]) -> None:

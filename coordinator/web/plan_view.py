@@ -11,17 +11,23 @@ from ringtune.schedule.turns.versions import ever_trained
 from ringtune.schedule.units import Units
 
 
-def plan_view(plan: Plan, epoch: int, profile: Profile | None, needed_bytes: Mapping[str, int]) -> dict[str, Any]:
+def plan_view(
+    plan: Plan, placement_number: int, profile: Profile | None, needed_bytes: Mapping[str, int]
+) -> dict[str, Any]:
     """Write a plan as the page reads it.
 
     Args:
         plan: of the run.
-        epoch: of the placement that holds; another one than the plan's counts as its first.
+        placement_number: of the placement that holds; another one than the plan's counts as its first.
         profile: of the nodes; None = not known.
         needed_bytes: what each node needs at most, as far as it is known.
     """
     course = plan.course
-    part = plan.at(epoch) if epoch in {one.epoch for one in plan.placements} else plan.at(plan.placement.epoch)
+    part = (
+        plan.at(placement_number)
+        if placement_number in {one.placement_number for one in plan.placements}
+        else plan.at(plan.placement.placement_number)
+    )
     budgets = {node.node: node.memory_bytes for node in profile.nodes} if profile else {}
     helps = {one.node: part.placement.host_of(one.start) for one in part.placement.joined_helpers()}
     nodes = []
@@ -47,7 +53,7 @@ def plan_view(plan: Plan, epoch: int, profile: Profile | None, needed_bytes: Map
         "batch_size": course.batch_size,
         "microbatches": course.microbatches,
         "wire_dtype": course.wire_dtype,
-        "epoch": part.placement.epoch,
+        "placement_number": part.placement.placement_number,
         "private_blocks": part.placement.private_blocks,
         "ever_trained": [list(one) for one in ever_trained(course).ranges],
         "nodes": nodes,

@@ -51,7 +51,9 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
 @functools.lru_cache(maxsize=2)
 def _what_if(plan_text: str, profile_text: str, optimizer: str, dtype: str) -> WhatIf:
     plan, profile = Plan.from_json(json.loads(plan_text)), Profile.from_json(json.loads(profile_text))
-    newest = dataclasses.replace(plan.placements[-1], epoch=0, first_turn=0)  # a run that has moved stays there
+    newest = dataclasses.replace(
+        plan.placements[-1], placement_number=0, first_turn=0
+    )  # a run that has moved stays there
     return WhatIf(plan=Plan(plan.course, (newest,)), profile=profile, optimizer=optimizer, dtype=dtype)
 
 

@@ -17,7 +17,7 @@ from ringtune.costs.measured.measuring import job_shape
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
 from ringtune.jobs.job import Job, load_job
-from ringtune.schedule.changing_hands.epochs import first_step
+from ringtune.schedule.changing_hands.placements import first_step
 from ringtune.schedule.operations.given import GivenTable, table_before
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.plan_0_1 import read_any_plan
@@ -65,7 +65,7 @@ class MeasuredRun:
         start: where that run began; None = it did all steps of the plan.
         unfreeze_at: the steps at which it unfroze, where the plan leaves that to the run; None = the plan says it.
         tables: the operation tables that it chose, where the plan leaves that to the run.
-        stayed: epochs of the plan to which the run did not move, because a move failed.
+        stayed: numbers of placements of the plan to which the run did not move, because a move failed.
         steps_s: seconds of its steps alone; None in a report of an older version.
     """
 
@@ -127,7 +127,7 @@ def _move_s(report_file: Path) -> float | None:
 
 
 def _moves(report_file: Path) -> list[tuple[int, float, str]]:
-    """List the epoch, the seconds, and the problem if it failed, of each move of a run; none without a report."""
+    """List placement number, seconds, and problem if it failed, of each move of a run; none without a report."""
     entries = read_json(report_file).get("moves", []) if report_file.is_file() else []
     try:
         return [(int(one["to"]), float(one["seconds"]), str(one.get("problem", ""))) for one in entries]
@@ -244,7 +244,7 @@ def read_measured(inputs: Inputs) -> MeasuredRun | None:
         start=_resumed_at(inputs.plan, left_out, tables) if left_out else None,
         unfreeze_at=_unfreeze_at(report, report_file) if inputs.plan.course.decides else None,
         tables=tables,
-        stayed=tuple(epoch for epoch, _, problem in _moves(report_file) if problem),
+        stayed=tuple(placement_number for placement_number, _, problem in _moves(report_file) if problem),
     )
 
 
@@ -252,8 +252,10 @@ def _resumed_at(plan: Plan, step: int, tables: Sequence[GivenTable]) -> StartPoi
     """Make the point where a run went on whose trace lacks the first ``step`` steps of the plan."""
     course = plan.course
     operations = table_before(tables, step) or (expected_table(course) if course.choice is not None else None)
-    epoch = max(one.epoch for one in plan.placements if first_step(course, one) <= step)
-    return StartPoint.of(course, step=step, holder=holder_after(course, step), operations=operations, epoch=epoch)
+    placement_number = max(one.placement_number for one in plan.placements if first_step(course, one) <= step)
+    return StartPoint.of(
+        course, step=step, holder=holder_after(course, step), operations=operations, placement_number=placement_number
+    )
 
 
 def _unfreeze_at(report: Mapping[str, Any], path: Path) -> tuple[int, ...]:
@@ -288,7 +290,7 @@ def plan_as_run(plan: Plan, measured: MeasuredRun | None) -> Plan:
     course = plan.course
     if measured.unfreeze_at is not None:
         course = course.with_method(course.method.decided(measured.unfreeze_at))
-    return Plan(course, tuple(one for one in plan.placements if one.epoch not in measured.stayed))
+    return Plan(course, tuple(one for one in plan.placements if one.placement_number not in measured.stayed))
 
 
 def measured_json(measured: MeasuredRun, predicted: Prediction) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ringtune.errors import PlanError, RingTuneError
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.offload import AUTO, OFF
 from ringtune.rounds.row_use import row_uses
-from ringtune.schedule.changing_hands.epochs import first_step
+from ringtune.schedule.changing_hands.placements import first_step
 from ringtune.schedule.helped import parse_helpers
 from ringtune.schedule.helping.offload import COLLABORATION, JOINT
 from ringtune.schedule.plan import Plan

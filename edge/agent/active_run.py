@@ -45,7 +45,7 @@ class ActiveRun:
 
     run_id: str
     node: str
-    epoch: int
+    placement_number: int
     plan: Plan
     start: StartPoint | None = None
     result: Result = NO_RESULT

@@ -135,7 +135,7 @@ class Agent:
     def prepare(
         self,
         run_id: str,
-        epoch: int,
+        placement_number: int,
         *,
         plan_json: str,
         job_toml: str,
@@ -160,14 +160,16 @@ class Agent:
         plan = Plan.from_json(read_object(plan_json, "the plan that came"))
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
         taken = self.moves.from_disks(goes_on, job_toml, addresses, deadline_s)
-        active = self.adopt(run_id, epoch, plan, start)
+        active = self.adopt(run_id, placement_number, plan, start)
         self.begin(active, job_toml, addresses, deadline_s, goes_on=None if taken else goes_on, taken=taken)
         return int(active.executor.hosted_bytes)
 
-    def adopt(self, run_id: str, epoch: int, plan: Plan, start: StartPoint | None) -> ActiveRun:
+    def adopt(self, run_id: str, placement_number: int, plan: Plan, start: StartPoint | None) -> ActiveRun:
         """Make this the agent's run, which prepares from now on."""
         with self._lock:
-            self._active = active = ActiveRun(run_id, self.options.name, epoch, plan, start, clock=self._clock)
+            self._active = active = ActiveRun(
+                run_id, self.options.name, placement_number, plan, start, clock=self._clock
+            )
         return active
 
     def begin(
@@ -230,15 +232,15 @@ class Agent:
             FrameError: its run or plan is not the one that is prepared here.
             IntegrityError: a turn or its operation table is not readable.
         """
-        return self.of(request.run_id, request.plan_epoch)[0].grants.turns(request)
+        return self.of(request.run_id, request.placement_number)[0].grants.turns(request)
 
-    def grant(self, run_id: str, epoch: int, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
+    def grant(self, run_id: str, placement_number: int, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
         """Work on these turns, and drop shards of steps before ``keep_from_step``.
 
         Raises:
             FrameError: this run or plan is not the one that is prepared here.
         """
-        active, run = self.of(run_id, epoch)
+        active, run = self.of(run_id, placement_number)
         self.moves.granted(active, turns)
         if self._ring is not None:
             self._ring.granted(turns)
@@ -355,8 +357,8 @@ class Agent:
             self.end(active, "another run begins")
         self.moves.shelf.drop_others(run_id)
 
-    def of(self, run_id: str, epoch: int | None) -> tuple[ActiveRun, AgentRun]:
-        """Return a run and its loop; ``epoch`` None = in any placement.
+    def of(self, run_id: str, placement_number: int | None) -> tuple[ActiveRun, AgentRun]:
+        """Return a run and its loop; ``placement_number`` None = in any placement.
 
         Raises:
             FrameError: another run or placement is prepared here, or none.
@@ -365,9 +367,10 @@ class Agent:
         if active is None or active.run is None or active.run_id != run_id:
             doing = f"run {active.run_id}" if active else "no run"
             raise FrameError(f"node {self.options.name} has {doing}, not run {run_id}; prepare it first")
-        if epoch is not None and epoch != active.epoch:
+        if placement_number is not None and placement_number != active.placement_number:
             raise FrameError(
-                f"node {self.options.name} has placement epoch {active.epoch}, not {epoch}; prepare it first"
+                f"node {self.options.name} has placement {active.placement_number}, not {placement_number}; "
+                "prepare it first"
             )
         return active, active.run
 

@@ -24,7 +24,7 @@ from ringtune.rpc.codecs.codec import step_kind
 from ringtune.rpc.connections import Server
 from ringtune.rpc.statuses import answer, answer_stream
 from ringtune.rpc.weights_servicer import WeightsServicer
-from ringtune.schedule.changing_hands.epochs import Source
+from ringtune.schedule.changing_hands.placements import Source
 from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.turns.turns import StartPoint
 from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2_grpc
@@ -109,7 +109,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
             context,
             lambda: self._agent.prepare(
                 request.run_id,
-                request.plan_epoch,
+                request.placement_number,
                 plan_json=request.plan_json,
                 job_toml=request.job_toml,
                 addresses=dict(request.addresses),
@@ -145,7 +145,9 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         if request.halts:
             answer(context, lambda: moves.halt(request.run_id, timeout_s=_left_s(context)))
             return control_pb2.RestReply()
-        totals = answer(context, lambda: moves.rest(request.run_id, request.plan_epoch, timeout_s=_left_s(context)))
+        totals = answer(
+            context, lambda: moves.rest(request.run_id, request.placement_number, timeout_s=_left_s(context))
+        )
         return control_pb2.RestReply(totals_json=totals)
 
     def Move(self, request: control_pb2.MoveRequest, context: grpc.ServicerContext) -> control_pb2.MoveReply:
@@ -160,7 +162,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
             context,
             lambda: self._agent.grant(
                 request.run_id,
-                request.plan_epoch,
+                request.placement_number,
                 self._agent.turns_of(request),
                 keep_from_step=request.keep_from_step,
             ),
@@ -219,7 +221,7 @@ def _next_placement(request: control_pb2.MoveRequest) -> NextPlacement:
     prepare = request.prepare
     return NextPlacement(
         run_id=prepare.run_id,
-        epoch=prepare.plan_epoch,
+        placement_number=prepare.placement_number,
         plan_json=prepare.plan_json,
         job_toml=prepare.job_toml,
         addresses=dict(prepare.addresses),
@@ -229,10 +231,10 @@ def _next_placement(request: control_pb2.MoveRequest) -> NextPlacement:
             holder=request.holder,
             first_turn=request.first_turn,
             first_seq=request.first_seq,
-            epoch=prepare.plan_epoch,
+            placement_number=prepare.placement_number,
             repeats=tuple(step_kind(kind) for kind in request.repeats),
         ),
-        from_epoch=request.from_epoch,
+        from_placement_number=request.from_placement_number,
         sources=tuple(Source(source.node, source.start, source.stop) for source in request.sources),
         from_step=request.step if request.recovers else None,
         head_from=request.head_from if request.recovers else "",

@@ -263,7 +263,7 @@ def expect(servicer: RingServicer, active: ActiveRun, job: Job) -> None:
     """Take the frames of a run from now on."""
     expectation = RunExpectation(
         run_id=active.run_id,
-        epoch=active.epoch,
+        placement_number=active.placement_number,
         plan=active.plan,
         digest=active.plan.digest,
         node=active.node,
@@ -277,7 +277,7 @@ def connect(active: ActiveRun, target: str, address: str) -> OutLink:
     """Make a link to ``target`` that is not open yet."""
     hello = Hello(
         run_id=active.run_id,
-        epoch=active.epoch,
+        placement_number=active.placement_number,
         source=active.node,
         digest=active.plan.digest,
         wire_dtype=active.plan.course.wire_dtype,

@@ -28,7 +28,7 @@ class Snapshot:
     Args:
         executor: of the node; it computes no more.
         piece: its slice.
-        metadata: what the snapshot is of: run, epoch and step.
+        metadata: what the snapshot is of: run, and placement number or step.
         with_head: whether the node has the head.
     """
 

@@ -8,7 +8,7 @@ from edge.wire import frames, tensors
 from ringtune.errors import FrameError
 from ringtune.schedule.actions import Payload, TensorKey
 
-_HELLO = frames.Hello(run_id="measure", epoch=0, source="measured", digest="")
+_HELLO = frames.Hello(run_id="measure", placement_number=0, source="measured", digest="")
 
 
 def encode(hidden: torch.Tensor, mask: torch.Tensor, dtype: str) -> list[bytes]:

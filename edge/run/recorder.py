@@ -36,7 +36,11 @@ def header_line(plan: Plan, node: str, wait_s: float, start: StartPoint | None =
     if start is not None:
         header["start"] = {"step": start.step, "holder": start.holder}
         if start.first_turn:  # it moved to another placement, and turns go on
-            header["start"] |= {"first_turn": start.first_turn, "first_seq": start.first_seq, "epoch": start.epoch}
+            header["start"] |= {
+                "first_turn": start.first_turn,
+                "first_seq": start.first_seq,
+                "placement_number": start.placement_number,
+            }
     return json.dumps(header)
 
 

@@ -1,7 +1,7 @@
 """Check whether the plan foresees a frame at this node now.
 
 The answer comes from the same lowering that the engine follows (:func:`ringtune.schedule.lowering.way`), so
-a frame is admitted only if the schedule has a receive for it: run, placement epoch, kind, source, item,
+a frame is admitted only if the schedule has a receive for it: run, placement, kind, source, item,
 micro-batch, boundary, shape, element type and size all have to be what they must be. Because the sizes
 follow from the plan, nothing is ever allocated on a stranger's word.
 """
@@ -35,7 +35,7 @@ class RunExpectation:
 
     Attributes:
         run_id: the run.
-        epoch: of the placement.
+        placement_number: of the placement.
         plan: the plan.
         digest: of the plan; a peer with another one is refused.
         node: the receiving node itself.
@@ -45,7 +45,7 @@ class RunExpectation:
     """
 
     run_id: str
-    epoch: int
+    placement_number: int
     plan: Plan
     digest: str
     node: str
@@ -83,10 +83,10 @@ def _check_run(expectation: RunExpectation, header: ring_pb2.FrameHeader) -> Non
             f"a frame of run {header.run_id!r} came from node {header.source!r}, node {expectation.node} works on "
             f"run {expectation.run_id!r}; end the other run"
         )
-    if header.plan_epoch != expectation.epoch:
+    if header.placement_number != expectation.placement_number:
         raise FrameError(
-            f"a frame of placement epoch {header.plan_epoch} came from node {header.source!r}, now is "
-            f"{expectation.epoch}; it is dropped"
+            f"a frame of placement {header.placement_number} came from node {header.source!r}, now is "
+            f"{expectation.placement_number}; it is dropped"
         )
 
 

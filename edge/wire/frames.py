@@ -80,14 +80,14 @@ class Hello:
 
     Attributes:
         run_id: the run.
-        epoch: of the placement.
+        placement_number: of the placement.
         source: node that sends.
         digest: of the plan.
         wire_dtype: of its tensors.
     """
 
     run_id: str
-    epoch: int
+    placement_number: int
     source: str
     digest: str
     wire_dtype: str = "float32"
@@ -104,7 +104,9 @@ class Hello:
 
     def header(self, kind: ring_pb2.FrameKind) -> ring_pb2.FrameHeader:
         """Make a header of this link that describes no payload yet."""
-        return ring_pb2.FrameHeader(run_id=self.run_id, plan_epoch=self.epoch, kind=kind, source=self.source)
+        return ring_pb2.FrameHeader(
+            run_id=self.run_id, placement_number=self.placement_number, kind=kind, source=self.source
+        )
 
 
 class Ack(NamedTuple):

@@ -16,7 +16,7 @@ The tree::
     ├── CapacityError            exit 6   the plan does not fit: both numbers are in the message
     ├── IntegrityError           exit 7   a digest, a truncated file, a corrupt frame
     │   ├── DamagedError                  a source of weights sends something else than it promised
-    │   └── FrameError                    a frame for another run, epoch, step, shape or dtype
+    │   └── FrameError                    a frame for another run, placement, step, shape or dtype
     ├── BusyError                exit 8   the coordinator already drives a run
     ├── StorageError             exit 9   a disk is full, or a folder can't be written
     ├── TrustError               exit 3   a certificate is missing, expired, foreign, removed, or allows something else
@@ -135,7 +135,7 @@ class DamagedError(IntegrityError):
 
 
 class FrameError(IntegrityError):
-    """A frame of another run, epoch, step, shape or dtype; refused, the ring goes on."""
+    """A frame of another run, placement, step, shape or dtype; refused, the ring goes on."""
 
     status = "FAILED_PRECONDITION"
 

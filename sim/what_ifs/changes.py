@@ -26,7 +26,7 @@ from ringtune.files.strict import nearest
 from ringtune.models.adapters.offload_support import merged_refusal
 from ringtune.plan_keys import PLAN_KEYS
 from ringtune.quantities import parse_bytes, parse_rate
-from ringtune.schedule.changing_hands.epochs import first_step
+from ringtune.schedule.changing_hands.placements import first_step
 from ringtune.schedule.course import Course
 from ringtune.schedule.helped import helped, helpers_by_host, parse_helpers
 from ringtune.schedule.helping.offload import COLLABORATION, IN_STEP, JOINT
@@ -244,7 +244,11 @@ def replaced(plan: Plan, course: Course, placements: Sequence[Placement]) -> Pla
         moved = dataclasses.replace(one, first_turn=turn)
         if found and moved.first_turn == found[-1].first_turn:
             found.pop()
-        elif found and dataclasses.replace(moved, epoch=found[-1].epoch, first_turn=found[-1].first_turn) == found[-1]:
+        elif (
+            found
+            and dataclasses.replace(moved, placement_number=found[-1].placement_number, first_turn=found[-1].first_turn)
+            == found[-1]
+        ):
             continue
         found.append(moved)
     if len(found) == 1:  # a method whose result depends on the ring is told the ring, and does not move

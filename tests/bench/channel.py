@@ -117,7 +117,7 @@ def serving(plan: Plan) -> Iterator[str]:
         )
 
     server = Server("127.0.0.1:0", add)
-    expected = RunExpectation(run_id="bench", epoch=1, plan=plan, digest=plan.digest, node="b")
+    expected = RunExpectation(run_id="bench", placement_number=1, plan=plan, digest=plan.digest, node="b")
     servicer.expect(expected, _AckingSink(servicer))
     try:
         yield server.address
@@ -171,7 +171,9 @@ class RingSender:
         self._mask = torch.empty(0)
         self._lock = threading.Lock()
         self._done: queue.SimpleQueue[str] = queue.SimpleQueue()
-        hello = Hello(run_id="bench", epoch=1, source="a", digest=plan.digest, wire_dtype=plan.course.wire_dtype)
+        hello = Hello(
+            run_id="bench", placement_number=1, source="a", digest=plan.digest, wire_dtype=plan.course.wire_dtype
+        )
         self.link = OutLink("b", address, hello, on_ack=self._on_ack, on_broken=self._on_broken)
         self.link.open(WAIT_S)
 

@@ -19,7 +19,7 @@ AGREED_ONLY = "Agreed, but not built yet"
 WORDS = re.findall(
     r"[\w-]+",
     """
-    course placement epoch unit snapshot turn round step item leg boundary slice owner host helper
+    course placement unit snapshot turn round step item leg boundary slice owner host helper
     plan method operation action op micro-batch ring credit grant head checkpoint shard profile trace span
     member agent coordinator template
     """,

@@ -155,7 +155,7 @@ def test_fault_forged_links_are_refused_and_the_run_goes_on(cluster: Cluster) ->
     assert outcome.plan is not None
     good = Hello(
         run_id=follower.driver.run_id,
-        epoch=0,
+        placement_number=0,
         source="node-0",
         digest=outcome.plan.digest,
         wire_dtype="float64",
@@ -206,7 +206,13 @@ def forged_at(seq: int) -> Callable[[ring_pb2.FrameHeader], list[bytes]]:
     def forge(header: ring_pb2.FrameHeader) -> list[bytes]:
         if header.seq != seq or forged:
             return []
-        good = Hello(run_id=header.run_id, epoch=header.plan_epoch, source="node-0", digest="", wire_dtype="float64")
+        good = Hello(
+            run_id=header.run_id,
+            placement_number=header.placement_number,
+            source="node-0",
+            digest="",
+            wire_dtype="float64",
+        )
         for forger in (good, replace(good, run_id=OTHER_RUN), replace(good, source="node-1")):
             forged.extend(forged_tensor(forger))
         return forged

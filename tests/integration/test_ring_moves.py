@@ -79,11 +79,14 @@ def test_processes_move_twice_and_train_what_one_process_trains(ring: Cluster) -
         assert sum(line.startswith('{"recording"') for line in recording) == count
         assert replay(recording, plan, node) > 20
     moves = moves_of(outcome)
-    assert [(move["step"], move["epoch"], move.get("problem")) for move in moves] == [(8, 1, None), (16, 2, None)]
+    assert [(move["step"], move["placement_number"], move.get("problem")) for move in moves] == [
+        (8, 1, None),
+        (16, 2, None),
+    ]
     assert all(move["seconds"] > 0 for move in moves) and sum(moves[1]["fetched_bytes"].values()) > 0
-    epochs = {line["step"]: line["epoch"] for line in outcome.metrics if is_step(line)}
-    assert epochs == {step: (step - 1) // 8 for step in range(1, 25)}
-    assert outcome.report["moves"][1]["epoch"] == 2 and outcome.report["nodes"]["b"]["blocks"] == [0, 4]
+    numbers = {line["step"]: line["placement_number"] for line in outcome.metrics if is_step(line)}
+    assert numbers == {step: (step - 1) // 8 for step in range(1, 25)}
+    assert outcome.report["moves"][1]["placement_number"] == 2 and outcome.report["nodes"]["b"]["blocks"] == [0, 4]
 
 
 @pytest.mark.thorough
@@ -93,7 +96,7 @@ def test_run_goes_on_from_checkpoints_before_and_after_a_move(ring: Cluster) -> 
     plan = plan_of(ring, job, (3, SECOND))
     whole = follow(ring, job, plan).wait()
     assert_trained(ring, job, whole)
-    assert [(manifest.step, manifest.epoch) for manifest in whole.checkpoints[-4:]] == [
+    assert [(manifest.step, manifest.placement_number) for manifest in whole.checkpoints[-4:]] == [
         (12, 0),
         (16, 1),
         (20, 1),
@@ -105,8 +108,8 @@ def test_run_goes_on_from_checkpoints_before_and_after_a_move(ring: Cluster) -> 
         outcome = Follower(ring.coordinator.run(asked)).wait()
         assert_trained(ring, job, outcome)
         assert outcome.resumed_at == step
-        assert {line["epoch"] for line in outcome.metrics if is_step(line)} == {1}
-        assert [(move["step"], move["epoch"]) for move in moves_of(outcome)] == moved
+        assert {line["placement_number"] for line in outcome.metrics if is_step(line)} == {1}
+        assert [(move["step"], move["placement_number"]) for move in moves_of(outcome)] == moved
         assert outcome.files["adapter/adapter.safetensors"] == whole.files["adapter/adapter.safetensors"]
 
 
@@ -138,5 +141,5 @@ def test_node_that_cannot_move_leaves_the_run_where_it_is(ring: Cluster, number:
         ring.wait_idle(*ring.names)
     assert_trained(ring, job, outcome)
     first, second = moves_of(outcome)
-    assert (first["to"], first["epoch"], first["step"]) == (1, 0, 8) and "node d" in first["problem"]
-    assert (second["to"], second["epoch"], second["step"], second.get("problem")) == (2, 2, 16, None)
+    assert (first["to"], first["placement_number"], first["step"]) == (1, 0, 8) and "node d" in first["problem"]
+    assert (second["to"], second["placement_number"], second["step"], second.get("problem")) == (2, 2, 16, None)

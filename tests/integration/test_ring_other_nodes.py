@@ -67,4 +67,6 @@ def test_run_is_resumed_where_a_host_is_gone_or_has_lost_its_disk(ring: Cluster,
     outcome = resumed(ring, job, resume, join_s=0.5 if is_gone else START_S)
     assert outcome.plan is not None
     last = outcome.plan.placements[-1]
-    assert ("c" in [piece.node for piece in last.slices], last.epoch) == ((False, 1) if is_gone else (True, 0))
+    assert ("c" in [piece.node for piece in last.slices], last.placement_number) == (
+        (False, 1) if is_gone else (True, 0)
+    )

@@ -66,7 +66,9 @@ def test_run_goes_on_without_a_host_that_is_killed(ring: Cluster, after: int) ->
     assert [line["step"] for line in of_kind(outcome, "evaluation")] == [8, 16, 24]
     (recovery,) = of_kind(outcome, "recovery")
     assert recovery["lost"] == ["c"] and recovery["step"] % 4 == 0 and recovery["seconds"] > 0
-    assert {line["epoch"] for line in outcome.metrics if is_step(line) and line["step"] > recovery["step"]} == {1}
+    assert {
+        line["placement_number"] for line in outcome.metrics if is_step(line) and line["step"] > recovery["step"]
+    } == {1}
 
 
 @pytest.mark.promise("1 partition invariance")

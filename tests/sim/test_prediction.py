@@ -15,7 +15,7 @@ from ringtune.costs.work_times import Work
 from ringtune.errors import PlanError
 from ringtune.models.adapters.kept_inputs import KeptInput
 from ringtune.schedule.actions import Op
-from ringtune.schedule.changing_hands.epochs import why_it_stays
+from ringtune.schedule.changing_hands.placements import why_it_stays
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
@@ -102,7 +102,10 @@ def test_prediction_goes_on_in_the_placement_that_holds_there() -> None:
     bare = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_blocks=4, num_steps=8, local_iterations=2, method="all")
     plan = moving(bare, (2, [("b", 0, 4)]))
     profile = profile_of(plan, links=all_pairs(plan.nodes, 1e6, 0.01))
-    starts = [StartPoint.of(plan.course, step=step, epoch=epoch) for step, epoch in ((2, 0), (4, 1))]
+    starts = [
+        StartPoint.of(plan.course, step=step, placement_number=placement_number)
+        for step, placement_number in ((2, 0), (4, 1))
+    ]
     before, after = (predict(plan, profile, start=start) for start in starts)
     last = Plan(bare.course, (parts_alone(plan)[1],))
     assert after.wall_s == predict(last, profile, start=StartPoint.of(last.course, step=4)).wall_s
@@ -111,7 +114,7 @@ def test_prediction_goes_on_in_the_placement_that_holds_there() -> None:
 
 def parts_alone(plan: Plan) -> list[Placement]:
     """The placements of a plan, each as the only one of a run."""
-    return [dataclasses.replace(one, epoch=0, first_turn=0) for one in plan.placements]
+    return [dataclasses.replace(one, placement_number=0, first_turn=0) for one in plan.placements]
 
 
 @pytest.mark.promise("7 bounded memory")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from ringtune.rounds import rounds as rd
-from ringtune.schedule.changing_hands.epochs import why_it_stays
+from ringtune.schedule.changing_hands.placements import why_it_stays
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StepKind, Turn, items, turn_sequence

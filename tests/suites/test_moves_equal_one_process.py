@@ -90,17 +90,21 @@ def test_run_whose_moves_fail_equals_one_process(folder: Path, seed: int) -> Non
     rng = random.Random(seed)
     case = Case(folder=folder, owners=("a", "c"), local_iterations=2, num_steps=16, every_steps=3, microbatches=2)
     plan = moved(case, rng)
-    bad = {one.epoch: rng.choice(plan.at(one.epoch).nodes) for one in plan.placements[1:] if rng.random() < 0.8}
+    bad = {
+        one.placement_number: rng.choice(plan.at(one.placement_number).nodes)
+        for one in plan.placements[1:]
+        if rng.random() < 0.8
+    }
     carrier = make_carrier(case, plan)
     result = run(
         plan,
         carrier,
         rng,
-        fails_to_move=lambda move: "it is full" if bad.get(move.part.placement.epoch) == move.node else "",
+        fails_to_move=lambda move: "it is full" if bad.get(move.part.placement.placement_number) == move.node else "",
     )
     assert result.finish == rd.Finish("", "")
     told = [entry for entry in result.logged if isinstance(entry, rd.LogMove)]
-    assert {entry.epoch for entry in told if entry.problem} == set(bad)
+    assert {entry.placement_number for entry in told if entry.problem} == set(bad)
     last = told[-1].part
     trained = reference_of(case)
     assert distance(carrier.collected(last, holder_of(plan, result)), trained.adapter() | trained.head()) < 1e-9

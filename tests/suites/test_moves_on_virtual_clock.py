@@ -8,14 +8,14 @@ import pytest
 
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Scope
-from ringtune.schedule.changing_hands.epochs import due
+from ringtune.schedule.changing_hands.placements import due
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, StepKind, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.suites.test_unfreezing_on_virtual_clock import Losses, auto_plan
-from tests.support.moves import by_epoch, granted, moving, moving_at_random, random_placement
+from tests.support.moves import by_placement, granted, moving, moving_at_random, random_placement
 from tests.support.plans import changed, make_plan, random_plan
 from tests.support.validate import validate_table
 
@@ -51,25 +51,25 @@ def moves_of(result: RingResult) -> list[rd.LogMove]:
 
 
 def validate(plan: Plan, result: RingResult, stays: frozenset[int] = frozenset()) -> None:
-    """Each epoch carried just its own turns out, on just its own nodes."""
+    """In each placement just its own turns were carried out, on just its own nodes."""
     turns = list(turn_sequence(plan.course))
     assert [turn.index for turn in granted(result)] == [turn.index for turn in turns]
-    for part, own, table, start in by_epoch(plan, turns, result.order, stays):
+    for part, own, table, start in by_placement(plan, turns, result.order, stays):
         validate_table(part, own, table, start=start)
 
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("block", range(10))
 @pytest.mark.sampled(3)
-def test_moves_any_plan_and_any_delays_carry_out_a_valid_table_in_every_epoch(block: int) -> None:
-    """Whatever the placements and the timing, each epoch does what its part of the plan says and nothing else."""
+def test_moves_any_plan_and_any_delays_carry_out_a_valid_table_in_every_placement(block: int) -> None:
+    """Whatever the placements and the timing, each placement does what its part of the plan says and nothing else."""
     for seed in range(block * 20, block * 20 + 20):
         rng = random.Random(seed)
         plan = random_moving_plan(rng)
         result = run(plan, rng)
         assert result.finish is not None and result.finish.error == "", (seed, result.finish)
-        assert [(move.epoch, move.problem) for move in moves_of(result)] == [
-            (one.epoch, "") for one in plan.placements[1:]
+        assert [(move.placement_number, move.problem) for move in moves_of(result)] == [
+            (one.placement_number, "") for one in plan.placements[1:]
         ], seed
         validate(plan, result)
 
@@ -90,7 +90,9 @@ def test_moves_that_are_found_in_mid_run_carry_out_a_valid_table_too(block: int)
         result = run(plan, rng, replans=[(60 * rng.random(), one) for one in found])
         assert result.finish is not None and result.finish.error == "", (seed, result.finish)
         plans = [plan, *(entry.plan for entry in result.logged if isinstance(entry, rd.LogPlan))]
-        assert [move.epoch for move in moves_of(result)] == [one.epoch for one in plans[-1].placements[1:]], seed
+        assert [move.placement_number for move in moves_of(result)] == [
+            one.placement_number for one in plans[-1].placements[1:]
+        ], seed
         moved += len(plans) - 1
         validate(plans[-1], result)
     assert moved > 3
@@ -101,19 +103,22 @@ def test_moves_that_fail_leave_the_run_where_it_was(seed: int) -> None:
     """A node that can't prepare keeps all on the placement that they have; the run ends well and says why."""
     rng = random.Random(seed)
     plan = random_moving_plan(rng)
-    stays = frozenset(one.epoch for one in plan.placements[1:] if rng.random() < 0.6)
-    bad = {epoch: rng.choice(plan.at(epoch).nodes) for epoch in stays}
+    stays = frozenset(one.placement_number for one in plan.placements[1:] if rng.random() < 0.6)
+    bad = {placement_number: rng.choice(plan.at(placement_number).nodes) for placement_number in stays}
 
     def fails(move: rd.Move) -> str:
-        epoch = move.part.placement.epoch
-        return f"node {move.node} has no room" if bad.get(epoch) == move.node else ""
+        placement_number = move.part.placement.placement_number
+        return f"node {move.node} has no room" if bad.get(placement_number) == move.node else ""
 
     result = run(plan, rng, fails_to_move=fails)
     assert result.finish == rd.Finish("", "")
     validate(plan, result, stays)
-    told = {move.epoch: move.problem for move in moves_of(result)}
-    wanted = {one.epoch: f"node {bad[one.epoch]} has no room" if one.epoch in stays else "" for one in plan.placements}
-    assert told == {epoch: problem for epoch, problem in wanted.items() if epoch}
+    told = {move.placement_number: move.problem for move in moves_of(result)}
+    wanted = {
+        one.placement_number: f"node {bad[one.placement_number]} has no room" if one.placement_number in stays else ""
+        for one in plan.placements
+    }
+    assert told == {placement_number: problem for placement_number, problem in wanted.items() if placement_number}
 
 
 def test_run_moves_to_a_found_placement_once_its_nodes_have_fetched_what_it_wants() -> None:
@@ -126,14 +131,18 @@ def test_run_moves_to_a_found_placement_once_its_nodes_have_fetched_what_it_want
     for fetch_s in (0.0, 0.2 * undisturbed.wall_s, 10 * undisturbed.wall_s):
 
         def fetches(asked: rd.FetchAhead, fetch_s: float = fetch_s) -> rd.FetchedAhead:
-            return rd.FetchedAhead(asked.node, asked.part.placement.epoch, 7, fetch_s if asked.node == "b" else 0.0)
+            return rd.FetchedAhead(
+                asked.node, asked.part.placement.placement_number, 7, fetch_s if asked.node == "b" else 0.0
+            )
 
         found = VirtualRing(
             plan, items_ahead=1, fetches=fetches, replans=[(0.4 * undisturbed.wall_s, plan.placement)]
         ).run()
         assert found.finish == rd.Finish("", "")
-        steps[fetch_s] = [(move.epoch, move.step, move.problem) for move in moves_of(found)]
-        fetched = [(entry.epoch, entry.seconds) for entry in found.logged if isinstance(entry, rd.LogFetched)]
+        steps[fetch_s] = [(move.placement_number, move.step, move.problem) for move in moves_of(found)]
+        fetched = [
+            (entry.placement_number, entry.seconds) for entry in found.logged if isinstance(entry, rd.LogFetched)
+        ]
         assert ((2, fetch_s) in fetched) is (len(steps[fetch_s]) == 2)
         plans = [plan, *(entry.plan for entry in found.logged if isinstance(entry, rd.LogPlan))]
         validate(plans[-1], found)
@@ -160,13 +169,18 @@ def test_run_stays_where_it_is_if_a_node_can_not_fetch_what_a_found_placement_wa
     plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=40), (4, MOVED))
 
     def fetches(asked: rd.FetchAhead) -> rd.FetchedAhead:
-        epoch = asked.part.placement.epoch
-        return rd.FetchedAhead(asked.node, epoch, problem="node b has no room on its disk" if asked.node == "b" else "")
+        placement_number = asked.part.placement.placement_number
+        return rd.FetchedAhead(
+            asked.node, placement_number, problem="node b has no room on its disk" if asked.node == "b" else ""
+        )
 
     undisturbed = VirtualRing(plan).run()
     found = VirtualRing(plan, fetches=fetches, replans=[(0.4 * undisturbed.wall_s, plan.placement)]).run()
     assert found.finish == rd.Finish("", "")
-    assert [(move.epoch, move.problem) for move in moves_of(found)] == [(1, ""), (2, "node b has no room on its disk")]
+    assert [(move.placement_number, move.problem) for move in moves_of(found)] == [
+        (1, ""),
+        (2, "node b has no room on its disk"),
+    ]
     fetched = [entry for entry in found.logged if isinstance(entry, rd.LogFetched)]
     assert [entry.problems for entry in fetched] == [(("b", "node b has no room on its disk"),)] * 2
 
@@ -175,7 +189,7 @@ def test_move_that_takes_too_long_is_given_up() -> None:
     """A node that prepares for ever is waited for as long as for anything, then all go back."""
     plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=8), (2, MOVED))
     result = VirtualRing(
-        plan, move_s=lambda move: 50.0 if (move.node, move.start.epoch) == ("c", 1) else 1.0, wait_s=20
+        plan, move_s=lambda move: 50.0 if (move.node, move.start.placement_number) == ("c", 1) else 1.0, wait_s=20
     )
     (move,) = moves_of(found := result.run())
     assert found.finish == rd.Finish("", "")
@@ -211,11 +225,11 @@ def test_moves_begin_at_the_first_turn_of_the_next_placement_and_not_before() ->
     """Evaluations and checkpoints after the last turn are of the old placement still."""
     course = {"num_blocks": 6, "num_steps": 8, "eval_every": 4, "checkpoint_every": 4}
     plan = moving(make_plan(TWO, ["a", "b"], **course), (2, MOVED))  # type: ignore[arg-type]
-    epochs = [
+    numbers = [
         (turn.kind, turn.first_step, due(plan.course, plan.placements, turn)) for turn in turn_sequence(plan.course)
     ]
     train, save, evaluate = StepKind.TRAIN, StepKind.CHECKPOINT, StepKind.EVALUATE
-    assert epochs == [
+    assert numbers == [
         (train, 0, 0),
         (train, 2, 0),
         (save, 4, 0),
@@ -237,7 +251,7 @@ def test_run_that_goes_on_from_a_checkpoint_of_an_earlier_placement_moves_first(
     result = VirtualRing(plan, start=start).run()
     assert result.finish == rd.Finish("", "")
     (move,) = moves_of(result)
-    assert (move.step, move.epoch, move.problem) == (step, 1, "")
+    assert (move.step, move.placement_number, move.problem) == (step, 1, "")
     computed = [action for action in result.order["a"] if action.op.scope is Scope.RANGE]
     assert not [action for action in computed if 0 <= action.start < 6]  # it hosts nothing any more
 
@@ -245,7 +259,7 @@ def test_run_that_goes_on_from_a_checkpoint_of_an_earlier_placement_moves_first(
 def test_run_that_goes_on_in_a_later_placement_begins_there() -> None:
     """A checkpoint after a move is of the placement to which the run had moved."""
     plan = moving(make_plan(TWO, ["a"], num_blocks=6, num_steps=8, checkpoint_every=2), (2, MOVED))
-    start = StartPoint(step=6, holder="a", epoch=1)
+    start = StartPoint(step=6, holder="a", placement_number=1)
     result = VirtualRing(plan, start=start).run()
     assert result.finish == rd.Finish("", "") and not moves_of(result)
     turns = list(turn_sequence(plan.course, start=start))
@@ -264,7 +278,7 @@ def test_moves_where_the_losses_decide_what_trains(seed: int) -> None:
     decided = [entry for entry in result.logged if isinstance(entry, rd.LogUnfreeze)]
     assert decided == [entry for entry in still.logged if isinstance(entry, rd.LogUnfreeze)]
     turns = granted(result)
-    for part, own, table, start in by_epoch(plan, turns, result.order):
+    for part, own, table, start in by_placement(plan, turns, result.order):
         validate_table(part, own, table, start=start)
 
 

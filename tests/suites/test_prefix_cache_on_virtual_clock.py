@@ -10,7 +10,7 @@ import pytest
 from ringtune.engine.events import TurnGranted
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Op
-from ringtune.schedule.changing_hands.epochs import due
+from ringtune.schedule.changing_hands.placements import due
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.passage import Passage, PrefixCache
 from ringtune.schedule.plan import Plan
@@ -119,7 +119,7 @@ def test_host_that_loses_what_it_kept_is_counted_on_no_longer(first: int) -> Non
 @pytest.mark.parametrize("first", range(0, 60, 20))
 @pytest.mark.sampled(1)
 def test_ring_that_moves_begins_with_empty_caches(first: int) -> None:
-    """Whatever the placements, nothing is read in an epoch that was kept in another one."""
+    """Whatever the placements, nothing is read in a placement that was kept in another one."""
     reads = 0
     for seed in range(first, first + 20):
         rng = random.Random(seed)
@@ -133,11 +133,11 @@ def test_ring_that_moves_begins_with_empty_caches(first: int) -> None:
         assert result.finish == rd.Finish("", ""), (seed, result.finish)
         kept: dict[object, tuple[int, int]] = {}
         for turn in turns_of(result):
-            epoch = due(plan.course, plan.placements, turn)
+            placement_number = due(plan.course, plan.placements, turn)
             for item in items(plan.course, turn):
                 if item.passage.keeps:
-                    kept[key_of(plan.course, item)] = (item.passage.keeps, epoch)
+                    kept[key_of(plan.course, item)] = (item.passage.keeps, placement_number)
                 elif item.passage.enters:
-                    assert kept[key_of(plan.course, item)] == (item.passage.enters, epoch)
+                    assert kept[key_of(plan.course, item)] == (item.passage.enters, placement_number)
                     reads += 1
     assert reads > 20

@@ -11,7 +11,7 @@ import pytest
 
 from ringtune.rounds import rounds as rd
 from ringtune.rounds.going_back.recovering import RecoveringRounds
-from ringtune.schedule.changing_hands.epochs import why_it_stays
+from ringtune.schedule.changing_hands.placements import why_it_stays
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
 from sim.ring_result import RingResult
@@ -155,7 +155,7 @@ def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: 
 @pytest.mark.parametrize("block", range(3))
 @pytest.mark.sampled(1)
 def test_runs_that_replan_and_lose_hosts_log_what_undisturbed_ones_do(block: int) -> None:
-    """A recovery has an epoch of its own, also after a move that was found in mid-run; and the other way round."""
+    """A recovery has a placement number of its own, also after a move found in mid-run; and the other way round."""
     both = 0
     for seed in range(block * 30, block * 30 + 30):
         rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Plans that move: random placements after the first one, and what each epoch of a run did."""
+"""Plans that move: random placements after the first one, and what was done in each placement of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Payload
-from ringtune.schedule.changing_hands.epochs import due
+from ringtune.schedule.changing_hands.placements import due
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, Turn
@@ -32,7 +32,7 @@ def moving(plan: Plan, *later: tuple[int, Slices]) -> Plan:
     for first_turn, pieces in later:
         slices = slices_of(pieces)
         placements.append(
-            dataclasses.replace(plan.placement, slices=slices, epoch=len(placements), first_turn=first_turn)
+            dataclasses.replace(plan.placement, slices=slices, placement_number=len(placements), first_turn=first_turn)
         )
     return Plan(plan.course, tuple(placements))
 
@@ -52,15 +52,15 @@ def random_slices(rng: random.Random, names: Sequence[str], first: int, stop: in
     return found
 
 
-def random_placement(rng: random.Random, plan: Plan, epoch: int, first_turn: int) -> Placement:
+def random_placement(rng: random.Random, plan: Plan, placement_number: int, first_turn: int) -> Placement:
     """Any slices on the nodes of a plan, and on one that comes new."""
     course, private = plan.course, plan.placement.private_blocks
-    names = [*plan.nodes, f"new-{epoch}"]
+    names = [*plan.nodes, f"new-{placement_number}"]
     return dataclasses.replace(
         plan.placement,
         slices=slices_of(random_slices(rng, names, private, course.num_blocks)),
         credits=rng.choice([1, 2, 4, 8]),
-        epoch=epoch,
+        placement_number=placement_number,
         first_turn=first_turn,
     )
 
@@ -69,7 +69,9 @@ def moving_at_random(rng: random.Random, plan: Plan) -> Plan:
     """The plan with up to three further placements, each from any turn on."""
     num_turns = -(-plan.course.num_steps // plan.course.local_iterations)
     turns = sorted(rng.sample(range(1, num_turns), min(num_turns - 1, rng.randint(1, 3)))) if num_turns > 1 else []
-    later = (random_placement(rng, plan, epoch, turn) for epoch, turn in enumerate(turns, start=1))
+    later = (
+        random_placement(rng, plan, placement_number, turn) for placement_number, turn in enumerate(turns, start=1)
+    )
     return Plan(plan.course, (plan.placement, *later))
 
 
@@ -78,19 +80,19 @@ def granted(result: RingResult) -> list[Turn]:
     return [entry.turn for entry in result.logged if isinstance(entry, rd.LogTurn)]
 
 
-def by_epoch(
+def by_placement(
     plan: Plan, turns: Sequence[Turn], order: Mapping[str, Sequence[Action]], stays: frozenset[int] = frozenset()
 ) -> Iterator[tuple[Plan, list[Turn], dict[str, list[Action]], StartPoint]]:
-    """Yield what each epoch was to do and did: its part of the plan, turns, actions by node, and where it began.
+    """Yield what each placement was for and did: its part of the plan, turns, actions by node, and where it began.
 
-    Epochs of ``stays`` were never moved to.
+    Placements of ``stays`` were never moved to.
     """
     start, left = StartPoint.of(plan.course), list(turns)
     while left:
-        epoch = _held(plan, left[0], stays)
-        count = next((at for at, turn in enumerate(left) if _held(plan, turn, stays) != epoch), len(left))
+        placement_number = _held(plan, left[0], stays)
+        count = next((at for at, turn in enumerate(left) if _held(plan, turn, stays) != placement_number), len(left))
         own, left = left[:count], left[count:]
-        part = plan.at(epoch)
+        part = plan.at(placement_number)
         table = {node: [action for action in actions if _is_of(action, own)] for node, actions in order.items()}
         assert all(node in part.nodes or not actions for node, actions in table.items())
         yield part, own, {node: table.get(node, []) for node in part.nodes}, start
@@ -99,7 +101,11 @@ def by_epoch(
 
 
 def _held(plan: Plan, turn: Turn, stays: frozenset[int]) -> int:
-    return max(epoch for epoch in range(due(plan.course, plan.placements, turn) + 1) if epoch not in stays)
+    return max(
+        placement_number
+        for placement_number in range(due(plan.course, plan.placements, turn) + 1)
+        if placement_number not in stays
+    )
 
 
 def _is_of(action: Action, turns: Sequence[Turn]) -> bool:

@@ -21,7 +21,7 @@ _OF_PLACEMENT = (
     "slices",
     "private_blocks",
     "credits",
-    "epoch",
+    "placement_number",
     "first_turn",
     "recompute",
     "state_on_disk",

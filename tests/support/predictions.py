@@ -95,7 +95,7 @@ def write_run(folder: Path, *, slower: float = 1.0, plan: Plan = PLAN, tables: S
     )
     (folder / "trace.json").write_text(text.begin() + spans + text.end())
     links = {f"{link.source}>{link.target}": link.sent_bytes for link in real.links}
-    moves = [{"to": one.epoch, "seconds": MOVE_S} for one in plan.placements[1:]]
+    moves = [{"to": one.placement_number, "seconds": MOVE_S} for one in plan.placements[1:]]
     report = {
         "wall_s": 1.0,
         "steps": plan.course.num_steps,

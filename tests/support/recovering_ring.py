@@ -148,15 +148,17 @@ class RecoveringRing(VirtualRing):
 
     def _obey_rounds(self, command: rd.Command) -> None:
         match command:
-            case rd.Halt(node, epoch):
+            case rd.Halt(node, placement_number):
                 self._note("halt", node)
                 if node not in self.lost:
                     self._stop(node)
-                self._answer_rounds(node, rd.Halted(node, epoch))
-            case rd.PlaceAgain(epoch, _, _, _):
+                self._answer_rounds(node, rd.Halted(node, placement_number))
+            case rd.PlaceAgain(placement_number, _, _, _):
                 found = self._place(command)
                 answer = (
-                    rd.Placed(epoch, found) if found else rd.NotPlaced(epoch, "CapacityError", "nothing fits any more")
+                    rd.Placed(placement_number, found)
+                    if found
+                    else rd.NotPlaced(placement_number, "CapacityError", "nothing fits any more")
                 )
                 self.clock.at(self.clock.now_s + self._notice_s(), self._tell_rounds, answer)
             case rd.Move(node):

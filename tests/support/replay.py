@@ -11,6 +11,7 @@ from edge.run.recorder import FORMAT, to_json
 from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import IntegrityError, PlanError, RingTuneError
+from ringtune.files.strict import with_renamed_key
 from ringtune.schedule.actions import Action, TensorKey, op_of
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.passage import Passage
@@ -106,5 +107,5 @@ def _engine_of(header: dict[str, Any], plan: Plan, node: str) -> NodeEngine:
     if header.get("node") != node or header.get("plan_digest") not in parts:
         said = f"node {header.get('node')}, plan {str(header.get('plan_digest'))[:12]}"
         raise IntegrityError(f"the recording is of {said}, not of node {node}, plan {plan.digest[:12]}; take the other")
-    start = StartPoint(**header["start"]) if "start" in header else None
+    start = StartPoint(**with_renamed_key(header["start"], "epoch", "placement_number")) if "start" in header else None
     return NodeEngine(parts[header["plan_digest"]], node, wait_s=float(header["wait_s"]), start=start)

@@ -82,7 +82,7 @@ def hand_over(owner: NodeExecutor, hello: frames.Hello) -> Pieces:
 def main() -> None:
     """Measure all of it."""
     keep_freed_memory()  # as an agent does
-    hello = frames.Hello(run_id=RUN, epoch=0, source="a", digest="d", wire_dtype="float32")
+    hello = frames.Hello(run_id=RUN, placement_number=0, source="a", digest="d", wire_dtype="float32")
     with tempfile.TemporaryDirectory(prefix="ringtune-test-") as name:
         folder = Path(name)
         owner, plan = owner_of(folder)

@@ -42,14 +42,14 @@ def plan(**changes: Any) -> Plan:
 def expectation(of: Plan | None = None, node: str = "b", **changes: Any) -> RunExpectation:
     """What ``node`` expects in run ``RUN``."""
     of = of or plan()
-    made = RunExpectation(run_id=RUN, epoch=1, plan=of, digest=of.digest, node=node)
+    made = RunExpectation(run_id=RUN, placement_number=1, plan=of, digest=of.digest, node=node)
     return dataclasses.replace(made, **changes)
 
 
 def hello(of: Plan | None = None, source: str = "a", **changes: Any) -> Hello:
     """How ``source`` introduces itself for run ``RUN``."""
     of = of or plan()
-    made = Hello(run_id=RUN, epoch=1, source=source, digest=of.digest, wire_dtype=of.course.wire_dtype)
+    made = Hello(run_id=RUN, placement_number=1, source=source, digest=of.digest, wire_dtype=of.course.wire_dtype)
     return dataclasses.replace(made, **changes)
 
 

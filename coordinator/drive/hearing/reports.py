@@ -41,14 +41,16 @@ class Reports:
         self._copies: dict[tuple[str, int], list[CopyDigest]] = {}  # of turns that are not done at the node
         self._blame = Blame()
 
-    def take(self, request: control_pb2.ReportRequest, books: RunBooks, epoch: int = 0) -> Iterator[rounds.Event]:
+    def take(
+        self, request: control_pb2.ReportRequest, books: RunBooks, placement_number: int = 0
+    ) -> Iterator[rounds.Event]:
         """Write a report into the books; a report whose number came before is ignored.
 
         Args:
             request: the report.
             books: of the run.
-            epoch: of the placement that holds. An error of a node that has no role in it ends nothing: the run has
-                gone on without that node, and its links broke because of that.
+            placement_number: of the placement that holds. An error of a node that has no role in it ends nothing: the
+                run has gone on without that node, and its links broke because of that.
 
         Yields:
             What happened, in order; each has to be handled before the next is asked for.
@@ -75,7 +77,7 @@ class Reports:
             yield rounds.CacheLost(request.node, printable(request.cache_problem))
         for turn in request.turns_done:
             yield self._turn_reported(request.node, turn)
-        if request.error and books.plan.has_role(request.node, epoch):
+        if request.error and books.plan.has_role(request.node, placement_number):
             message = naming_node(request.node, printable(request.message))
             if request.lost_peer or request.error == PeerLostError.__name__:
                 message = with_role(message, request.lost_peer or request.node, books.plan)

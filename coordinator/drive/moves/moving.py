@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -60,7 +59,7 @@ class MoveDriving:
         """Hand a node the plan, with files of a saved result to begin with."""
         node, plan = command
         self._calls[node].prepare(
-            json.dumps(plan.to_json()),
+            plan.to_wire(),
             self._job_toml,
             {name: self._addresses[name] for name in plan.nodes},
             timeout_s=self._wait_s,
@@ -88,10 +87,10 @@ class MoveDriving:
 
     def _fetch_ahead(self, command: rounds.FetchAhead) -> None:
         node, part = command
-        epoch, began_s = part.placement.epoch, time.monotonic()
+        placement_number, began_s = part.placement.placement_number, time.monotonic()
 
         def answer(num_bytes: int, problem: str = "") -> None:
-            self._put(rounds.FetchedAhead(node, epoch, num_bytes, time.monotonic() - began_s, problem))
+            self._put(rounds.FetchedAhead(node, placement_number, num_bytes, time.monotonic() - began_s, problem))
 
         self._calls[node].fetch_ahead(
             self._prepare_request(part),
@@ -102,32 +101,32 @@ class MoveDriving:
 
     def _prepare_request(self, part: Plan) -> control_pb2.PrepareRequest:
         return control_pb2.PrepareRequest(
-            plan_epoch=part.placement.epoch,
-            plan_json=json.dumps(part.to_json()),
+            placement_number=part.placement.placement_number,
+            plan_json=part.to_wire(),
             job_toml=self._job_toml,
             addresses=dict(self._addresses),
             checkpoint_run=self._checkpoints.shards_run,
         )
 
     def _rest(self, command: rounds.Rest) -> None:
-        node, epoch = command.node, self.part.placement.epoch
+        node, placement_number = command.node, self.part.placement.placement_number
         self._calls[node].rest(
-            epoch,
+            placement_number,
             timeout_s=self._wait_s,
-            on_result=lambda reply: self._put(NodeRested(rounds.Rested(node, epoch), reply.totals_json)),
-            on_failed=self._failed(node, epoch),
+            on_result=lambda reply: self._put(NodeRested(rounds.Rested(node, placement_number), reply.totals_json)),
+            on_failed=self._failed(node, placement_number),
         )
 
     def _move(self, command: rounds.Move) -> None:
-        node, part, start, from_epoch, sources, from_step, head_from = command
-        epoch = part.placement.epoch
+        node, part, start, from_placement_number, sources, from_step, head_from = command
+        placement_number = part.placement.placement_number
         request = control_pb2.MoveRequest(
             prepare=self._prepare_request(part),
             step=start.step,
             holder=start.holder,
             first_turn=start.first_turn,
             first_seq=start.first_seq,
-            from_epoch=from_epoch,
+            from_placement_number=from_placement_number,
             recovers=from_step is not None,
             repeats=start.repeats,
             head_from=head_from,
@@ -138,16 +137,16 @@ class MoveDriving:
             request,
             timeout_s=self._wait_s,
             on_result=lambda reply: self._put(
-                NodeMoved(rounds.Moved(node, epoch, reply.fetched_bytes), reply.hosted_bytes)
+                NodeMoved(rounds.Moved(node, placement_number, reply.fetched_bytes), reply.hosted_bytes)
             ),
-            on_failed=self._failed(node, epoch),
+            on_failed=self._failed(node, placement_number),
         )
 
-    def _halt(self, node: str, epoch: int) -> None:
+    def _halt(self, node: str, placement_number: int) -> None:
         self._calls[node].halt(
             timeout_s=self._wait_s,
-            on_result=lambda: self._put(rounds.Halted(node, epoch)),
-            on_failed=self._failed(node, epoch),
+            on_result=lambda: self._put(rounds.Halted(node, placement_number)),
+            on_failed=self._failed(node, placement_number),
         )
 
     def recovered(self, command: rounds.LogRecovery) -> str:
@@ -167,7 +166,8 @@ class MoveDriving:
         who += [f"node {', '.join(command.back)} is back"] if command.back else []
         return (
             f"{' and '.join(who)}; the run goes on from step {command.step}, in placement"
-            f" {self.part.placement.epoch}, after {format_seconds(command.seconds)}; {came} of copies were fetched"
+            f" {self.part.placement.placement_number}, after {format_seconds(command.seconds)}; {came} of copies "
+            "were fetched"
         ) + shorter
 
     def log(self, command: rounds.LogMove) -> str:
@@ -176,24 +176,24 @@ class MoveDriving:
         self._place()
         where = f"after step {command.step}"
         if command.problem:
-            return f"the run stays on placement {self.part.placement.epoch} {where}: {command.problem}"
+            return f"the run stays on placement {self.part.placement.placement_number} {where}: {command.problem}"
         came = format_bytes(sum(count for _, count in command.fetched_bytes))
         return (
-            f"the run moved to placement {command.epoch} {where} in {format_seconds(command.seconds)}; {came} of what "
-            "was trained went from node to node"
+            f"the run moved to placement {command.placement_number} {where} in {format_seconds(command.seconds)}; "
+            f"{came} of what was trained went from node to node"
         )
 
     def _place(self) -> None:
         for node in self.part.nodes:
-            self._calls[node].place(self.part.placement.epoch)
+            self._calls[node].place(self.part.placement.placement_number)
 
-    def _failed(self, node: str, epoch: int) -> Callable[[RingTuneError], None]:
+    def _failed(self, node: str, placement_number: int) -> Callable[[RingTuneError], None]:
         def failed(error: RingTuneError) -> None:
             name = type(error).__name__
             if self._recovers and isinstance(error, PeerLostError):  # it does not answer, which is more than a failure
                 self._put(rounds.NodeFailed(node, name, str(error)))
             else:
-                self._put(rounds.MoveFailed(node, epoch, name, str(error)))
+                self._put(rounds.MoveFailed(node, placement_number, name, str(error)))
 
         return failed
 

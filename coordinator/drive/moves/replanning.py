@@ -25,7 +25,7 @@ from ringtune.errors import RingTuneError, internal_error
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.placement import NEVER
 from ringtune.rounds import rounds
-from ringtune.schedule.changing_hands.epochs import why_it_stays
+from ringtune.schedule.changing_hands.placements import why_it_stays
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import Turn
 
@@ -40,14 +40,14 @@ class Considered(NamedTuple):
     """What was found for changed nodes.
 
     Attributes:
-        epoch: of the placement beside which it was looked for.
+        placement_number: of the placement beside which it was looked for.
         found: another placement, or None.
         profile: the times that it was judged with.
         problem: why looking failed; empty if it did not.
         comers: nodes for whose sake it was looked for, as they came in mid-run.
     """
 
-    epoch: int
+    placement_number: int
     found: Replanned | None
     profile: Profile
     problem: str = ""
@@ -106,7 +106,7 @@ class Replanning:
         self._may_move = is_wanted and not stays
         self.why_closed = _why_closed(stays, watches=self._watches, is_shared=is_shared)
         self._comers: tuple[str, ...] = ()
-        self._last_epoch = plan.placements[-1].epoch
+        self._last_placement_number = plan.placements[-1].placement_number
         self._is_thinking = False
         self._told: Mapping[str, float] = {}  # nodes, and links as "a to b"
         self._decided: tuple[int, ...] = ()
@@ -116,9 +116,9 @@ class Replanning:
         self._watch(part)
 
     def _watch(self, part: Plan, tried: int = 0) -> None:
-        """Watch from now on, unless the run is to move by itself: to an epoch later than the one that it tried last."""
-        self._epoch = part.placement.epoch
-        if self._may_move and max(self._epoch, tried) >= self._last_epoch:
+        """Watch from now on, unless the run is to move by itself, to a later placement than it tried last."""
+        self._placement_number = part.placement.placement_number
+        if self._may_move and max(self._placement_number, tried) >= self._last_placement_number:
             self.pace = PaceWatch(Plan(self._course, (part.placement,)), self.profile)
 
     def turn_done(self, part: Plan, turn: Turn, books: Books, *, prepare_s: float, living: Set[str]) -> None:
@@ -167,7 +167,7 @@ class Replanning:
         What was looked for beside another placement than that which holds is forgotten.
         """
         self._is_thinking, found = False, answer.found
-        if answer.epoch != self._epoch:
+        if answer.placement_number != self._placement_number:
             self._comers = tuple(dict.fromkeys((*self._comers, *answer.comers)))  # beside what holds now
             return None
         who = f"with node {', '.join(answer.comers)}: " if answer.comers else ""
@@ -207,17 +207,21 @@ class Replanning:
     def place_again(self, command: rounds.PlaceAgain, put: Callable[[rounds.Placed | rounds.NotPlaced], None]) -> None:
         """Look for a placement without lost nodes, on a thread of its own; ``put`` takes it."""
         self.profile = without(self.profile, command.lost)
-        profile, epoch = self.profile, command.epoch
+        profile, placement_number = self.profile, command.placement_number
 
         def think() -> None:
             try:
                 effort = Effort(seconds=self._job.runtime.plan_s)
-                put(rounds.Placed(epoch, placed_without(command.part, self._job, profile, command.lost, effort)))
+                put(
+                    rounds.Placed(
+                        placement_number, placed_without(command.part, self._job, profile, command.lost, effort)
+                    )
+                )
             except RingTuneError as error:
-                put(rounds.NotPlaced(epoch, type(error).__name__, str(error)))
+                put(rounds.NotPlaced(placement_number, type(error).__name__, str(error)))
             except Exception as error:
                 _LOG.exception("looking for a placement without lost nodes failed by a bug")
-                put(rounds.NotPlaced(epoch, RingTuneError.__name__, str(internal_error(error))))
+                put(rounds.NotPlaced(placement_number, RingTuneError.__name__, str(internal_error(error))))
 
         threading.Thread(target=think, name="recover", daemon=True).start()
 
@@ -228,13 +232,13 @@ class Replanning:
             if self._next is not None:
                 self.profile, self._told = self._complete(self._next), {}
         self._next = None
-        self._watch(command.part, command.epoch)
+        self._watch(command.part, command.placement_number)
         return self.pace
 
     def recovered(self, command: rounds.LogRecovery) -> PaceWatch | None:
         """Begin to watch anew on the placement without lost nodes, and return the watch."""
         self._next, self._told, self._course = None, {}, command.plan.course
-        self._watch(command.part, self._last_epoch)  # no later placement of the plan is left
+        self._watch(command.part, self._last_placement_number)  # no later placement of the plan is left
         return self.pace
 
     def _think(
@@ -257,7 +261,7 @@ class Replanning:
         except Exception:
             _LOG.exception("looking for another placement failed by a bug")
             problem = "looking for another placement failed by a bug"
-        self._put(Considered(part.placement.epoch, found, profile, problem, comers))
+        self._put(Considered(part.placement.placement_number, found, profile, problem, comers))
 
 
 def _why_closed(stays: str, *, watches: bool, is_shared: bool) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.recovery import SKIP
 from ringtune.rounds.checkpoint import Resume
-from ringtune.schedule.changing_hands.epochs import why_it_stays
+from ringtune.schedule.changing_hands.placements import why_it_stays
 from ringtune.schedule.whose_rows.leaving_out import why_it_waits
 
 

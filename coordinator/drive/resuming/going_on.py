@@ -27,7 +27,7 @@ from ringtune.jobs.job import Job
 from ringtune.jobs.parts.recovery import SKIP
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume
 from ringtune.rounds.whereabouts import SavedPart, SavedSource, Whereabouts
-from ringtune.schedule.changing_hands.epochs import why_it_stays
+from ringtune.schedule.changing_hands.placements import why_it_stays
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint
@@ -122,8 +122,8 @@ class Choosing:
         if wrong:
             return "; ".join(wrong)
         plan = self._resume.plan
-        planned = keep_plan(self._job, self._resume.rest(manifest.epoch), self._facts)
-        start = self._start(manifest, plan.course, manifest.holder, manifest.epoch)
+        planned = keep_plan(self._job, self._resume.rest(manifest.placement_number), self._facts)
+        start = self._start(manifest, plan.course, manifest.holder, manifest.placement_number)
         return GoingOn(manifest, dataclasses.replace(planned, plan=plan), start)
 
     def _from_disks(self, manifest: CheckpointManifest, why: str) -> GoingOn | str:
@@ -134,16 +134,16 @@ class Choosing:
         course = self._course(manifest)
         if isinstance(course, str):
             return course
-        placement = plan.at(manifest.epoch).placement
+        placement = plan.at(manifest.placement_number).placement
         where = Whereabouts(manifest, plan.course, placement, self._disks.parts, self._disks.problems)
         owners = [owner.node for owner in course.owners]
         problem, head = where.why_not(owners), where.head_at(owners)
         if problem or head is None:
             return "; ".join(filter(None, (why, problem)))
         after, part, planned = self._placed(manifest, course)
-        start = self._start(manifest, course, head[0], part.placement.epoch)
+        start = self._start(manifest, course, head[0], part.placement.placement_number)
         sources = {node: where.sources(part.placement, node) for node in part.nodes}
-        told = self._told(manifest, course, part.placement.epoch, why)
+        told = self._told(manifest, course, part.placement.placement_number, why)
         return GoingOn(manifest, dataclasses.replace(planned, plan=after), start, sources, head[1], told)
 
     def _course(self, manifest: CheckpointManifest) -> Course | str:
@@ -168,22 +168,22 @@ class Choosing:
         """
         plan = Plan(course, self._resume.plan.placements)
         missing = self._missing(manifest)
-        rest = Plan(course, self._resume.rest(manifest.epoch).placements)
+        rest = Plan(course, self._resume.rest(manifest.placement_number).placements)
         if not missing:
-            return plan, plan.at(manifest.epoch), keep_plan(self._job, rest, self._facts)
+            return plan, plan.at(manifest.placement_number), keep_plan(self._job, rest, self._facts)
         try:
             placement = placed_without(rest.parts[0], self._job, self._profile, missing, self._effort)
         except CapacityError as error:
             raise CapacityError(f"node {', '.join(missing)} is not there, and {error}") from error
-        turns, epoch = -(-manifest.step // course.local_iterations), plan.placements[-1].epoch + 1
-        after = plan.extended(placement, turns, epoch=epoch)
+        turns, placement_number = -(-manifest.step // course.local_iterations), plan.placements[-1].placement_number + 1
+        after = plan.extended(placement, turns, placement_number=placement_number)
         return after, after.parts[-1], keep_plan(self._job, after.parts[-1], self._facts)
 
     def _missing(self, manifest: CheckpointManifest) -> tuple[str, ...]:
-        nodes = self._resume.rest(manifest.epoch).nodes
+        nodes = self._resume.rest(manifest.placement_number).nodes
         return tuple(node for node in nodes if node not in self._facts)
 
-    def _start(self, manifest: CheckpointManifest, course: Course, holder: str, epoch: int) -> StartPoint:
+    def _start(self, manifest: CheckpointManifest, course: Course, holder: str, placement_number: int) -> StartPoint:
         before, unfreezing = self._resume.plan.course, manifest.unfreezing
         return StartPoint.of(
             course,
@@ -192,16 +192,17 @@ class Choosing:
             unfreezing=unfreezing if course == before else unfreezing.without(before, course),
             operations=manifest.operations,
             evaluations=manifest.evaluations,
-            epoch=epoch,
+            placement_number=placement_number,
         )
 
-    def _told(self, manifest: CheckpointManifest, course: Course, epoch: int, why: str) -> str:
+    def _told(self, manifest: CheckpointManifest, course: Course, placement_number: int, why: str) -> str:
         if not why:
             return ""
         out = [one.owner.node for one in course.left_out[len(self._resume.plan.course.left_out) :]]
         rows = f"; the rows of {', '.join(out)} are left out, so that the run ends with step {course.num_steps}"
-        return f"{why}; {manifest.name} is taken from copies on the other nodes, in placement {epoch}" + rows * bool(
-            out
+        return (
+            f"{why}; {manifest.name} is taken from copies on the other nodes, in placement {placement_number}"
+            + rows * bool(out)
         )
 
     def _check_model(self, found: GoingOn) -> None:

@@ -18,7 +18,7 @@ from ringtune.jobs.user_adapters import kinds_of
 from ringtune.models.adapters.trim_support import may_trim
 from ringtune.models.families import family_named
 from ringtune.models.family import NAMED_TASKS, TAGGING
-from ringtune.schedule.changing_hands.epochs import why_it_stays
+from ringtune.schedule.changing_hands.placements import why_it_stays
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner, users_text
 from ringtune.schedule.methods.hift import DISK

@@ -27,7 +27,7 @@ from ringtune.errors import DataError, ModelError, PlanError
 from ringtune.files.given_files import read_json
 from ringtune.jobs.job import Job
 from ringtune.rpc.versions import is_compatible
-from ringtune.schedule.changing_hands.epochs import first_step
+from ringtune.schedule.changing_hands.placements import first_step
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 
@@ -150,7 +150,7 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
     check_given_activations(job, plan, model)
     check_given_helpers(job, plan)
     check_given_cache(job, plan)
-    _check_epochs(plan)
+    _check_placements(plan)
     private = job.privacy.private_blocks
     if plan.placement.private_blocks != private:
         raise PlanError(
@@ -184,16 +184,18 @@ def _check_course(plan: Plan, wanted: Course) -> None:
             raise PlanError(f"the plan has {name} = {has}, the job says {says} ({_key(name)}); change it, or {_ANEW}")
 
 
-def _check_epochs(plan: Plan) -> None:
+def _check_placements(plan: Plan) -> None:
     """Refuse a part of a plan, and placements that the run would not live to see."""
     first, course = plan.placement, plan.course
-    if first.epoch:
-        raise PlanError(f"the plan begins with epoch {first.epoch}: it is a part of a plan; give the whole one")
+    if first.placement_number:
+        raise PlanError(
+            f"the plan begins with placement {first.placement_number}: it is a part of a plan; give the whole one"
+        )
     for placement in plan.placements:
         if (step := first_step(course, placement)) and step >= course.num_steps:
             raise PlanError(
-                f"placement {placement.epoch} of the plan holds from turn {placement.first_turn} on, which is step "
-                f"{step}, but the run has {course.num_steps}; leave it out, or {_ANEW}"
+                f"placement {placement.placement_number} of the plan holds from turn {placement.first_turn} on, which "
+                f"is step {step}, but the run has {course.num_steps}; leave it out, or {_ANEW}"
             )
 
 

@@ -28,7 +28,7 @@ from ringtune.costs.equal_copies import numeric_class
 from ringtune.costs.memory.moves import moving_memory
 from ringtune.costs.profile import Profile
 from ringtune.costs.times.moves import move_s
-from ringtune.schedule.changing_hands.epochs import why_it_stays
+from ringtune.schedule.changing_hands.placements import why_it_stays
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import NONE
@@ -205,7 +205,9 @@ def _moving(way: Sequence[_Candidate], starts: Sequence[_Stretch]) -> Plan:
     for one, stretch in zip(way, starts, strict=True):
         if placements and placements[-1].slices == one.plan.placement.slices:
             continue
-        placements.append(dataclasses.replace(one.plan.placement, epoch=len(placements), first_turn=stretch.first_turn))
+        placements.append(
+            dataclasses.replace(one.plan.placement, placement_number=len(placements), first_turn=stretch.first_turn)
+        )
     return Plan(way[0].plan.course, tuple(placements))
 
 

@@ -37,7 +37,7 @@ def placed_without(part: Plan, job: Job, profile: Profile, lost: Collection[str]
             continue
         found = plan_of(choice.best.draft, choice.costs, choice.best.ring).placement
         placed = dataclasses.replace(placement, slices=found.slices, credits=found.credits)
-        alone = Plan.of(part.course, dataclasses.replace(placed, epoch=0, first_turn=0))
+        alone = Plan.of(part.course, dataclasses.replace(placed, placement_number=0, first_turn=0))
         try:
             refuse_if_full(job, alone, living.by_name)
         except CapacityError as refused:

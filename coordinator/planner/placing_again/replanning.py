@@ -28,7 +28,7 @@ from ringtune.errors import CapacityError, PlanError, StorageError
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.placement import NEVER
 from ringtune.quantities import format_seconds
-from ringtune.schedule.changing_hands.epochs import sources
+from ringtune.schedule.changing_hands.placements import sources
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan

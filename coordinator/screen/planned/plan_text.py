@@ -21,7 +21,7 @@ from ringtune.costs.profile import NodeFacts
 from ringtune.errors import UsageError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import ops
-from ringtune.schedule.changing_hands.epochs import due, first_step
+from ringtune.schedule.changing_hands.placements import due, first_step
 from ringtune.schedule.owner_turns import BY_ROWS
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import SlicePolicy
@@ -139,7 +139,7 @@ def _moves(plan: Plan) -> list[str]:
     lines = []
     for one in plan.placements[1:]:
         hosts = ", ".join(f"{piece.node} {piece.text}" for piece in one.hosts)
-        lines.append(f"placement {one.epoch} after step {first_step(plan.course, one)}: {hosts}")
+        lines.append(f"placement {one.placement_number} after step {first_step(plan.course, one)}: {hosts}")
     return lines
 
 

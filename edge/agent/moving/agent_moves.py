@@ -39,7 +39,7 @@ from ringtune.errors import ConnectionFailedError, DeadlineError, InterruptedRun
 from ringtune.files.pieces import Pieces
 from ringtune.files.strict import read_object
 from ringtune.jobs.job import Job, parse_job
-from ringtune.schedule.changing_hands.epochs import Source
+from ringtune.schedule.changing_hands.placements import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, Turn
 
@@ -54,26 +54,26 @@ class NextPlacement(NamedTuple):
 
     Attributes:
         run_id: of the run.
-        epoch: of the placement.
+        placement_number: of the placement.
         plan_json: the part of the plan.
         job_toml: of the run.
         addresses: ``host:port`` of the nodes of both placements.
         shards_run: under which run shards of checkpoints are kept.
         start: where the run goes on.
-        from_epoch: of the placement in which the sources hosted the blocks.
+        from_placement_number: of the placement in which the sources hosted the blocks.
         sources: the trained blocks that the node takes over.
         from_step: the run recovers, and they are taken as they were kept after so many steps; None = it moves.
         head_from: the node from which the head comes as it was kept then; empty = from nobody.
     """
 
     run_id: str
-    epoch: int
+    placement_number: int
     plan_json: str
     job_toml: str
     addresses: Mapping[str, str]
     shards_run: str
     start: StartPoint
-    from_epoch: int
+    from_placement_number: int
     sources: Sequence[Source]
     from_step: int | None = None
     head_from: str = ""
@@ -87,13 +87,13 @@ class Host(Protocol):
     def current(self) -> ActiveRun | None:
         """Return the run that is prepared or under way; None if there is none."""
 
-    def of(self, run_id: str, epoch: int | None) -> tuple[ActiveRun, AgentRun]:
+    def of(self, run_id: str, placement_number: int | None) -> tuple[ActiveRun, AgentRun]:
         """Return a run and its loop."""
 
     def workshop(self) -> Workshop:
         """Return the part that needs torch."""
 
-    def adopt(self, run_id: str, epoch: int, plan: Plan, start: StartPoint | None) -> ActiveRun:
+    def adopt(self, run_id: str, placement_number: int, plan: Plan, start: StartPoint | None) -> ActiveRun:
         """Make this the agent's run."""
 
     def begin(
@@ -121,7 +121,7 @@ class AgentMoves:
         self._left = ("", "")
         self._place = ("", "")
 
-    def rest(self, run_id: str, epoch: int, *, timeout_s: float) -> str:
+    def rest(self, run_id: str, placement_number: int, *, timeout_s: float) -> str:
         """Keep what the slice has trained, and offer it; a lost link does not end the run from here on.
 
         Returns:
@@ -130,14 +130,14 @@ class AgentMoves:
         Raises:
             FrameError: this run or placement is not the one that is prepared here.
         """
-        active, run = self._agent.of(run_id, epoch)
+        active, run = self._agent.of(run_id, placement_number)
         active.is_resting = True
-        metadata = {"run": run_id, "epoch": str(epoch)}
+        metadata = _snapshot_metadata(run_id, placement_number)
 
         def keep() -> Any:
             return self._agent.workshop().snapshot(active, metadata)
 
-        self.shelf.put(run_id, epoch, run.call(keep, timeout_s=timeout_s, what="its snapshot"))
+        self.shelf.put(run_id, placement_number, run.call(keep, timeout_s=timeout_s, what="its snapshot"))
         if active.reporter is not None:
             active.reporter.flush(min(_FLUSH_S, timeout_s))
         return json.dumps(active.figures())
@@ -245,7 +245,7 @@ class AgentMoves:
         own = [source for source in to.sources if source.node == self._node]
         files = fetch(
             to.run_id,
-            to.from_epoch,
+            to.from_placement_number,
             others,
             to.addresses,
             deadline_s,
@@ -264,7 +264,7 @@ class AgentMoves:
         with self._lock:
             self._end_before(number, to.run_id)
             self._left = ("", "")
-            active = self._agent.adopt(to.run_id, to.epoch, plan, to.start)
+            active = self._agent.adopt(to.run_id, to.placement_number, plan, to.start)
         active.is_resting = True
         self._agent.begin(active, to.job_toml, to.addresses, deadline_s, taken=taken)
         _LOG.info("run %s moved, blocks %s; %d bytes came", to.run_id, plan.slice_of(self._node).text, fetched_bytes)
@@ -274,10 +274,10 @@ class AgentMoves:
         """What the node goes on with after a move: what it has now, and what others gave it."""
         head = None
         if own or to.start.holder == self._node:
-            snapshot = self.shelf.get(to.run_id, to.from_epoch)
+            snapshot = self.shelf.get(to.run_id, to.from_placement_number)
             files += tuple(snapshot.part(source.start, source.stop) for source in own)
             head = snapshot.head if to.start.holder == self._node else None
-        return TakenOver(files, {"run": to.run_id, "epoch": str(to.from_epoch)}, head, to.shards_run)
+        return TakenOver(files, _snapshot_metadata(to.run_id, to.from_placement_number), head, to.shards_run)
 
     def _kept(
         self, to: NextPlacement, step: int, files: tuple[Pieces, ...], others: Sequence[Source], own: Sequence[Source]
@@ -292,7 +292,7 @@ class AgentMoves:
     def _begin_again(self, to: NextPlacement, step: int) -> None:
         """Keep what comes of this run, and forget what was done after a step."""
         self.kept.begin(to.run_id)
-        self.kept.go_back(step, to.epoch)
+        self.kept.go_back(step, to.placement_number)
 
     def _fetch_head(self, to: NextPlacement, step: int, deadline_s: float) -> int:
         """Keep the head that another node has kept; return its bytes."""
@@ -346,3 +346,7 @@ class AgentMoves:
 
 def _lease_s(job_toml: str, run_id: str) -> float:
     return parse_job(job_toml, source=f"the job of run {run_id}").runtime.lease_s
+
+
+def _snapshot_metadata(run_id: str, placement_number: int) -> dict[str, str]:
+    return {"run": run_id, "epoch": str(placement_number)}  # nodes compare it: the key stays

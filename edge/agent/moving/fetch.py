@@ -17,7 +17,7 @@ from ringtune.rounds.whereabouts import SavedSource
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.repeating.asking import repeated
 from ringtune.rpc.statuses import error_of_call
-from ringtune.schedule.changing_hands.epochs import Source
+from ringtune.schedule.changing_hands.placements import Source
 from ringtune.trust.parties import node_party
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -26,7 +26,7 @@ _LEAST_S = 60.0
 
 def fetch(
     run_id: str,
-    epoch: int,
+    placement_number: int,
     sources: Sequence[Source | SavedSource],
     addresses: Mapping[str, str],
     deadline_s: float,
@@ -40,7 +40,7 @@ def fetch(
 
     Args:
         run_id: of the run; that under which shards are kept, where an attempt is given.
-        epoch: in which the sources hosted the blocks.
+        placement_number: in which the sources hosted the blocks.
         sources: other nodes, with the blocks.
         addresses: ``host:port`` by node.
         deadline_s: until when, on the monotonic clock.
@@ -56,15 +56,19 @@ def fetch(
         DeadlineError: not in time.
     """
     return tuple(
-        _fetched(_request(run_id, epoch, source, step, attempt), source, addresses, deadline_s, check, lease_s)
+        _fetched(
+            _request(run_id, placement_number, source, step, attempt), source, addresses, deadline_s, check, lease_s
+        )
         for source in sources
     )
 
 
 def _request(
-    run_id: str, epoch: int, source: Source | SavedSource, step: int | None, attempt: str
+    run_id: str, placement_number: int, source: Source | SavedSource, step: int | None, attempt: str
 ) -> control_pb2.SnapshotRequest:
-    request = control_pb2.SnapshotRequest(run_id=run_id, plan_epoch=epoch, start=source.start, stop=source.stop)
+    request = control_pb2.SnapshotRequest(
+        run_id=run_id, placement_number=placement_number, start=source.start, stop=source.stop
+    )
     if attempt:
         request.is_saved, request.attempt = True, attempt
         request.sha256 = source.sha256 if isinstance(source, SavedSource) else ""
@@ -165,7 +169,7 @@ def push(
     timeout_s: float,
     *,
     is_head: bool = False,
-    epoch: int = 0,
+    placement_number: int = 0,
 ) -> None:
     """Give another node a copy of what this one has trained.
 
@@ -178,7 +182,7 @@ def push(
         address: of the holder.
         timeout_s: until it has the copy; never less than a minute.
         is_head: whether it is the head, and no blocks.
-        epoch: of the placement in which this node trained it.
+        placement_number: of the placement in which this node trained it.
 
     Raises:
         ConnectionFailedError: the other node can't be reached.
@@ -193,7 +197,7 @@ def push(
                 yield control_pb2.KeepChunk(file=chunk)
             else:
                 yield control_pb2.KeepChunk(
-                    run_id=run_id, step=step, node=node, is_head=is_head, file=chunk, epoch=epoch
+                    run_id=run_id, step=step, node=node, is_head=is_head, file=chunk, placement_number=placement_number
                 )
 
     with open_channel(address, peer=node_party(holder)) as channel:

@@ -146,7 +146,7 @@ class TurnKeeper:
                     self._addresses.get(copy.holder, ""),
                     self._patience_s,
                     is_head=copy.is_head,
-                    epoch=self._plan.placement.epoch,
+                    placement_number=self._plan.placement.placement_number,
                 )
             except ConnectionFailedError as error:
                 if self._closed.is_set() or time.monotonic() > deadline_s:

@@ -46,7 +46,7 @@ class KeptTurns:
         self._node = node
         self._lock = threading.Lock()
         self._run_id = ""
-        self._since_epoch = 0
+        self._since_placement_number = 0
         self._files: dict[int, dict[str, bytes]] = {}  # step -> whose, or which part of whose -> file
         self._heads: dict[int, bytes] = {}
         self._saves: dict[int, Save] = {}
@@ -55,7 +55,7 @@ class KeptTurns:
         """Keep files of this run from now on, and of no other."""
         with self._lock:
             if run_id != self._run_id:
-                self._run_id, self._since_epoch = run_id, 0
+                self._run_id, self._since_placement_number = run_id, 0
                 self._files, self._heads, self._saves = {}, {}, {}
 
     def keep(
@@ -66,7 +66,7 @@ class KeptTurns:
         file: bytes,
         head: bytes | None = None,
         *,
-        epoch: int | None = None,
+        placement_number: int | None = None,
     ) -> None:
         """Keep what a node had trained after ``step`` steps, and the head; let the oldest turn go.
 
@@ -76,13 +76,14 @@ class KeptTurns:
             whose: it was, or which part of whose.
             file: the trained tensors.
             head: as it was then; None = the node does not have it.
-            epoch: of the placement in which another node trained it; None = it is this node's own, or was asked for.
+            placement_number: of the placement in which another node trained it; None = it is this node's own, or was
+                asked for.
 
         Raises:
             FrameError: it is of a run that is not under way here, or from before a recovery.
         """
         with self._lock:
-            self._check(run_id, epoch)
+            self._check(run_id, placement_number)
             self._files.setdefault(step, {})[whose] = file
             if head is not None:
                 self._heads[step] = head
@@ -94,14 +95,14 @@ class KeptTurns:
         if save is not None:
             save(KeptFile(step, file, is_head=False))
 
-    def keep_head(self, run_id: str, step: int, head: bytes, *, epoch: int | None = None) -> None:
+    def keep_head(self, run_id: str, step: int, head: bytes, *, placement_number: int | None = None) -> None:
         """Keep the head as another owner had it after ``step`` steps, until that turn is let go; arguments as ``keep``.
 
         Raises:
             FrameError: it is of a run that is not under way here, or from before a recovery.
         """
         with self._lock:
-            self._check(run_id, epoch)
+            self._check(run_id, placement_number)
             self._heads[step] = head
             for old in sorted(self._heads)[: -TURNS_KEPT - 1]:
                 del self._heads[old]
@@ -143,18 +144,18 @@ class KeptTurns:
         if not run_id or run_id != self._run_id:
             raise FrameError(f"node {self._node} keeps nothing of run {run_id or '(none)'}; prepare it first")
 
-    def _check(self, run_id: str, epoch: int | None) -> None:
+    def _check(self, run_id: str, placement_number: int | None) -> None:
         self.check_run(run_id)
-        if epoch is not None and epoch < self._since_epoch:
+        if placement_number is not None and placement_number < self._since_placement_number:
             raise FrameError(
-                f"node {self._node} takes nothing of epoch {epoch} of run {run_id}: it went back before epoch "
-                f"{self._since_epoch}, without the node that sends it"
+                f"node {self._node} takes nothing of placement {placement_number} of run {run_id}: it went back before "
+                f"placement {self._since_placement_number}, without the node that sends it"
             )
 
-    def go_back(self, step: int, epoch: int) -> None:
-        """Forget the turns after ``step``: they are done anew, from ``epoch`` on; what others did before is refused."""
+    def go_back(self, step: int, placement_number: int) -> None:
+        """Forget the turns after ``step``: they are done anew in this placement; what others did before is refused."""
         with self._lock:
-            self._since_epoch = epoch
+            self._since_placement_number = placement_number
             self._files = {at: files for at, files in self._files.items() if at <= step}
             self._heads = {at: head for at, head in self._heads.items() if at <= step}
 

@@ -54,7 +54,7 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
             return self._kept.head(request.run_id, request.step)
         if request.is_kept:
             return self._kept.part(request.run_id, request.step, request.start, request.stop)
-        return self._shelf.get(request.run_id, request.plan_epoch).part(request.start, request.stop)
+        return self._shelf.get(request.run_id, request.placement_number).part(request.start, request.stop)
 
     def Keep(
         self, request_iterator: Iterator[control_pb2.KeepChunk], context: grpc.ServicerContext
@@ -84,8 +84,12 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
                 raise IntegrityError(f"{peer} sent what is no copy of trained blocks; use one version on all machines")
             if joiner.add(chunk.file):
                 if first.is_head:
-                    self._kept.keep_head(first.run_id, first.step, file.getvalue(), epoch=first.epoch)
+                    self._kept.keep_head(
+                        first.run_id, first.step, file.getvalue(), placement_number=first.placement_number
+                    )
                 else:
-                    self._kept.keep(first.run_id, first.step, first.node, file.getvalue(), epoch=first.epoch)
+                    self._kept.keep(
+                        first.run_id, first.step, first.node, file.getvalue(), placement_number=first.placement_number
+                    )
                 return
         raise IntegrityError(f"{FILE} from {peer} is not complete; try again")

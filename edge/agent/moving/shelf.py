@@ -25,10 +25,10 @@ class SnapshotShelf:
         self._of: tuple[str, int] = ("", -1)
         self._snapshot: SnapshotLike | None = None
 
-    def put(self, run_id: str, epoch: int, snapshot: SnapshotLike | None) -> None:
+    def put(self, run_id: str, placement_number: int, snapshot: SnapshotLike | None) -> None:
         """Keep a snapshot in place of the one before; None = keep none."""
         with self._lock:
-            self._of, self._snapshot = (run_id, epoch), snapshot
+            self._of, self._snapshot = (run_id, placement_number), snapshot
 
     def drop(self, run_id: str = "") -> None:
         """Let the snapshot of a run go; empty = of any run."""
@@ -42,15 +42,15 @@ class SnapshotShelf:
             if run_id != self._of[0]:
                 self._of, self._snapshot = ("", -1), None
 
-    def get(self, run_id: str, epoch: int) -> SnapshotLike:
-        """Return the snapshot of a run in an epoch.
+    def get(self, run_id: str, placement_number: int) -> SnapshotLike:
+        """Return the snapshot of a run in a placement.
 
         Raises:
             FrameError: there is none.
         """
         with self._lock:
-            if self._snapshot is None or self._of != (run_id, epoch):
-                raise FrameError(f"node {self._node} keeps no snapshot of run {run_id} in placement epoch {epoch}")
+            if self._snapshot is None or self._of != (run_id, placement_number):
+                raise FrameError(f"node {self._node} keeps no snapshot of run {run_id} in placement {placement_number}")
             return self._snapshot
 
 

@@ -163,6 +163,11 @@ def check_keys(value: Iterable[object], known: Collection[str], *, where: str, e
             raise error(f"unknown key {join(where, str(key))!r}; {nearest(str(key), known)}")
 
 
+def with_renamed_key(value: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    """Copy a table, with the value of key ``old`` under ``new``; if it has ``new`` already, nothing is renamed."""
+    return {new if key == old and new not in value else key: item for key, item in value.items()}
+
+
 def nearest(word: str, known: Collection[str]) -> str:
     """Advice for a misspelt word: the nearest known one, or all of them."""
     close = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
 from ringtune.files.digests import json_digest
-from ringtune.files.strict import parse_json, read_dataclass
+from ringtune.files.strict import parse_json, read_dataclass, with_renamed_key
 from ringtune.ids import check_node_name, check_run_id
 from ringtune.jobs.job import Job
 from ringtune.rounds.length import Length, digests
@@ -66,7 +66,7 @@ class CheckpointManifest:
             every node kept in memory, and that may be on their disks since the coordinator ended.
         unfreezing: what is known of the losses, so that the run goes on with the very decisions it would have made.
         operations: the table in force, if the run chooses its tables.
-        epoch: of the placement that held.
+        placement_number: of the placement that held.
         attempt: the run that had trained so far: ``run_id``, or one that goes on with it; empty = it is not known.
         evaluations: what is known of the evaluations before it, so that the run ends early at the very same step.
     """
@@ -81,7 +81,7 @@ class CheckpointManifest:
     schema: int = SCHEMA
     unfreezing: Unfreezing = NOTHING_KNOWN
     operations: Operations | None = None
-    epoch: int = 0
+    placement_number: int = 0
     attempt: str = ""
     evaluations: Evaluations = NONE_DONE
 
@@ -99,9 +99,10 @@ class CheckpointManifest:
     def digest(self) -> str:
         """SHA-256 of the canonical JSON form, without ``unfreezing`` where nothing is known of the losses.
 
-        The first epoch is left out as well, an unknown attempt, and evaluations of which none was done.
+        The number of the first placement is left out as well, an unknown attempt, and evaluations of which none was
+        done.
         """
-        value = self._fields()
+        value = with_renamed_key(self._fields(), "placement_number", "epoch")  # so that earlier digests hold
         if self.unfreezing == NOTHING_KNOWN:
             del value["unfreezing"]
         return json_digest(value)
@@ -109,8 +110,8 @@ class CheckpointManifest:
     def _fields(self) -> dict[str, Any]:
         value = dataclasses.asdict(dataclasses.replace(self, operations=None))
         del value["operations"]
-        if not self.epoch:
-            del value["epoch"]
+        if not self.placement_number:
+            del value["placement_number"]
         if not self.attempt:
             del value["attempt"]
         if self.evaluations == NONE_DONE:
@@ -145,6 +146,7 @@ class CheckpointManifest:
             IntegrityError: the manifest is damaged.
         """
         fields = {key: item for key, item in value.items() if key != "digest"}
+        fields = with_renamed_key(fields, "epoch", "placement_number")
         try:
             given = {
                 "operations": Operations.from_json(table) if (table := fields.get("operations")) is not None else None
@@ -229,7 +231,7 @@ class Resume:
                     "to be of one run"
                 )
             nodes = tuple(shard.node for shard in manifest.shards)
-            if manifest.shards and nodes != self.plan.at(manifest.epoch).nodes:
+            if manifest.shards and nodes != self.plan.at(manifest.placement_number).nodes:
                 raise PlanError(f"{name} does not have a shard of every node of the plan")
             StartPoint.of(self.plan.course, step=manifest.step, holder=manifest.holder)
             manifest.unfreezing.check(self.plan.course, manifest.step)
@@ -247,9 +249,11 @@ class Resume:
         """The step of the newest checkpoint; -1 = there is none."""
         return max((one.step for one in self.manifests if one.shards), default=-1)
 
-    def rest(self, epoch: int) -> Plan:
-        """The part of the plan from an epoch on: nodes of placements before it need not be there any more."""
-        return Plan(self.plan.course, tuple(one for one in self.plan.placements if one.epoch >= epoch))
+    def rest(self, placement_number: int) -> Plan:
+        """The part of the plan from a placement on: nodes of placements before it need not be there any more."""
+        return Plan(
+            self.plan.course, tuple(one for one in self.plan.placements if one.placement_number >= placement_number)
+        )
 
     def manifests_of(self, node: str) -> tuple[CheckpointManifest, ...]:
         """The manifests that name a shard of a node: all of them, unless the run moves."""

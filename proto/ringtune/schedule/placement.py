@@ -13,7 +13,7 @@ from typing import Any
 
 from ringtune.errors import PlanError
 from ringtune.files.digests import json_digest
-from ringtune.files.strict import read_dataclass
+from ringtune.files.strict import read_dataclass, with_renamed_key
 from ringtune.schedule.helping.helpers import Helper, check_helpers, helpers_from_json, helpers_to_json
 from ringtune.schedule.passage import PrefixCache
 from ringtune.schedule.saving import check_ranges, in_ranges, ranges_from_json, ranges_to_json
@@ -64,7 +64,7 @@ class Placement:
             *replicas*: together they are one stage, and each micro-batch passes one of them.
         private_blocks: blocks ``[0, private_blocks)`` are run by each owner for its own rows; they never train.
         credits: hidden states in flight per (link, boundary).
-        epoch: counts the placements of a run from 0.
+        placement_number: counts the placements of a run from 0.
         first_turn: the train turn from which on it holds, counted from 0: with turns of 5 steps 3 is step 15.
         recompute: ranges of blocks of which a forward keeps the input only; the backward runs them again.
         state_on_disk: whether the optimizer state of units that rest is in files; only some methods let units rest.
@@ -77,7 +77,7 @@ class Placement:
     slices: tuple[Slice, ...]
     private_blocks: int = 0
     credits: int = CREDITS
-    epoch: int = 0
+    placement_number: int = 0
     first_turn: int = 0
     recompute: tuple[Range, ...] = ()
     state_on_disk: bool = False
@@ -185,26 +185,32 @@ class Placement:
 
     @staticmethod
     def from_json(value: object, *, where: str = "placement") -> Placement:
-        """Read what ``to_json`` wrote.
+        """Read what ``to_json`` or ``to_wire`` wrote.
 
         Raises:
             PlanError: a field is missing or unknown, or a rule is broken.
         """
         given: dict[str, object] = {}
+        if isinstance(value, Mapping):
+            value = with_renamed_key(value, "epoch", "placement_number")
         if isinstance(value, Mapping) and "recompute" in value:
             given["recompute"] = ranges_from_json(value["recompute"], where=f"{where}.recompute")
         if isinstance(value, Mapping) and "helpers" in value:
             given["helpers"] = helpers_from_json(value["helpers"], where=f"{where}.helpers")
         return read_dataclass(Placement, value, where=where, error=PlanError, given=given)
 
+    def to_wire(self) -> dict[str, Any]:
+        """Write the table with the keys that nodes and digests know: ``placement_number`` is ``epoch`` in it."""
+        return with_renamed_key(self.to_json(), "placement_number", "epoch")
+
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON form."""
-        return json_digest(self.to_json())
+        """SHA-256 of the form for nodes, so that digests of earlier versions hold."""
+        return json_digest(self.to_wire())
 
 
 def _check(placement: Placement) -> None:
-    for name, least in (("private_blocks", 0), ("credits", 1), ("epoch", 0), ("first_turn", 0)):
+    for name, least in (("private_blocks", 0), ("credits", 1), ("placement_number", 0), ("first_turn", 0)):
         if getattr(placement, name) < least:
             raise PlanError(f"{name} is {getattr(placement, name)}, it has to be at least {least}")
     names = [piece.node for piece in placement.slices]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,7 +16,7 @@ from typing import Any, Final
 from ringtune.errors import PlanError
 from ringtune.files.digests import json_digest
 from ringtune.files.strict import check_keys
-from ringtune.schedule.changing_hands.epochs import check_epochs
+from ringtune.schedule.changing_hands.placements import check_placements
 from ringtune.schedule.course import TABLES_AT_ONCE, Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.helping.helpers import Helper
@@ -37,8 +38,8 @@ class Plan:
 
     Attributes:
         course: what the result depends on.
-        placements: who carries it out, in the order of their epochs. A plan that begins with a later epoch than 0 is a
-            part of one: what nodes are told while that placement holds (``at``).
+        placements: who carries it out, in the order of their numbers. A plan that begins with a later number than 0 is
+            a part of one: what nodes are told while that placement holds (``at``).
     """
 
     course: Course
@@ -81,32 +82,40 @@ class Plan:
         """Whether the run goes from one placement to another."""
         return len(self.placements) > 1
 
-    def at(self, epoch: int) -> Plan:
-        """The part of the plan that is carried out in an epoch: the course on that placement alone.
+    def at(self, placement_number: int) -> Plan:
+        """The part of the plan that is carried out in one placement: the course on that placement alone.
 
         A plan of one placement is its own part.
 
         Raises:
-            PlanError: the plan has no such epoch.
+            PlanError: the plan has no placement with this number.
         """
-        return self if not self.moves and epoch == self.placement.epoch else _part(self, epoch)
+        return (
+            self
+            if not self.moves and placement_number == self.placement.placement_number
+            else _part(self, placement_number)
+        )
 
     @property
     def parts(self) -> tuple[Plan, ...]:
-        """The part of every epoch, in their order."""
-        return tuple(self.at(one.epoch) for one in self.placements)
+        """The part of every placement, in their order."""
+        return tuple(self.at(one.placement_number) for one in self.placements)
 
-    def extended(self, placement: Placement, first_turn: int, *, epoch: int = 0) -> Plan:
+    def extended(self, placement: Placement, first_turn: int, *, placement_number: int = 0) -> Plan:
         """The plan that goes over to one more placement at a train turn; later placements of its own are left out.
 
-        Its epoch is the next one, or a later one that is given: after a recovery frames of every epoch before are old.
+        Its number is the next one, or a later one that is given: after a recovery frames of every placement before are
+        old.
 
         Raises:
             PlanError: the run can't move to it.
         """
         kept = tuple(one for one in self.placements if one.first_turn < first_turn)
-        epoch = epoch or (kept[-1].epoch + 1 if kept else 0)
-        return Plan(self.course, (*kept, dataclasses.replace(placement, epoch=epoch, first_turn=first_turn)))
+        placement_number = placement_number or (kept[-1].placement_number + 1 if kept else 0)
+        return Plan(
+            self.course,
+            (*kept, dataclasses.replace(placement, placement_number=placement_number, first_turn=first_turn)),
+        )
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -119,12 +128,15 @@ class Plan:
         helpers = [helper.node for helper in self.placement.helpers]
         return tuple(dict.fromkeys((*hosts, *owners, *helpers)))
 
-    def has_role(self, node: str, since_epoch: int) -> bool:
-        """Whether a node takes part in the placement of this epoch, or in a later one.
+    def has_role(self, node: str, since_placement_number: int) -> bool:
+        """Whether a node takes part in the placement with this number, or in a later one.
 
-        A node that was lost, and is a member again, has none: what its part of the run says yet is of an epoch before.
+        A node that was lost, and is a member again, has none: what its part of the run says yet is of a placement
+        before.
         """
-        return any(node in part.nodes for part in self.parts if part.placement.epoch >= since_epoch)
+        return any(
+            node in part.nodes for part in self.parts if part.placement.placement_number >= since_placement_number
+        )
 
     def slice_of(self, node: str) -> Slice:
         """The slice of ``node`` in the first placement; an empty one if it hosts nothing."""
@@ -174,6 +186,11 @@ class Plan:
             "digest": self.digest,
         }
 
+    def to_wire(self) -> str:
+        """Write the plan as JSON text for a node; see ``Placement.to_wire``."""
+        placements = [{**one.to_wire(), "digest": one.digest} for one in self.placements]
+        return json.dumps({**self.to_json(), "placements": placements})
+
     @property
     def digest(self) -> str:
         """SHA-256 over the digests of course and placements."""
@@ -181,7 +198,7 @@ class Plan:
 
     @staticmethod
     def from_json(value: object) -> Plan:
-        """Read what ``to_json`` wrote.
+        """Read what ``to_json`` or ``to_wire`` wrote.
 
         Raises:
             PlanError: another schema, a field is missing or unknown, a rule is broken, or a digest differs.
@@ -220,11 +237,13 @@ def _without_digest(value: object) -> object:
 
 
 @functools.lru_cache(maxsize=256)
-def _part(plan: Plan, epoch: int) -> Plan:
+def _part(plan: Plan, placement_number: int) -> Plan:
     for one in plan.placements:
-        if one.epoch == epoch:
+        if one.placement_number == placement_number:
             return Plan(plan.course, (one,))
-    raise PlanError(f"the plan has no placement of epoch {epoch}, it has {[one.epoch for one in plan.placements]}")
+    raise PlanError(
+        f"the plan has no placement {placement_number}, it has {[one.placement_number for one in plan.placements]}"
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -241,7 +260,7 @@ def _with_table(plan: Plan, steps: tuple[int, ...], operations: Operations) -> P
 
 def _check(plan: Plan) -> None:
     course = plan.course
-    check_epochs(course, plan.placements)
+    check_placements(course, plan.placements)
     for placement in plan.placements:
         _check_helpers(course, placement)
         check_replicas(course, placement)

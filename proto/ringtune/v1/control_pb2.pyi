@@ -545,7 +545,7 @@ class SavedPart(_message.Message):
     def __init__(self, step: _Optional[int] = ..., attempt: _Optional[str] = ..., blocks: _Optional[_Iterable[int]] = ..., has_head: _Optional[bool] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("run_id", "plan_epoch", "plan_json", "job_toml", "addresses", "checkpoint_run", "start_holder", "shard", "checkpoint_plan", "saved")
+    __slots__ = ("run_id", "placement_number", "plan_json", "job_toml", "addresses", "checkpoint_run", "start_holder", "shard", "checkpoint_plan", "saved")
     class AddressesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -554,7 +554,7 @@ class PrepareRequest(_message.Message):
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
@@ -564,7 +564,7 @@ class PrepareRequest(_message.Message):
     CHECKPOINT_PLAN_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    plan_epoch: int
+    placement_number: int
     plan_json: str
     job_toml: str
     addresses: _containers.ScalarMap[str, str]
@@ -573,7 +573,7 @@ class PrepareRequest(_message.Message):
     shard: ShardRef
     checkpoint_plan: str
     saved: SavedStart
-    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., plan_json: _Optional[str] = ..., job_toml: _Optional[str] = ..., addresses: _Optional[_Mapping[str, str]] = ..., checkpoint_run: _Optional[str] = ..., start_holder: _Optional[str] = ..., shard: _Optional[_Union[ShardRef, _Mapping]] = ..., checkpoint_plan: _Optional[str] = ..., saved: _Optional[_Union[SavedStart, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., plan_json: _Optional[str] = ..., job_toml: _Optional[str] = ..., addresses: _Optional[_Mapping[str, str]] = ..., checkpoint_run: _Optional[str] = ..., start_holder: _Optional[str] = ..., shard: _Optional[_Union[ShardRef, _Mapping]] = ..., checkpoint_plan: _Optional[str] = ..., saved: _Optional[_Union[SavedStart, _Mapping]] = ...) -> None: ...
 
 class SavedStart(_message.Message):
     __slots__ = ("step", "attempt", "sources", "head_sha256")
@@ -600,14 +600,14 @@ class FetchAheadReply(_message.Message):
     def __init__(self, fetched_bytes: _Optional[int] = ...) -> None: ...
 
 class RestRequest(_message.Message):
-    __slots__ = ("run_id", "plan_epoch", "halts")
+    __slots__ = ("run_id", "placement_number", "halts")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     HALTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    plan_epoch: int
+    placement_number: int
     halts: bool
-    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., halts: _Optional[bool] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., halts: _Optional[bool] = ...) -> None: ...
 
 class RestReply(_message.Message):
     __slots__ = ("totals_json",)
@@ -616,13 +616,13 @@ class RestReply(_message.Message):
     def __init__(self, totals_json: _Optional[str] = ...) -> None: ...
 
 class MoveRequest(_message.Message):
-    __slots__ = ("prepare", "step", "holder", "first_turn", "first_seq", "from_epoch", "sources", "recovers", "repeats", "head_from")
+    __slots__ = ("prepare", "step", "holder", "first_turn", "first_seq", "from_placement_number", "sources", "recovers", "repeats", "head_from")
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     FIRST_TURN_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQ_FIELD_NUMBER: _ClassVar[int]
-    FROM_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FROM_PLACEMENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     RECOVERS_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
@@ -632,12 +632,12 @@ class MoveRequest(_message.Message):
     holder: str
     first_turn: int
     first_seq: int
-    from_epoch: int
+    from_placement_number: int
     sources: _containers.RepeatedCompositeFieldContainer[SnapshotSource]
     recovers: bool
     repeats: _containers.RepeatedScalarFieldContainer[str]
     head_from: str
-    def __init__(self, prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., step: _Optional[int] = ..., holder: _Optional[str] = ..., first_turn: _Optional[int] = ..., first_seq: _Optional[int] = ..., from_epoch: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., recovers: _Optional[bool] = ..., repeats: _Optional[_Iterable[str]] = ..., head_from: _Optional[str] = ...) -> None: ...
+    def __init__(self, prepare: _Optional[_Union[PrepareRequest, _Mapping]] = ..., step: _Optional[int] = ..., holder: _Optional[str] = ..., first_turn: _Optional[int] = ..., first_seq: _Optional[int] = ..., from_placement_number: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SnapshotSource, _Mapping]]] = ..., recovers: _Optional[bool] = ..., repeats: _Optional[_Iterable[str]] = ..., head_from: _Optional[str] = ...) -> None: ...
 
 class SnapshotSource(_message.Message):
     __slots__ = ("node", "start", "stop", "sha256")
@@ -660,9 +660,9 @@ class MoveReply(_message.Message):
     def __init__(self, hosted_bytes: _Optional[int] = ..., fetched_bytes: _Optional[int] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("run_id", "plan_epoch", "start", "stop", "is_kept", "step", "is_saved", "attempt", "sha256", "is_head")
+    __slots__ = ("run_id", "placement_number", "start", "stop", "is_kept", "step", "is_saved", "attempt", "sha256", "is_head")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     IS_KEPT_FIELD_NUMBER: _ClassVar[int]
@@ -672,7 +672,7 @@ class SnapshotRequest(_message.Message):
     SHA256_FIELD_NUMBER: _ClassVar[int]
     IS_HEAD_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    plan_epoch: int
+    placement_number: int
     start: int
     stop: int
     is_kept: bool
@@ -681,23 +681,23 @@ class SnapshotRequest(_message.Message):
     attempt: str
     sha256: str
     is_head: bool
-    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., is_kept: _Optional[bool] = ..., step: _Optional[int] = ..., is_saved: _Optional[bool] = ..., attempt: _Optional[str] = ..., sha256: _Optional[str] = ..., is_head: _Optional[bool] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., is_kept: _Optional[bool] = ..., step: _Optional[int] = ..., is_saved: _Optional[bool] = ..., attempt: _Optional[str] = ..., sha256: _Optional[str] = ..., is_head: _Optional[bool] = ...) -> None: ...
 
 class KeepChunk(_message.Message):
-    __slots__ = ("run_id", "step", "node", "file", "is_head", "epoch")
+    __slots__ = ("run_id", "step", "node", "file", "is_head", "placement_number")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     IS_HEAD_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     step: int
     node: str
     file: FileChunk
     is_head: bool
-    epoch: int
-    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., is_head: _Optional[bool] = ..., epoch: _Optional[int] = ...) -> None: ...
+    placement_number: int
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., is_head: _Optional[bool] = ..., placement_number: _Optional[int] = ...) -> None: ...
 
 class LoadChunk(_message.Message):
     __slots__ = ("run_id", "file")
@@ -744,18 +744,18 @@ class TableMessage(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., table_json: _Optional[bytes] = ...) -> None: ...
 
 class GrantRequest(_message.Message):
-    __slots__ = ("run_id", "plan_epoch", "turns", "keep_from_step", "tables")
+    __slots__ = ("run_id", "placement_number", "turns", "keep_from_step", "tables")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
     KEEP_FROM_STEP_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    plan_epoch: int
+    placement_number: int
     turns: _containers.RepeatedCompositeFieldContainer[TurnMessage]
     keep_from_step: int
     tables: _containers.RepeatedCompositeFieldContainer[TableMessage]
-    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., turns: _Optional[_Iterable[_Union[TurnMessage, _Mapping]]] = ..., keep_from_step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableMessage, _Mapping]]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., turns: _Optional[_Iterable[_Union[TurnMessage, _Mapping]]] = ..., keep_from_step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableMessage, _Mapping]]] = ...) -> None: ...
 
 class CollectRequest(_message.Message):
     __slots__ = ("run_id", "with_head", "with_private", "goes_on")

@@ -58,9 +58,9 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[FrameHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("run_id", "plan_epoch", "kind", "source", "seq", "micro", "boundary", "dtype", "shape", "payload_bytes", "mask_bytes", "crc32", "plan_digest", "padding", "exponent", "sent_unix_s")
+    __slots__ = ("run_id", "placement_number", "kind", "source", "seq", "micro", "boundary", "dtype", "shape", "payload_bytes", "mask_bytes", "crc32", "plan_digest", "padding", "exponent", "sent_unix_s")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
-    PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
@@ -76,7 +76,7 @@ class FrameHeader(_message.Message):
     EXPONENT_FIELD_NUMBER: _ClassVar[int]
     SENT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     run_id: str
-    plan_epoch: int
+    placement_number: int
     kind: FrameKind
     source: str
     seq: int
@@ -91,7 +91,7 @@ class FrameHeader(_message.Message):
     padding: bytes
     exponent: int
     sent_unix_s: float
-    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., kind: _Optional[_Union[FrameKind, str]] = ..., source: _Optional[str] = ..., seq: _Optional[int] = ..., micro: _Optional[int] = ..., boundary: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., payload_bytes: _Optional[int] = ..., mask_bytes: _Optional[int] = ..., crc32: _Optional[int] = ..., plan_digest: _Optional[str] = ..., padding: _Optional[bytes] = ..., exponent: _Optional[int] = ..., sent_unix_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., placement_number: _Optional[int] = ..., kind: _Optional[_Union[FrameKind, str]] = ..., source: _Optional[str] = ..., seq: _Optional[int] = ..., micro: _Optional[int] = ..., boundary: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., payload_bytes: _Optional[int] = ..., mask_bytes: _Optional[int] = ..., crc32: _Optional[int] = ..., plan_digest: _Optional[str] = ..., padding: _Optional[bytes] = ..., exponent: _Optional[int] = ..., sent_unix_s: _Optional[float] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("credits", "boundary", "refusal", "error", "welcome")

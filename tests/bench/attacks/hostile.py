@@ -122,7 +122,9 @@ def answered(call: Callable[[], object]) -> str:
 def _beat(channel: grpc.Channel, orders: Orders, node: str) -> str:
     """A heartbeat at the coordinator, the first words of a link at a node."""
     if orders.target:
-        return _link(channel, [Hello(run_id=orders.run_id, epoch=0, source=node, digest=orders.digest).message()])
+        return _link(
+            channel, [Hello(run_id=orders.run_id, placement_number=0, source=node, digest=orders.digest).message()]
+        )
     request = control_pb2.HeartbeatRequest(node=node, run_id=orders.run_id)
     return answered(lambda: control_pb2_grpc.CoordinatorStub(channel).Heartbeat(request, timeout=CALL_S))
 
@@ -207,7 +209,7 @@ def hostile_report(orders: Orders) -> str:
 def wrong_run(orders: Orders) -> str:
     """Introduce oneself with the plan of another run."""
     with orders.channel() as channel:
-        hello = Hello(run_id="r20200101-000000-00000000", epoch=7, source=_MEMBER, digest="0" * 64)
+        hello = Hello(run_id="r20200101-000000-00000000", placement_number=7, source=_MEMBER, digest="0" * 64)
         return _link(channel, [hello.message()])
 
 
@@ -262,9 +264,9 @@ def paths(orders: Orders) -> str:
 
 
 def far_snapshots(orders: Orders) -> str:
-    """Ask for the snapshot of another epoch and of blocks that there are not."""
+    """Ask for the snapshot of another placement and of blocks that there are not."""
     with orders.channel() as channel:
-        request = control_pb2.SnapshotRequest(run_id=orders.run_id, plan_epoch=1 << 31, start=0, stop=1 << 31)
+        request = control_pb2.SnapshotRequest(run_id=orders.run_id, placement_number=1 << 31, start=0, stop=1 << 31)
         return answered(lambda: list(control_pb2_grpc.SnapshotsStub(channel).Fetch(request, timeout=CALL_S)))
 
 

@@ -51,6 +51,15 @@ def test_manifest_keeps_what_is_known_of_the_losses() -> None:
     assert CheckpointManifest.from_json(older) == manifest()
 
 
+def test_manifest_of_a_version_with_the_former_key_keeps_its_digest() -> None:
+    """Version 0.2.0 called the placement number ``epoch``; the digest is what it wrote for this manifest."""
+    moved = manifest(placement_number=1, plan_digest="ab" * 32, job_digest="ab" * 32)
+    assert moved.digest == "80904aa77d09e3561fd5006493ae2e422277152951c8d5d1906681b489f09b93"
+    older = {"epoch" if name == "placement_number" else name: value for name, value in moved.to_json().items()}
+    assert older["epoch"] == moved.to_json()["placement_number"] == 1
+    assert CheckpointManifest.from_json(older) == moved
+
+
 def test_manifest_keeps_what_is_known_of_the_evaluations() -> None:
     """Beside older manifests, which have no such field, and whose digest stays."""
     known = manifest(evaluations=Evaluations(step=4, best=0.5, best_step=2, waited=1))

@@ -117,7 +117,7 @@ def test_plan_allows_empty_slices_anywhere() -> None:
         ("microbatches", 0, "microbatches is 0"),
         ("microbatches", 5, "5 micro-batches do not fit a batch of 4 rows"),
         ("credits", 0, "credits is 0"),
-        ("epoch", -1, "epoch is -1"),
+        ("placement_number", -1, "placement_number is -1"),
         ("first_turn", -1, "first_turn is -1"),
         ("max_length", 0, "max_length is 0"),
         ("hidden_size", -1, "hidden_size is -1"),

@@ -76,7 +76,7 @@ OTHER: dict[str, Any] = {
     "left_out": (LeftOut(owner=Owner(node="z", train_rows=4), at=1, turns=2),),
     "private_blocks": 1,
     "credits": 3,
-    "epoch": 1,
+    "placement_number": 1,
     "first_turn": 2,
     "velora": Velora(blocks=(Range(1, 3),), layers=("down",)),
     "recompute": (Range(1, 3),),
@@ -107,7 +107,7 @@ def _fields(*classes: Any) -> list[tuple[str, str]]:
 def test_plan_digest_changes_with_every_field(part: str, name: str) -> None:
     """Two parties with equal digests agree on everything; those of equal courses agree on the result."""
     plan = make_plan(SLICES, ["a", "b"])
-    if name in ("epoch", "first_turn"):  # one goes with the other
+    if name in ("placement_number", "first_turn"):  # one goes with the other
         assert dataclasses.replace(plan.placement, **{name: OTHER[name]}).digest != plan.placement.digest
         return
     if name == "private_blocks":
@@ -173,6 +173,19 @@ def test_plan_of_a_version_without_a_field_keeps_its_digest() -> None:
     assert json_digest(fields) == plan.course.digest
     assert Plan.from_json(json.loads(json.dumps(written))) == plan
     assert "operations" in changed(plan, operations=OPERATIONS).to_json()["course"]
+
+
+def test_placement_number_keeps_digest_and_wire_of_its_former_key() -> None:
+    """Version 0.2.0 wrote ``epoch`` for it, to files and nodes; the digest is what it gave this placement."""
+    whole = Placement(slices=(Slice(node="a", start=0, stop=4),))
+    plan = make_plan(SLICES, ["a", "b"]).extended(whole, first_turn=1)
+    assert plan.placements[1].digest == "f597b75deed467d4e881d07ed464bdc0d56e2c43abf6bd1362673db8eb70dc0a"
+    sent, written = json.loads(plan.to_wire()), json.loads(json.dumps(plan.to_json()))
+    assert [(one["epoch"], "placement_number" in one) for one in sent["placements"]] == [(0, False), (1, False)]
+    assert [(one["placement_number"], "epoch" in one) for one in written["placements"]] == [(0, False), (1, False)]
+    assert Plan.from_json(sent) == Plan.from_json(written) == plan
+    with pytest.raises(PlanError, match=r"unknown key 'placement.epoch'"):
+        Placement.from_json({**whole.to_json(), "epoch": 0})
 
 
 def test_plan_of_version_0_1_is_refused_where_a_run_goes_on() -> None:

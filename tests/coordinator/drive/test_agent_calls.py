@@ -49,8 +49,8 @@ class Node(control_pb2_grpc.AgentServicer):
 
     def Move(self, request: control_pb2.MoveRequest, context: grpc.ServicerContext) -> control_pb2.MoveReply:
         """Remember where to; a move to placement 1 waits until the test ends or it is called off."""
-        self.moves.put(request.prepare.plan_epoch)
-        if request.prepare.plan_epoch == 1:
+        self.moves.put(request.prepare.placement_number)
+        if request.prepare.placement_number == 1:
             called_off = threading.Event()
             context.add_callback(called_off.set)
             called_off.wait(WAIT_S)
@@ -60,13 +60,13 @@ class Node(control_pb2_grpc.AgentServicer):
         self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext
     ) -> control_pb2.FetchAheadReply:
         """Fetch 9 bytes for placement 2, nothing for placement 3, and for placement 1 until it is called off."""
-        if request.plan_epoch == 1:
+        if request.placement_number == 1:
             called_off = threading.Event()
             context.add_callback(called_off.set)
             self.moves.put(0)
             called_off.wait(WAIT_S)
             self.moves.put(1)
-        if request.plan_epoch == 3:
+        if request.placement_number == 3:
             abort(context, DataError("no room on its disk"))
         return control_pb2.FetchAheadReply(fetched_bytes=9)
 
@@ -151,8 +151,8 @@ def test_node_fetches_ahead_beside_all_other_calls() -> None:
     """Grants do not wait for it, and whoever asks for something else, or closes, calls it off."""
     node, heard = Node([None]), queue.SimpleQueue[int | str]()
 
-    def ask(epoch: int) -> None:
-        request = control_pb2.PrepareRequest(plan_epoch=epoch)
+    def ask(placement_number: int) -> None:
+        request = control_pb2.PrepareRequest(placement_number=placement_number)
         calls.fetch_ahead(request, timeout_s=WAIT_S, on_result=heard.put, on_failed=lambda error: heard.put(str(error)))
 
     with calls_to(node, lease_s=60.0) as (calls, _):
@@ -174,12 +174,12 @@ def test_node_moves_elsewhere_instead_at_once(*, has_begun: bool) -> None:
     node, heard, free = Node([]), queue.SimpleQueue[int](), threading.Event()
     with calls_to(node, lease_s=60.0) as (calls, _):
 
-        def move(epoch: int) -> None:
-            request = control_pb2.MoveRequest(prepare=control_pb2.PrepareRequest(plan_epoch=epoch))
+        def move(placement_number: int) -> None:
+            request = control_pb2.MoveRequest(prepare=control_pb2.PrepareRequest(placement_number=placement_number))
             calls.move(
                 request,
                 timeout_s=10 * WAIT_S,
-                on_result=lambda _: heard.put(epoch),
+                on_result=lambda _: heard.put(placement_number),
                 on_failed=lambda error: heard.put(-1),
             )
 

@@ -82,7 +82,7 @@ def test_run_goes_on_as_it_was_where_all_is_whole() -> None:
     """Each node has its own shard, and the plan is the very one."""
     found = chosen("abcd")
     assert (found.manifest, found.planned.plan, found.sources, found.told) == (CHECKPOINTS[0], PLAN, None, "")
-    assert (found.start.step, found.start.holder, found.start.epoch) == (8, "a", 0)
+    assert (found.start.step, found.start.holder, found.start.placement_number) == (8, "a", 0)
 
 
 def test_run_goes_on_where_a_disk_is_lost_in_the_placement_that_it_had() -> None:
@@ -103,9 +103,9 @@ def test_run_goes_on_without_a_node_in_another_placement(more: tuple[str, ...]) 
     """From the turn of the checkpoint on; a node that had no part in the run may host."""
     found = chosen("abd", more=more)
     before, after = found.planned.plan.placements
-    assert before == PLAN.placement and (after.epoch, after.first_turn, after.copies) == (1, 4, True)
+    assert before == PLAN.placement and (after.placement_number, after.first_turn, after.copies) == (1, 4, True)
     hosts = {piece.node for piece in after.slices}
-    assert "c" not in hosts and hosts <= {"a", "b", "d", *more} and found.start.epoch == 1
+    assert "c" not in hosts and hosts <= {"a", "b", "d", *more} and found.start.placement_number == 1
     assert found.sources is not None
     taken = [source for sources in found.sources.values() for source in sources]
     assert sum(source.stop - source.start for source in taken) == 4
@@ -117,9 +117,9 @@ def test_run_that_had_lost_a_node_goes_on_without_it() -> None:
     """Its plan has a placement without it since; nobody asks for the node, and nothing is passed over."""
     moved = make_plan([("a", 0, 2), ("d", 2, 4)], ["a", "b"], num_steps=20, method="all").placement
     after = PLAN.extended(dataclasses.replace(moved, copies=True), 2)
-    newest = manifest(8, after.at(1), epoch=1)
+    newest = manifest(8, after.at(1), placement_number=1)
     found, passed = choose("abd", plan=after, manifests=(newest,), parts={})
-    assert found is not None and (found.planned.plan, found.start.epoch, found.sources) == (after, 1, None)
+    assert found is not None and (found.planned.plan, found.start.placement_number, found.sources) == (after, 1, None)
     assert passed == ()
 
 
@@ -179,7 +179,7 @@ def test_methods_that_do_not_move_need_their_own_nodes(method: str) -> None:
     plan = make_plan(SLICES, ["a", "b"], num_steps=20, method=make_method(method))
     saved = (manifest(8, plan),)
     if method == "single":
-        assert chosen("abd", plan=plan, manifests=saved).start.epoch == 1
+        assert chosen("abd", plan=plan, manifests=saved).start.placement_number == 1
         return
     with pytest.raises(IntegrityError, match="needs its own nodes: the result of pipeadapter depends on the ring"):
         choose("abd", plan=plan, manifests=saved)

@@ -84,7 +84,7 @@ def test_move_needs_room_for_what_others_send_only_where_blocks_are_new() -> Non
 def test_part_of_a_plan_is_not_given_as_a_plan() -> None:
     """It lacks its beginning."""
     job = own_weights()
-    with pytest.raises(PlanError, match="the plan begins with epoch 1: it is a part of a plan; give the whole one"):
+    with pytest.raises(PlanError, match="the plan begins with placement 1: it is a part of a plan; give the whole one"):
         accept_plan(GivenPlan(plan=planned(job).at(1)), job, facts_of(job))
 
 

@@ -218,7 +218,7 @@ def test_checkpoints_around_the_loss_of_an_owner(tmp_path: Path) -> None:
     job = JOB.with_overrides({"train.max_steps": 20})
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=20)
     after = Plan(without_owner(plan.course, "b", 5), plan.placements)
-    after = after.extended(Placement(slices=(Slice(node="a", start=0, stop=4),)), 5, epoch=2)
+    after = after.extended(Placement(slices=(Slice(node="a", start=0, stop=4),)), 5, placement_number=2)
     with RunFolder(tmp_path) as folder:
         folder.write_text("job.toml", job.to_toml())
         folder.write_text("plan.json", json.dumps(after.to_json()))
@@ -229,7 +229,7 @@ def test_checkpoints_around_the_loss_of_an_owner(tmp_path: Path) -> None:
     assert resume is not None and resume.plan.course == plan.course
     assert [one.step for one in resume.manifests] == [8, 4]
     assert notes == ["the newest checkpoint is from before the rows of b were left out: they are needed again"]
-    newest = manifest(10, plan_digest=after.at(2).digest, job_digest=job_digest(job), epoch=2)
+    newest = manifest(10, plan_digest=after.at(2).digest, job_digest=job_digest(job), placement_number=2)
     newest = dataclasses.replace(newest, shards=newest.shards[:1])
     RunCheckpoints(tmp_path).add(newest)
     notes.clear()

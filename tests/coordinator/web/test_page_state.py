@@ -70,7 +70,14 @@ def test_page_state_shows_steps_before_their_turn_is_done() -> None:
 def test_page_state_marks_a_lost_node_by_a_recovery() -> None:
     """The node is red, the list says so, and steps that are done again are not there twice."""
     state = state_of([*beginning(), *(progress(step_line(step)) for step in (1, 2, 3, 4))])
-    recovery = {"kind": "recovery", "step": 2, "lost": ["b"], "epoch": 0, "seconds": 1.5, "fetched_bytes": {}}
+    recovery = {
+        "kind": "recovery",
+        "step": 2,
+        "lost": ["b"],
+        "placement_number": 0,
+        "seconds": 1.5,
+        "fetched_bytes": {},
+    }
     state.take(metrics(recovery), 5.0)
     assert state.section("nodes")["b"]["lost"]
     assert not state.section("nodes")["a"]["lost"]
@@ -83,12 +90,19 @@ def test_page_state_marks_a_lost_node_by_a_recovery() -> None:
 def test_page_state_node_that_is_back_is_lost_no_more() -> None:
     """An owner for which the run has waited, and a host that gets blocks again."""
     state = state_of(beginning())
-    recovery = {"kind": "recovery", "step": 2, "lost": ["b"], "epoch": 0, "seconds": 1.5, "fetched_bytes": {}}
+    recovery = {
+        "kind": "recovery",
+        "step": 2,
+        "lost": ["b"],
+        "placement_number": 0,
+        "seconds": 1.5,
+        "fetched_bytes": {},
+    }
     state.take(metrics({**recovery, "back": ["b"]}), 5.0)
     assert not state.section("nodes")["b"]["lost"]
     assert "node b was lost, and b is back; the run goes on from step 2, after 1.5 s" in texts(state)
     state.take(metrics(recovery), 6.0)
-    move = {"kind": "move", "step": 4, "to": 0, "epoch": 0, "seconds": 1.0}
+    move = {"kind": "move", "step": 4, "to": 0, "placement_number": 0, "seconds": 1.0}
     state.take(metrics({**move, "problem": "b is not there"}), 7.0)
     assert state.section("nodes")["b"]["lost"]
     state.take(metrics(move), 8.0)
@@ -191,16 +205,17 @@ def test_page_state_keeps_a_bounded_list_of_events() -> None:
     assert texts(state)[-1] == "note 999"
 
 
-def test_page_state_says_when_a_run_moves_and_is_saved() -> None:
-    """Checkpoints, evaluations and moves are lines of the list."""
+@pytest.mark.parametrize("key", ["placement_number", "epoch"])
+def test_page_state_says_when_a_run_moves_and_is_saved(key: str) -> None:
+    """Checkpoints, evaluations and moves are lines of the list; version 0.2.0 called the placement number ``epoch``."""
     state = state_of(beginning())
     state.take(control_pb2.RunEvent(checkpoint_json=json.dumps({"step": 4})), 1.0)
     state.take(metrics({"kind": "evaluation", "step": 4, "loss": 0.25, "accuracy": 0.75, "count": 9}), 1.0)
-    state.take(metrics({"kind": "move", "step": 4, "to": 1, "epoch": 0, "seconds": 2.0, "problem": "no room"}), 1.0)
+    state.take(metrics({"kind": "move", "step": 4, "to": 2, key: 1, "seconds": 2.0, "problem": "no room"}), 1.0)
     assert texts(state)[-3:] == [
         "saved after step 4",
         "evaluated after step 4: accuracy 0.7500, loss 0.2500 on 9 rows",
-        "stays on placement 0 after step 4: no room",
+        "stays on placement 1 after step 4: no room",
     ]
     assert state.curves["eval_accuracy"].points() == [(4, 0.75)]
 

@@ -129,14 +129,14 @@ def test_agent_error_of_an_inspection_reaches_the_caller(ring: TwoAgents, monkey
 
 
 def test_agent_refuses_calls_for_a_run_that_it_does_not_have(ring: TwoAgents) -> None:
-    """Another run or placement epoch: refused by name. Releasing an unknown run is no error."""
+    """Another run or placement: refused by name. Releasing an unknown run is no error."""
     agent = ring.agents["a"]
     with pytest.raises(FrameError, match="has no run"):
         agent.grant(RUN, 0, ())
     ring.prepare_all()
     with pytest.raises(FrameError, match=f"has run {RUN}, not run {OTHER}"):
         agent.grant(OTHER, 0, ())
-    with pytest.raises(FrameError, match="placement epoch 0, not 1"):
+    with pytest.raises(FrameError, match="placement 0, not 1"):
         agent.grant(RUN, 1, ())
     agent.release(OTHER, "never heard of")
     assert agent.current_run == RUN

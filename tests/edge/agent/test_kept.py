@@ -69,13 +69,15 @@ def test_copies_from_before_a_recovery_are_refused(kept: KeptTurns, is_head: boo
     """A node that was held for lost goes on for a while; what it trains must not take the place of what counts."""
     servicer, (chunk,) = SnapshotServicer(SnapshotShelf("b"), kept), cut_pieces(FILE, [file_of(0)])
 
-    def send(epoch: int) -> None:
-        first = control_pb2.KeepChunk(run_id="run", node="a", step=8, is_head=is_head, file=chunk, epoch=epoch)
+    def send(placement_number: int) -> None:
+        first = control_pb2.KeepChunk(
+            run_id="run", node="a", step=8, is_head=is_head, file=chunk, placement_number=placement_number
+        )
         servicer._keep(iter([first]), None)
 
     send(0)
     kept.go_back(4, 2)
-    with pytest.raises(FrameError, match="takes nothing of epoch 1 of run run: it went back before epoch 2"):
+    with pytest.raises(FrameError, match="takes nothing of placement 1 of run run: it went back before placement 2"):
         send(1)
     send(2)
     kept.drop()

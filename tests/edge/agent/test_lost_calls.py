@@ -23,7 +23,7 @@ from ringtune import __version__, failpoints
 from ringtune.failpoints import DONE_SUFFIX
 from ringtune.files.safetensors_stream import TensorFile
 from ringtune.rpc.connections import Server, open_channel
-from ringtune.schedule.changing_hands.epochs import Source
+from ringtune.schedule.changing_hands.placements import Source
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.edge.agent.test_kept import file_of
 from tests.support.plans import make_plan

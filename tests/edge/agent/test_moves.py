@@ -20,7 +20,7 @@ from edge.shards.state_folder import StateFolder
 from ringtune.errors import FrameError, InterruptedRunError
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import Server
-from ringtune.schedule.changing_hands.epochs import Source
+from ringtune.schedule.changing_hands.placements import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn, turn_sequence
 from ringtune.v1 import control_pb2_grpc
@@ -29,7 +29,7 @@ from tests.support.moves import moving
 from tests.support.two_agents import ADDRESSES, JOB, OTHER, PLAN, RUN, FakeSnapshot, TwoAgents
 
 MOVES = moving(PLAN, (1, (("b", 0, 4),)))
-START = StartPoint(step=2, holder="a", first_turn=1, first_seq=2, epoch=1)
+START = StartPoint(step=2, holder="a", first_turn=1, first_seq=2, placement_number=1)
 
 
 @pytest.fixture
@@ -62,16 +62,16 @@ def in_parallel(*calls: object) -> None:
 
 
 def to(part: Plan, *sources: Source, start: StartPoint = START) -> NextPlacement:
-    """The request to move to a part of the plan, from epoch 0."""
+    """The request to move to a part of the plan, from placement 0."""
     return NextPlacement(
         run_id=RUN,
-        epoch=part.placement.epoch,
+        placement_number=part.placement.placement_number,
         plan_json=json.dumps(part.to_json()),
         job_toml=JOB,
         addresses=ADDRESSES,
         shards_run=RUN,
         start=start,
-        from_epoch=0,
+        from_placement_number=0,
         sources=sources,
     )
 
@@ -94,7 +94,7 @@ def test_node_keeps_its_snapshot_until_the_first_turn_after_a_move(ring: TwoAgen
     agent.grant(RUN, 0, ())  # only lets shards go
     agent.moves.shelf.get(RUN, 0)
     agent.grant(RUN, 0, [turn(1)])
-    with pytest.raises(FrameError, match=f"node a keeps no snapshot of run {RUN} in placement epoch 0"):
+    with pytest.raises(FrameError, match=f"node a keeps no snapshot of run {RUN} in placement 0"):
         agent.moves.shelf.get(RUN, 0)
 
 
@@ -103,12 +103,12 @@ def turn(index: int) -> Turn:
     return [one for one in turn_sequence(PLAN.course) if one.kind is StepKind.TRAIN][index]
 
 
-def test_grants_of_another_epoch_are_refused(ring: TwoAgents) -> None:
+def test_grants_of_another_placement_are_refused(ring: TwoAgents) -> None:
     """A node that has moved knows only turns of its present placement."""
     prepare(ring)
-    with pytest.raises(FrameError, match="node a has placement epoch 0, not 1; prepare it first"):
+    with pytest.raises(FrameError, match="node a has placement 0, not 1; prepare it first"):
         ring.agents["a"].grant(RUN, 1, [turn(0)])
-    with pytest.raises(FrameError, match="node a has placement epoch 0, not 1; prepare it first"):
+    with pytest.raises(FrameError, match="node a has placement 0, not 1; prepare it first"):
         ring.agents["a"].moves.rest(RUN, 1, timeout_s=WAIT_S)
 
 
@@ -208,7 +208,7 @@ def fetch_from(address: str) -> bytes:
 
 
 def test_snapshot_is_fetched_from_the_node_that_hosted_the_blocks(shelf: tuple[SnapshotShelf, str]) -> None:
-    """Only what is kept of this run in this epoch."""
+    """Only what is kept of this run in this placement."""
     kept, address = shelf
     kept.put(RUN, 0, FakeSnapshot("b", {}))
     assert fetch_from(address) == b"b [1, 3)"

@@ -12,8 +12,8 @@ from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import IntegrityError
 from ringtune.schedule.actions import Action, Op, TensorKey
-from ringtune.schedule.turns.turns import turn_sequence
-from tests.support.plans import make_plan
+from ringtune.schedule.turns.turns import StartPoint, turn_sequence
+from tests.support.plans import changed, make_plan
 from tests.support.replay import event_from_json, replay
 
 PLAN = make_plan([("a", 0, 4)], ["a"], num_steps=2)
@@ -58,6 +58,16 @@ def test_recorder_replays_its_own_recording() -> None:
     """All events of a whole run are replayed."""
     lines = recording()
     assert replay(lines, PLAN, "a") == len(lines) - 1 > 20
+
+
+@pytest.mark.parametrize("key", ["placement_number", "epoch"])
+def test_recorder_replays_a_recording_that_begins_after_a_move(key: str) -> None:
+    """Recordings of version 0.2.0 call the placement number ``epoch``."""
+    moved = changed(PLAN, placement_number=1, first_turn=1)
+    start = StartPoint(step=1, holder="a", first_turn=1, placement_number=1)
+    header = json.loads(header_line(moved, "a", 9.0, start))
+    header["start"][key] = header["start"].pop("placement_number")
+    assert replay([json.dumps(header)], moved, "a") == 0
 
 
 def test_recorder_replay_notices_a_lost_event() -> None:

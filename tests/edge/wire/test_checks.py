@@ -115,7 +115,7 @@ def test_checks_admit_all_that_the_plan_foresees(changes: dict[str, Any]) -> Non
     ("changes", "message"),
     [
         ({"run_id": "run-0"}, "run 'run-0'"),
-        ({"plan_epoch": 0}, "placement epoch 0"),
+        ({"placement_number": 0}, "placement 0"),
         ({"source": "c"}, "says it is from node 'c'"),
         ({"kind": ring_pb2.FRAME_KIND_HELLO}, "kind 1"),
         ({"kind": ring_pb2.FRAME_KIND_GRAD}, "not foreseen"),
@@ -244,7 +244,7 @@ def test_checks_bound_the_size_of_blobs() -> None:
     [
         (lambda header: setattr(header, "kind", ring_pb2.FRAME_KIND_HIDDEN), "no HELLO"),
         (lambda header: setattr(header, "run_id", "other"), "run 'other'"),
-        (lambda header: setattr(header, "plan_epoch", 7), "placement epoch 7"),
+        (lambda header: setattr(header, "placement_number", 7), "placement 7"),
         (lambda header: setattr(header, "plan_digest", "ff"), "has plan ff"),
         (lambda header: setattr(header, "source", "b"), "no link from node 'b'"),
         (lambda header: setattr(header, "source", ""), "no link from node ''"),

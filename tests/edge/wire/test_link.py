@@ -206,14 +206,14 @@ def test_link_waits_for_a_peer_that_still_prepares() -> None:
     ("changes", "message"),
     [
         ({"run_id": "run-0"}, "run 'run-0'"),
-        ({"epoch": 2}, "placement epoch 2"),
+        ({"placement_number": 2}, "placement 2"),
         ({"digest": "0" * 64}, "has plan 000000000000"),
         ({"source": "z"}, "no link from node 'z'"),
         ({"source": "d"}, ""),
     ],
 )
 def test_link_of_another_run_is_refused(changes: dict[str, Any], message: str) -> None:
-    """Another run, epoch, plan or stranger is turned away at the door, with the reason."""
+    """Another run, placement, plan or stranger is turned away at the door, with the reason."""
     with receiver(expectation()) as node:
         out = LinkSender(node.address, hello(**changes))
         if not message:  # d is an owner, so the plan has a link from it

@@ -11,7 +11,7 @@ import pytest
 from ringtune.costs.memory.estimate import node_memory
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import PlanError, UsageError
-from ringtune.schedule.changing_hands.epochs import why_it_stays
+from ringtune.schedule.changing_hands.placements import why_it_stays
 from ringtune.schedule.methods import Everything, RingAda
 from ringtune.schedule.operations.choice import Choice
 from ringtune.schedule.operations.given import GivenTable

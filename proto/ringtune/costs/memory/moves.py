@@ -103,6 +103,6 @@ def refuse_full_moves(
         for node, needs in moving_memory(placements, before, after).items():
             if needs.total_bytes > facts[node].memory_bytes:
                 raise CapacityError(
-                    f"node {node} needs {needs} to move to placement {placements[1].epoch} but has "
+                    f"node {node} needs {needs} to move to placement {placements[1].placement_number} but has "
                     f"{format_bytes(facts[node].memory_bytes)}; give the plan one placement, or move fewer blocks"
                 )

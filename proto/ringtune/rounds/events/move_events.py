@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ringtune.rounds.events.replanning_events import Replanned
-from ringtune.schedule.changing_hands.epochs import Source
+from ringtune.schedule.changing_hands.placements import Source
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint
 
@@ -13,28 +13,28 @@ from ringtune.schedule.turns.turns import StartPoint
 
 
 class Rested(NamedTuple):
-    """A node of the placement of ``epoch`` keeps what it has trained, and offers it to the others."""
+    """A node of the placement with this number keeps what it has trained, and offers it to the others."""
 
     node: str
-    epoch: int
+    placement_number: int
 
 
 class Moved(NamedTuple):
-    """A node has built what the placement of ``epoch`` wants from it.
+    """A node has built what the placement with this number wants from it.
 
     ``fetched_bytes`` came from other nodes: what they have trained.
     """
 
     node: str
-    epoch: int
+    placement_number: int
     fetched_bytes: int = 0
 
 
 class MoveFailed(NamedTuple):
-    """A node can't rest, or move to the placement of ``epoch``; the error's class and message say why."""
+    """A node can't rest, or move to the placement with this number; the error's class and message say why."""
 
     node: str
-    epoch: int
+    placement_number: int
     error: str
     message: str
 
@@ -54,7 +54,7 @@ class Move(NamedTuple):
     Attributes:
         part: of the plan, with the placement; a node that is not in it only stops.
         start: where the run goes on.
-        from_epoch: in which the trained blocks were hosted as ``sources`` says.
+        from_placement_number: in which the trained blocks were hosted as ``sources`` says.
         sources: the trained blocks that the node takes over, perhaps from itself.
         from_step: the run recovers, and blocks and head are as they were kept after this step; None = as they are.
         head_from: from whom it fetches the head as it was kept then; empty = from nobody.
@@ -63,7 +63,7 @@ class Move(NamedTuple):
     node: str
     part: Plan
     start: StartPoint
-    from_epoch: int
+    from_placement_number: int
     sources: tuple[Source, ...]
     from_step: int | None = None
     head_from: str = ""
@@ -80,7 +80,7 @@ class LogMove(NamedTuple):
     """Log that the run has moved after ``step`` steps, or has stayed and why.
 
     Attributes:
-        epoch: to which it was to move.
+        placement_number: to which it was to move.
         part: of the plan that holds from here on.
         seconds: from the last turn before to the first one after.
         fetched_bytes: by node, of what others had trained.
@@ -88,7 +88,7 @@ class LogMove(NamedTuple):
     """
 
     step: int
-    epoch: int
+    placement_number: int
     part: Plan
     seconds: float
     fetched_bytes: tuple[tuple[str, int], ...]

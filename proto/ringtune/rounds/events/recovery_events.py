@@ -12,23 +12,23 @@ from ringtune.schedule.turns.turns import Turn
 
 
 class Halted(NamedTuple):
-    """A node has stopped, to recover in the placement of ``epoch``; what it kept of committed turns is still there."""
+    """A node has stopped, to recover in the placement with this number; it has what it kept of committed turns."""
 
     node: str
-    epoch: int
+    placement_number: int
 
 
 class Placed(NamedTuple):
-    """There is a placement without the lost nodes; it shall have this epoch."""
+    """There is a placement without the lost nodes; it shall have this number."""
 
-    epoch: int
+    placement_number: int
     placement: Placement
 
 
 class NotPlaced(NamedTuple):
     """There is no placement without the lost nodes; the error's class and message say why."""
 
-    epoch: int
+    placement_number: int
     error: str
     message: str
 
@@ -60,16 +60,16 @@ class AwaitNodes(NamedTuple):
 
 
 class Halt(NamedTuple):
-    """Let a node stop, to recover in the placement of ``epoch``; ``Halted`` or ``MoveFailed`` answers."""
+    """Let a node stop, to recover in the placement with this number; ``Halted`` or ``MoveFailed`` answers."""
 
     node: str
-    epoch: int
+    placement_number: int
 
 
 class PlaceAgain(NamedTuple):
     """Find a placement without the lost nodes, for the steps after ``step``; ``Placed`` or ``NotPlaced`` answers."""
 
-    epoch: int
+    placement_number: int
     part: Plan
     lost: tuple[str, ...]
     step: int

@@ -27,13 +27,13 @@ class Replanned(NamedTuple):
 
 
 class FetchedAhead(NamedTuple):
-    """A node has the base weights that the placement of ``epoch`` wants from it; ``problem`` says why it has not.
+    """A node has the base weights that the placement with this number wants from it; ``problem`` says why it has not.
 
     ``num_bytes`` came from other nodes, in ``seconds``.
     """
 
     node: str
-    epoch: int
+    placement_number: int
     num_bytes: int = 0
     seconds: float = 0.0
     problem: str = ""
@@ -50,16 +50,16 @@ class FetchAhead(NamedTuple):
 
 
 class LogFetched(NamedTuple):
-    """Log what nodes have fetched of base weights, while the run trained, for the placement of ``epoch``.
+    """Log what nodes have fetched of base weights, while the run trained, for the placement with this number.
 
     Attributes:
-        epoch: to which the run is to move.
+        placement_number: to which the run is to move.
         fetched_bytes: by node.
         seconds: until the last one had all.
         problems: by node, why it has not; it fetches them in the move, if the run moves.
     """
 
-    epoch: int
+    placement_number: int
     fetched_bytes: tuple[tuple[str, int], ...]
     seconds: float
     problems: tuple[tuple[str, str], ...] = ()

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ringtune.schedule.changing_hands.copy_holders import copy_holder
-from ringtune.schedule.changing_hands.epochs import Source, joined
+from ringtune.schedule.changing_hands.placements import Source, joined
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.turns.turns import Turn

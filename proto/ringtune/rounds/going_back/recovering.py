@@ -39,7 +39,7 @@ from ringtune.rounds.going_back.kept_copies import KeptCopies
 from ringtune.rounds.going_back.recovery import Recovery
 from ringtune.rounds.going_back.waiting import RESUME, Waiting
 from ringtune.rounds.state_machine import PHASE_TIMER, Planner
-from ringtune.schedule.changing_hands.epochs import why_it_stays
+from ringtune.schedule.changing_hands.placements import why_it_stays
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
@@ -79,7 +79,7 @@ class RecoveringRounds(BestKeepingRounds):
         self._recovery: Recovery | None = None
         self._bad = BadSteps()
         self._gone: set[str] = set()
-        self._newest_epoch = 0
+        self._newest_placement_number = 0
         self._before: Turn | None = None  # the last turn that was granted before the last recovery
 
     def handle(self, event: rd.Event, now_s: float) -> list[rd.Command]:
@@ -226,7 +226,9 @@ class RecoveringRounds(BestKeepingRounds):
             return
         self._bad.go_back()
         recovery, placement = self._go_back((), event.message, now_s, commands), self._made_moving.part.placement
-        recovery.plan = self._made_plan.extended(placement, self._turns_kept(recovery.step), epoch=recovery.epoch)
+        recovery.plan = self._made_plan.extended(
+            placement, self._turns_kept(recovery.step), placement_number=recovery.placement_number
+        )
         commands += recovery.halt()
 
     # ---- recovery ---------------------------------------------------------------------------------
@@ -296,16 +298,18 @@ class RecoveringRounds(BestKeepingRounds):
         commands: list[rd.Command],
         course: Course | None = None,
     ) -> Recovery:
-        """Begin to bring all living nodes back to the end of the committed turn, in an epoch of its own."""
+        """Begin to bring all living nodes back to the end of the committed turn, in a placement of its own."""
         before = self._recovery
         self._granting = self._granting or self._new_granting()
-        self._newest_epoch = max(self._newest_epoch, *(one.epoch for one in self._made_plan.placements)) + 1
+        self._newest_placement_number = (
+            max(self._newest_placement_number, *(one.placement_number for one in self._made_plan.placements)) + 1
+        )
         self._held = []
         self._evaluation.forget()
         self._made_moving.recover(None, 0, ())
         self._made_granting.halt()
         self._recovery = Recovery(
-            epoch=self._newest_epoch,
+            placement_number=self._newest_placement_number,
             lost=tuple(dict.fromkeys((*(before.lost if before else ()), *lost))),
             nodes=self._nodes,
             began_s=before.began_s if before else now_s,
@@ -324,17 +328,19 @@ class RecoveringRounds(BestKeepingRounds):
     def _on_answer(self, recovery: Recovery, event: rd.Event, now_s: float, commands: list[rd.Command]) -> None:
         """Take a node's answer, or the placement; move once all have stopped, and train once all have moved."""
         match event:
-            case MoveFailed(_, epoch, error, message) if epoch == recovery.epoch:
+            case MoveFailed(_, placement_number, error, message) if placement_number == recovery.placement_number:
                 if error not in _UNREACHED:
                     raise error_from_name(error, message)
                 recovery.problem = message  # the node that it misses will be missed by all, or time runs out
-            case NotPlaced(epoch, error, message) if epoch == recovery.epoch:
+            case NotPlaced(placement_number, error, message) if placement_number == recovery.placement_number:
                 self._not_placed(recovery, error, message, now_s)
                 self._look(recovery, now_s, commands)
                 return
-            case Placed(epoch, placement) if epoch == recovery.epoch:
+            case Placed(placement_number, placement) if placement_number == recovery.placement_number:
                 self._placed(recovery, placement)
-            case Halted(node, epoch) | Moved(node, epoch) if epoch == recovery.epoch:
+            case Halted(node, placement_number) | Moved(node, placement_number) if (
+                placement_number == recovery.placement_number
+            ):
                 recovery.answered(node, event)
             case _:
                 return
@@ -342,7 +348,7 @@ class RecoveringRounds(BestKeepingRounds):
 
     def _placed(self, recovery: Recovery, placement: Placement) -> None:
         plan = Plan(self._course, self._made_plan.placements)
-        plan = plan.extended(placement, self._turns_kept(recovery.step), epoch=recovery.epoch)
+        plan = plan.extended(placement, self._turns_kept(recovery.step), placement_number=recovery.placement_number)
         if any(node in self._gone for node in plan.parts[-1].nodes):
             raise CapacityError(f"the placement that was found has a lost node; {RESUME}")
         recovery.plan = plan

@@ -7,7 +7,7 @@ from ringtune.rounds.events.move_events import Move, Moved
 from ringtune.rounds.events.recovery_events import Halt, Halted, LogRecovery, PlaceAgain
 from ringtune.rounds.events.round_events import Command
 from ringtune.rounds.going_back.kept_copies import KeptCopies
-from ringtune.schedule.changing_hands.epochs import Source
+from ringtune.schedule.changing_hands.placements import Source
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn
@@ -17,7 +17,7 @@ class Recovery:
     """A recovery that is under way.
 
     Args:
-        epoch: of the next placement; no recovery that was given up had it.
+        placement_number: of the next placement; no recovery that was given up had it.
         lost: nodes that are lost since it began, or the one that it follows.
         nodes: all that live.
         began_s: when the first of them was lost.
@@ -37,7 +37,7 @@ class Recovery:
     def __init__(
         self,
         *,
-        epoch: int,
+        placement_number: int,
         lost: tuple[str, ...],
         nodes: tuple[str, ...],
         began_s: float,
@@ -47,7 +47,13 @@ class Recovery:
         back: tuple[str, ...] = (),
     ) -> None:
         self.back = back
-        self.epoch, self.lost, self.began_s, self.step, self.bad_step = epoch, lost, began_s, step, bad_step
+        self.placement_number, self.lost, self.began_s, self.step, self.bad_step = (
+            placement_number,
+            lost,
+            began_s,
+            step,
+            bad_step,
+        )
         self.course = course
         self.plan: Plan | None = None
         self.start: StartPoint | None = None
@@ -59,13 +65,13 @@ class Recovery:
 
     def halt(self) -> list[Command]:
         """Let every living node stop."""
-        return [Halt(node, self.epoch) for node in self._nodes]
+        return [Halt(node, self.placement_number) for node in self._nodes]
 
     def look(self, part: Plan, gone: tuple[str, ...]) -> Command:
         """Look for a placement without all that are gone."""
         self.is_old = False
         asked = part if self.course is None else Plan(self.course, part.placements)
-        return PlaceAgain(self.epoch, asked, gone, self.step)
+        return PlaceAgain(self.placement_number, asked, gone, self.step)
 
     def join(self, node: str) -> None:
         """A node has come: it is sent where all are sent, unless they are on their way already."""
@@ -119,14 +125,14 @@ class Recovery:
             holder=kept.owner if owns else kept.holder,
             first_turn=last.index + 1 if last else 0,
             first_seq=last.end_seq if last else 0,
-            epoch=self.epoch,
+            placement_number=self.placement_number,
             repeats=repeats,
         )
         self._moves, self._waiting, self.start = True, set(part.nodes), start
         self.sources = {node: kept.sources(part.placement, node) for node in part.nodes}
         heads = {start.holder: kept.head_source(start.holder)}
         return [
-            Move(node, part, start, self.epoch, self.sources.get(node, ()), self.step, heads.get(node, ""))
+            Move(node, part, start, self.placement_number, self.sources.get(node, ()), self.step, heads.get(node, ""))
             for node in self._nodes
         ]
 

@@ -17,39 +17,39 @@ class FetchingAhead:
     """What the nodes of one run fetch while it trains.
 
     Attributes:
-        epoch: for which nodes have fetched last.
+        placement_number: for which nodes have fetched last.
     """
 
     def __init__(self) -> None:
-        self.epoch = -1
+        self.placement_number = -1
         self._asked: set[int] = set()
         self._found: Replanned | None = None
         self._waiting: set[str] = set()
         self._answers: list[FetchedAhead] = []
 
     def look_ahead(self, plan: Plan, tried: int, lost: Collection[str]) -> list[FetchAhead]:
-        """Ask the nodes of the placement after that of epoch ``tried``, once."""
-        following = next((one.epoch for one in plan.placements if one.epoch > tried), None)
+        """Ask the nodes of the placement after that of number ``tried``, once."""
+        following = next((one.placement_number for one in plan.placements if one.placement_number > tried), None)
         if following is None or following in self._asked:
             return []
         return self._ask(plan.at(following), lost)
 
     def find(self, found: Replanned, plan: Plan) -> list[FetchAhead]:
         """Ask the nodes of a placement that was found; ``plan`` is the one that ends with it."""
-        asked = self._ask(plan.at(plan.placements[-1].epoch))
+        asked = self._ask(plan.at(plan.placements[-1].placement_number))
         self._found = found
         return asked
 
     def take(self, event: FetchedAhead) -> LogFetched | None:
         """Take a node's answer; the last one sums all up."""
-        if event.epoch != self.epoch or event.node not in self._waiting:
+        if event.placement_number != self.placement_number or event.node not in self._waiting:
             return None
         self._waiting.discard(event.node)
         self._answers.append(event)
         if self._waiting:
             return None
         return LogFetched(
-            event.epoch,
+            event.placement_number,
             tuple((one.node, one.num_bytes) for one in self._answers if one.num_bytes),
             max(one.seconds for one in self._answers),
             tuple((one.node, one.problem) for one in self._answers if one.problem),
@@ -73,7 +73,7 @@ class FetchingAhead:
 
     def _ask(self, part: Plan, lost: Collection[str] = ()) -> list[FetchAhead]:
         self.forget()
-        self.epoch = part.placement.epoch
-        self._asked.add(self.epoch)
+        self.placement_number = part.placement.placement_number
+        self._asked.add(self.placement_number)
         self._waiting = {node for node in part.nodes if node not in lost}
         return [FetchAhead(node, part) for node in part.nodes if node not in lost]

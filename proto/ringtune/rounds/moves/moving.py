@@ -2,7 +2,7 @@
 
 ::
 
-    every turn is done -> resting -> moving -> training goes on in the next epoch
+    every turn is done -> resting -> moving -> training goes on in the next placement
                              |          |
                              '----------'--> going back -> training goes on where it was, and the log says why
 
@@ -20,7 +20,7 @@ from ringtune.rounds.events.move_events import LogMove, LogPlan, Move, Moved, Mo
 from ringtune.rounds.events.replanning_events import FetchedAhead, Replanned
 from ringtune.rounds.events.round_events import Command
 from ringtune.rounds.moves.fetching_ahead import FetchingAhead
-from ringtune.schedule.changing_hands.epochs import due, sources
+from ringtune.schedule.changing_hands.placements import due, sources
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns.turns import StartPoint, Turn
 from ringtune.schedule.turns.unfreezing import NOTHING_KNOWN
@@ -42,10 +42,10 @@ class Moving:
     """
 
     def __init__(self, plan: Plan, start: StartPoint | None, *, wait_s: float) -> None:
-        self.part = plan.at(start.epoch if start else plan.placement.epoch)
+        self.part = plan.at(start.placement_number if start else plan.placement.placement_number)
         self._ahead = FetchingAhead()
         self.plan, self._wait_s = plan, wait_s
-        self._tried = self.part.placement.epoch
+        self._tried = self.part.placement.placement_number
         self._lost: set[str] = set()
         self._stage = ""
         self._waiting: set[str] = set()
@@ -90,7 +90,7 @@ class Moving:
             return commands
         if fetched.problems:
             said = "; ".join(problem for _, problem in fetched.problems)
-            return [*commands, LogMove(last.end_step if last else 0, event.epoch, self.part, 0.0, (), said)]
+            return [*commands, LogMove(last.end_step if last else 0, event.placement_number, self.part, 0.0, (), said)]
         plan = self._extended(found, last)
         if plan is None:
             return commands
@@ -106,9 +106,11 @@ class Moving:
             return None
         plan = self.plan.extended(found.placement, turn)
         before, after = plan.placements[-2:]
-        if before.epoch <= self._tried:  # the run is there, or has stayed where it was
+        if before.placement_number <= self._tried:  # the run is there, or has stayed where it was
             before = self.part.placement
-        is_there = dataclasses.replace(after, epoch=before.epoch, first_turn=before.first_turn) == before
+        is_there = (
+            dataclasses.replace(after, placement_number=before.placement_number, first_turn=before.first_turn) == before
+        )
         return None if is_there else plan
 
     # ---- one move ---------------------------------------------------------------------------------
@@ -148,7 +150,11 @@ class Moving:
         Raises:
             RingTuneError: a node can't go back.
         """
-        if event.node not in self._waiting or self._stage == "" or event.epoch != self._awaited_epoch:
+        if (
+            event.node not in self._waiting
+            or self._stage == ""
+            or event.placement_number != self._awaited_placement_number
+        ):
             return []
         if isinstance(event, MoveFailed):
             if self._stage == _BACK:
@@ -208,15 +214,15 @@ class Moving:
         if plan is not None:
             self.plan, self._decided = plan, decided
             self.part = self._target = plan.parts[-1]
-            self._tried = self.part.placement.epoch
-            self._start = dataclasses.replace(self._start, step=step, epoch=self._tried)
+            self._tried = self.part.placement.placement_number
+            self._start = dataclasses.replace(self._start, step=step, placement_number=self._tried)
 
     # ---- parts ------------------------------------------------------------------------------------
 
     @property
-    def _awaited_epoch(self) -> int:
+    def _awaited_placement_number(self) -> int:
         part = self._target if self._stage == _MOVING else self.part
-        return part.placement.epoch
+        return part.placement.placement_number
 
     def _tell_all(self, stage: str, part: Plan) -> list[Command]:
         """Tell every node of both placements to move to one of them; who has no place there only stops, some time."""
@@ -224,9 +230,9 @@ class Moving:
         self._stage, self._waiting = stage, set(part.nodes)
         course = self.plan.course.decided(self._decided)
         before, after = self.part.placement, part.placement
-        start = dataclasses.replace(self._start, epoch=after.epoch)
+        start = dataclasses.replace(self._start, placement_number=after.placement_number)
         return [
-            Move(node, part, start, before.epoch, sources(course, before, after, node, self._start.step))
+            Move(node, part, start, before.placement_number, sources(course, before, after, node, self._start.step))
             for node in nodes
         ]
 

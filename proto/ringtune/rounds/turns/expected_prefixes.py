@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ringtune.rounds.turns.turn_prefixes import TurnPrefixes
-from ringtune.schedule.changing_hands.epochs import due
+from ringtune.schedule.changing_hands.placements import due
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.prefixes.kept import hosts_at
 from ringtune.schedule.turns.turns import ITEMS_AHEAD, StartPoint, Turn, items, turn_sequence
@@ -39,12 +39,12 @@ def expect_prefixes(plan: Plan, *, start: StartPoint | None = None) -> ExpectedP
 
     Where the losses of the run decide what trains, nothing more trains in this expectation.
     """
-    found, part = ExpectedPrefixes(), plan.at(plan.placement.epoch)
+    found, part = ExpectedPrefixes(), plan.at(plan.placement.placement_number)
     prefixes = TurnPrefixes(part, items_ahead=ITEMS_AHEAD)
     under_way: list[Turn] = []
     for turn in itertools.takewhile(lambda turn: turn.first_seq < MOST_ITEMS, turn_sequence(plan.course, start=start)):
-        if (epoch := due(plan.course, plan.placements, turn)) != part.placement.epoch:
-            part, under_way = plan.at(epoch), []
+        if (placement_number := due(plan.course, plan.placements, turn)) != part.placement.placement_number:
+            part, under_way = plan.at(placement_number), []
             prefixes = prefixes.moved(part)
         while under_way and not prefixes.may_grant(turn):
             prefixes.close(under_way.pop(0))

@@ -35,18 +35,18 @@ class GrantWriter:
 
     Args:
         run_id: of the run.
-        epoch: of the placement.
+        placement_number: of the placement.
     """
 
-    def __init__(self, run_id: str, epoch: int = 0) -> None:
-        self._run_id, self._epoch = run_id, epoch
+    def __init__(self, run_id: str, placement_number: int = 0) -> None:
+        self._run_id, self._placement_number = run_id, placement_number
         self._sent: Operations | None = None
 
     def request(self, turns: Sequence[Turn], *, keep_from_step: int = 0) -> control_pb2.GrantRequest:
         """Write a grant, with the tables that the node does not have from the grant before."""
         request = control_pb2.GrantRequest(
             run_id=self._run_id,
-            plan_epoch=self._epoch,
+            placement_number=self._placement_number,
             turns=[turn_to_proto(turn) for turn in turns],
             keep_from_step=keep_from_step,
         )

@@ -105,7 +105,7 @@ class StartPoint:
         evaluations: what is known of the evaluations before it; only the coordinator has to know.
         first_turn: index of the first turn after it: 0, unless the run moved.
         first_seq: ``seq`` of the first item after it.
-        epoch: of the placement that holds there.
+        placement_number: of the placement that holds there.
         repeats: kinds of turns that were due at this step and are not committed, so that they come first.
     """
 
@@ -116,7 +116,7 @@ class StartPoint:
     evaluations: Evaluations = NONE_DONE
     first_turn: int = 0
     first_seq: int = 0
-    epoch: int = 0
+    placement_number: int = 0
     repeats: tuple[StepKind, ...] = ()
 
     @staticmethod
@@ -128,7 +128,7 @@ class StartPoint:
         unfreezing: Unfreezing = NOTHING_KNOWN,
         operations: Operations | None = None,
         evaluations: Evaluations = NONE_DONE,
-        epoch: int = 0,
+        placement_number: int = 0,
     ) -> StartPoint:
         """Make a start point that fits the course; by default the very beginning of the run.
 
@@ -148,7 +148,7 @@ class StartPoint:
             unfreezing=unfreezing,
             operations=operations,
             evaluations=evaluations,
-            epoch=epoch,
+            placement_number=placement_number,
         )
 
 

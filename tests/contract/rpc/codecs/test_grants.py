@@ -42,7 +42,7 @@ def test_grants_turns_come_back_whole() -> None:
     """Everything else of a turn, and score turns that have no table yet."""
     turns = [SCORE, dataclasses.replace(TURNS[1], operations=FIRST, unfreeze_at=(4,))]
     request = GrantWriter("run", 3).request(turns, keep_from_step=7)
-    assert (request.run_id, request.plan_epoch, request.keep_from_step) == ("run", 3, 7)
+    assert (request.run_id, request.placement_number, request.keep_from_step) == ("run", 3, 7)
     assert GrantReader(COURSE).turns(request) == tuple(turns)
 
 

@@ -60,10 +60,10 @@ def test_error_of_a_node_that_the_run_has_gone_on_without_ends_nothing(lost_peer
     books.plan = before.extended(make_plan([("a", 0, 4)], ["a"]).placement, 1)
     error = {"error": "PeerLostError", "message": "node a closed the link", "lost_peer": lost_peer}
 
-    def heard(node: str, epoch: int) -> bool:
+    def heard(node: str, placement_number: int) -> bool:
         reports = Reports(Checkpointing("r", job(), None))
         request = control_pb2.ReportRequest(node=node, number=1, **error)  # type: ignore[arg-type]
-        events = list(reports.take(request, books, epoch))
+        events = list(reports.take(request, books, placement_number))
         return bool(events) or reports.verdict(math.inf) is not None
 
     assert heard("c", 0) and heard("a", 0) and heard("a", 1)

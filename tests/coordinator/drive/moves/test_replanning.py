@@ -49,20 +49,24 @@ class FewBooks:
         self.links = RecordedLinks()
 
 
-def moved(seconds: float, part: Plan = PLAN, *, epoch: int = 0, problem: str = "") -> rounds.LogMove:
+def moved(seconds: float, part: Plan = PLAN, *, placement_number: int = 0, problem: str = "") -> rounds.LogMove:
     """What the state machine logs of a move."""
-    return rounds.LogMove(TURN.end_step, epoch or part.placement.epoch, part, seconds, (), problem)
+    return rounds.LogMove(
+        TURN.end_step, placement_number or part.placement.placement_number, part, seconds, (), problem
+    )
 
 
 class Run:
     """A run's part in replanning: what came into its queue, and what the user was told."""
 
-    def __init__(self, *, job: Job | None = None, plan: Plan = PLAN, epoch: int = 0, assumed: bool = False) -> None:
+    def __init__(
+        self, *, job: Job | None = None, plan: Plan = PLAN, placement_number: int = 0, assumed: bool = False
+    ) -> None:
         self.answers: queue.Queue[Considered] = queue.Queue()
         self.notes: list[str] = []
         self.replanning = Replanning(
             plan,
-            plan.at(epoch),
+            plan.at(placement_number),
             job or job_of(),
             measured(assumed=assumed),
             put=self.answers.put,
@@ -220,13 +224,13 @@ def test_resumed_run_is_watched_once_its_last_placement_holds() -> None:
     """Where another one is to come, the plan says when the run moves; after it a slow board is worth a move again."""
     plan = PLAN.extended(OTHER, first_turn=1)
     assert Run(plan=plan).replanning.pace is None
-    assert Run(plan=plan, epoch=1).replanning.pace is not None
+    assert Run(plan=plan, placement_number=1).replanning.pace is not None
 
 
 def test_run_is_watched_once_it_has_tried_all_moves_of_its_plan() -> None:
     """Whether the last of them was made or failed: no other one is to come."""
     plan = PLAN.extended(OTHER, first_turn=1).extended(PLAN.placement, first_turn=2)
-    for last in (moved(2.0, plan.at(2)), moved(2.0, plan.at(1), epoch=2, problem="node b has no room")):
+    for last in (moved(2.0, plan.at(2)), moved(2.0, plan.at(1), placement_number=2, problem="node b has no room")):
         run = Run(plan=plan)
         assert run.replanning.moved(moved(2.0, plan.at(1))) is None
         assert run.replanning.moved(last) is run.replanning.pace is not None
@@ -256,7 +260,7 @@ def test_replanning_forgets_what_it_looked_for_before_a_recovery(monkeypatch: py
     found(monkeypatch, 60.0, 40.0)
     run = Run()
     run.consider({"b": 2.0})
-    plan = PLAN.extended(OTHER, first_turn=1, epoch=3)
+    plan = PLAN.extended(OTHER, first_turn=1, placement_number=3)
     told = len(run.notes)
     recovered = rounds.LogRecovery(2, ("c",), plan, plan.at(3), 9.0, ())
     assert run.replanning.recovered(recovered) is run.replanning.pace is not None

@@ -63,7 +63,7 @@ def test_slow_board_gets_less_to_do(replicas: str) -> None:
         own = next(piece for piece in stage if piece.node == slow)
         return own.num_blocks * own.share / sum(piece.share for piece in stage)
 
-    after = Plan(plan.course, (dataclasses.replace(found.placement, epoch=0, first_turn=0),))
+    after = Plan(plan.course, (dataclasses.replace(found.placement, placement_number=0, first_turn=0),))
     hosts = [piece.node for piece in after.placement.hosts]
     assert slow not in hosts or load(after) < load(plan)
 

@@ -2,8 +2,8 @@
 
 A run of turns of 5 steps whose second placement holds from turn 3 on, with nodes a and b::
 
-    epoch 0   a [0,3)  b [3,6)    steps 0 to 14
-    epoch 1   a [0,1)  b [1,6)    steps 15 on: b gets the blocks 1 and 2 of a, as far as they were trained
+    placement 0   a [0,3)  b [3,6)    steps 0 to 14
+    placement 1   a [0,1)  b [1,6)    steps 15 on: b gets the blocks 1 and 2 of a, as far as they were trained
 
 What moves is what was trained: weights, moments and step counts of blocks. The head stays at the owner that has it, and
 base weights come from the node's own folder, or by digest from any node that has them.
@@ -32,7 +32,7 @@ class Source(NamedTuple):
     stop: int
 
 
-def check_epochs(course: Course, placements: Sequence[Placement]) -> None:
+def check_placements(course: Course, placements: Sequence[Placement]) -> None:
     """Refuse placements that a run of the course can't carry out one after another.
 
     Raises:
@@ -41,25 +41,27 @@ def check_epochs(course: Course, placements: Sequence[Placement]) -> None:
     if not placements:
         raise PlanError("a plan has at least one placement, this one has none; make it anew with 'ringtune plan'")
     first = placements[0]
-    if first.first_turn and not first.epoch:
+    if first.first_turn and not first.placement_number:
         raise PlanError(
-            f"the placement of epoch {first.epoch} holds from turn {first.first_turn} on; that of epoch 0 has to hold "
+            f"placement {first.placement_number} holds from turn {first.first_turn} on; placement 0 has to hold "
             "from turn 0"
         )
     for before, after in itertools.pairwise(placements):
-        if after.epoch <= before.epoch or after.first_turn <= before.first_turn:
+        if after.placement_number <= before.placement_number or after.first_turn <= before.first_turn:
             raise PlanError(
-                f"epoch {after.epoch} from turn {after.first_turn} on comes after epoch {before.epoch} from turn "
-                f"{before.first_turn} on; epochs count up, and each begins at a later turn"
+                f"placement {after.placement_number} from turn {after.first_turn} on comes after placement "
+                f"{before.placement_number} from turn {before.first_turn} on; numbers count up, and "
+                "each begins at a later turn"
             )
         if after.private_blocks != before.private_blocks:
             raise PlanError(
-                f"epoch {after.epoch} has {after.private_blocks} private blocks, the one before "
+                f"placement {after.placement_number} has {after.private_blocks} private blocks, the one before "
                 f"{before.private_blocks}; give all placements the same number"
             )
         if (after.recompute, after.state_on_disk) != (before.recompute, before.state_on_disk):
             raise PlanError(
-                f"epoch {after.epoch} runs other blocks again than the one before; give both the same ranges"
+                f"placement {after.placement_number} runs other blocks again than the one before; give both the "
+                "same ranges"
             )
     if len(placements) > 1 and (problem := why_it_stays(course, placements)):
         raise PlanError(f"a run can't move to another placement: {problem}; {_ONE}")
@@ -86,20 +88,20 @@ def first_step(course: Course, placement: Placement) -> int:
 
 
 def due(course: Course, placements: Sequence[Placement], turn: Turn) -> int:
-    """The epoch in which a turn is to be worked on.
+    """The number of the placement in which a turn is to be worked on.
 
     A checkpoint and the evaluations after the last turn of a placement are of that placement still; scores are of the
     train turn that they come before.
     """
     comes_before = turn.kind in (StepKind.TRAIN, StepKind.SCORE)
     holding = [
-        one.epoch
+        one.placement_number
         for one in placements
         if not one.first_turn
         or (step := first_step(course, one)) < turn.first_step
         or (step == turn.first_step and comes_before)
     ]
-    return max(holding, default=placements[0].epoch)
+    return max(holding, default=placements[0].placement_number)
 
 
 def sources(course: Course, before: Placement, after: Placement, node: str, step: int) -> tuple[Source, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ringtune.errors import PlanError
-from ringtune.schedule.changing_hands.epochs import Source, sources
+from ringtune.schedule.changing_hands.placements import Source, sources
 from ringtune.schedule.helping.helpers import Helper
 from ringtune.schedule.helping.offload import Offload
 from ringtune.schedule.plan import Plan
@@ -31,16 +31,19 @@ def test_part_of_a_plan_is_a_plan_that_is_written_and_read() -> None:
         assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     digests = {plan.digest for plan in (PLAN, MOVES, MOVES.at(1))}
     assert len(digests) == 3 and MOVES.at(0).digest == PLAN.digest
-    with pytest.raises(PlanError, match=r"the plan has no placement of epoch 2, it has \[0, 1\]"):
+    with pytest.raises(PlanError, match=r"the plan has no placement 2, it has \[0, 1\]"):
         MOVES.at(2)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epoch": 0}, "epoch 0 from turn 2 on comes after epoch 0 from turn 0 on; epochs count up"),
-        ({"first_turn": 0}, "epoch 1 from turn 0 on comes after epoch 0 from turn 0 on"),
-        ({"recompute": (Range(1, 2),)}, "epoch 1 runs other blocks again than the one before; give both the same"),
+        (
+            {"placement_number": 0},
+            "placement 0 from turn 2 on comes after placement 0 from turn 0 on; numbers count up",
+        ),
+        ({"first_turn": 0}, "placement 1 from turn 0 on comes after placement 0 from turn 0 on"),
+        ({"recompute": (Range(1, 2),)}, "placement 1 runs other blocks again than the one before; give both the same"),
     ],
 )
 def test_placements_that_do_not_follow_each_other_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -53,16 +56,18 @@ def test_placements_that_do_not_follow_each_other_are_refused(changes: dict[str,
 def test_placements_have_equal_private_blocks() -> None:
     """What stays with an owner stays there."""
     plan = make_plan([("a", 1, 4)], ["a"], private_blocks=1)
-    last = dataclasses.replace(make_plan([("a", 0, 4)], ["a"]).placement, epoch=1, first_turn=1)
-    with pytest.raises(PlanError, match="epoch 1 has 0 private blocks, the one before 1; give all placements the same"):
+    last = dataclasses.replace(make_plan([("a", 0, 4)], ["a"]).placement, placement_number=1, first_turn=1)
+    with pytest.raises(
+        PlanError, match="placement 1 has 0 private blocks, the one before 1; give all placements the same"
+    ):
         Plan(plan.course, (plan.placement, last))
 
 
-def test_placement_of_epoch_0_holds_from_the_beginning() -> None:
+def test_placement_0_holds_from_the_beginning() -> None:
     """A later one may too: a run that lost a node in its first turn begins again."""
-    with pytest.raises(PlanError, match="that of epoch 0 has to hold from turn 0"):
+    with pytest.raises(PlanError, match="placement 0 has to hold from turn 0"):
         changed(PLAN, first_turn=2)
-    assert changed(PLAN, epoch=2).placement.epoch == 2
+    assert changed(PLAN, placement_number=2).placement.placement_number == 2
 
 
 def test_courses_that_stay_on_one_placement_are_refused_by_name() -> None:
@@ -90,6 +95,6 @@ def test_only_blocks_that_were_trained_travel() -> None:
 def test_replica_goes_on_with_its_own_copy() -> None:
     """Others take the blocks from the first host of the stage."""
     both = moving(PLAN, (2, [("a", 0, 4), ("b", 0, 4)]), (3, [("c", 0, 2), ("b", 2, 4)]))
-    before, after = (both.at(epoch).placement for epoch in (1, 2))
+    before, after = (both.at(placement_number).placement for placement_number in (1, 2))
     assert sources(PLAN.course, before, after, "b", 8) == (Source("b", 2, 4),)
     assert sources(PLAN.course, before, after, "c", 8) == (Source("a", 0, 2),)
