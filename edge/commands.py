@@ -118,6 +118,7 @@ def node(
     from edge.joining.choose_trust import choose_trust, own_name
     from edge.joining.looking import find_coordinator
     from edge.machine.libraries import require_libraries
+    from edge.shards.state_folder import claim_state_folder, require_state_folder
     from edge.start_checks import check_start
     from ringtune.quantities import parse_bytes
 
@@ -127,6 +128,7 @@ def node(
         require_metrics()
     name, token = own_name(name, trust, token_file, state=state, insecure=insecure)
     state = state or default_state(name)
+    require_state_folder(state)
     if not coordinator:
         coordinator, token = find_coordinator(name, trust, token_file, state=state, insecure=insecure, token=token)
     used = choose_trust(
@@ -165,6 +167,8 @@ def node(
         metrics=metrics,
         metrics_token=web_token,
     )
+    if not guest:
+        claim_state_folder(state)
     if not watch_parent:  # a local run finds it out itself, and names the key of the job
         check_start(given)
         _LOG.info("node %s loads its libraries and joins %s", name, coordinator)

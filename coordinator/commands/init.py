@@ -60,14 +60,14 @@ def init(
     from coordinator.looking.questions import NobodyAsked, OnTerminal
     from ringtune.errors import UsageError
     from ringtune.files.durable import write_durably
+    from ringtune.files.owned import require_absent
     from ringtune.files.strict import nearest
     from ringtune.jobs.described import toml_value
     from ringtune.models.family import CLASSIFICATION, TASKS
 
     if task and task not in TASKS:
         raise UsageError(f"--task {task!r} is not known; {nearest(task, TASKS)}")
-    if file.exists():
-        raise UsageError(f"{file} is there already; give another name, or remove it")
+    require_absent(file)
     if template:
         if column:
             raise UsageError("--template looks at no rows, so --column has no meaning; leave one of them out")

@@ -38,7 +38,7 @@ def token(
         str, typer.Option("--ttl", metavar="TIME", help="How long it may be used, once: e.g. 30m, 24h, 7d.")
     ] = "24h",
     save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the token into this file, which only you can read.")
+        Path | None, typer.Option(metavar="FILE", help="Write the token into this new file, which only you can read.")
     ] = None,
     trust: options.Trust = None,
     json: options.Json = False,
@@ -51,13 +51,17 @@ def token(
 
     from coordinator.trust.folder import make_token
     from ringtune.errors import UsageError
-    from ringtune.files.durable import write_durably
+    from ringtune.files.durable import check_writable, write_durably
+    from ringtune.files.owned import require_absent
     from ringtune.quantities import parse_seconds
     from ringtune.trust.parties import NODE_ROLE, SUBMITTER_ROLE, Party
     from ringtune.trust.places import coordinator_trust
 
     if role not in (NODE_ROLE, SUBMITTER_ROLE):
         raise UsageError(f"--role {role!r} is not one of {NODE_ROLE}, {SUBMITTER_ROLE}")
+    if save is not None:
+        require_absent(save)
+        check_writable(save)
     ends_unix_s = time.time() + parse_seconds(ttl)
     made = make_token(
         trust or coordinator_trust(), Party("node" if role == NODE_ROLE else "submitter", name), ends_unix_s

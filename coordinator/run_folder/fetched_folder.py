@@ -11,16 +11,18 @@ short is not: it is fetched again.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from coordinator.run_folder.checkpoints import FOLDER
+from coordinator.run_folder.checkpoints import FOLDER, RunCheckpoints
 from coordinator.run_folder.folder import (
     FETCHING,
     KIND,
     OF_COMMAND,
+    PART,
     RunFolder,
     claim_run_folder,
     files_of_run,
@@ -30,7 +32,7 @@ from coordinator.run_folder.folder import (
     require_no_run,
 )
 from coordinator.run_folder.place import PLACE
-from ringtune.files.durable import remove_folder, rename_durably, storage_errors
+from ringtune.files.durable import drop_file, is_plain_file, remove_folder, rename_durably, storage_errors
 from ringtune.files.owned import claim, is_claimed
 
 _LAST = (FOLDER, "report.json")
@@ -46,9 +48,9 @@ def fetched_folder(
         out: folder of the run; made if it is not there.
         replace: whether files of a run there may be replaced.
         goes_on: the folder yielded has a copy of the files that are there; else none.
-        is_same: the files that are there are of the same run, so they go once all have come; those of another run
-            are put aside.
-        say: takes a line on where the files of another run are now.
+        is_same: the files that are there are of the same run, so they go once all have come. Those of another run
+            are put aside, and so are files among them that the run has not written.
+        say: takes a line on what was put aside.
 
     Raises:
         UsageError: there is a run already, and it may not be replaced; or something else.
@@ -79,10 +81,14 @@ def fetched_folder(
                 remove_if_nothing_began(out)
             raise
         aside = _take_over(coming, out, replaced)
-        if aside is not None and is_same:
+        if aside is None:
+            return
+        if goes_on:  # all of them were copied
             remove_folder(aside)
-        elif aside is not None:
+        elif not is_same:
             say(f"the files of the earlier run are in {aside}")
+        elif _has_others(aside, out):
+            say(f"files that the run has not written are in {aside}")
 
 
 def _copy(source: Path, target: Path, names: Iterable[str]) -> None:
@@ -105,3 +111,24 @@ def _take_over(coming: Path, out: Path, replaced: Iterable[str]) -> Path | None:
         rename_durably(coming / name, out / name)
     remove_folder(coming)
     return aside
+
+
+def _has_others(aside: Path, out: Path) -> bool:
+    """Remove the files that the same run wrote earlier; whether others are left, such as a user's notes.
+
+    Its own are the files beside its folders, and in them those that it has written again, whole or in part, and the
+    manifests of older checkpoints.
+    """
+    checkpoints = RunCheckpoints(aside)
+    for step in checkpoints.steps():
+        drop_file(checkpoints.path(step))
+    for name, _folders, files in os.walk(aside, topdown=False):
+        folder = Path(name)
+        again = out / folder.relative_to(aside)
+        for file in files:
+            is_own = folder == aside or is_plain_file(again / file.removesuffix(PART))
+            if is_own and is_plain_file(folder / file):
+                drop_file(folder / file)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    return aside.exists()

@@ -73,7 +73,7 @@ _OF_RUN = frozenset({_PLAN, METRICS, _REPORT, _TRACE, *RESULT_FOLDERS, BEST_FOLD
 OF_COMMAND = frozenset({PLACE, LOG, ASKED, "logs", FETCHING, TENSORBOARD})
 """What the command on this machine writes, whichever part of the run it follows."""
 
-_PART = ".part"
+PART = ".part"
 _PATH = re.compile(r"[a-z0-9][A-Za-z0-9._-]*(/[a-zA-Z0-9][A-Za-z0-9._-]*){0,3}")
 
 
@@ -235,7 +235,7 @@ class RunFolder:
             IntegrityError: the path leaves the folder, or the digest differs.
         """
         target = self._target(chunk.path)
-        part = target.with_name(target.name + _PART)
+        part = target.with_name(target.name + PART)
         with storage_errors(target):
             if chunk.path not in self._growing:
                 self._growing[chunk.path] = FileJoiner(chunk.path, part.open("wb"), source="the coordinator")
@@ -248,7 +248,7 @@ class RunFolder:
     def _target(self, name: str) -> Path:
         target = self.path / name
         inside = target.resolve().is_relative_to(self.path.resolve())
-        if not _PATH.fullmatch(name) or name.endswith(_PART) or not inside:
+        if not _PATH.fullmatch(name) or name.endswith(PART) or not inside:
             raise IntegrityError(f"the coordinator sent a file with the name {name!r}, which is not allowed")
         with storage_errors(target):
             make_folder(target.parent)
@@ -336,13 +336,13 @@ def files_of_run(folder: Path) -> tuple[str, ...]:
     """
     with storage_errors(folder):
         present = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
-    own = [name for name in present if name.removesuffix(_PART) in _OWN_FILES + _OWN_FOLDERS]
+    own = [name for name in present if name.removesuffix(PART) in _OWN_FILES + _OWN_FOLDERS]
     return tuple(sorted(own, key=lambda name: (name == _PLAN, name)))
 
 
 def holds_run(own: Collection[str]) -> bool:
     """Whether files of a run are more than what was asked, measured and printed before there was a plan."""
-    return any(name.removesuffix(_PART) in _OF_RUN for name in own)
+    return any(name.removesuffix(PART) in _OF_RUN for name in own)
 
 
 def require_no_run(folder: Path, own: Sequence[str], *, replace: bool) -> None:

@@ -2,6 +2,7 @@
 
 ::
 
+    STATE/.ringtune-node                the marker: the folder was absent or empty when a node began to use it
     STATE/lock                          held by the process that writes here
     STATE/<run id>/step-<N>.safetensors
     STATE/<run id>/copy-*, head-*       copies of others, and ends of turns: ``edge.shards.parts``
@@ -40,16 +41,18 @@ from ringtune.files.durable import (
     write_durably,
     write_pieces_durably,
 )
-from ringtune.files.owned import make_private_folder
+from ringtune.files.owned import claim, is_claimed, make_private_folder, mark, marker, require_free
 from ringtune.files.pieces import FilePieces, Piece, Pieces
 from ringtune.ids import check_run_id, is_run_id
 from ringtune.quantities import format_bytes
 from ringtune.rounds.checkpoint import Shard
+from ringtune.trust.places import node_trust
 
 _LOG = logging.getLogger(__name__)
 LOCK_WAIT_S = 10.0
 _NAME = re.compile(r"step-(\d{1,18})\.safetensors")
 _LOCK = "lock"
+KIND = "node"
 CACHE_FILE = "profile.json"
 """What a node has measured of itself; see ``measuring.cache``."""
 
@@ -58,6 +61,7 @@ _ROWS = "rows"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MOMENTS = "moments"
 _HIDDEN = "hidden"
+_OF_RUN = ("step-", "copy-", "head-", _MOMENTS, _HIDDEN, _ROWS, _FINISHED)
 
 
 class StateFolder:
@@ -154,7 +158,46 @@ class StateFolder:
 
 def _is_ours(name: str) -> bool:
     """Whether an entry of a node's folder is one that nodes write."""
-    return name in (_LOCK, CACHE_FILE) or is_run_id(name) or name.startswith(".measure-")
+    return name in (_LOCK, marker(KIND)) or is_run_id(name) or name.startswith((CACHE_FILE, ".measure-"))
+
+
+def require_state_folder(folder: Path) -> None:
+    """Refuse a folder that holds something, and neither has the marker nor what nodes write; writes nothing.
+
+    Earlier versions wrote no marker; their folder is known by its shards, or has nothing of anybody else.
+
+    Raises:
+        UsageError: it holds something else.
+        StorageError: it can't be read.
+    """
+    if folder.is_dir() and not _is_of_earlier_version(folder):
+        require_free(folder, KIND)
+
+
+def claim_state_folder(folder: Path) -> None:
+    """Make a folder a node's, or recognise one; see ``require_state_folder``.
+
+    Raises:
+        UsageError: it holds something else.
+        StorageError: it can't be made.
+    """
+    if folder.is_dir() and _is_of_earlier_version(folder):
+        mark(folder, KIND)
+    claim(folder, KIND)
+
+
+def _is_of_earlier_version(folder: Path) -> bool:
+    """Whether a folder without a marker has shards, or nothing but what nodes write."""
+    if is_claimed(folder, KIND):
+        return False
+    with storage_errors(folder):
+        entries = list(folder.iterdir())
+        runs = [entry for entry in entries if is_run_id(entry.name) and entry.is_dir()]
+        of_runs = [path.name for run in runs for path in run.iterdir()]
+    if any(map(_NAME.fullmatch, of_runs)):
+        return True
+    is_known = all(_is_ours(entry.name) or entry == node_trust(folder) for entry in entries)
+    return is_known and all(name.startswith(_OF_RUN) for name in of_runs)
 
 
 def room_bytes(folder: Path) -> int | None:

@@ -70,8 +70,8 @@ In the folder of a run, which has the marker and is locked: files of the run's o
     coordinator/submit/local/agent_template.py: AgentTemplate.__enter__, AgentTemplate.start
     coordinator/submit/local/local_nodes.py: LocalNodes.__enter__
     coordinator/submit/terminal.py: Terminal._open
-What an earlier run has there is moved beside it; that of the same run goes when what was fetched is whole
-    coordinator/run_folder/fetched_folder.py: _take_over, fetched_folder
+What an earlier run has there is moved beside it; what the same run wrote goes when what was fetched is whole
+    coordinator/run_folder/fetched_folder.py: _has_others, _take_over, fetched_folder
     coordinator/run_folder/folder.py: put_run_aside
 A folder that this command has made, with nothing in it but what it has written there
     coordinator/run_folder/folder.py: remove_if_nothing_began

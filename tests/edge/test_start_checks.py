@@ -81,6 +81,21 @@ def test_start_checks_come_before_a_node_joins(option: str, tmp_path: Path, monk
     assert isinstance(found.exception, DataError | ModelError)
 
 
+def test_start_checks_refuse_a_folder_of_somebody_else_as_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the node has a certificate there; one that is its own gets the marker."""
+    monkeypatch.setattr("edge.agent.process.run_agent", lambda *_, **_more: 0)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "main.tex").write_text("mine", encoding="utf-8")
+    given = ["--coordinator", "127.0.0.1:1", "--name", "a", "--state"]
+    found = CliRunner().invoke(commands.app, [*given, str(tmp_path / "thesis")])
+    assert isinstance(found.exception, UsageError) and "it holds main.tex" in str(found.exception)
+    assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["main.tex"]
+    assert CliRunner().invoke(commands.app, [*given, str(tmp_path / "state")]).exit_code == 0
+    assert (tmp_path / "state" / ".ringtune-node").is_file()
+
+
 def test_start_checks_try_the_state_folder_of_every_node(tmp_path: Path) -> None:
     """A node keeps its parts of checkpoints somewhere, named or not."""
     check_start(options(state=tmp_path / "state"))

@@ -75,7 +75,9 @@ def test_node_ends_whatever_it_waits_for(tmp_path: Path, waits: str) -> None:
     script = waits.replace("sys.argv[-1]", repr(str(fifo))) + _CLI
     with (
         CoordinatorServer("127.0.0.1:0", lease_s=30.0) as server,
-        start(script, "node", "--coordinator", server.address, "--name", "a", "--state", str(tmp_path)) as process,
+        start(
+            script, "node", "--coordinator", server.address, "--name", "a", "--state", str(tmp_path / "s")
+        ) as process,
     ):
         output = ended(process, "joined", signal.SIGTERM)
         assert process.returncode == 128 + signal.SIGTERM

@@ -78,6 +78,16 @@ def require_free(folder: Path, kind: str) -> None:
     )
 
 
+def require_absent(path: Path) -> None:
+    """Refuse the name of something that is there, for what is written once.
+
+    Raises:
+        UsageError: it is there.
+    """
+    if os.path.lexists(path):
+        raise UsageError(f"{path} is there already; give another name, or remove it")
+
+
 def claim(folder: Path, kind: str) -> None:
     """Make a folder ours, if it is not there or empty; one that is ours already stays as it is.
 

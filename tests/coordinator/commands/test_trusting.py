@@ -58,6 +58,18 @@ def test_trusting_writes_a_token_for_its_user_only(tmp_path: Path) -> None:
     assert told["ends_unix_s"] == pytest.approx(time.time() + 1800, abs=60)
 
 
+def test_trusting_writes_no_token_over_a_file(tmp_path: Path) -> None:
+    """Whatever it is stays as it is, and no token is made that nobody has; the remedy is told."""
+    trust, file = ["--trust", str(tmp_path / "trust")], tmp_path / "thesis.tex"
+    ask("init", *trust)
+    before = (tmp_path / "trust" / "register.sqlite").read_bytes()
+    file.write_text("mine", encoding="utf-8")
+    shown = ask("token", "pi", "--save", str(file), *trust, code=2)
+    assert "thesis.tex is there already; give another name, or remove it" in shown
+    assert file.read_text(encoding="utf-8") == "mine"
+    assert (tmp_path / "trust" / "register.sqlite").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [

@@ -51,6 +51,33 @@ def test_fetched_folder_has_the_users_of_the_run_that_came_and_no_other(tmp_path
         assert sorted(path.name for path in (out / "users").iterdir()) == list(users)
 
 
+def test_fetched_folder_keeps_what_the_same_run_has_not_written(tmp_path: Path) -> None:
+    """A note and a link of the user's are put aside, and this is told; the run's own earlier files go."""
+    out, said = tmp_path / "run", list[str]()
+
+    def fetch_again(step: int) -> None:
+        with fetched_folder(out, replace=True, goes_on=False, is_same=True, say=said.append) as folder:
+            for name in ("plan.json", f"checkpoints/step-{step}.json", "adapter/adapter.safetensors"):
+                folder.write_text(name, str(step))
+
+    fetch_again(4)
+    (out / "metrics.jsonl.part").write_bytes(b"{")
+    fetch_again(8)
+    assert not list(tmp_path.glob("run.replaced-*")) and not said, "all of it was the run's"
+    (out / "adapter/notes.txt").write_text("mine", encoding="utf-8")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/plan.json").write_text("mine", encoding="utf-8")
+    (out / "checkpoints/link").symlink_to(tmp_path / "elsewhere")
+    fetch_again(12)
+    (aside,) = tmp_path.glob("run.replaced-*")
+    left = sorted(str(path.relative_to(aside)) for path in aside.rglob("*") if not path.is_dir() or path.is_symlink())
+    assert left == ["adapter/notes.txt", "checkpoints/link"]
+    assert (aside / "adapter/notes.txt").read_text(encoding="utf-8") == "mine"
+    assert (tmp_path / "elsewhere/plan.json").is_file()
+    assert said == [f"files that the run has not written are in {aside}"]
+    assert (out / "adapter/adapter.safetensors").read_text(encoding="utf-8") == "12"
+
+
 @pytest.mark.parametrize("calls", range(5))
 def test_fetched_folder_that_is_cut_short_does_not_look_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int

@@ -15,7 +15,7 @@ import pytest
 from edge.agent_options import default_state
 from edge.shards.kept import FinishedRun, Kept
 from edge.shards.saver import Saver, ShardAsked, check_shards, open_saver
-from edge.shards.state_folder import RunShards, StateFolder, room_bytes
+from edge.shards.state_folder import RunShards, StateFolder, claim_state_folder, require_state_folder, room_bytes
 from ringtune.errors import BusyError, DataError, DivergedError, IntegrityError, StorageError, UsageError
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.plan import Plan
@@ -80,6 +80,40 @@ def test_state_folder_lets_one_process_write(tmp_path: Path) -> None:
     process.kill()
     process.join(30.0)
     StateFolder(tmp_path, timeout_s=30.0).close()
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [],
+        ["lock", "profile.json", "profile.json.0a1b2c3d.tmp", "trust/identity.pem"],
+        [f"{RUN}/rows", f"{RUN}/moments/1", f"{RUN}/finished"],
+        [f"{RUN}/step-2.safetensors", "notes.txt"],
+    ],
+    ids=["empty", "joined", "without a shard", "with a shard"],
+)
+def test_state_folder_of_an_earlier_version_is_recognised(tmp_path: Path, files: list[str]) -> None:
+    """It gets the marker, and with it stays a node's whatever else is put there."""
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    require_state_folder(tmp_path)
+    claim_state_folder(tmp_path)
+    (tmp_path / "other").write_bytes(b"")
+    claim_state_folder(tmp_path)
+    assert (tmp_path / ".ringtune-node").is_file()
+    assert all((tmp_path / name).is_file() for name in files)
+
+
+@pytest.mark.parametrize("file", ["thesis.tex", f"{RUN}/job.toml"])
+def test_state_folder_is_no_folder_of_somebody_else(tmp_path: Path, file: str) -> None:
+    """Nothing is written into a folder with a file of the user's, or with runs that were fetched."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_bytes(b"mine")
+    for refuse in (require_state_folder, claim_state_folder):
+        with pytest.raises(UsageError, match=rf"is not the folder of a node: it holds {file[:5]}.* such as"):
+            refuse(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [file.partition("/")[0]]
 
 
 def test_shards_are_read_only_with_the_right_digest(tmp_path: Path) -> None:
