@@ -53,7 +53,7 @@ def predict(
         data: rows, with the columns that the job names, but for those of targets.
         how: for a language model.
         model: folder that replaces the job's.
-        tell: gets a sentence on rows that were cut.
+        tell: gets a sentence on rows that were cut, and on settings of the model that are not used.
 
     Raises:
         RingTuneError: what went wrong in the process.

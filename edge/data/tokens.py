@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from edge.data.tokenizer_keys import check_done, check_keys
 from ringtune.errors import DataError, ModelError
 from ringtune.files.pointers import is_lfs_pointer, pointer_advice
 
@@ -168,7 +169,8 @@ def load_tokenizer(folder: Path, **settings: Any) -> Any:
         settings: of the tokenizer, in place of those in its files.
 
     Raises:
-        ModelError: there is none, or it needs a package that is missing.
+        ModelError: there is none, it needs a package that is missing, or its settings have a key that is not known or
+            not carried out.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -187,13 +189,16 @@ def load_tokenizer(folder: Path, **settings: Any) -> Any:
         if isinstance(extra, list):
             settings = {"extra_special_tokens": {}, "additional_special_tokens": extra, **settings}
     try:
-        return loader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **settings)
+        found = loader.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, **settings)
     except ImportError as error:
         what = f"{folder}: its tokenizer needs a package that is missing ({_reason(error)})"
         raise ModelError(f"{what}; install it") from error
     except Exception as error:  # the library of the tokenizers raises bare Exception for a damaged file
         what = f"{folder} has no tokenizer that can be read ({_reason(error)})"
         raise ModelError(f"{what}; {_remedy(folder)}") from error
+    if loader is AutoTokenizer:
+        check_done(folder / _SETTINGS, {**saved, **settings}, found)
+    return found
 
 
 def _reason(error: Exception) -> str:
@@ -229,6 +234,5 @@ def _checked_settings(folder: Path) -> dict[str, Any]:
         raise ModelError(f"{settings} is not JSON that can be read; fetch the model again") from error
     if not isinstance(found, dict):
         raise ModelError(f"{settings} has to be a table; fetch the model again")
-    if found.get("auto_map"):
-        raise ModelError(f"{settings}: auto_map is refused: it names code to run; use a tokenizer without it")
+    check_keys(settings, found)
     return found

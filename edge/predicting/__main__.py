@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield each row with what is predicted for it; at the end, as ``told``, how many were cut.
+    """Yield each row with what is predicted for it; as ``told`` settings that are not used, and how many were cut.
 
     Raises:
         RingTuneError: model or rows can't be used.
@@ -51,13 +51,15 @@ def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]
     import torch
 
     from edge.predicting.generating import Sampling
-    from edge.predicting.tasks import PREDICTORS
+    from edge.predicting.tasks import PREDICTORS, unused_settings
     from edge.predicting.whole import WholeModel
 
     torch.set_num_threads(job.runtime.threads or usable_cores())
     sampling = Sampling(max_new_tokens=given.max_new_tokens, temperature=given.temperature, seed=given.seed)
     model = WholeModel(job, given.saved, job.data.labels)
     predictor = PREDICTORS[job.model.task](model, job, sampling)
+    if job.model.task == CAUSAL_LM and (note := unused_settings(Path(job.model.path))):
+        yield {"told": note}
     rows, first = predictor.rows(given.data), 0
     at_once = 1 if job.model.task == CAUSAL_LM else job.train.batch_size  # texts go on one by one in any case
     while taken := list(itertools.islice(rows, at_once)):

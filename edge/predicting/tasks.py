@@ -250,18 +250,66 @@ def ends_of_text(folder: Path, tokenizer: Any) -> tuple[int, ...]:
     Raises:
         ModelError: a file is not readable, or says something that is no token.
     """
-    for name in ("generation_config.json", CONFIG_FILE):
-        path = folder / name
-        try:
-            found = read_json(path).get("eos_token_id") if path.is_file() else None
-        except (OSError, ValueError, AttributeError) as error:
-            raise ModelError(f"{path} is not JSON that can be read ({error}); fetch the model again") from error
+    for name in (_GENERATION_FILE, CONFIG_FILE):
+        found = _settings(folder / name).get("eos_token_id")
         ends = [found] if isinstance(found, int) else found
         if ends is not None and not (isinstance(ends, list) and all(type(end) is int for end in ends)):
-            raise ModelError(f"{path}: eos_token_id is {found!r}, it has to be a token or a list of them")
+            raise ModelError(f"{folder / name}: eos_token_id is {found!r}, it has to be a token or a list of them")
         if ends:
             return tuple(ends)
     return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+
+
+def unused_settings(folder: Path) -> str:
+    """Tell which settings of ``generation_config.json`` choose tokens, and are not used; empty if there are none.
+
+    Where that file is missing, transformers takes them from ``config.json``.
+
+    Args:
+        folder: of the model.
+
+    Raises:
+        ModelError: a file is not readable.
+    """
+    from transformers import GenerationConfig
+
+    path = folder / _GENERATION_FILE
+    values, defaults = _settings(path), GenerationConfig().to_dict()
+    if not path.is_file():
+        path = folder / CONFIG_FILE
+        values = {key: value for key, value in _settings(path).items() if key in defaults}
+    neutral: tuple[Any, ...] = (None, False, "", [], {})
+    said = ", ".join(
+        f"{key} = {value!r}"
+        for key, value in values.items()
+        if key not in _NO_CHOICE and value != defaults.get(key) and value not in neutral
+    )
+    if not said:
+        return ""
+    return f"{path.name} of the model has {said}, not used here: --temperature, --seed and --max-new-tokens say it all"
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        return dict(read_json(path)) if path.is_file() else {}
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(f"{path} is not JSON that can be read ({error}); fetch the model again") from error
+
+
+_GENERATION_FILE = "generation_config.json"
+_NO_CHOICE_NAMES = """
+    _from_model_config assistant_confidence_threshold assistant_early_exit assistant_lookbehind bos_token_id
+    cache_config cache_implementation compile_config decoder_start_token_id disable_compile eos_token_id is_assistant
+    low_memory max_matching_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_return_sequences
+    output_attentions output_hidden_states output_logits output_scores pad_token_id prefill_chunk_size
+    prompt_lookup_num_tokens return_dict_in_generate return_legacy_cache target_lookbehind transformers_version
+    use_cache
+"""
+_NO_CHOICE = frozenset(_NO_CHOICE_NAMES.split())
+"""Keys of ``generation_config.json`` that say what is computed how, and not which token is next.
+
+Source: ``GenerationConfig`` of transformers 4.57.
+"""
 
 
 PREDICTORS: Mapping[str, type[Any]] = {

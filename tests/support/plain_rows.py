@@ -5,14 +5,17 @@ B rows, T tokens, D model width.
 
 from __future__ import annotations
 
+import functools
 import types
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import transformers
+from torch.overrides import TorchFunctionMode
+from transformers.modeling_utils import no_init_weights
 
 from edge.data.tokens import IGNORED, Batch, Padder, TokenRow
 from edge.model.heads import head_output, task_of
@@ -24,6 +27,36 @@ from ringtune.models.family import CAUSAL_LM
 from ringtune.models.folder import read_config
 
 LENGTHS = (9, 1, 4)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Doubled(TorchFunctionMode):
+    """Computes in float64 what models of float64 compute in float32: norms, softmax, rotary angles.
+
+    Their rounding would be 1e-7 to 1e-5 of a row, as much as some mistakes.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        doubled = {key: _doubled(value) for key, value in (kwargs or {}).items()}
+        return func(*map(_doubled, args), **doubled)
+
+
+def _doubled(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+def _exact(method: Callable[P, R]) -> Callable[P, R]:
+    """Compute without gradients, all of it in float64."""
+
+    @functools.wraps(method)
+    def exact(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.no_grad(), _Doubled():
+            return method(*args, **kwargs)
+
+    return exact
 
 
 class Ours:
@@ -67,7 +100,7 @@ class Ours:
         ids, mask, kinds = padder.pad([TokenRow(array("i", row), array("i", [0] * len(row))) for row in rows])
         return Batch(ids=ids, mask=mask, token_type_ids=kinds, labels=torch.where(mask == 1, ids, IGNORED))
 
-    @torch.no_grad()
+    @_exact
     def last(self, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """What the head is called with."""
         from adapters.context import ForwardContext
@@ -79,7 +112,7 @@ class Ours:
         hidden = self._blocks.run(hidden, batch.mask, context, 0, len(self._skeleton.blocks))
         return family.finish(base, hidden, batch)
 
-    @torch.no_grad()
+    @_exact
     def logits(self, batch: Batch, last: torch.Tensor, more: Mapping[str, Any]) -> torch.Tensor:
         """What the head gives: (B, C), (B, T, C), or of spans (B, T, 2)."""
         output = head_output(self.head, last, batch, more)
@@ -88,7 +121,7 @@ class Ours:
         logits: torch.Tensor = output.logits
         return logits
 
-    @torch.no_grad()
+    @_exact
     def losses(self, batch: Batch) -> list[float]:
         """The summed loss of each row, computed in the batch; 0 for a head that is new."""
         last, _ = self.last(batch)
@@ -107,16 +140,24 @@ class Plain:
         self._model: Any = loader.from_pretrained(str(folder), attn_implementation="eager", dtype=torch.float32)
         self._model.double().eval()
 
-    @torch.no_grad()
+    def read_config_again(self, folder: Path) -> None:
+        """Build the model anew from ``config.json``, with the weights that it has."""
+        weights = self._model.state_dict()
+        config = transformers.AutoConfig.from_pretrained(str(folder), attn_implementation="eager")
+        with no_init_weights():
+            self._model = type(self._model)(config).double().eval()
+        self._model.load_state_dict(weights)
+
+    @_exact
     def row(self, batch: Batch, row: int) -> tuple[torch.Tensor, float]:
         """The last hidden state (T, D) of one row's tokens, alone, and its summed loss."""
         if batch.pixels is not None:
-            return self._model(batch.pixels[row : row + 1].double()).last_hidden_state[0], 0.0
+            return self._model(batch.pixels[row : row + 1].double())[0][0], 0.0
         ids = batch.ids[row : row + 1][:, batch.mask[row] == 1]
         base = getattr(self._model, "model", self._model.base_model) if self._is_lm else self._model
-        hidden = base(input_ids=ids).last_hidden_state[0]
+        hidden = base(input_ids=ids)[0][0]
         if not self._is_lm:
             return hidden, 0.0
-        logits = self._model(input_ids=ids).logits[0]
+        logits = self._model(input_ids=ids)[0][0]
         loss = torch.nn.functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="sum")
         return hidden, float(loss)

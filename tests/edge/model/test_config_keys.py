@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from adapters.wrappers.configuration import CONFIG_CLASS_KEYS_MAPPING
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
+from edge.data.tokens import Batch
 from ringtune.errors import ModelError
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, NO_NUMBER
@@ -28,11 +33,11 @@ _GEMMA_SINCE_5 = dict.fromkeys(("gemma", "gemma2"), ("use_bidirectional_attentio
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0}
 _LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 16}
 _OTHER: dict[str, Any] = {
-    "vocab_size": None,  # of the tokenizer
+    "vocab_size": 200,
     "hidden_size": 2 * HIDDEN,
-    "num_hidden_layers": None,  # given below
-    "n_layers": None,
-    "n_layer": None,
+    "num_hidden_layers": 2,
+    "n_layers": 2,
+    "n_layer": 2,
     "num_attention_heads": 2,
     "intermediate_size": 40,
     "hidden_act": "tanh",
@@ -71,10 +76,10 @@ _OTHER: dict[str, Any] = {
     "attention_bias": True,
     "mlp_bias": True,
     "sliding_window": 3,
-    "use_sliding_window": True,
+    "use_sliding_window": False,
     "max_window_layers": 2,
     "sliding_window_pattern": 3,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "layer_types": ["full_attention", "full_attention", "sliding_attention"],
     "query_pre_attn_scalar": 40,
     "final_logit_softcapping": 1.5,
     "attn_logit_softcapping": 1.5,
@@ -86,8 +91,31 @@ _OTHER: dict[str, Any] = {
     "qkv_bias": False,
 }
 """Key that is carried out -> another value than in the tiny models."""
-_LISTS = ("layer_types", "no_rope_layers")
-"""Keys beside which those from which the library makes them otherwise say nothing."""
+_BESIDE = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1, "no_rope_layer_interval": 2}
+"""Values of the tiny models that other keys need to say anything."""
+_ALONE = {"num_hidden_layers", "n_layers", "n_layer", "use_sliding_window"}
+"""Keys that change alone: the other values of further keys need these as they are."""
+_MAY_BE_SILENT = {key for key in _OTHER if "dropout" in key or key.endswith("pdrop")}
+_MAY_BE_SILENT |= {"pad_token_id", "max_position_embeddings"}
+"""Keys that may change no row: dropout is that of the job, padding is masked, rotary positions have no table."""
+_NOT_ALONE = {"model_type", "pooler_output_size"}
+"""Keys without a number that can have no other value: the family, and the size of a pooler that is in the file."""
+_ANY: dict[str, Any] = {
+    **dict.fromkeys(("attn_implementation", "_attn_implementation", "_attn_implementation_internal"), "eager"),
+    "hidden_activation": "relu",
+    "pooler_act": "relu",
+    "classifier_dropout": 0.5,
+    "id2label": {"0": "a", "1": "b", "2": "c"},
+    "torch_dtype": "float16",
+    "dtype": "float16",
+    "architectures": ["Other"],
+    "label2id": {"a": 0, "b": 1, "c": 2},
+    "num_return_sequences": 1,
+    "problem_type": "regression",
+    "temperature": 3.0,
+    "early_stopping": True,
+}
+"""Key without a number -> another value than any library writes; 3 for all others."""
 
 
 def _library_keys(model_type: str) -> set[str]:
@@ -114,51 +142,85 @@ def test_every_key_of_the_configuration_class_is_in_one_table(model_type: str) -
     assert {key: sum(key in table for table in tables) for key in known} == dict.fromkeys(known, 1)
 
 
-def _changed(model_type: str, *without: str) -> dict[str, Any]:
-    """Another value of every key that is carried out, all together, but for some."""
+def _task(model_type: str) -> str:
+    """The task whose head is the model's own, if it has one."""
+    tasks = FAMILIES[model_type].tasks
+    return CAUSAL_LM if CAUSAL_LM in tasks else tasks[0]
+
+
+def _write(folder: Path, model_type: str, **config: Any) -> Path:
+    """A model of three blocks with these values, which stand in its ``config.json`` as they are given."""
     keys = FAMILIES[model_type].config_keys
-    return {
-        key: _OTHER[key]
-        for key, spec in keys.items()
-        if key not in without and not (spec.choices and len(spec.choices) == 1) and _OTHER[key] is not None
-    }
-
-
-def _write(folder: Path, model_type: str, config: dict[str, Any], **more: Any) -> Path:
-    """A model of three blocks with these values; ``more`` is added to its ``config.json`` afterwards."""
-    lm = CAUSAL_LM in FAMILIES[model_type].tasks
-    write_family(folder, model_type, num_blocks=3, with_decoder=lm, **config)
-    path = folder / "config.json"
-    values = {**json.loads(path.read_text()), **config, **more}
-    path.write_text(json.dumps({key: value for key, value in values.items() if value != "-"}))
+    config = {key: value for key, value in _BESIDE.items() if key in keys} | config
+    write_family(folder, model_type, num_blocks=3, with_decoder=_task(model_type) == CAUSAL_LM, **config)
+    _set(folder, **config)
     return folder
 
 
-_ROUNDS = [(name, ()) for name in MODEL_TYPES] + [
-    (name, (key,)) for name in MODEL_TYPES for key in _LISTS if key in FAMILIES[name].config_keys
-]
+def _set(folder: Path, **config: Any) -> None:
+    """Write these values into ``config.json``."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
 
 
-@pytest.mark.parametrize(("model_type", "without"), _ROUNDS)
+@functools.cache
+def _rows(model_type: str) -> list[tuple[torch.Tensor, float]]:
+    """What eager transformers computes of the rows of the model of which no key is changed."""
+    with tempfile.TemporaryDirectory() as folder:
+        plain, batch = _both(_write(Path(folder), model_type), model_type)[1:]
+        return [plain.row(batch, row) for row in range(len(batch.mask))]
+
+
+def _both(folder: Path, model_type: str) -> tuple[Ours, Plain, Batch]:
+    """The model in a folder here and in eager transformers, and rows for it."""
+    ours = Ours(folder, _task(model_type))
+    return ours, Plain(folder, _task(model_type)), ours.batch()
+
+
+def _cases() -> Iterator[Any]:
+    """Every family with each key that is carried out and may have another value, and with all of them at once."""
+    for model_type in MODEL_TYPES:
+        own = tuple(key for key, spec in FAMILIES[model_type].config_keys.items() if len(spec.choices) != 1)
+        yield pytest.param(model_type, tuple(key for key in own if key not in _ALONE), id=f"{model_type}-all")
+        for key in own:
+            yield pytest.param(model_type, (key,), id=f"{model_type}-{key}", marks=pytest.mark.sampled(12))
+
+
+@pytest.mark.parametrize(("model_type", "keys"), [*_cases()])
 def test_keys_are_carried_out_as_eager_transformers_does(
-    tmp_path: Path, model_type: str, without: tuple[str, ...]
+    tmp_path: Path, model_type: str, keys: tuple[str, ...]
 ) -> None:
-    """All keys have another value than in the default model, and those without a number have any: same rows."""
-    family = FAMILIES[model_type]
-    nothing: dict[str, Any] = dict.fromkeys(family.no_number, 3)
-    nothing |= {key: "relu" for key in ("pooler_act", "hidden_activation") if key in nothing}
-    nothing.pop("pooler_output_size", None)  # the file's pooler, which nobody reads, would not fit
-    nothing |= {"classifier_dropout": 0.5, "id2label": {"0": "a", "1": "b", "2": "c"}, "use_cache": False}
-    nothing |= {"torch_dtype": "float16", "architectures": ["Other"], "output_hidden_states": True, "temperature": 3.0}
-    folder = _write(tmp_path, model_type, _changed(model_type, *without), **nothing)
-    task = CAUSAL_LM if CAUSAL_LM in family.tasks else family.tasks[0]
-    ours, plain = Ours(folder, task), Plain(folder, task)
-    batch = ours.batch()
+    """Every key alone, and all together, have another value than in the tiny model: same rows, and not its rows."""
+    folder = _write(tmp_path, model_type, **{key: _OTHER[key] for key in keys})
+    ours, plain, batch = _both(folder, model_type)
     hidden, losses = ours.last(batch)[0], ours.losses(batch)
+    before = _rows(model_type)
+    changes = False
     for row in range(len(batch.mask)):
         wanted, loss = plain.row(batch, row)
-        assert float((hidden[row][batch.mask[row] == 1] - wanted).norm() / wanted.norm()) < 1e-6
-        assert losses[row] == pytest.approx(loss, rel=1e-6)
+        assert float((hidden[row][batch.mask[row] == 1] - wanted).norm() / wanted.norm()) < 1e-10
+        assert losses[row] == pytest.approx(loss, rel=1e-10)
+        changes |= not torch.equal(wanted, before[row][0]) or loss != before[row][1]
+    assert changes or set(keys) <= _MAY_BE_SILENT
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.sampled(2)
+@pytest.mark.filterwarnings("ignore:Passing .gradient_checkpointing")
+def test_a_key_without_a_number_changes_none(tmp_path: Path, model_type: str) -> None:
+    """Each of them alone: eager transformers computes the same rows with it, and nothing of it is read here."""
+    family, folder = FAMILIES[model_type], _write(tmp_path, model_type)
+    ours, plain, batch = _both(folder, model_type)
+    config, saved = read_config(folder), (folder / "config.json").read_text()
+    hidden, losses = ours.last(batch)[0], ours.losses(batch)
+    for key in sorted((family.no_number | NO_NUMBER) - family.config_keys.keys() - _NOT_ALONE):
+        _set(folder, **{key: _ANY.get(key, 3)})
+        assert read_config(folder) == config
+        plain.read_config_again(folder)
+        wanted, loss = plain.row(batch, 0)
+        assert float((hidden[0] - wanted).norm() / wanted.norm()) < 1e-10, key
+        assert losses[0] == pytest.approx(loss, rel=1e-10), key
+        (folder / "config.json").write_text(saved)
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
@@ -166,7 +228,7 @@ def test_keys_that_are_not_carried_out_are_refused_by_name(tmp_path: Path, model
     """Keys of the family, values that a key can't have, and keys that nobody knows; null says nothing."""
     family, path = FAMILIES[model_type], tmp_path / "config.json"
     wrong: dict[str, Any] = {key: {"1": [1]} for key in family.refused}
-    wrong |= {key: 0.5 for key, spec in family.config_keys.items() if len(spec.choices) == 1}
+    wrong |= {key: 0.5 for key, spec in family.config_keys.items() if spec.choices}
     wrong |= {"embedding_multiplier": 12.0, "logits_scaling": 8, "use_qk_norm": True, "norm_type": "rms"}
     wrong |= {} if "partial_rotary_factor" in family.config_keys else {"partial_rotary_factor": 0.5}
     for key, value in wrong.items():

@@ -14,7 +14,7 @@ import torch
 from edge.data.tokens import load_tokenizer
 from edge.predicting.__main__ import main
 from edge.predicting.generating import Sampling, go_on
-from edge.predicting.tasks import ends_of_text
+from edge.predicting.tasks import ends_of_text, unused_settings
 from edge.predicting.whole import WholeModel
 from ringtune.errors import ModelError
 from ringtune.jobs.job import load_job
@@ -133,6 +133,40 @@ def test_text_ends_where_generate_of_the_library_ends_it(tmp_path: Path, ends: d
         (folder / name).unlink()
     assert ends_of_text(folder, SimpleNamespace(eos_token_id=5)) == (5,)
     assert ends_of_text(folder, SimpleNamespace(eos_token_id=None)) == ()
+
+
+_CHOOSING = {
+    **dict.fromkeys(("temperature", "top_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "min_p"), 0.5),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "length_penalty", "diversity_penalty"), 1.5),
+    **dict.fromkeys(("top_k", "num_beams", "no_repeat_ngram_size", "max_length", "min_length", "max_new_tokens"), 7),
+    **dict.fromkeys(("do_sample", "early_stopping", "renormalize_logits", "remove_invalid_values"), True),
+    **{key: [5] for key in ("suppress_tokens", "begin_suppress_tokens", "stop_strings", "of_some_later_version")},
+}
+"""Key of ``generation_config.json`` that chooses tokens -> a value that is not the library's default."""
+
+
+def test_settings_of_a_model_that_choose_tokens_are_told_if_they_are_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each alone by its name; the library's own values of all its keys say nothing, and nothing is said twice."""
+    from transformers import GenerationConfig
+
+    folder = write_family(tmp_path / "base", "gpt2", num_blocks=1, with_decoder=True)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(GenerationConfig(eos_token_id=[7], pad_token_id=0).to_dict()))
+    assert unused_settings(folder) == ""
+    for key, value in _CHOOSING.items():
+        path.write_text(json.dumps({"eos_token_id": 7, "use_cache": False, key: value}))
+        assert f"has {key} = {value!r}, not used here: --temperature" in unused_settings(folder)
+    (tmp_path / "job.toml").write_text(JOB.format(model=folder), encoding="utf-8")
+    (tmp_path / "rows.jsonl").write_text('{"text": "w1"}\n' * 3, encoding="utf-8")
+    assert main([str(tmp_path / "job.toml"), str(folder), str(tmp_path / "rows.jsonl"), "--max-new-tokens", "1"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [list(line) for line in lines] == [["told"], *[["row", "predicted"]] * 3]
+    path.unlink()  # the library then takes them from config.json
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"temperature": 0.5}))
+    assert unused_settings(folder).startswith("config.json of the model has temperature = 0.5, not")
 
 
 def test_predicting_says_what_it_can_not_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
