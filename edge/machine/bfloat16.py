@@ -1,9 +1,9 @@
 """Tell whether this machine multiplies bfloat16 faster than float32.
 
 What torch says of the processor decides, and no measurement, because a run's result depends on the answer: it has to be
-the same tomorrow. ``python -m tests.bench.frozen_weights`` measures what it is worth: 4 times on AVX512-BF16. Without
-such instructions torch computes the same products by other means, more slowly than in float32. A torch that can't be
-asked (2.9 has no such function) counts as one without them.
+the same tomorrow. It is worth 4 times on AVX512-BF16. Without such instructions torch computes the same products by
+other means, more slowly than in float32. A torch that can't be asked (2.9 has no such function) counts as one without
+them.
 
 Source: torch 2.13, ``torch.cpu.get_capabilities`` and ``torch.cuda.is_bf16_supported``.
 """

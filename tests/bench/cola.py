@@ -8,8 +8,6 @@ those that miss their bound. ``--only PART ...`` measures some of them::
     accuracy      low rank, linear and mlp with an update every 4 steps beside LoRA, in three quarters of an hour
     users         eight users that train together, alone, or in collaboration; in an hour and a half
     speedup       a step with a helper over one without, on boards of the testbed; as root, in five minutes
-    cases         the same for smaller batches, and for manners that change the result
-    break_even    the same at three rates of the links, beside what the simulator predicts; as root, in four minutes
 
 Writes ``build/bench/cola.json``: a key for each part, where parts that were not asked for keep what they had, and the
 figures of a part under ``figures`` in it. Those on boards tell times; all others run in this process, and tell none.
@@ -34,8 +32,6 @@ PARTS: Final = {
     "accuracy": "tests.bench.cola_accuracy",
     "users": "tests.bench.cola_users",
     "speedup": "tests.bench.cola_speedup",
-    "cases": "tests.bench.cola_cases",
-    "break_even": "tests.bench.cola_break_even",
 }
 
 

@@ -7,7 +7,6 @@ those that miss their bound. ``--only PART ...`` measures some of them::
     saved         what blocks keep under each policy for activations, and what that costs in time
     auto          rings with little memory, where the planner chooses the policy
     hift          what the optimizer's state takes where one group of units trains at a time
-    frozen        weights that do not train, in 16 and 8 bits
     hift-boards   all parameters of a 110-million model on four boards of 1 GiB
 
 Writes ``build/bench/memory.json``: a key for each part, where parts that were not asked for keep what they had, and the
@@ -32,7 +31,6 @@ PARTS: Final = {
     "saved": "tests.bench.saved_activations",
     "auto": "tests.bench.auto_activations",
     "hift": "tests.bench.hift_state",
-    "frozen": "tests.bench.frozen_weights",
     "hift-boards": "tests.bench.hift_boards",
 }
 

@@ -38,8 +38,7 @@ from ringtune.errors import DeadlineError
 from ringtune.jobs.job import load_job
 from ringtune.machine.memory import LIBRARY_BYTES
 from tests.bench.board_memory import BoardMemory, MemoryWatch, resident
-from tests.bench.collecting import write_llama
-from tests.bench.memory_models import write_images, write_vit
+from tests.bench.memory_models import write_images, write_llama, write_vit
 from tests.support.tiny import write_rows
 
 MOST_ERROR, ROOM, TOO_LITTLE = 0.10, 1.05, 0.80

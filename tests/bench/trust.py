@@ -4,15 +4,11 @@
 draws     engines and rounds on a virtual clock under 5,000 drawn sets of faults                        4 minutes
 matrix    real processes that fail at each place, then at random ones                                   1 hour
 outcomes  processes stopped, links, disks, memory and clocks, on boards of the testbed, then at random  1 hour
-clocks    a clock that is wrong where connections are encrypted                                         2 minutes
 deaths    the coordinator, or the submitter, killed at each place                                       15 minutes
 kills     a local run's processes killed at random moments, then resumed                                10 minutes
-recovery  how soon a run goes on without a host that is killed                                          5 minutes
-link      a ring behind a link of 2 Mbit/s for ``--link-minutes``                                       1 hour
-overheads what copies and TLS cost                                                                      40 minutes
 ========= =========================================================================================== =============
 
-``python -m tests.bench.trust [--only PART ...] [--minutes 30] [--link-minutes 60] [--go-on]``. Of the minutes of random
+``python -m tests.bench.trust [--only PART ...] [--minutes 30] [--go-on]``. Of the minutes of random
 faults two thirds are those of *matrix*, one third those of *outcomes*. Each part writes its own
 figures to ``build/bench/trust.json``. With ``--go-on`` parts that went well in an earlier call are not done again, and
 those that keep their trials go on where they were. Exit code 1 if any part did not go as it has to; a part that this
@@ -39,18 +35,14 @@ DRAWS = "5000"
 _KEEP_TRIALS = ("matrix", "outcomes")
 
 
-def commands(minutes: float, link_minutes: float) -> dict[str, tuple[str, ...]]:
+def commands(minutes: float) -> dict[str, tuple[str, ...]]:
     """The words after ``python -m`` of each part."""
     return {
         "draws": ("pytest", "-q", "tests/suites/test_faults_on_virtual_clock.py", "-o", "timeout=0"),
         "matrix": ("tests.bench.fault_matrix", "--minutes", f"{minutes * 2 / 3:g}"),
         "outcomes": ("tests.bench.outcomes", "--minutes", f"{minutes / 3:g}"),
-        "clocks": ("tests.bench.clocks",),
         "deaths": ("tests.bench.coordinator_death",),
         "kills": ("tests.bench.kill",),
-        "recovery": ("tests.bench.recovery",),
-        "link": ("tests.bench.slow_link", "--minutes", f"{link_minutes:g}"),
-        "overheads": ("tests.bench.overheads",),
     }
 
 
@@ -90,10 +82,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="only these parts")
     parser.add_argument("--minutes", type=float, default=30.0, help="of random faults")
-    parser.add_argument("--link-minutes", type=float, default=60.0, help="behind a slow link")
     parser.add_argument("--go-on", action="store_true", help="with what earlier calls have done")
     options = parser.parse_args()
-    parts = commands(options.minutes, options.link_minutes)
+    parts = commands(options.minutes)
     if unknown := set(options.only) - parts.keys():
         parser.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
     parts = {name: words for name, words in parts.items() if name in (options.only or parts)}

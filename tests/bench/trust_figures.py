@@ -1,4 +1,4 @@
-"""``build/bench/trust.json``: what faults, copies and encryption cost; every benchmark of these writes its own part."""
+"""``build/bench/trust.json``: what comes of faults; every benchmark of them writes its own part."""
 
 from __future__ import annotations
 

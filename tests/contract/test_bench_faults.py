@@ -10,7 +10,6 @@ import pytest
 from tests.bench import kept_trials, trust
 from tests.bench.kept_trials import KeptTrials
 from tests.bench.outcomes import ROWS, UNHARMED, figures_of
-from tests.bench.paired import ratio_figures
 from tests.support.board_ring import COORDINATOR, LEASE_S, NAMES
 from tests.support.outcomes import Outcome, Row, problems_of
 from tests.support.strikes import STRIKES
@@ -86,18 +85,6 @@ def test_figures_of_a_row_count_what_went_otherwise() -> None:
     found = figures_of(row(Outcome.WITHOUT), trials)
     assert (found["trials"], found["as_stated"], found["problems"]) == (2, 1, ["no outcome: it hangs"])
     assert found["detection"]["median_s"] == 5.5 and found["rejoined"]["count"] == 1
-
-
-def test_ratio_is_judged_by_its_interval() -> None:
-    """Shown where all of it is below the bound, missed where all is above, open where noise hides it."""
-
-    def pairs(ratio: float, noise: float) -> list[tuple[list[float], list[float]]]:
-        return [([ratio + share * noise], [1.0]) for share in (-1, -0.5, 0, 0.5, 1) for _ in range(4)]
-
-    assert ratio_figures(pairs(1.01, 0.005), bound=1.03)["verdict"] == "shown"
-    assert ratio_figures(pairs(1.06, 0.005), bound=1.03)["verdict"] == "missed"
-    assert ratio_figures(pairs(1.03, 0.2), bound=1.03)["verdict"] == "open"
-    assert ratio_figures(pairs(1.01, 0.005)[:3], bound=1.03)["verdict"] == "open", "three pairs say nothing of noise"
 
 
 def test_trials_are_kept_for_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

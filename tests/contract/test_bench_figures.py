@@ -14,7 +14,7 @@ import pytest
 from deploy.testbed import groups
 from deploy.testbed.capabilities import MissingCapability
 from ringtune.schedule.plan import Plan
-from tests.bench import auto_activations, convergence, memory_boards, paper_table, predictions, ring, sim, stages_table
+from tests.bench import auto_activations, memory_boards, paper_table, predictions, ring, sim, stages_table
 from tests.support.plans import make_plan
 from tests.support.profiles import node, profile_of
 
@@ -23,13 +23,10 @@ BENCHES = sorted(
     for path in Path(sim.__file__).parent.glob("*.py")
     if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
 )
-PACKAGES = ("attacks", "bad_input", "fuzz")
 Figures = dict[str, Any]
 
 
-@pytest.mark.parametrize(
-    "name", [*BENCHES, "tests.bench.bad_input.__main__", "tests.bench.fuzz.__main__", "tests.bench.attacks.__main__"]
-)
+@pytest.mark.parametrize("name", BENCHES)
 def test_bench_explains_itself(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Its module loads, and ``--help`` prints its options."""
     module = importlib.import_module(name)
@@ -69,16 +66,6 @@ def test_memory_over_single_divides_runs_of_equal_microbatches(monkeypatch: pyte
         assert runs[f"single-{count}"]["memory_touched_bytes"] == 2 * 7 * count
         assert runs[f"ringada-{count}"]["memory_resident_bytes"] == 3 * 1000 * count
     assert {steps for *_, steps in seen} == {paper_table.STEPS}, "speed-ups compare equal numbers of steps"
-
-
-def test_one_board_has_all_rows_and_no_link() -> None:
-    """Single's time is that of a board that waits for nobody: it owns the rows of all owners and hosts all blocks."""
-    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "c"], train_rows=10, num_steps=6)
-    alone = convergence.on_one_board(plan)
-    assert alone.nodes == ("a",)
-    assert [(owner.node, owner.train_rows, owner.eval_rows) for owner in alone.course.owners] == [("a", 20, 0)]
-    assert [(piece.node, piece.start, piece.stop) for piece in alone.placement.slices] == [("a", 0, 4)]
-    assert alone.course.num_steps == plan.course.num_steps
 
 
 # ---- when a benchmark fails ------------------------------------------------------------------------

@@ -1,7 +1,4 @@
-"""Every case of wrong input: one error line, the stated exit code, nothing left.
-
-``python -m tests.bench.bad_input`` tries the same cases and prints the answers.
-"""
+"""Every case of wrong input: one error line, the stated exit code, nothing left."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.bench.bad_input.all_cases import all_cases
-from tests.bench.bad_input.answers import Answer, Workshop, problems
-from tests.bench.bad_input.case import Case
+from tests.support.bad_input.all_cases import all_cases
+from tests.support.bad_input.answers import Answer, Workshop, problems
+from tests.support.bad_input.case import Case
 from tests.support.cluster import TEMPLATE
 
 LEAST_CASES = 300

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from coordinator.server.server import CoordinatorServer
 from edge.machine.libraries import NEEDLESS
-from tests.bench.imports import environment, join_once, load_once, python
 
+REPOSITORY = Path(__file__).parents[2]
+TIMEOUT_S = 60.0
 HEAVY = {"adapters", "numpy", "safetensors", "tokenizers", "torch", "transformers"}
 # not Pillow: transformers asks for it at each of its places anew, and those who plot or own pictures have it
 NEVER = {
@@ -24,6 +32,27 @@ NEVER = {
     "torchvision",
     "transformers.trainer",
 }
+# An agent that, when it would load torch, tells what it has loaded so far and ends.
+JOIN = """
+import json, os, sys
+from edge.agent.agent import Agent
+def tell(agent):
+    print(json.dumps({"modules": sorted(sys.modules)}), flush=True)
+    os._exit(0)
+Agent.preload = tell
+sys.argv[0] = "edge"
+from edge.__main__ import main
+sys.exit(main())
+"""
+LOAD = """
+import json, sys
+import edge.agent.process
+import torch
+from edge.machine.libraries import load_libraries, touch_kernels
+load_libraries()
+touch_kernels()
+print(json.dumps({"modules": sorted(sys.modules)}))
+"""
 HOST = """
 import json, sys
 from pathlib import Path
@@ -46,16 +75,42 @@ print(json.dumps({"modules": sorted(sys.modules)}))
 INSTALLED = {"scikit-learn": "sklearn"} | {name: name for name in ("accelerate", "librosa", "scipy", "soundfile")}
 
 
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment, with the packages of this tree."""
+    return {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'proto'}:{REPOSITORY}", **more}
+
+
+def python(code: str, *arguments: str, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Run code in a fresh interpreter.
+
+    Returns:
+        The JSON of its last line.
+    """
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", code, *arguments],
+        cwd=REPOSITORY,
+        env=env if env is not None else environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0 and done.stdout.strip(), f"exit {done.returncode}: {done.stderr}"
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
 def test_joining_loads_no_torch() -> None:
     """An agent is a member before it has loaded torch, the model libraries, or anything that they bring."""
-    loaded = set(join_once()["modules"])
+    with CoordinatorServer("127.0.0.1:0", lease_s=TIMEOUT_S) as server:
+        loaded = set(python(JOIN, "--coordinator", server.address, "--name", "a", "--memory", "1GiB")["modules"])
     assert {"grpc", "edge.agent.membership"} <= loaded, "it has joined"
     assert HEAVY & loaded == set()
 
 
 def test_loading_for_a_slice_loads_nothing_needless() -> None:
     """Of the libraries the idle agent loads what a slice needs: no trainer, no data sets."""
-    loaded = set(load_once()["modules"])
+    loaded = set(python(LOAD)["modules"])
     assert {"torch", "adapters.heads", "transformers.modeling_utils"} <= loaded
     assert NEVER & loaded == set()
 

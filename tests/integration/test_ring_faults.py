@@ -1,7 +1,6 @@
 """Faults with real processes: a killed, frozen or stopped agent, a forged frame, a user who stops.
 
-What a fault is told as says which rule has found it: a broken link, or a lease that has ended. How many seconds that
-takes is measured by ``python -m tests.bench.faults``.
+What a fault is told as says which rule has found it: a broken link, or a lease that has ended.
 """
 
 from __future__ import annotations

@@ -1,0 +1,221 @@
+"""Jobs: every key with a wrong kind of value, misspelt, out of range; files that are no job."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+from ringtune.jobs.job import Job
+from tests.support.bad_input.case import BASE_JOB, Case, job_case, set_case, text_case
+
+HUGE = "1" + "0" * 22
+OUT_OF_RANGE: dict[str, tuple[str, ...]] = {
+    "train.learning_rate": ("-0.1", "nan", "inf", "1e300"),
+    "train.weight_decay": ("-1", "nan", "1e300"),
+    "train.dropout": ("1", "-0.5", "nan"),
+    "train.warmup_steps": ("-1", HUGE),
+    "train.batch_size": ("0", "-4", HUGE),
+    "train.microbatches": ("0", "-1", "9"),
+    "train.max_length": ("0", "-16", "1", "2", HUGE),
+    "train.local_iterations": ("0", "-1", HUGE),
+    "train.rounds": ("0", "-1", HUGE),
+    "train.max_steps": ("0", "-1", "1000000000000", HUGE),
+    "train.eval_every": ("-1", HUGE),
+    "train.checkpoint_every": ("-1", HUGE),
+    "train.seed": ("-1", HUGE),
+    "train.method": ('"sgd"', '""', '"hfit"'),
+    "train.optimizer": ('"adam"', '""'),
+    "train.lr_schedule": ('"step"', '""'),
+    "model.task": ('"translation"', '""'),
+    "model.dtype": ('"float8"', '"half"'),
+    "model.path": (
+        '""',
+        '" "',
+        '"no-such-model"',
+        '"train.csv"',
+        '"bert-base-uncased"',
+        '"google/vit-base-patch16-224"',
+    ),
+    "data.train": ('"no-such.csv"', '"model"', '"train.txt.gz"'),
+    "data.eval": ('"no-such.csv"', '"model"'),
+    "data.text": ('""', '"label"'),
+    "data.label": ('""', '"text"'),
+    "data.labels": ('["a"]', '["a","a"]', '["good",""]'),
+    "data.split": ('"even"', '"dirichlet:0"', '"dirichlet:x"', '"dirichlet:-1"', '"dirichlet:inf"'),
+    "data.owners": ("-1", "3", HUGE),
+    "data.stride": ("-1", HUGE),
+    "adapter.config": (
+        '""',
+        '"seq_bm"',
+        '"vera"',
+        '"prefix_tuning"',
+        '"seq_bn_inv"',
+        '"direft"',
+        '"lora[r=0]"',
+        '"lora[r=-3]"',
+        '"lora[r=1000000000]"',
+        '"lora[r=2.5]"',
+        "\"lora[r='8']\"",
+        '"lora[rank=8]"',
+        "\"lora[alpha='x']\"",
+        "\"lora[attn_matrices=['z']]\"",
+        "\"lora[attn_matrices='q']\"",
+        '"lora[dropout=2]"',
+        "\"lora[composition_mode='minus']\"",
+        '"lora[r=8"',
+        '"lora[r]"',
+        '"lora[r=8,r=4]"',
+        '"lora[leave_out=[99]]"',
+        '"lora[leave_out=3]"',
+        "\"lora[init_weights='nothing']\"",
+        '"seq_bn[reduction_factor=0]"',
+        '"seq_bn[reduction_factor=-2]"',
+        "\"seq_bn[reduction_factor='x']\"",
+        '"seq_bn[reduction=8]"',
+        "\"seq_bn[non_linearity='none']\"",
+        "\"seq_bn[scaling='big']\"",
+        '"full|lora"',
+        '"full[r=8]"',
+        '"seq_bn[mh_adapter=1]"',
+        '"seq_bn[output_adapter=False]"',
+        '"seq_bn[cross_adapter=True]"',
+        '"seq_bn[phm_layer=True]"',
+        '"seq_bn[dropout=-1]"',
+        "\"seq_bn[is_parallel='yes']\"",
+        '"loreft[r=0]"',
+        '"loreft[layers=[99]]"',
+        '"loreft[prefix_positions=-1]"',
+        '"loreft[rank=2]"',
+        '"mtl_lora[n_up_projection=0]"',
+        '"linear[hidden=8]"',
+        "\"linear[attn_matrices=['z']]\"",
+        '"linear[alpha=0]"',
+        '"linear[selfattn_lora=False]"',
+        '"linear|lora"',
+        '"mlp[hidden=0]"',
+        '"mlp[hidden=2.5]"',
+        '"mlp[hiden=8]"',
+        '"mlp[leave_out=[99]]"',
+        '"seq_bn|"',
+        '"|"',
+        '"seq_bn|seq_bn"',
+        "\"__import__('os')\"",
+        "\"seq_bn[reduction_factor=__import__('os').getpid()]\"",
+    ),
+    "unfreeze.every_steps": ("0", "-1", HUGE),
+    "unfreeze.at": ("[0]", "[3,2]", "[2,2]", '"soon"', "[-1]", f"[{HUGE}]"),
+    "wire.dtype": ('"float8"', '"fp16"', '""'),
+    "privacy.private_blocks": ("-1", "99", HUGE),
+    "operations.policy": ('"two_stage"', '""', '"joint"', '"given"'),
+    "operations.heads": ("-1",),
+    "operations.compute": ("0", "-0.1", "1.0001", "nan", "inf", "0.6"),
+    "operations.full": ("-1", "1", HUGE),
+    "operations.forward_only": ("-1", "1"),
+    "operations.backward_score": ('"loss"', '""'),
+    "operations.forward_score": ('"gradient"', '""'),
+    "operations.score_scale": ("0", "-1", "nan", "inf"),
+    "operations.ties": ('"even"', '""'),
+    "operations.refresh_rounds": ("-1", "1", HUGE),
+    "operations.by_slice": ("true",),
+    "operations.balance": ("true",),
+    "operations.table": ('"none.json"', '"model"', '"train.csv"', '"{}"', '"a\\u0000b"', '"~nouser_x/t.json"'),
+    "runtime.threads": ("-1", "100000", HUGE),
+    "runtime.lease_s": ("0", "-1", "nan", "inf", "1e-9", "1e300"),
+    "runtime.wait_s": ("0", "-1", "nan", "1e-9", "1e300"),
+}
+NOT_TOML = {
+    "a duplicate key": (BASE_JOB + "rounds = 2\n", "rounds"),
+    "a duplicate section": (BASE_JOB + '[data]\ntrain = "train.csv"\n', "data"),
+    "a backslash path": (BASE_JOB.replace('"model"', '"C:\\models\\mini"'), "backslash"),
+    "a text without an end": (BASE_JOB.replace('"model"', '"model'), "line"),
+    "a value without quotes": (BASE_JOB.replace('"model"', "model"), "line"),
+    "a key without a value": (BASE_JOB + "seed =\n", "line"),
+    "a colon for the equals sign": (BASE_JOB + "seed: 3\n", "line"),
+    "JSON": ('{"model": {"path": "model"}}', "toml"),
+    "YAML": ("model:\n  path: model\n", "toml"),
+    "a python file": ("import os\n", "toml"),
+    "a byte order mark before a wrong key": ("\ufeff" + BASE_JOB + "seeds = 3\n", "train.seeds"),
+    "deep nesting": ("a = " + "[" * 3000, "toml"),
+}
+
+
+def cases() -> list[Case]:
+    """All of them."""
+    found = [set_case(key, value) for key, values in OUT_OF_RANGE.items() for value in values]
+    found += [_wrong_kind(name) for name in _keys()]
+    found += [_misspelt(name) for name in _keys()]
+    found += [text_case(f"job with {name}", text, says) for name, (text, says) in NOT_TOML.items()]
+    found += _files() + _sections()
+    return found
+
+
+def _keys() -> dict[str, object]:
+    """Every key of a job with its type."""
+    sections = typing.get_type_hints(Job)
+    names: dict[str, object] = {}
+    for field in dataclasses.fields(Job):
+        hint = sections[field.name]
+        kind = next((arg for arg in typing.get_args(hint) if dataclasses.is_dataclass(arg)), hint)
+        for key, key_hint in typing.get_type_hints(kind).items():
+            if key in {each.name for each in dataclasses.fields(kind)}:
+                names[f"{field.name}.{key}"] = key_hint
+    return names
+
+
+def _wrong_kind(name: str) -> Case:
+    """A table where a text, a number or a list is asked for."""
+    return set_case(name, "{}", "table")
+
+
+def _misspelt(name: str) -> Case:
+    """A key with its last letters swapped for others."""
+    section, _, key = name.partition(".")
+    return Case(
+        name=f"misspelt {name}",
+        arguments=("plan", "job.toml", "--assume", "2", "--set", f"{section}.{key}x=1"),
+        code=5,
+        says=(f"{section}.{key}x", "did you mean"),
+    )
+
+
+def _files() -> list[Case]:
+    """Files that are no job at all."""
+    plan = ("plan", "job.toml", "--assume", "2")
+    return [
+        Case(name="no job file", arguments=("plan", "none.toml", "--assume", "2"), code=5, says=("none.toml",)),
+        Case(name="a folder as job", arguments=("plan", "model", "--assume", "2"), code=5, says=("model", "folder")),
+        Case(name="a CSV as job", arguments=("plan", "train.csv", "--assume", "2"), code=5, says=("train.csv", "toml")),
+        text_case("an empty job", "", "model"),
+        text_case("a job of bytes", bytes(range(256)), "utf-8"),
+        text_case("a job in UTF-16", BASE_JOB.encode("utf-16"), "utf-8"),
+        Case(
+            name="a job that is too large",
+            arguments=plan,
+            code=5,
+            says=("bytes",),
+            prepare=lambda place: place.write("job.toml", BASE_JOB + "#" * 20_000_000),
+        ),
+    ]
+
+
+def _sections() -> list[Case]:
+    """Sections and keys that are somewhere else, or nowhere."""
+    return [
+        job_case("a section that is not there yet", "[model]", "[offload]\nto = 1\n[model]", "offload"),
+        job_case("an unknown section", "[model]", "[models]\n[model]", "models", "did you mean"),
+        job_case("a section as a value", "[model]", "data = 3\n[model]", "data", code=5),
+        job_case("a list of sections", "[data]", "[[data]]", "data", "table"),
+        job_case("clipping", "rounds = 1", "rounds = 1\nclip_norm = 1.0", "clip_norm"),
+        job_case("rounds and max_steps", "rounds = 1", "rounds = 1\nmax_steps = 5", "rounds", "max_steps"),
+        job_case("unfreezing for another method", "rounds = 1", 'rounds = 1\nmethod = "all"\n[unfreeze]', "unfreeze"),
+        job_case("unfreezing twice", "rounds = 1", "rounds = 1\n[unfreeze]\nevery_steps = 2\nat = [4]", "unfreeze"),
+        job_case("patience without auto", "rounds = 1", "rounds = 1\n[unfreeze]\npatience_steps = 2", "patience_steps"),
+        job_case("train.path", "rounds = 1", 'rounds = 1\npath = "model"', "train.path", "[model]"),
+        job_case("model.batch_size", 'path = "model"', 'path = "model"\nbatch_size = 3', "model.batch_size", "[train]"),
+        job_case("data.rounds", 'train = "train.csv"', 'train = "train.csv"\nrounds = 3', "data.rounds", "[train]"),
+        job_case("train.labels", "rounds = 1", 'rounds = 1\nlabels = ["a", "b"]', "train.labels", "[data]"),
+        job_case("a key before the sections", "[model]", "seed = 3\n[model]", "seed", "[train]"),
+        job_case("train.dtype", "rounds = 1", 'rounds = 1\ndtype = "int8"', "train.dtype"),
+        job_case("a batch that fits nowhere", "batch_size = 8", "batch_size = 20000000", "train.batch_size", code=6),
+        job_case("labels for a language model", '"model"', '"model"\ntask = "causal-lm"', "task"),
+    ]
