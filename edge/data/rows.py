@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import statistics
 import time
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -22,7 +24,7 @@ from edge.data.questions import Questions
 from edge.data.rows_digest import RowsDigest
 from edge.data.tagged import TaggedTexts
 from edge.data.texts import LabelledTexts, NumberedTexts
-from edge.data.tokens import Batch
+from edge.data.tokens import Batch, NoTokenError
 from ringtune.errors import DataError
 from ringtune.jobs.job import Job
 from ringtune.jobs.labels import look_alikes
@@ -55,6 +57,31 @@ SOURCES: Mapping[str, Callable[[Job, Path], Source]] = {
 }
 
 
+class Place(NamedTuple):
+    """Where the rows are that examples were made of.
+
+    Attributes:
+        path: of the file.
+        lines: of the file, one for each row; empty where rows have none.
+    """
+
+    path: Path
+    lines: Sequence[int] = ()
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Name the file and the line of a text that has no token.
+
+        Raises:
+            DataError: in place of ``NoTokenError``.
+        """
+        try:
+            yield
+        except NoTokenError as error:
+            line = f", line {self.lines[error.row]}" if self.lines else ""
+            raise DataError(f"{self.path}{line}: {error.what}") from error
+
+
 class MeanTokens(NamedTuple):
     """Mean padded lengths of batches, in tokens; 0 = there are none."""
 
@@ -82,7 +109,7 @@ class OwnerDataset:
         labels: class names of the training rows.
         eval_labels: class names of the evaluation rows.
         left_out: rows of the files that are left out, by why: this owner's share of them.
-        source: names the rows in errors.
+        places: where the rows to train on are, which names them in errors, and those to evaluate on.
         digest: of the rows, their classes and users.
         users: whose rows these are, in the order of the rows.
         hides_counts: as for ``load``.
@@ -102,14 +129,14 @@ class OwnerDataset:
         labels: Sequence[str] = (),
         eval_labels: Sequence[str] = (),
         left_out: Mapping[str, int] | None = None,
-        source: str = "data",
+        places: tuple[Place, Place] = (Place(Path("data")), Place(Path("data"))),
         digest: RowsDigest | None = None,
         users: tuple[UserRows, ...] = (),
         hides_counts: bool = True,
     ) -> None:
         self._train = train
         self._evaluation = evaluation
-        self._source = source
+        self._places, self._source = places, str(places[0].path)
         self._digest = digest or RowsDigest()
         self._targets: Mapping[str, int] = {}
         self._streams: dict[tuple[int, int, str], BatchStream] = {}
@@ -162,7 +189,8 @@ class OwnerDataset:
             labels=[found.labels[row] for row in kept] if found.labels else None,
         )
         digest = RowsDigest()
-        train, labels, users = _take(source, found, [kept[place] for place in mine], digest)
+        train_place, eval_place = Place(path), Place(path if eval_path is None else eval_path)
+        train, labels, users, train_place = _take(source, found, [kept[at] for at in mine], digest, train_place)
         evaluation: Examples | None = None
         eval_labels: tuple[str, ...] = ()
         eval_users: tuple[tuple[str, int], ...] = ()
@@ -174,8 +202,8 @@ class OwnerDataset:
             held_out_rows = tuple(range(len(judged.rows)))
         if held_out_rows:
             own = even_share(len(held_out_rows), num_owners=num_owners, share=share)
-            chosen = [held_out_rows[place] for place in own]
-            evaluation, eval_labels, eval_users = _take(source, judged, chosen, digest)
+            chosen = [held_out_rows[at] for at in own]
+            evaluation, eval_labels, eval_users, eval_place = _take(source, judged, chosen, digest, eval_place)
         for note in dict.fromkeys((*found.notes, *judged.notes)):
             _LOG.warning("%s", note)
         return OwnerDataset(
@@ -186,7 +214,7 @@ class OwnerDataset:
             left_out={
                 why: len(even_share(count, num_owners=num_owners, share=share)) for why, count in left_out.items()
             },
-            source=str(path),
+            places=(train_place, eval_place),
             digest=digest,
             users=count_users(users, eval_users),
             hides_counts=hides_counts,
@@ -239,11 +267,13 @@ class OwnerDataset:
             if self._evaluation is None:
                 raise DataError(f"{self._source} comes without evaluation rows; plan anew")
             rows = eval_rows(self.eval_rows, course.batch_size, item.batch)
-            return self._evaluation.batch(rows, self._targets)
+            with self._places[1].named():
+                return self._evaluation.batch(rows, self._targets)
         key = (course.batch_size, course.seed, item.owner)
         if key not in self._streams:
             self._streams[key] = BatchStream(self.train_rows, course.batch_size, course.seed, item.owner)
-        return self._train.batch(self._streams[key].rows(item.batch), self._targets)
+        with self._places[0].named():
+            return self._train.batch(self._streams[key].rows(item.batch), self._targets)
 
     def mean_tokens(self, batch_size: int, seed: int, owner: str, *, budget_s: float = TOKENS_BUDGET_S) -> MeanTokens:
         """Mean padded length of the owner's batches, over one pass of the training rows and an evaluation.
@@ -258,12 +288,14 @@ class OwnerDataset:
             budget_s: for each of the two, seconds.
         """
         stream = BatchStream(self.train_rows, batch_size, seed, owner)
-        train = _mean_width(self._train, map(stream.rows, range(stream.num_batches)), budget_s)
+        with self._places[0].named():
+            train = _mean_width(self._train, map(stream.rows, range(stream.num_batches)), budget_s)
         if self._evaluation is None or not self.eval_rows:
             return MeanTokens(train, 0.0)
         order = RandomStream("widths", seed, owner).permutation(-(-self.eval_rows // batch_size))
         batches = (eval_rows(self.eval_rows, batch_size, index) for index in order)
-        return MeanTokens(train, _mean_width(self._evaluation, batches, budget_s))
+        with self._places[1].named():
+            return MeanTokens(train, _mean_width(self._evaluation, batches, budget_s))
 
     def score(self, course: Course, item: Item, batch: Batch, found: Predicting) -> Values:
         """Score an evaluation's predictions row by row, beyond the head's own numbers.
@@ -290,9 +322,9 @@ def _mean_width(examples: Examples, batches: Iterable[Sequence[int]], budget_s: 
 
 
 def _take(
-    source: Source, found: Rows, chosen: Sequence[int], digest: RowsDigest
-) -> tuple[Examples, tuple[str, ...], tuple[tuple[str, int], ...]]:
-    """Make the examples of chosen rows; with the names of their classes or tags, and whose each is, how many."""
+    source: Source, found: Rows, chosen: Sequence[int], digest: RowsDigest, place: Place
+) -> tuple[Examples, tuple[str, ...], tuple[tuple[str, int], ...], Place]:
+    """Make the examples of chosen rows; with names of their classes or tags, whose each is how many, and where."""
     own = sorted_by_user(chosen, found.users)
     targets = tuple(found.targets[index] for index in own) if found.targets else ()
     names = targets if found.labels else tuple({name for tags in targets for name in tags} if found.tags else ())
@@ -302,5 +334,7 @@ def _take(
     digest.add(targets)
     if users:
         digest.add(users)
-    examples = source.examples(taken, targets)
-    return examples, names, tuple(zip(users, examples.of_rows, strict=True)) if users else ()
+    place = place._replace(lines=array("q", (found.lines[index] for index in own)) if found.lines else ())
+    with place.named():
+        examples = source.examples(taken, targets)
+    return examples, names, tuple(zip(users, examples.of_rows, strict=True)) if users else (), place

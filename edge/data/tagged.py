@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 from edge.data.examples import ClassCounts, Summed, Sums, Values
-from edge.data.tokens import IGNORED, Batch, Padder, TokenRow, load_tokenizer
-from ringtune.errors import DataError, ModelError
+from edge.data.tokens import IGNORED, Batch, NoTokenError, Padder, TokenRow, load_tokenizer
+from ringtune.errors import ModelError
 from ringtune.jobs.job import Job
 from ringtune.jobs.rows import Rows, read_rows
 from ringtune.models.family import TAGGING
@@ -74,12 +74,12 @@ class TaggedTexts:
         """Make one example of each text, and tell how many words are left out.
 
         Raises:
-            DataError: a text has tags, and no token.
+            NoTokenError: a text has tags, and no token.
         """
         encoded = [self.encode(words) for words in rows]
-        for words, row in zip(rows, encoded, strict=True):
+        for index, row in enumerate(encoded):
             if not row.words:
-                raise DataError(f"a text of {len(words)} words has no token that the tokenizer knows; remove it")
+                raise NoTokenError(index, f"{row.num_words} words")
         examples = self.made(encoded, labels)
         if examples.num_cut:
             total = sum(row.num_words for row in encoded)

@@ -105,6 +105,20 @@ class Padder:
         return ids, mask, types
 
 
+class NoTokenError(DataError):
+    """A text has no token, as one of odd characters with a tokenizer that adds none.
+
+    Attributes:
+        row: index of the text among those that examples were made of.
+        what: is wrong, and the remedy.
+    """
+
+    def __init__(self, row: int, length: str) -> None:
+        self.row = row
+        self.what = f"a text of {length} has no token that the tokenizer knows; remove its row"
+        super().__init__(self.what)
+
+
 Text = str | tuple[str, str]
 """A text, or two that belong together."""
 
@@ -136,7 +150,7 @@ class Encoder:
         """Encode these texts, special tokens included, cut at ``max_length``.
 
         Raises:
-            DataError: a text has no token, as one of odd characters with a tokenizer that adds none.
+            NoTokenError: a text has none.
         """
         return [self._encode(row, max_length) for row in rows]
 
@@ -149,9 +163,7 @@ class Encoder:
             found = self._tokenizer(*both, truncation=True, max_length=max_length)
             ids = array("i", found["input_ids"])
             if not ids:
-                raise DataError(
-                    f"a text of {sum(map(len, both))} characters has no token that the tokenizer knows; remove its row"
-                )
+                raise NoTokenError(row, f"{sum(map(len, both))} characters")
             if len(ids) == max_length and len(self._tokenizer(*both, verbose=False)["input_ids"]) > max_length:
                 self._cut.add(row)
             self._encoded[key] = TokenRow(ids, array("i", found.get("token_type_ids", [0] * len(ids))))

@@ -203,10 +203,18 @@ class QuestionAnswering(_OneOutput):
         return int((batch.labels[:, 0] != IGNORED).sum())
 
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
-        """Sum half the cross entropies of start and end; return the logits to be scored against the answers' texts."""
+        """Sum half the cross entropies of start and end; return the logits to be scored against the answers' texts.
+
+        No probability is left for padding, which depends on the neighbours of a row.
+        """
         both = ((output.start_logits, batch.labels[:, 0]), (output.end_logits, batch.labels[:, 1]))
         losses = [
-            nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+            nn.functional.cross_entropy(
+                logits.masked_fill(batch.mask == 0, torch.finfo(logits.dtype).min),
+                labels,
+                ignore_index=IGNORED,
+                reduction="sum",
+            )
             for logits, labels in both
         ]
         return HeadCounts(

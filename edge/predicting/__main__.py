@@ -50,6 +50,7 @@ def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]
     """
     import torch
 
+    from edge.data.tokens import NoTokenError
     from edge.predicting.generating import Sampling
     from edge.predicting.tasks import PREDICTORS, unused_settings
     from edge.predicting.whole import WholeModel
@@ -63,7 +64,10 @@ def predictions(job: Job, given: argparse.Namespace) -> Iterator[dict[str, Any]]
     rows, first = predictor.rows(given.data), 0
     at_once = 1 if job.model.task == CAUSAL_LM else job.train.batch_size  # texts go on one by one in any case
     while taken := list(itertools.islice(rows, at_once)):
-        found = predictor.predict([value for _, value in taken], first)
+        try:
+            found = predictor.predict([value for _, value in taken], first)
+        except NoTokenError as error:
+            raise DataError(f"{given.data}, row {first + error.row + 1}: {error.what}") from error
         for (row, _), said in zip(taken, found, strict=True):
             yield {"row": dict(row), "predicted": said}
         first += len(taken)

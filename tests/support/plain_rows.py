@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.modeling_utils import no_init_weights
 
 from edge.data.tokens import IGNORED, Batch, Padder, TokenRow
-from edge.model.heads import head_output, task_of
+from edge.model.heads import HeadCounts, head_output, task_of
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import build_skeleton
 from edge.model.slice import BlockRunner, materialise
@@ -122,13 +122,18 @@ class Ours:
         return logits
 
     @_exact
+    def counts(self, batch: Batch, last: torch.Tensor, more: Mapping[str, Any]) -> HeadCounts:
+        """Loss and counts of a batch, as training and evaluation sum them up."""
+        return self.task.run(self.head, last, batch, more)
+
+    @_exact
     def losses(self, batch: Batch) -> list[float]:
         """The summed loss of each row, computed in the batch; 0 for a head that is new."""
         last, _ = self.last(batch)
         if self.task is not task_of(CAUSAL_LM):
             return [0.0] * len(batch.mask)
         cut = [batch.rows(row, row + 1) for row in range(len(batch.mask))]
-        return [float(self.task.run(self.head, last[row : row + 1], one, {}).loss_sum) for row, one in enumerate(cut)]
+        return [float(self.counts(one, last[row : row + 1], {}).loss_sum) for row, one in enumerate(cut)]
 
 
 class Plain:

@@ -6,6 +6,7 @@ listed by ``ringtune.files.pictures``; how long a text is in tokens only its tok
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,6 +109,7 @@ class Rows:
         columns: of the file; empty where it has none.
         notes: what a person has to know of how the file was read.
         left_out_lines: sentences on ``left_out``, with the first lines of the file.
+        lines: of the file, where each row is; empty for pictures and plain text.
     """
 
     rows: Sequence[Any]
@@ -119,6 +121,7 @@ class Rows:
     columns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     left_out_lines: tuple[str, ...] = ()
+    lines: Sequence[int] = ()
 
     @property
     def targets(self) -> Sequence[Any]:
@@ -160,6 +163,7 @@ def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Row
         columns=account.columns,
         notes=tuple(account.notes),
         left_out_lines=tuple(account.lines_left_out()),
+        lines=array("q", (row.record[0] for row in rows)),
     )
 
 

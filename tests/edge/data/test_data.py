@@ -249,6 +249,32 @@ def test_encoder_counts_what_it_cuts_and_refuses_what_has_no_token() -> None:
         empty.rows([0], max_length=3)
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+@pytest.mark.parametrize("of_evaluation", [False, True])
+def test_a_text_without_a_token_is_refused_by_file_and_line(
+    tmp_path: Path, suffix: str, *, of_evaluation: bool
+) -> None:
+    """Before the first step where lengths are asked for, and in a batch; a tokenizer without special tokens."""
+    folder = tiny.write_model(tmp_path / "model", num_blocks=1)
+    saved = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(saved | {"post_processor": None}))
+    good, bad = tmp_path / f"good.{suffix}", tmp_path / f"bad.{suffix}"
+    rows = [("w1", "bad"), ("w2", "good"), ("\u200d", "bad")]
+    for path, count in ((good, 2), (bad, 3)):
+        lines = [json.dumps({"text": text, "label": label}) for text, label in rows[:count]]
+        table = ["text,label", *(f"{text},{label}" for text, label in rows[:count])]
+        path.write_text("\n".join(lines if suffix == "jsonl" else table) + "\n", encoding="utf-8")
+    files = (good, bad) if of_evaluation else (bad, good)
+    job = ring.make_job(folder)
+    dataset = OwnerDataset.load(job, *files, tokenizer_folder=folder)
+    dataset.set_labels(("bad", "good"))
+    item = _item(StepKind.EVALUATE if of_evaluation else StepKind.TRAIN, 0, 3)
+    course = ring.make_plan(job, {"a": dataset}, {"b": (0, 4)}).course
+    for ask in (lambda: dataset.mean_tokens(4, 0, "a"), lambda: dataset.batch(course, item)):
+        with pytest.raises(DataError, match=rf"bad\.{suffix}, line {3 if suffix == 'jsonl' else 4}: a text of 1 char"):
+            ask()
+
+
 def test_rows_that_are_left_out_or_cut_are_counted_by_owner(model_folder: Path, tmp_path: Path) -> None:
     """Shares of what is left out add up to the file's number; lengths are known once they were asked for."""
     rows = [*tiny.make_rows(9, seed=1), ("", "bad"), (" ", "bad"), ("w1", ""), (" ".join(["w2"] * 40), "bad")]

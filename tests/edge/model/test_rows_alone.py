@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from edge.data.tokens import load_tokenizer
+from edge.data.tokens import IGNORED, Batch, load_tokenizer
 from ringtune.models.families import FAMILIES
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, REGRESSION
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+)
 from tests.support.plain_rows import Ours, Plain
 from tests.support.tiny_families import DECODERS, write_family
 
@@ -29,18 +38,67 @@ _ROWS: tuple[tuple[int, ...], ...] = (
 _PAIRS = [(name, task) for name, family in FAMILIES.items() for task in family.tasks if task != IMAGE_CLASSIFICATION]
 
 
-def _alone(ours: Ours, plain: Plain, task: str, model_type: str, row: tuple[int, ...]) -> torch.Tensor:
-    """What the head says of a row that eager transformers computed alone, without padding."""
+class _Alone(NamedTuple):
+    """What eager transformers computed of one row, without padding, and the head of it.
+
+    Attributes:
+        logits: of the head: (C), (T, C), or of spans (T, 2).
+        target: a class, a number, tags (T), first and last token, or the tokens themselves (T).
+        loss: summed over the row's targets.
+        counts: targets, and what else is counted, in the order of ``HeadCounts.more``.
+    """
+
+    logits: torch.Tensor
+    target: torch.Tensor
+    loss: float
+    counts: tuple[float, ...]
+
+
+def _alone(ours: Ours, plain: Plain, task: str, model_type: str, row: tuple[int, ...]) -> _Alone:
+    """Compute one row alone; targets are made of its length."""
     batch = ours.batch([row])
-    hidden = plain.row(batch, 0)[0][None]
+    hidden, lm_loss = plain.row(batch, 0)
     reads_last = model_type in DECODERS and task in (CLASSIFICATION, REGRESSION)
-    return ours.logits(batch, hidden, {"cls_output": hidden[:, -1]} if reads_last else {})[0]
+    logits = ours.logits(batch, hidden[None], {"cls_output": hidden[None, -1]} if reads_last else {})[0]
+    places = torch.arange(len(row))
+    cross_entropy = functools.partial(torch.nn.functional.cross_entropy, reduction="sum")
+    if task == REGRESSION:
+        error = float(logits[0]) - len(row) / 3
+        return _Alone(logits, torch.tensor(len(row) / 3, dtype=torch.float64), error**2, (1, abs(error)))
+    if task == QUESTION_ANSWERING:
+        both = torch.tensor([len(row) // 2, len(row) - 1])
+        return _Alone(logits, both, float(cross_entropy(logits.T, both)) / 2, (1,))
+    if task == CAUSAL_LM:
+        tokens = torch.tensor(row)
+        hits = int((logits[:-1].argmax(-1) == tokens[1:]).sum())
+        return _Alone(logits, tokens, lm_loss, (len(row) - 1, hits, len(row) - 1))
+    if task == TAGGING:
+        tags = torch.where(places % 3 == 1, IGNORED, places % 3)
+        words = int((tags != IGNORED).sum())
+        hits = int((logits.argmax(-1) == tags).sum())
+        return _Alone(logits, tags, float(cross_entropy(logits, tags)), (words, hits, words))
+    label = torch.tensor(len(row) % 3)
+    return _Alone(logits, label, float(cross_entropy(logits, label)), (1, int(logits.argmax() == label)))
+
+
+def _labels(batch: Batch, chosen: Sequence[_Alone | None], found: torch.Tensor) -> torch.Tensor:
+    """Targets of a batch as its rows have them; a row without a token has none, or the number that was predicted."""
+    first = next(row.target for row in chosen if row is not None)
+    labels = torch.full((len(chosen), *first.shape), IGNORED, dtype=first.dtype)
+    if first.dtype.is_floating_point:
+        labels = found[:, 0].clone()
+    elif first.dim() and found.shape[-1] != 2:
+        labels = torch.full(batch.mask.shape, IGNORED)
+    for place, row in enumerate(chosen):
+        if row is not None:
+            (labels[place] if not row.target.dim() else labels[place, : len(row.target)]).copy_(row.target)
+    return labels
 
 
 @pytest.mark.parametrize(("model_type", "task"), _PAIRS)
 @pytest.mark.sampled(20)
 def test_a_row_in_any_batch_is_the_row_alone(tmp_path: Path, model_type: str, task: str) -> None:
-    """Logits of every row in batches of every size, with tokenizers of both sides, are those of the row alone."""
+    """Logits, losses and counts in batches of every size, with tokenizers of both sides, are those of rows alone."""
     folder = write_family(tmp_path, model_type, num_blocks=2, with_decoder=task == CAUSAL_LM, padding_side="left")
     ours, plain = Ours(folder, task), Plain(folder, task)
     wanted = [_alone(ours, plain, task, model_type, row) if row else None for row in _ROWS]
@@ -54,7 +112,16 @@ def test_a_row_in_any_batch_is_the_row_alone(tmp_path: Path, model_type: str, ta
         last, more = ours.last(batch)
         found = ours.logits(batch, last, more)
         assert bool(torch.isfinite(found).all())
-        for place, index in enumerate(chosen):
-            if wanted[index] is not None:
-                got: Any = found[place] if found.dim() == 2 else found[place][: len(_ROWS[index])]
-                assert float((got - wanted[index]).norm()) < 1e-10 * max(1.0, float(wanted[index].norm())), _ROWS[index]
+        alone = [wanted[index] for index in chosen]
+        for place, row in enumerate(alone):
+            if row is not None:
+                got: Any = found[place] if found.dim() == 2 else found[place][: len(row.logits)]
+                assert float((got - row.logits).norm()) < 1e-10 * max(1.0, float(row.logits.norm())), _ROWS[
+                    chosen[place]
+                ]
+        counts = ours.counts(batch._replace(labels=_labels(batch, alone, found)), last, more)
+        rows = [row for row in alone if row is not None]
+        assert float(counts.loss_sum) == pytest.approx(sum(row.loss for row in rows), rel=1e-10)
+        more_than_rows = len(alone) - len(rows) if task == REGRESSION else 0
+        sums = [sum(values) for values in zip(*(row.counts for row in rows), strict=True)]
+        assert [counts.num_targets - more_than_rows, *dict(counts.more).values()] == pytest.approx(sums, rel=1e-10)
