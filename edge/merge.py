@@ -21,7 +21,7 @@ from ringtune.jobs.result import result_of
 from ringtune.jobs.user_adapters import config_of, job_of_sum, job_of_user, kinds_of
 from ringtune.models.result_files import of_user
 from ringtune.schedule.course import Course
-from ringtune.schedule.plan_0_1 import read_any_plan
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.whose_rows.users import user_sets
 
 
@@ -100,8 +100,8 @@ def sum_run(run: Path, out: Path) -> None:
 
 
 def _read(run: Path) -> tuple[Job, Course]:
-    plan = read_any_plan(json.loads((run / "plan.json").read_text(encoding="utf-8")))
-    return load_job(run / "job.toml", is_record=True), plan.course
+    plan = Plan.from_json(json.loads((run / "plan.json").read_text(encoding="utf-8")))
+    return load_job(run / "job.toml"), plan.course
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from coordinator.submit.run_log import show_events
 from coordinator.submit.shown_events import show_step
 from coordinator.submit.stopping import stop_run
 from ringtune.errors import ConnectionFailedError, DeadlineError, UsageError
-from ringtune.schedule.plan_0_1 import read_any_plan
+from ringtune.schedule.plan import Plan
 from ringtune.trust.speaking import speaker, speaking_as
 
 if TYPE_CHECKING:
@@ -147,14 +147,14 @@ def _is_done(run: Left, place: RunPlace) -> bool:
 
 def _follow_process(run: Left, place: RunPlace, shown: Progress) -> None:
     """Show what a local run adds to its metrics, until its process has ended."""
-    plan = read_any_plan(read_json(run.folder / "plan.json"))
+    plan = Plan.from_json(read_json(run.folder / "plan.json"))
     shown.plan(plan, {})
     num_shown, code = 0, None
     while code is None:
         code = _code_of(run, place)
         lines = read_metrics(run.folder)
         for line in lines[num_shown:]:
-            if line.get("kind", STEP_KIND) in _SHOWN:
+            if line.get("kind") in _SHOWN:
                 show_step(shown, {"num_steps": plan.course.num_steps, "kind": STEP_KIND, **line})
         num_shown = len(lines)
         if code is None:

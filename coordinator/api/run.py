@@ -18,7 +18,6 @@ from ringtune.errors import InvalidInputError, UsageError
 from ringtune.jobs.job import Job, load_job
 from ringtune.models.result_files import ADAPTER_FOLDER, MODEL_FOLDER
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.plan_0_1 import read_any_plan
 
 _PLAN, _JOB = "plan.json", "job.toml"
 STOP_S: Final = 300.0
@@ -52,7 +51,7 @@ class Run:
     @property
     def job(self) -> Job:
         """What was asked, with all defaults."""
-        return load_job(self._needed(_JOB), is_record=True)
+        return load_job(self._needed(_JOB))
 
     @property
     def plan(self) -> Plan:
@@ -61,7 +60,7 @@ class Run:
         Raises:
             InvalidInputError: there is no plan yet.
         """
-        return read_any_plan(read_json(self._needed(_PLAN)))
+        return Plan.from_json(read_json(self._needed(_PLAN)))
 
     @property
     def report(self) -> dict[str, Any]:

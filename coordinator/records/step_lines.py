@@ -4,7 +4,7 @@ Plans, turns and frames count from 0. Screens, ``metrics.jsonl``, ``report.json`
 number of a step is also the number of steps that are done after it: the evaluation of "step 40" follows step 40, and
 a checkpoint of step 40 has it. The ledger converts (``shown``); nobody else adds or takes one.
 
-A line of a step has ``"kind": "train"``. Version 0.1 wrote none there and counted from 0; such lines are read too.
+A line of a step has ``"kind": "train"``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,7 @@ def shown(index: int) -> int:
 
 def is_step(line: Mapping[str, Any]) -> bool:
     """Whether a line of ``metrics.jsonl`` is that of a step."""
-    return bool(line.get("kind", STEP_KIND) == STEP_KIND)
-
-
-def number_of(line: Mapping[str, Any]) -> int:
-    """Return the number of a step's line, from 1 up, whichever version wrote it."""
-    return int(line["step"]) if "kind" in line else shown(int(line["step"]))
+    return bool(line.get("kind") == STEP_KIND)
 
 
 def placement_number(line: Mapping[str, Any], otherwise: int = 0) -> int:
@@ -45,7 +40,8 @@ def is_settled(line: Mapping[str, Any], steps_done: int) -> bool:
 
     A decision or an evaluation of just that step comes again.
     """
-    return number_of(line) <= steps_done if is_step(line) else int(line["step"]) < steps_done
+    step = int(line["step"])
+    return step <= steps_done if is_step(line) else step < steps_done
 
 
 class LastStep:

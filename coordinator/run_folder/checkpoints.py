@@ -207,7 +207,7 @@ def _lengths_before(path: Path, job: Job, checkpoints: RunCheckpoints) -> tuple[
         JobError: the run is of another job.
     """
     try:
-        before = parse_job(read_given(path), source=str(path), is_record=True)
+        before = parse_job(read_given(path), source=str(path))
     except FileNotFoundError:
         return ()  # stopped before anything was decided; a checkpoint has its own digest of the job
     except OSError as error:

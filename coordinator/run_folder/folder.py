@@ -52,7 +52,7 @@ from ringtune.models.result_files import BEST_FOLDER, RESULT_FOLDERS
 from ringtune.rounds.checkpoint import CheckpointManifest
 from ringtune.rounds.job_changes import changed_keys
 from ringtune.rounds.length import LENGTH_KEYS, Length
-from ringtune.schedule.plan_0_1 import read_any_plan
+from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2
 
 LOG = "run.log"
@@ -155,8 +155,8 @@ class RunFolder:
         """
         path = self.path / _JOB
         if path.is_file() and self.checkpoints.steps():
-            before = parse_job(path.read_text(encoding="utf-8"), source=str(path), is_record=True)
-            now = parse_job(text, source="the job of the run", is_record=True)
+            before = parse_job(path.read_text(encoding="utf-8"), source=str(path))
+            now = parse_job(text, source="the job of the run")
             if not set(changed_keys(before, now)).isdisjoint(LENGTH_KEYS):
                 self.checkpoints.was_as_long_as(Length.of(before))
         self.write_text(_JOB, text)
@@ -308,8 +308,8 @@ def _is_of_earlier_version(folder: Path) -> bool:
     if is_claimed(folder, KIND) or not (folder / METRICS).is_file():
         return False
     try:
-        load_job(folder / _JOB, is_record=True)
-        read_any_plan(read_json(folder / _PLAN))
+        load_job(folder / _JOB)
+        Plan.from_json(read_json(folder / _PLAN))
         with (folder / METRICS).open(encoding="utf-8") as file:
             return "step" in parse_json(file.readline())
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RingTuneError):

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.records.step_lines import is_step, number_of
+from coordinator.records.step_lines import is_step
 from ringtune.files.durable import make_folder, rename_durably, storage_errors, write_durably
 from ringtune.files.given_files import read_json
 from ringtune.models.result_files import RESULT_FOLDERS
@@ -82,7 +82,7 @@ class RunParts:
         if not stops:
             return dict(report)
         lines = [line for line in _lines(metrics) if is_step(line)]
-        ends = (*stops, max((number_of(line) for line in lines), default=0))
+        ends = (*stops, max((int(line["step"]) for line in lines), default=0))
         parts = [_totals(lines, done, stop) for done, stop in zip((0, *ends), ends, strict=False)]
         return {**report, "parts": parts[:-1], "whole": _totals(lines, 0, ends[-1])}
 
@@ -97,7 +97,7 @@ def _lines(path: Path) -> Iterable[Mapping[str, Any]]:
 
 def _totals(lines: Sequence[Mapping[str, Any]], done: int, stop: int) -> dict[str, Any]:
     """Add up the lines of the steps after ``done`` up to ``stop``: count, seconds, bytes by link, two losses."""
-    chosen = [line for line in lines if done < number_of(line) <= stop]
+    chosen = [line for line in lines if done < int(line["step"]) <= stop]
     links: Counter[str] = Counter()
     for line in chosen:
         links.update({link: int(size) for link, size in line.get("bytes", {}).items()})

@@ -24,7 +24,6 @@ from ringtune.models.result_files import USERS_FOLDER, Result, of_user
 from ringtune.schedule.frozen_weights import dtype_of
 from ringtune.schedule.methods import method_class
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.plan_0_1 import read_any_plan
 from ringtune.schedule.whose_rows.users import user_sets
 
 
@@ -73,8 +72,8 @@ def read_run(folder: Path) -> SavedRun:
     missing = [name for name in ("job.toml", "plan.json") if not (folder / name).is_file()]
     if missing:
         raise UsageError(f"{folder} holds no run: {missing[0]} is missing; give the --out of a 'ringtune train'")
-    job = load_job(folder / "job.toml", is_record=True)
-    plan = read_any_plan(read_json(folder / "plan.json"))
+    job = load_job(folder / "job.toml")
+    plan = Plan.from_json(read_json(folder / "plan.json"))
     result, users = result_of(job), user_sets(plan.course)
     results = {of_user(user): result_of_user(job, user) for user in users} or {result.folder: result}
     for place, wanted in results.items():

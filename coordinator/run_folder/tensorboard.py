@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from coordinator.records.step_lines import is_step, number_of
+from coordinator.records.step_lines import is_step
 from ringtune.errors import UsageError
 from ringtune.files.strict import read_object
 from ringtune.hints import hint_to_install
@@ -86,7 +86,7 @@ class TensorBoardLog:
             from tensorboardX import SummaryWriter
 
             self._writer = SummaryWriter(str(self._folder), purge_step=self._begins_at)
-        step = number_of(line) if is_step(line) else int(line.get("step", 0))
+        step = int(line.get("step", 0))
         for name, value in scalars(line):
             self._writer.add_scalar(name, value, step)
 

@@ -41,7 +41,7 @@ class Rehearsing:
             case "state" if event.state == "training":
                 self._until_s = self._clock() + REHEARSAL_S
             case "step_json":
-                self._left -= read_object(event.step_json, "a step").get("kind", STEP_KIND) == STEP_KIND
+                self._left -= read_object(event.step_json, "a step").get("kind") == STEP_KIND
         if not self.is_enough and (self._left <= 0 or self._clock() > self._until_s):
             self.is_enough = True
             self._end(self._run_id)

@@ -38,7 +38,7 @@ def show_events(client: Connection, run_id: str, *, follow: bool, progress: Prog
     outcome: Outcome | None = None
     for event in client.events(run_id, wait=follow, whole=False, with_files=False):
         if event.WhichOneof("event") == "job_toml":
-            outcome = Outcome(parse_job(event.job_toml, source=f"run {run_id}", is_record=True))
+            outcome = Outcome(parse_job(event.job_toml, source=f"run {run_id}"))
         if outcome is not None:
             outcome(event)
             ShownEvents(progress, outcome)(event)

@@ -18,7 +18,7 @@ from ringtune.engine.spans import Span
 from ringtune.errors import IntegrityError, PlanError, RingTuneError, UsageError
 from ringtune.files.strict import parse_json
 from ringtune.schedule.actions import Op
-from ringtune.schedule.plan_0_1 import read_any_plan
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.words import parse_action
 from ringtune.schedule.turns.turns import StepKind, Turn
 from ringtune.v1 import control_pb2
@@ -92,7 +92,7 @@ class FolderFeed:
         facts = (self._folder / "plan.json").stat()
         if (seen := (facts.st_mtime_ns, facts.st_size)) != self._plan_seen:
             self._plan_seen = seen
-            plan = read_any_plan(read_json(self._folder / "plan.json"))
+            plan = Plan.from_json(read_json(self._folder / "plan.json"))
             yield control_pb2.RunEvent(plan_json=json.dumps(plan.to_json()))
 
     def _has_gone_back(self) -> bool:
@@ -118,7 +118,7 @@ class FolderFeed:
         yield control_pb2.RunEvent(done=True)
 
     def _activity(self) -> dict[str, Any] | None:
-        plan = read_any_plan(read_json(self._folder / "plan.json"))
+        plan = Plan.from_json(read_json(self._folder / "plan.json"))
         trace = self._folder / "trace.json"
         if not trace.is_file():
             return None

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from coordinator.planner.make_plan import plan_memory
-from coordinator.records.step_lines import LastStep, is_step, number_of, placement_number
+from coordinator.records.step_lines import LastStep, is_step, placement_number
 from coordinator.web.event_lines import EventLine, metrics_event
 from coordinator.web.link_view import LinkTable
 from coordinator.web.plan_view import plan_view, trained_view
@@ -262,7 +262,7 @@ class PageState:
         self._show_plan()
 
     def _settle(self, line: Mapping[str, Any]) -> None:
-        step, depth = number_of(line), int(line.get("depth", 0))
+        step, depth = int(line["step"]), int(line.get("depth", 0))
         is_new = step > self._settled
         if not is_new:  # the run went back, or its books are read anew
             before = [point.value for point in self.curves["seconds"].points() if point.step < step]

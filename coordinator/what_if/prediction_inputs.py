@@ -20,7 +20,6 @@ from ringtune.jobs.job import Job, load_job
 from ringtune.schedule.changing_hands.placements import first_step
 from ringtune.schedule.operations.given import GivenTable, table_before
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.plan_0_1 import read_any_plan
 from ringtune.schedule.spreading.expected import expected_table
 from ringtune.schedule.turns.turns import StartPoint, holder_after
 from sim.limits import recorded_shape
@@ -106,7 +105,7 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
         if not file.is_file():
             raise UsageError(f"{file} is not there; give {hint}")
     found_plan, found_profile = read_plan(plan_file), read_profile(profile_file)
-    job = load_job(plan / "job.toml", is_record=True) if run and (plan / "job.toml").is_file() else None
+    job = load_job(plan / "job.toml") if run and (plan / "job.toml").is_file() else None
     fixed_tokens = max((node.model.fixed_tokens for node in found_profile.nodes), default=0)
     shape = job_shape(job, fixed_tokens=fixed_tokens) if job else recorded_shape(found_profile, found_plan)
     return Inputs(
@@ -146,7 +145,7 @@ def read_plan(path: Path) -> Plan:
     if value.get("event") == "plan" and isinstance(value.get("plan"), dict):
         value = value["plan"]
     with _named(path):
-        return read_any_plan(value)
+        return Plan.from_json(value)
 
 
 def read_profile(path: Path) -> Profile:

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     try:
-        for line in predictions(load_job(given.job, is_record=True), given):
+        for line in predictions(load_job(given.job), given):
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()
     except BrokenPipeError:

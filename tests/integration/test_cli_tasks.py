@@ -21,7 +21,7 @@ from edge.predicting.__main__ import main
 from ringtune.jobs.job import load_job
 from ringtune.rounds.class_counts import LEAST_ROWS
 from ringtune.rounds.entities import entities_of
-from ringtune.schedule.plan_0_1 import read_any_plan
+from ringtune.schedule.plan import Plan
 from tests.support.cluster import TEMPLATE
 from tests.support.tiny_data import write_task_rows
 from tests.support.tiny_families import write_family
@@ -158,8 +158,8 @@ def test_lines_of_a_card_load_a_result_that_predicts_the_same(
 def predicted(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     """Predict for the evaluation rows with the adapter."""
     (evaluation,) = folder.glob("eval.*")
-    job = load_job(folder / "out/job.toml", is_record=True)
-    labels = read_any_plan(json.loads((folder / "out/plan.json").read_text())).course.labels
+    job = load_job(folder / "out/job.toml")
+    labels = Plan.from_json(json.loads((folder / "out/plan.json").read_text())).course.labels
     (folder / "judged.toml").write_text(job.with_overrides({"data.labels": list(labels)} if labels else {}).to_toml())
     assert main([str(folder / "judged.toml"), str(folder / "out/adapter"), str(evaluation)]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"row"')]

@@ -6,16 +6,17 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ringtune.costs.kind_facts import KindFacts
-from ringtune.costs.profile_schema import SCHEMA, TOKENS_SCHEMA, schema_of
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import InvalidInputError, PlanError
-from ringtune.files.strict import read_dataclass, read_value
+from ringtune.files.strict import read_dataclass
 from ringtune.models.adapters.kept_inputs import KeptInput
 from ringtune.schedule.extent import UserRows
 from ringtune.schedule.frozen_weights import AS_COMPUTED
+
+SCHEMA: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -322,9 +323,7 @@ class NodeFacts:
         Raises:
             PlanError: another schema, a key is missing, unknown or mistyped.
         """
-        schema, fields = schema_of(value)
-        fields = _per_token(fields) if schema == TOKENS_SCHEMA else fields
-        return read_dataclass(NodeFacts, fields, where="", error=PlanError)
+        return read_dataclass(NodeFacts, _fields_of(value), where="", error=PlanError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -377,31 +376,20 @@ class Profile:
         Raises:
             PlanError: another schema, a key is missing, unknown or mistyped.
         """
-        schema, fields = schema_of(value)
-        nodes = fields.get("nodes")
-        if schema == TOKENS_SCHEMA and isinstance(nodes, list):
-            fields["nodes"] = [_per_token(node) if isinstance(node, Mapping) else node for node in nodes]
-        return read_dataclass(Profile, fields, where="", error=PlanError)
+        return read_dataclass(Profile, _fields_of(value), where="", error=PlanError)
 
 
-def _per_token(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a node of schema 2: divide its activations by the padded tokens of its shape.
-
-    Example: 2,048,000 bytes for 16 rows of 128 tokens are 1,000 bytes per token.
+def _fields_of(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a table beside its schema.
 
     Raises:
-        PlanError: the activations are no number, or the shape has no tokens.
+        PlanError: no table, or of another schema.
     """
-    fields, name = dict(node), "activation_block_bytes"
-    shape = read_dataclass(TimedShape, fields.get("shape", {}), where="shape", error=PlanError)
-    kept = read_value(float, fields.pop(name, None), where=name, error=PlanError)
-    tokens = read_value(float, shape.rows * shape.tokens, where="shape", error=PlanError)
-    if kept and tokens < 1:
-        raise PlanError(
-            f"the profile was written by ringtune 0.1 and does not say of which micro-batch its {name} are; "
-            "measure anew with 'ringtune measure'"
-        )
-    return {**fields, "activation_token_bytes": kept / tokens if kept else 0.0}
+    if not isinstance(value, Mapping):
+        raise PlanError("a profile has to be a table; measure anew with 'ringtune measure'")
+    if (schema := value.get("schema")) != SCHEMA:
+        raise PlanError(f"profile schema {schema!r} is not {SCHEMA}; measure anew with 'ringtune measure'")
+    return {key: item for key, item in value.items() if key != "schema"}
 
 
 def _check_at_least(name: str, value: float, least: float) -> None:

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -225,45 +224,34 @@ class Job:
         return read_dataclass(Job, with_adapter(tables), where="", error=JobError)
 
 
-def load_job(path: str | Path, *, is_record: bool = False) -> Job:
+def load_job(path: str | Path) -> Job:
     """Read a job file; its relative paths are relative to the file's folder and become absolute.
 
     Args:
         path: of the file.
-        is_record: see ``parse_job``.
 
     Raises:
         JobError: the file is not there, not TOML, or breaks a rule; names file and key.
     """
     path = Path(path)
-    return with_absolute_paths(parse_job(read_job_text(path), source=str(path), is_record=is_record), path.parent)
+    return with_absolute_paths(parse_job(read_job_text(path), source=str(path)), path.parent)
 
 
-def parse_job(text: str, *, source: str, is_record: bool = False) -> Job:
+def parse_job(text: str, *, source: str) -> Job:
     """Read the text of a job file.
 
     Args:
         text: TOML.
         source: where it came from, for messages.
-        is_record: whether RingTune wrote it beside a run. Version 0.1 wrote ``[unfreeze]`` for every method, so
-            sections of other methods are left out then.
 
     Raises:
         JobError: not TOML, an unknown key, a wrong type, out of range, or not supported yet.
     """
     tables = parse_tables(text, source=source)
     try:
-        return Job.from_tables(_of_its_method(tables) if is_record else tables)
+        return Job.from_tables(tables)
     except JobError as error:
         raise JobError(f"{source}: {error}") from error
-
-
-def _of_its_method(tables: dict[str, Any]) -> dict[str, Any]:
-    """The sections without those of other methods."""
-    train = tables.get("train")
-    name = train.get("method", Train().method) if isinstance(train, dict) else Train().method
-    section = method_class(name).section if name in method_names() else ""
-    return {key: value for key, value in tables.items() if key not in METHOD_SECTIONS or key == section}
 
 
 def with_absolute_paths(job: Job, folder: Path) -> Job:

@@ -221,11 +221,6 @@ class Plan:
 
 
 def _check_schema(value: Mapping[str, Any]) -> None:
-    if "phases" in value:
-        raise PlanError(
-            "the plan was written by ringtune 0.1, whose runs this version can't go on with; finish the run with "
-            "ringtune 0.1, or begin it anew"
-        )
     if value.get("schema") != SCHEMA:
         raise PlanError(
             f"plan schema {value.get('schema')!r} is not {SCHEMA}; {_ANEW}, or use the version that wrote it"

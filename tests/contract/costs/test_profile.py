@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, TimedShape
-from ringtune.costs.profile_schema import SCHEMA
+from ringtune.costs.profile import SCHEMA, LinkFacts, NodeFacts, Profile, TimedShape
 from ringtune.errors import InvalidInputError, PlanError
 from tests.support.model_facts import MINILM
 
@@ -108,7 +107,7 @@ def test_node_facts_survive_json_text(facts: NodeFacts) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 1}, f"profile schema 1 is not {SCHEMA}; measure anew"),
+        ({"schema": 2}, f"profile schema 2 is not {SCHEMA}; measure anew"),
         ({"schema": None}, f"profile schema None is not {SCHEMA}"),
         ({"rows": 3}, "unknown key 'rows'"),
         ({"train_rows": 1.5}, "train_rows has to be a whole number, but is the number 1.5"),
@@ -122,44 +121,6 @@ def test_node_facts_refuse_what_another_version_wrote(change: dict[str, Any], me
     """A peer's JSON is not trusted."""
     with pytest.raises(PlanError) as caught:
         NodeFacts.from_json({**FACTS.to_json(), **change})
-    assert message in str(caught.value)
-
-
-def of_version_01(**change: Any) -> dict[str, Any]:
-    """The table of a node as ringtune 0.1 wrote it: activations of the whole micro-batch that was timed."""
-    known = {key: value for key, value in FACTS.to_json().items() if key != "activation_token_bytes"}
-    shape = dataclasses.asdict(TimedShape(rows=4, tokens=128))
-    return {**known, "schema": 2, "activation_block_bytes": 1_000_000, "shape": shape, **change}
-
-
-def test_node_facts_of_the_schema_before_are_read() -> None:
-    """Of 4 rows of 128 tokens each token has its share; the rest is as it was. In a profile too."""
-    wanted = dataclasses.replace(FACTS, activation_token_bytes=1_000_000 / 512, shape=TimedShape(rows=4, tokens=128))
-    assert NodeFacts.from_json(of_version_01()) == wanted
-    node = {key: value for key, value in of_version_01().items() if key != "schema"}
-    assert Profile.from_json({"schema": 2, "nodes": [node], "links": []}) == Profile(nodes=(wanted,))
-    unmeasured = of_version_01(activation_block_bytes=0, shape=dataclasses.asdict(TimedShape()))
-    assert NodeFacts.from_json(unmeasured).activation_token_bytes == 0
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"shape": dataclasses.asdict(TimedShape())},
-            "does not say of which micro-batch its activation_block_bytes are",
-        ),
-        ({"activation_block_bytes": "1"}, "activation_block_bytes has to be a number, but is the text '1'"),
-        ({"activation_block_bytes": -1}, "activation_token_bytes is -0.001953125, it has to be at least 0"),
-        ({"shape": {"rows": "4", "tokens": 128}}, "shape.rows has to be a whole number"),
-        ({"shape": {"rows": 10**400, "tokens": 128}}, "shape.rows is too large for a number"),
-        ({"schema": 3}, "unknown key 'activation_block_bytes'; did you mean 'activation_token_bytes'?"),
-    ],
-)
-def test_node_facts_of_the_schema_before_are_not_guessed(change: dict[str, Any], message: str) -> None:
-    """Memory that is not known is not taken for none, and a peer's JSON is not trusted here either."""
-    with pytest.raises(InvalidInputError) as caught:
-        NodeFacts.from_json(of_version_01(**change))
     assert message in str(caught.value)
 
 

@@ -188,12 +188,10 @@ def test_placement_number_keeps_digest_and_wire_of_its_former_key() -> None:
         Placement.from_json({**whole.to_json(), "epoch": 0})
 
 
-def test_plan_of_version_0_1_is_refused_where_a_run_goes_on() -> None:
-    """Checkpoints name other digests: what wrote the plan is named, and what to do."""
-    written = {"method": "ringada", "num_blocks": 4, "phases": [{"slices": []}], "digest": "0" * 64}
+def test_plan_of_another_schema_is_refused() -> None:
+    """What to do is said; 0.1 wrote none."""
     with pytest.raises(PlanError) as caught:
-        Plan.from_json(written)
+        Plan.from_json({"method": "ringada", "num_blocks": 4, "phases": [{"slices": []}], "digest": "0" * 64})
     assert str(caught.value) == (
-        "the plan was written by ringtune 0.1, whose runs this version can't go on with; finish the run with "
-        "ringtune 0.1, or begin it anew"
+        "plan schema None is not 2; make it anew with 'ringtune plan', or use the version that wrote it"
     )

@@ -88,19 +88,6 @@ def test_report_has_every_part_and_their_sums(tmp_path: Path) -> None:
     }
 
 
-def test_parts_count_lines_of_an_older_version_from_0(tmp_path: Path) -> None:
-    """Version 0.1 began with step 0 and wrote no kind; a run that goes on has lines of both."""
-    with RunFolder(tmp_path) as files:
-        for step in range(5):
-            files.add_metrics(json.dumps({"step": step, "loss": float(step)}))
-        files.go_back_to(3)
-        for step in range(3, 6):
-            files.add_metrics(line(step))
-    report = RunParts(tmp_path).completed({}, tmp_path / "metrics.jsonl")
-    assert [(entry["first_step"], entry["steps"], entry["last_loss"]) for entry in report["parts"]] == [(1, 3, 2.0)]
-    assert report["whole"]["steps"] == 6
-
-
 def test_parts_keep_the_traces_of_earlier_ones(tmp_path: Path) -> None:
     """Each part's time line stays, numbered in order; the newest has the usual name."""
     part(tmp_path, 0, 4, resume=False, report=True)

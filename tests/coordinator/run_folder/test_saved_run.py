@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 
 from coordinator.run_folder.place import RunPlace
 from coordinator.run_folder.saved_run import evaluation_job, read_run
@@ -18,7 +15,6 @@ from ringtune.schedule.frozen_weights import FrozenWeights
 from tests.contract.test_hints import parse
 from tests.support.plans import changed
 from tests.support.saved_runs import LABELS, own_weights_instead, plan, whole_model_instead, write_run
-from tests.support.version_0_1 import WRITTEN
 
 
 def test_saved_run_reads_what_a_run_wrote(tmp_path: Path) -> None:
@@ -161,19 +157,3 @@ def test_evaluation_holds_frozen_weights_as_the_run_did(tmp_path: Path, frozen: 
     job = run.job.with_overrides({"runtime.frozen": "auto"})
     made = evaluation_job(dataclasses.replace(run, job=job, plan=changed(run.plan, frozen=frozen)), None)
     assert made.runtime.frozen == ("float32" if frozen is None else "int8")
-
-
-@pytest.mark.parametrize("method", ["ringada", "all", "pipeadapter", "single"])
-def test_saved_run_of_version_0_1_reads_with_any_method(tmp_path: Path, method: str) -> None:
-    """Version 0.1 wrote ``[unfreeze]`` for every method, and a flat plan."""
-    folder = write_run(tmp_path / "run")
-    job = folder / "job.toml"
-    tables = tomllib.loads(job.read_text())
-    tables["train"]["method"] = method
-    job.write_text(tomli_w.dumps({**tables, "unfreeze": {"every_steps": 7}}))
-    slices = [{"node": "alice", "start": 0, "stop": 4}]
-    flat = {**WRITTEN, "method": method, "phases": [{"slices": slices}]}
-    (folder / "plan.json").write_text(json.dumps({key: value for key, value in flat.items() if key != "digest"}))
-    run = read_run(folder)
-    assert (run.job.train.method, run.plan.course.method.name) == (method, method)
-    assert (run.job.unfreeze is not None) == (method == "ringada")

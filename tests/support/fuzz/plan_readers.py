@@ -17,7 +17,6 @@ from ringtune.jobs.job import Job, Model, parse_job
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.plan_0_1 import read_any_plan
 from tests.contract.rounds.test_checkpoint import JOB, manifest
 from tests.contract.rounds.test_checkpoint import PLAN as PLAN_OF_MANIFEST
 from tests.support.fake_agents import facts, job
@@ -40,7 +39,6 @@ def readers() -> tuple[Reader, ...]:
     request = RunRequest(job=jobs[1], resume=resume, profile=profile, plan=given, nodes=("a",))
     return (
         _of_json("plan", [one.to_json() for one in plans], Plan.from_json, _again(Plan.from_json)),
-        _of_json("any plan", [one.to_json() for one in plans], read_any_plan, _again(Plan.from_json)),
         _of_json("given plan", [given.to_json()], GivenPlan.from_json),
         _of_json("facts", [facts("a").to_json()], NodeFacts.from_json, _again(NodeFacts.from_json)),
         _of_json("profile", [profile.to_json()], Profile.from_json, _again(Profile.from_json)),
