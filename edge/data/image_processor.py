@@ -32,6 +32,7 @@ _ENDS: Final = ("ImageProcessorFast", "ImageProcessor", "FeatureExtractor")
 _NAMES: Final = ("image_processor_type", "feature_extractor_type", "processor_class", "_processor_class", "data_format")
 _BILINEAR: Final = 2
 _FILTERS: Final = range(6)
+_MOVING: Final = ("GIF", "PNG", "TIFF", "WEBP")
 _GREY, _COLOUR = "L", "RGB"
 _GREY_MODES: Final = ("1", "L", "LA", "La")
 
@@ -109,6 +110,17 @@ class ImageProcessor:
             raise DataError(f"{path} is too large a picture ({error}); scale it down or remove it") from error
         except (OSError, ValueError, SyntaxError, TypeError, EOFError) as error:
             raise DataError(f"{path} is no readable picture ({error}); remove it") from error
+
+    def frames(self, path: Path) -> int:
+        """Count the frames or pages of a picture that was decoded; only the first is taken.
+
+        Further pictures in a photo of a phone (MPO), such as its preview, are no frames.
+        """
+        library: Any = importlib.import_module("PIL.Image")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", library.DecompressionBombWarning)
+            with library.open(path) as opened:
+                return int(getattr(opened, "n_frames", 1)) if opened.format in _MOVING else 1
 
     def pixels(self, image: Array) -> Array:
         """Carry the steps out.

@@ -25,6 +25,7 @@ from ringtune.jobs.rows import Rows
 from ringtune.models.folder import read_config
 from ringtune.models.image import image_tokens
 
+FRAMES = "further frames of moving pictures and pages of documents, of which the first is taken"
 _ARRAY = ".npy"
 _CHANNELS_LAST = 3
 
@@ -155,11 +156,14 @@ class Images:
 
     def _read_folder(self, path: Path) -> Rows:
         found = list_pictures(path)
+        more_frames = 0
         for file in found.files:
             self._check(file, *self._shape_of(file))
+            more_frames += 0 if file.suffix.lower() == _ARRAY else self._processor.frames(file) - 1
         if not found.files:
             raise DataError(f"{path} has no images; put them into a folder for each class ({', '.join(PICTURES)})")
-        return Rows(rows=[ImageFile(file) for file in found.files], labels=found.labels, left_out=found.passed_over)
+        left_out = {**found.passed_over, **({FRAMES: more_frames} if more_frames else {})}
+        return Rows(rows=[ImageFile(file) for file in found.files], labels=found.labels, left_out=left_out)
 
     def _check(self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         if dtype != np.uint8 and dtype.kind != "f":

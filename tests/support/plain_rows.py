@@ -31,7 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Doubled(TorchFunctionMode):
+class Doubled(TorchFunctionMode):
     """Computes in float64 what models of float64 compute in float32: norms, softmax, rotary angles.
 
     Their rounding would be 1e-7 to 1e-5 of a row, as much as some mistakes.
@@ -53,7 +53,7 @@ def _exact(method: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(method)
     def exact(*args: P.args, **kwargs: P.kwargs) -> R:
-        with torch.no_grad(), _Doubled():
+        with torch.no_grad(), Doubled():
             return method(*args, **kwargs)
 
     return exact

@@ -108,7 +108,7 @@ def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | No
         model.add_tagging_head(NAME, **classes)
     elif job.model.task == "question-answering":
         model.add_qa_head(NAME)
-        _ignore_padding(model.heads[NAME])
+        _ignore_padding(model)
     else:
         assert model.active_head == "default"
     if job.method.full_parameters:
@@ -128,11 +128,11 @@ def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | No
     return model.to(getattr(torch, job.model.dtype))
 
 
-def _ignore_padding(head: Any) -> None:
+def _ignore_padding(model: Any) -> None:
     """Give the padding of a row no share in the loss of its answer, as if the row was alone."""
     masks: list[torch.Tensor] = []
-    head.register_forward_pre_hook(lambda _, args, given: masks.append(given["attention_mask"]), with_kwargs=True)
-    head[-1].register_forward_hook(
+    model.register_forward_pre_hook(lambda _, args, given: masks.append(given["attention_mask"]), with_kwargs=True)
+    model.heads[NAME][-1].register_forward_hook(
         lambda _, args, logits: logits.masked_fill(masks.pop()[..., None] == 0, torch.finfo(logits.dtype).min)
     )
 

@@ -1,8 +1,8 @@
-"""Hold the files of a model folder against each other: tokenizer and preprocessor against ``config.json``.
+"""Hold the files of a model folder against each other: tokenizer, preprocessor, a head's classes against the config.
 
-Weights are held against the config by ``ringtune.models.tensors``. A folder that was put together of two models, or a
-token that was added without a row for it, would otherwise end a run at the first batch that has it. Tokens that no text
-has to have may be beyond the table, as in Gemma 3, whose tokenizer knows pictures too.
+Other weights are held against the config by ``ringtune.models.tensors``. A folder that was put together of two models,
+or a token that was added without a row for it, would otherwise end a run at the first batch that has it. Tokens that no
+text has to have may be beyond the table, as in Gemma 3, whose tokenizer knows pictures too.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Any, Final, NamedTuple
 from ringtune.errors import ModelError
 from ringtune.files.given_files import read_given, read_json
 from ringtune.models.folder import model_dimensions
+from ringtune.models.tensors import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE, read_headers
 
 _WHOLE: Final = "tokenizer.json"
 _LISTS: Final = ("vocab.txt", "vocab.json")
 _SETTINGS: Final = ("tokenizer_config.json", "special_tokens_map.json")
 _PREPROCESSOR: Final = "preprocessor_config.json"
+_HEADS: Final = ("classifier.weight", "classifier.out_proj.weight", "score.weight")
 _NAMED: Final = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token")
 
 
@@ -50,12 +52,33 @@ def check_files(folder: str | Path, config: Mapping[str, Any]) -> None:
 
     Raises:
         ModelError: names both files and both numbers.
+        IntegrityError: a file of weights is damaged.
     """
     vocab = model_dimensions(config).vocab
     if vocab:
         _check_tokens(Path(folder), vocab)
     else:
         _check_pictures(Path(folder), config)
+    _check_classes(Path(folder))
+
+
+def _check_classes(folder: Path) -> None:
+    """Refuse weights whose head has another number of classes than the config names.
+
+    The head itself is made anew for the classes of the job; but one of the two files is of another model.
+    """
+    if not any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
+        return
+    values = read_json(folder / CONFIG_FILE)
+    named = values.get("id2label") if isinstance(values, dict) else None
+    if not isinstance(named, dict):
+        return
+    for name, stored in read_headers(folder).items():
+        if name in _HEADS and stored.shape[0] != len(named):
+            raise ModelError(
+                f"{folder}: tensor {name} of {stored.path.name} has {stored.shape[0]} classes, id2label of "
+                f"{CONFIG_FILE} has {len(named)}; take both files of one model"
+            )
 
 
 def _check_tokens(folder: Path, vocab: int) -> None:

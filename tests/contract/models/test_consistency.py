@@ -16,7 +16,7 @@ from ringtune.errors import ModelError
 from ringtune.jobs.job import Job, Model
 from ringtune.models.consistency import check_files
 from ringtune.models.folder import read_config
-from tests.support.model_folder import CONFIG, write_model
+from tests.support.model_folder import CONFIG, bert_shapes, safetensors_bytes, write_model
 
 _ROWS = CONFIG["vocab_size"]
 _JOB = Job(model=Model(path="m")).with_overrides({"train.max_length": 16})
@@ -121,6 +121,23 @@ def test_pictures_of_another_size_are_refused(tmp_path: Path, preprocessor: dict
         return
     with pytest.raises(ModelError, match=r"makes pictures of 8 x 8 pixels, config\.json has image_size 12"):
         check_files(tmp_path, config)
+
+
+@pytest.mark.parametrize("name", ["classifier.weight", "classifier.out_proj.weight", "score.weight"])
+@pytest.mark.parametrize("classes", [2, 3, None])
+def test_classes_of_a_head_and_of_the_config_are_one_number(tmp_path: Path, name: str, classes: int | None) -> None:
+    """By every door, before a node starts; a config that names no classes says nothing of a head."""
+    named = {} if classes is None else {"id2label": {str(index): f"c{index}" for index in range(classes)}}
+    weights = safetensors_bytes({**bert_shapes(), name: (3, 8), "classifier.dense.weight": (8, 8)})
+    folder = write_model(tmp_path, config=named, weights=weights)
+    for door in (start, lambda path: look_at_model(path, "m"), lambda path: model_facts(path, _JOB)):
+        if classes == 2:
+            with pytest.raises(
+                ModelError, match=rf"{name} of model\.safetensors has 3 classes, id2label .* has 2; take"
+            ):
+                door(folder)
+        else:
+            door(folder)
 
 
 def test_padding_beyond_the_table_is_refused(tmp_path: Path) -> None:

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModel, AutoModelForCausalLM
 
 from edge.compute import scoring
 from edge.compute.executor import NodeExecutor
 from ringtune.costs.memory.operations import block_scores_bytes
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import CAUSAL_LM, CLASSIFICATION
 from ringtune.schedule.operations.choice import BlockCapacity, Choice, Policy, Score
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.rows.batches import BatchStream
 from ringtune.schedule.turns.turns import Item, StepKind, Turn, items, turn_sequence
 from tests.support import hand_ring as ring
-from tests.support import reference
+from tests.support import reference, tiny
 from tests.support.family_inputs import TASKS, family_writer
-from tests.support.tiny_families import MODEL_TYPES
-from tests.support.torch_ring import Case
+from tests.support.plain_rows import Doubled
+from tests.support.tiny_families import DECODERS, MODEL_TYPES
+from tests.support.torch_ring import Case, write_family_inputs
 
 SPLITS = {
     "one": (("a", 0, 4),),
@@ -191,6 +197,69 @@ def test_scores_of_nodes_equal_one_process(inputs: Any, model_type: str, adapter
     hand = make_ring(case, SPLITS[split], choice_of(Score.TAYLOR, Score.FISHER, 2))
     turn = score_turn(hand.plan, "b")
     check_equal(score(hand, turn), one_process(case, hand.plan, turn))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task"),
+    [(name, CLASSIFICATION) for name in ("bert", "gpt2", "llama")] + [(name, CAUSAL_LM) for name in ("llama", "qwen3")],
+)
+@pytest.mark.sampled(2)
+def test_scores_of_rows_with_the_padding_id_are_those_of_rows_alone(tmp_path: Path, model_type: str, task: str) -> None:
+    """At the beginning, inside and at the end of texts, beside longer ones; in plain transformers without padding."""
+    folder = write_family_inputs(tmp_path, model_type, task)
+    texts = [
+        "[PAD] w1 w2 [PAD] w3",
+        "w4 w5 [PAD]",
+        "w6",
+        "[PAD] [PAD] w7",
+        *(f"w{8 + at} [PAD] w9 w10" for at in range(4)),
+    ]
+    rows = [f"{text},{tiny.LABELS[at % 2]}" for at, text in enumerate(texts)]
+    (folder / "train.csv").write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+    (folder / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    case = Case(folder=folder, task=task, adapter="lora[r=4]", microbatches=2)
+    hand = make_ring(case, SPLITS["two"], choice_of(Score.TAYLOR, Score.FISHER, 2))
+    turn = score_turn(hand.plan, "a")
+    with Doubled():
+        got = score(hand, turn)
+    check_equal(got, scores_of_rows_alone(case, hand.plan, turn))
+
+
+def scores_of_rows_alone(case: Case, plan: Plan, turn: Turn) -> list[BlockScores]:
+    """Each row of a micro-batch computed alone by eager transformers; an adapter that is new changes nothing."""
+    is_lm, choice = case.task == CAUSAL_LM, plan.course.choice
+    assert choice is not None
+    loader = AutoModelForCausalLM if is_lm else AutoModel
+    plain: Any = loader.from_pretrained(case.folder / "model", attn_implementation="eager").double().eval()
+    head = None if is_lm else reference.whole_model(case.job, plan, case.folder / "model").eval().heads[reference.NAME]
+    reads_last = plain.config.model_type in DECODERS
+    dataset, found = case.datasets()[turn.owner], []
+    for item in items(plan.course, turn):
+        batch, first = dataset.batch(plan.course, item), 0
+        ids = [batch.ids[row, batch.mask[row] == 1] for row in range(len(batch.mask))]
+        assert any(0 in row for row in ids)
+        all_targets = sum(len(row) - 1 for row in ids) if is_lm else len(ids)
+        for micro, size in enumerate(plan.course.microbatch_sizes(item.rows)):
+            plain.zero_grad(set_to_none=True)
+            for row in range(first, first + size):
+                with Doubled():
+                    said = plain(input_ids=ids[row][None])[0]
+                if head is None:
+                    logits, targets = said[0, :-1], ids[row][1:]
+                else:
+                    more = {"cls_output": said[:, -1]} if reads_last else {}
+                    logits, targets = head((said,), return_dict=False, **more)[0], batch.labels[row : row + 1]
+                loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+                torch.autograd.backward(loss / all_targets)
+            first += size
+            for block, module in enumerate(
+                plain.base_model.get_submodule(FAMILIES[plain.config.model_type].blocks_path)
+            ):
+                if block in plan.course.trainable:
+                    values = tuple(tuple(each) for each in values_of(module, choice, plain.config))
+                    batch_id = plan.course.batch_id(turn.owner, item.batch)
+                    found.append(BlockScores(turn.owner, batch_id, micro, block, values))
+    return sorted(found)
 
 
 @pytest.mark.parametrize(

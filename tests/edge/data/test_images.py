@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge.data.images import ImageExamples, Images
+from edge.data.images import FRAMES, ImageExamples, Images
 from edge.data.rows import OwnerDataset
 from edge.measuring.laps import Timer
 from ringtune.costs.facts.model_facts import model_facts
@@ -230,3 +230,22 @@ def test_images_are_shared_out_by_class(model_folder: Path, tmp_path: Path) -> N
     assert sum(part.train_rows for part in parts) == 40
     assert [part.eval_rows for part in parts] == [20, 20]
     assert {name for part in parts for name in part.labels} == set(tiny.LABELS)
+
+
+def test_further_frames_of_moving_pictures_are_counted_and_the_first_is_taken(tmp_path: Path) -> None:
+    """GIF, APNG, WebP, TIFF of several pages; one frame says nothing, and further pictures of a photo are no frames."""
+    from PIL import Image
+
+    source = make_source(write_family(tmp_path / "model", "vit", num_blocks=1, num_channels=3))
+    first, *others = (Image.new("RGB", (12, 12), (value,) * 3) for value in (40, 90, 200))
+    folder = tmp_path / "rows" / "a"
+    folder.mkdir(parents=True)
+    for suffix in ("gif", "png", "webp", "tif"):
+        first.save(folder / f"still.{suffix}")
+        first.save(folder / f"moving.{suffix}", save_all=True, append_images=others)
+    first.save(folder / "photo.jpg", format="MPO", save_all=True, append_images=others)
+    rows = source.read(folder.parent)
+    assert dict(rows.left_out) == {FRAMES: 4 * 2}
+    pixels = source.examples(rows.rows, rows.labels).batch(range(9), {"a": 0}).pixels
+    assert pixels is not None
+    assert float((pixels - (2 * 40 / 255 - 1)).abs().max()) < 0.02  # of jpeg and WebP nearly so
