@@ -108,7 +108,7 @@ def test_plan_command_is_short_and_guesses_a_time(wanted: Job, tmp_path: Path) -
     (tmp_path / "job.toml").write_text(wanted.to_toml())
     arguments = [str(tmp_path / "job.toml"), "--assume", "2", "--memory", "1GiB"]
     shown = CliRunner().invoke(app, arguments).stdout.splitlines()
-    assert len(shown) <= 13 and all(len(line) < 200 for line in shown)
+    assert len(shown) <= 14 and all(len(line) < 200 for line in shown)
     assert [line.split()[0] for line in shown if line.startswith("node")] == ["node", "node-0", "node-1"]
     assert any(line.startswith("rough guess: ") and "if every node did 20 billion operations" in line for line in shown)
     assert "turns of 2 steps: node-0, then node-1, and again" in shown
