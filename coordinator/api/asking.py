@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from coordinator.drive.requests import RunRequest
-from coordinator.estimates.facts import estimated_facts
+from coordinator.estimates.facts import estimate
 from coordinator.planner.alternatives import Choices
 from coordinator.planner.given.given_plan import GivenPlan, require_members
 from coordinator.planner.given.given_profile import read_profile
@@ -63,9 +63,9 @@ def make_submission(
         require_members(plan.plan, [node_name(index, local) for index in range(local)])
     if out is not None:
         _require_usable(out, job, replace=replace, resume=resume)
-    notes = check_rows(job.model.task, job.data) if local else []
-    if local and not resume:
-        estimated_facts(job, local)  # as the nodes would, before they are started and anything is written
+    notes = []
+    if local:  # as the nodes would read it all, before they are started and anything is written
+        notes = check_rows(job.model.task, job.data) if resume else estimate(job, local).notes
     if resume and out is not None and coordinator:
         with Connection(coordinator, insecure=insecure) as client:
             notes += filter(None, [bring_up_to_date(client, out)])

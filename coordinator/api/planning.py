@@ -39,6 +39,7 @@ class PlannedJob:
         profile: of the nodes that it was made for.
         is_measured: whether they were measured, or equal ones assumed.
         note: what of it is only an estimate, and what else is to be known; mostly empty.
+        effort: how many layouts were searched, and how long; empty where another machine planned.
         time: predicted or guessed; None where nothing can be said.
         why: the planner's reasons, if they were asked for.
         rows: what is learned from which columns, and what of the files is not used, left out or cut.
@@ -49,6 +50,7 @@ class PlannedJob:
     profile: Profile
     is_measured: bool
     note: str = ""
+    effort: str = ""
     time: JobTime | None = None
     why: Explanation | None = None
     rows: Sequence[str] = ()
@@ -72,6 +74,7 @@ class PlannedJob:
             num_steps=num_steps,
             measured=self.is_measured,
             note=self.note,
+            effort=self.effort,
             why=self.why,
             time=self.time,
             budgets={node.node: node.memory_bytes for node in self.profile.nodes},
@@ -211,6 +214,7 @@ def _with_words(
         is_measured=is_measured,
         note="; ".join(filter(None, (note, planned.note))),
         time=time,
+        effort=planned.effort_line,
         why=reasons,
         rows=tuple(rows_lines(found.nodes, job.train.max_length) if rows is None else rows),
     )

@@ -341,6 +341,8 @@ class RunDriver(Driver):
         self._handed_in.expect(made.profile.nodes[0].model)
         if made.planned.note:
             self._note(made.planned.note)
+        if made.planned.effort_line:
+            self._note(made.planned.effort_line)
         for line in rows_lines(made.profile.nodes, self._job.train.max_length):
             self._note(line)
         skipped = SKIPPED_ITEMS if self._request.is_rehearsal else 0

@@ -16,6 +16,7 @@ from coordinator.submit.local.local_nodes import LocalSetup, node_name
 from ringtune.costs.facts.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.memory.rows import data_bytes
 from ringtune.costs.profile import LeftOut, NodeFacts
+from ringtune.errors import DataError
 from ringtune.jobs.job import Job
 from ringtune.jobs.parts.users import count_users
 from ringtune.jobs.split import even_share, hold_out, split_rows
@@ -29,10 +30,12 @@ class Estimated(NamedTuple):
     Attributes:
         facts: by node name.
         rows: what is to be said of the files of rows, a sentence each.
+        notes: of these what a person has to know of how the files were read.
     """
 
     facts: dict[str, NodeFacts]
     rows: list[str]
+    notes: list[str]
 
 
 def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[str, NodeFacts]:
@@ -56,7 +59,7 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
     setup = LocalSetup.of(job, num_nodes, available_bytes=available, base_bytes=0 if memory_bytes else None)
     model = model_facts(job.model.path, job)
     token_bytes = computed_token_bytes(model, job)
-    counted = [count_rows(file, job) for file in (job.data.train, job.data.eval) if file]
+    counted = _counted(job)
     train, held_out = _divided(counted, job)
     files = tuple(Path(file) for file in (job.data.train, job.data.eval) if file)
     found: dict[str, NodeFacts] = {}
@@ -91,7 +94,25 @@ def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
             if own.examples
             else 0,
         )
-    return Estimated(found, rows_text(counted, job))
+    notes = list(dict.fromkeys(note for counts in counted for note in counts.notes))
+    return Estimated(found, rows_text(counted, job), notes)
+
+
+def _counted(job: Job) -> list[RowCounts]:
+    """Count the rows of the job's files.
+
+    Raises:
+        DataError: as ``count_rows``, of both files at once.
+    """
+    counts, problems = [], list[str]()
+    for file in filter(None, (job.data.train, job.data.eval)):
+        try:
+            counts.append(count_rows(file, job))
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError("; ".join(dict.fromkeys(problems)))
+    return counts
 
 
 def _left_out(counted: Sequence[RowCounts], index: int, num_owners: int) -> tuple[LeftOut, ...]:

@@ -177,10 +177,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _fetch_from_hub(repository, revision, Path(cache))
     except Exception as error:  # of the network, the hub and the disk alike; the last line is shown
-        text = " ".join(str(error).split()) or type(error).__name__
-        sys.stderr.write(f"{type(error).__name__}: {text}\n")
+        sys.stderr.write(f"{_told(error)}\n")
         return 1
     return 0
+
+
+def _told(error: Exception) -> str:
+    """Say what is wrong in a line; of an answer that did not come the hub, for how long, and what can be done."""
+    kinds = {kind.__name__ for cause in (error, error.__cause__, error.__context__) for kind in type(cause).__mro__}
+    if any("Timeout" in kind for kind in kinds):
+        hub = importlib.import_module("huggingface_hub").constants.ENDPOINT
+        return f"the hub {hub} did not answer within {ANSWER_S:g} s; try again, or set HF_ENDPOINT to another one"
+    return f"{type(error).__name__}: {' '.join(str(error).split()) or type(error).__name__}"
 
 
 def _fetch_from_hub(repository: str, revision: str, cache: Path) -> None:

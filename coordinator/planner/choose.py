@@ -27,6 +27,7 @@ from ringtune.schedule.saving import merged, within
 from ringtune.schedule.units import Range
 
 _CANDIDATES = 5
+_FINALISTS = 3
 _NEAR = 1.25  # the formula's largest error is some twenty percent: tests/bench/planner.py, part formula
 _SHARE_OF_SEARCHES = 0.7
 
@@ -144,7 +145,8 @@ def _chosen(drafts: Sequence[Draft], task: Task, *, alike: bool) -> Choice | Non
     if is_single or choice.even:
         return choice
     best = choice.best
-    closer = searched(best.draft, task, task.clock.part(_SHARE_OF_SEARCHES), exact=True, known=best.ring)
+    known = next(each for each in found if each.draft is best.draft)
+    closer = searched(best.draft, task, task.clock.part(_SHARE_OF_SEARCHES), exact=True, known=known)
     if closer is None or closer.pool[0][0] >= best.job_s * (1 - 1e-9):
         return choice
     return _best_of([each for each in found if each.draft is not best.draft] + [closer], task, alike=alike)
@@ -264,22 +266,34 @@ def _even(each: Searched) -> Candidate | None:
 def _judged(candidates: list[Candidate], found: Sequence[Searched], task: Task) -> list[Candidate]:
     """Rank the best few candidates by the simulator; candidates that were not simulated follow in their order.
 
-    The order stays that of the formula if actions or time do not suffice to probe each.
+    All are judged roughly, the best ``_FINALISTS`` then well. The order stays that of the formula if actions or time do
+    not suffice to probe each.
     """
-    near, profile, optimizer = _worth_judging(candidates), task.profile, task.optimizer
+    near = _worth_judging(candidates)
     share = task.effort.judged_actions // max(1, len(near))
-    judged = []
-    for one in near:
-        costs = next(each.costs for each in found if each.draft is one.draft)
-        plan = plan_of(one.draft, costs, one.ring)
-        seconds = simulated_job_s(
-            plan, profile, costs, one.ring, optimizer=optimizer, most_actions=share, is_over=task.clock.is_over
-        )
-        if seconds is None:
-            return candidates
-        judged.append(dataclasses.replace(one, simulated_s=seconds))
-    judged.sort(key=lambda one: (one.simulated_s, one.job_s, one.ring.nodes, one.ring.counts))
-    return judged + [one for one in candidates if one not in near]
+
+    def simulated(some: Sequence[Candidate], *, is_rough: bool) -> list[Candidate]:
+        judged = []
+        for one in some:
+            costs = next(each.costs for each in found if each.draft is one.draft)
+            seconds = simulated_job_s(
+                plan_of(one.draft, costs, one.ring),
+                task.profile,
+                costs,
+                one.ring,
+                optimizer=task.optimizer,
+                most_actions=share,
+                is_rough=is_rough,
+                is_over=task.clock.is_over,
+            )
+            if seconds is None:
+                return []
+            judged.append(dataclasses.replace(one, simulated_s=seconds))
+        return sorted(judged, key=lambda one: (one.simulated_s, one.job_s, one.ring.nodes, one.ring.counts))
+
+    finalists = [(one.ring, one.draft) for one in simulated(near, is_rough=True)[:_FINALISTS]]
+    judged = simulated([one for one in near if (one.ring, one.draft) in finalists], is_rough=False)
+    return judged + [one for one in candidates if (one.ring, one.draft) not in finalists] if judged else candidates
 
 
 def judged_again(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ringtune.errors import InterruptedRunError
 
@@ -29,6 +30,7 @@ class Effort:
         expanded: most partial rings of an exact search.
         judged_actions: most actions that the simulator may run to judge; 0 = the formula decides alone.
         ends_s: when the seconds are used up, on ``now_s``; None = they are each search's own.
+        counts: how many ``layouts`` were searched since the effort began.
     """
 
     seconds: float = 60.0
@@ -39,10 +41,13 @@ class Effort:
     expanded: int = 300_000
     judged_actions: int = 60_000
     ends_s: float | None = None
+    counts: Counter[str] = field(default_factory=Counter, compare=False)
 
     def begun(self) -> Effort:
         """The effort whose seconds run from now on, over all searches that it is given to."""
-        return self if self.ends_s is not None else dataclasses.replace(self, ends_s=self.now_s() + self.seconds)
+        if self.ends_s is not None:
+            return self
+        return dataclasses.replace(self, ends_s=self.now_s() + self.seconds, counts=Counter())
 
     def clock(self) -> PlanningClock:
         """Start the clock of a search: with the seconds that are left, or all of them where none run yet."""

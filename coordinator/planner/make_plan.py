@@ -103,6 +103,7 @@ def make_plan(
     profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
     draft = _in_order(draft, profile, job.train.optimizer)
     effort = (effort or Effort(seconds=job.runtime.plan_s)).begun()
+    began_s = effort.now_s()
     if not links or evaluation_only:
         effort = dataclasses.replace(effort, judged_actions=0)
     counts = microbatches or free_microbatches(job, () if evaluation_only else links) or (0,)
@@ -124,7 +125,9 @@ def make_plan(
     ways = frozen_of(job, nodes)
     planned, too_large = first_that_fits(ways, place)
     choice = planned.choice and dataclasses.replace(planned.choice, too_large=too_large if len(ways) > 1 else None)
-    planned = dataclasses.replace(planned, choice=choice)
+    planned = dataclasses.replace(
+        planned, choice=choice, num_searched=effort.counts["layouts"], search_s=effort.now_s() - began_s
+    )
     return with_copies(job, with_prefix_cache(job, planned, check), facts, check)
 
 
@@ -193,6 +196,7 @@ def _with_replicas(
         dtype=job.model.dtype,
         is_over=clock.is_over,
     )
+    effort.counts["layouts"] += reason.num_rough
     if better is None:
         return dataclasses.replace(planned, replicas=reason)
     return dataclasses.replace(planned, plan=better, memory=refuse_if_full(job, better, facts).memory, replicas=reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from coordinator.planner.phases.reason import PhasesReason
 from coordinator.planner.replicating.reason import ReplicasReason
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import Profile
+from ringtune.quantities import format_seconds
 from ringtune.schedule.plan import Plan
 
 
@@ -30,6 +32,8 @@ class Planned:
         helping: what the planner thought of helpers, where the job leaves them to it.
         replicas: what the planner thought of stages with several hosts; None where it did not look.
         phases: what it thought of slices that follow the schedule; None where it did not look.
+        num_searched: layouts that were searched for it; 0 for a plan that was made before.
+        search_s: seconds that this took.
     """
 
     plan: Plan
@@ -40,6 +44,19 @@ class Planned:
     helping: HelpersReason | None = None
     replicas: ReplicasReason | None = None
     phases: PhasesReason | None = None
+    num_searched: int = dataclasses.field(default=0, compare=False)
+    search_s: float = dataclasses.field(default=0.0, compare=False)
+
+    @property
+    def effort_line(self) -> str:
+        """How many layouts were searched, and how long that took; empty for a plan that was made before.
+
+        Example: ``searched 412 layouts in 1.8 s``.
+        """
+        if not self.num_searched:
+            return ""
+        plural = "s" if self.num_searched > 1 else ""
+        return f"searched {self.num_searched:,} layout{plural} in {format_seconds(self.search_s)}"
 
     @property
     def note(self) -> str:

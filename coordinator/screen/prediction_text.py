@@ -111,7 +111,7 @@ def _depths(found: Prediction) -> list[str]:
     if not found.depths:
         return []
     rows = [
-        [depth.trains or str(depth.depth), str(depth.steps), f"{depth.step_s:.4g} s", format_seconds(depth.wall_s)]
+        [depth.trains or str(depth.depth), str(depth.steps), format_seconds(depth.step_s), format_seconds(depth.wall_s)]
         for depth in found.depths
     ]
     return [

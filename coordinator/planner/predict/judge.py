@@ -36,6 +36,7 @@ from sim.ring import VirtualRing, garbage_collection_paused
 
 BURN_IN_STEPS = 4
 MEASURED_STEPS = 8
+_MOST_DEPTHS, _ROUGH_DEPTHS = 4, 2
 _DEPTHS_PROBED, _BURN_IN_PROBED, _MEASURED_PROBED = 6, 3, 6
 MOST_AHEAD = 16
 """Most steps after the measured ones; embeddings and frozen forwards of later steps take their share of the time."""
@@ -106,6 +107,7 @@ class Steady(Method):
         return max(0, step) if unit in self.units else 0
 
 
+@functools.lru_cache(maxsize=256)
 def simulated_step_s(
     plan: Plan,
     profile: Profile,
@@ -119,6 +121,7 @@ def simulated_step_s(
     """Seconds of a step that trains ``units`` on the virtual clock, once the ring is full.
 
     Where all parameters train it is the mean step of a sweep, whatever the units, and other owners update their copies.
+    What was judged roughly is judged well afterwards: probes that were run stay known.
 
     Args:
         plan: with slices.
@@ -216,6 +219,7 @@ def simulated_job_s(
     *,
     optimizer: str,
     most_actions: int,
+    is_rough: bool = False,
     is_over: Callable[[], bool] = lambda: False,
 ) -> float | None:
     """Seconds of all steps of a job, by the formula times the simulator's ratio to it at some probed depths.
@@ -227,6 +231,7 @@ def simulated_job_s(
         ring: the same slices.
         optimizer: of the job.
         most_actions: that the probes may run together.
+        is_rough: probe two depths at most, with one owner at each.
         is_over: whether the time is used up; asked before each probed depth.
 
     Returns:
@@ -243,29 +248,40 @@ def simulated_job_s(
     if not num_probes:
         return None
     chosen = _spread(range(len(costs.owners)), 2 if num_probes >= 6 else 1)
-    depths = _spread(costs.depths, 1 if has_sweeps else max(1, min(4, num_probes // len(chosen))))
-    some = dataclasses.replace(
-        costs,
-        owners=tuple(dataclasses.replace(costs.owners[index], weight=1 / len(chosen)) for index in chosen),
-        owner_of={costs.owners[index].node: at for at, index in enumerate(chosen)},
-    )
-    predicted, everyone = step_times(some, ring), step_times(costs, ring)
-    kinds = step_kinds(plan.course)
+    most_depths = _ROUGH_DEPTHS if is_rough else _MOST_DEPTHS
+    depths = _spread(costs.depths, 1 if has_sweeps else max(1, min(most_depths, num_probes // len(chosen))))
+    kinds, everyone = step_kinds(plan.course), step_times(costs, ring)
     ratios = {}
-    for depth in depths:
+    for number, depth in enumerate(depths):
         if is_over():
             return None
-        names = [costs.names[costs.owners[index].node] for index in chosen]
+        some = _of_owners(costs, [chosen[number % len(chosen)]] if is_rough else chosen)
         seconds = [
             simulated_step_s(
-                plan, profile, kinds[depth][1], optimizer=optimizer, owner=name, burn_in=burn_in, measured=measured
+                plan,
+                profile,
+                kinds[depth][1],
+                optimizer=optimizer,
+                owner=costs.names[owner.node],
+                burn_in=burn_in,
+                measured=measured,
             )
-            for name in names
+            for owner in some.owners
         ]
+        predicted = step_times(some, ring)
         simulated_s = sum(seconds) / len(seconds)
         formula_s = _mean_step_s(costs, predicted) if has_sweeps else predicted[depth]
         ratios[depth] = simulated_s / formula_s if formula_s else 1.0
     return sum(costs.steps_at[at] * everyone[at] * _between(ratios, at) for at in costs.depths)
+
+
+def _of_owners(costs: RingCosts, chosen: Sequence[int]) -> RingCosts:
+    """The tables of some owners alone, with equal weights."""
+    return dataclasses.replace(
+        costs,
+        owners=tuple(dataclasses.replace(costs.owners[index], weight=1 / len(chosen)) for index in chosen),
+        owner_of={costs.owners[index].node: at for at, index in enumerate(chosen)},
+    )
 
 
 def simulated_steps_s(

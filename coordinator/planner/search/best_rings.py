@@ -6,6 +6,7 @@ If no ring fits with the draft's credits, fewer are tried, which need less memor
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -45,6 +46,7 @@ class _Places(NamedTuple):
     costs: RingCosts
     caps: MemoryCaps
     clock: PlanningClock
+    counts: Counter[str]
 
     def lacking(self, node: int, start: int, stop: int, above: int) -> int:
         """Bytes that a node lacks for a slice."""
@@ -73,9 +75,11 @@ class Searched:
 
 
 def searched(
-    draft: Draft, task: Task, clock: PlanningClock, *, exact: bool, known: Ring | None = None
+    draft: Draft, task: Task, clock: PlanningClock, *, exact: bool, known: Searched | None = None
 ) -> Searched | None:
     """Search rings with the draft's credits; if none fits, with 4, 2 and 1 credits, which need less memory.
+
+    With ``known``, which an earlier search found for this draft, the exact search begins where that one ended.
 
     Fewer credits cost less time than running blocks again. So where slices of the best ring save activations, fewer
     credits are tried too, and the fastest ring of all is taken.
@@ -91,7 +95,9 @@ def searched(
         if not all(caps.fits_empty(owner.node) for owner in draft.course.owners):
             continue
         saving = with_saving(costs, caps)
-        found = _search(_Places(narrowed, saving, caps, clock), task.effort, exact=exact, known=known)
+        found = _search(
+            _Places(narrowed, saving, caps, clock, task.effort.counts), task.effort, exact=exact, known=known
+        )
         if found.pool and (best is None or found.pool[0][0] < best.pool[0][0] * (1 - _BETTER)):
             best = found
         if best is not None and not _saves(best):
@@ -118,31 +124,33 @@ def with_saving(costs: RingCosts, caps: MemoryCaps) -> RingCosts:
     return dataclasses.replace(costs, saving=lambda node, *where: caps.saving_of(costs.names[node], *where))
 
 
-def _search(places: _Places, effort: Effort, *, exact: bool, known: Ring | None) -> Searched:
-    draft, costs, caps, clock = places
-    begins = () if known is None else (known,)
+def _search(places: _Places, effort: Effort, *, exact: bool, known: Searched | None) -> Searched:
+    draft, costs, caps, clock, _ = places
     is_small = costs.num_nodes <= EXACT_NODES and costs.stop - costs.first <= EXACT_BLOCKS
     few = max(1, effort.evaluations // 10)
     if not is_small:
-        return _search_many(places, effort, begins)
-    local = _local(places, costs, few, 0.5, seed=effort.seed, known=begins)
+        return _search_many(places, effort, () if known is None else (known.pool[0][1],))
+    if known is not None and known.draft == draft:
+        pool = known.pool
+    else:
+        pool = _local(places, costs, few, 0.5, seed=effort.seed, known=()).pool
     if not exact:
-        return Searched(draft=draft, costs=costs, caps=caps, pool=local.pool)
+        return Searched(draft=draft, costs=costs, caps=caps, pool=pool)
     done = search_exact(
         costs,
         lambda *where: not places.lacking(*where),
-        known=local.ring,
+        known=pool[0][1] if pool else None,
         max_hosts=draft.course.method.max_hosts,
         max_expanded=effort.expanded,
         is_over=clock.is_over,
     )
-    pool = _merged(done.others, local.pool)
+    pool = _merged(done.others, pool)
     return Searched(draft=draft, costs=costs, caps=caps, pool=pool, proven=done.proven, lower_s=done.lower_s)
 
 
 def _search_many(places: _Places, effort: Effort, begins: tuple[Ring, ...]) -> Searched:
     """Search among so many nodes or blocks that no exact search would end: with the mean owner, then with all."""
-    draft, costs, caps, _ = places
+    draft, costs, caps, *_ = places
     coarse = with_mean_owner(with_fewer_depths(costs, _COARSE_DEPTHS))
     local = _local(places, coarse, effort.evaluations, 0.75, seed=effort.seed, known=begins)
     exact_pool = sorted(((job_s(costs, ring), ring) for _, ring in local.pool[:20]), key=_by_time)
@@ -175,6 +183,7 @@ def _local(
         max_hosts=places.draft.course.method.max_hosts,
         construct=construct,
     )
+    places.counts["layouts"] += found.evaluations
     if found.was_cut:
         clock.note_cut()
     return found

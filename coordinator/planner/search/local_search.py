@@ -28,6 +28,7 @@ Lacking = Callable[[int, int, int, int], int]
 _BETTER = 1 - 1e-9
 _PROMISING, _OTHERS = 10, 4
 _Value = tuple[int, float]
+_WORST: _Value = (1 << 62, float("inf"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,10 +132,13 @@ class _Local:
         return self._result(best)
 
     def _tried(self) -> Iterator[tuple[_Value, Ring]]:
-        """Evaluate every ring; give the best one each time that it changes."""
+        """Evaluate every ring that may be the best of its hosts; give the best one each time that it changes."""
         best: tuple[_Value, Ring] | None = None
         for ring in every_ring(*self._sizes):
-            value = self._fresh(ring)
+            known = self._pool.get(frozenset(ring.nodes))
+            value = self._evaluated(ring, _WORST if known is None else known[0])
+            if value is None:
+                continue
             self._remember(value, ring)
             if best is None or value < best[0]:
                 best = value, ring
@@ -191,7 +195,7 @@ class _Local:
 
     def _fresh(self, ring: Ring) -> _Value:
         self._kept = []
-        value = self._evaluated(ring, (1 << 62, float("inf")))
+        value = self._evaluated(ring, _WORST)
         if value is None:
             raise _Over
         return value

@@ -42,6 +42,7 @@ def plan_text(
     num_steps: int = 1,
     measured: bool,
     note: str = "",
+    effort: str = "",
     why: Explanation | None = None,
     time: JobTime | None = None,
     budgets: Mapping[str, int] | None = None,
@@ -57,6 +58,7 @@ def plan_text(
         num_steps: steps in the table; 0 = no table.
         measured: whether nodes were asked, or equal ones assumed.
         note: what of it is only an estimate.
+        effort: how many layouts were searched, and how long.
         why: the planner's reasons.
         time: predicted or guessed.
         budgets: memory that each node has, in bytes.
@@ -70,7 +72,7 @@ def plan_text(
         f"{course.microbatches} micro-batch{'es' if course.microbatches > 1 else ''}, {course.wire_dtype} on the wire, "
         f"{source}, digest {plan.digest[:12]}"
     ]
-    lines += [*rows, note] if note else rows
+    lines += [*rows, *filter(None, (note, effort))]
     lines += _nodes(plan, memory, budgets or {})
     lines.append(f"needs: {NEEDS}")
     lines += [time.line()] if time is not None else []

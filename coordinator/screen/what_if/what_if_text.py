@@ -44,7 +44,7 @@ def comparison_lines(before: PredictedPlan, after: PredictedPlan) -> list[str]:
             format_seconds(other.wall_s),
             _times(other.wall_s, one.wall_s) if is_same else _NONE,
         ],
-        ["a step", f"{steps[0]:.4g} s", f"{steps[1]:.4g} s", _times(steps[1], steps[0]) if is_same else _NONE],
+        ["a step", *map(format_seconds, steps), _times(steps[1], steps[0]) if is_same else _NONE],
         ["rows per second", *(f"{each.rows_per_s:.4g}" for each in (before, after)), _per_second(before, after)],
         ["hosts idle", share_text(one.bubble_share), share_text(other.bubble_share), ""],
         ["sent", format_bytes(sent[0]), format_bytes(sent[1]), _times(sent[1], sent[0]) if is_same else _NONE],
@@ -65,7 +65,7 @@ def _differences(before: PredictedPlan, after: PredictedPlan, *, is_same: bool) 
         [
             trains or str(depth),
             *(str(each.steps) if each else _NONE for each in pair),
-            *(f"{each.step_s:.4g} s" if each else _NONE for each in pair),
+            *(format_seconds(each.step_s) if each else _NONE for each in pair),
             _times(pair[1].step_s, pair[0].step_s) if pair[0] and pair[1] else _NONE,
         ]
         for depth, trains in sorted(old | new)

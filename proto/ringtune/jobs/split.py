@@ -60,8 +60,8 @@ def hold_out(num_rows: int, *, share: float, seed: int) -> tuple[tuple[int, ...]
         return tuple(range(num_rows)), ()
     if num_rows < 2:
         raise DataError(
-            f"data.held_out = {share:g} needs a row to train on and one to hold out, and there are {num_rows} rows; "
-            "give more rows, or set data.held_out = 0"
+            f"data.held_out = {share:g} needs a row to train on and one to hold out, and rows = {num_rows}; give more "
+            "rows, or set data.held_out = 0"
         )
     count = min(max(1, round(num_rows * share)), num_rows - 1)
     order = RandomStream("held out", seed).permutation(num_rows)
@@ -97,7 +97,8 @@ def split_rows(
     if not 0 <= share < num_owners:
         raise DataError(f"share {share} is not in [0, {num_owners})")
     if num_rows < num_owners:
-        raise DataError(f"{num_rows} rows can't be shared by {num_owners} owners; give more rows or fewer owners")
+        rows = f"{num_rows} row{'s' if num_rows != 1 else ''}"
+        raise DataError(f"{rows} can't be shared by {num_owners} owners; give more rows or fewer owners")
     alpha = split_alpha(split)
     if alpha is None:
         order = RandomStream("split", seed).permutation(num_rows)

@@ -34,7 +34,10 @@ codecs.register_error(ESCAPED, _escape)
 
 
 class _LastingFile(io.FileIO):
-    """A descriptor to which every write succeeds; the first one that doesn't is told on the standard error."""
+    """A descriptor to which every write succeeds; the first one that doesn't is told on the standard error.
+
+    Of a pipe whose reader has read enough, as ``head``, nothing is told.
+    """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor, "wb", closefd=False)
@@ -57,7 +60,7 @@ class _LastingFile(io.FileIO):
     def _tell(self, error: OSError) -> None:
         with self._lock:
             is_first, self.lost = self.lost is None, self.lost or error
-        if is_first and self.fileno() != 2:
+        if is_first and self.fileno() != 2 and error.errno != errno.EPIPE:
             name = _NAMES.get(self.fileno(), "an output")
             what = f"{name} can't be written ({error.strerror}); the command goes on, and what it prints is lost"
             with contextlib.suppress(OSError):

@@ -71,7 +71,7 @@ def test_split_depends_on_seed_shares_and_rule_only() -> None:
     [
         (10, 2, 2, "share 2 is not in [0, 2)"),
         (10, 2, -1, "share -1 is not in [0, 2)"),
-        (1, 2, 0, "1 rows can't be shared by 2 owners; give more rows or fewer owners"),
+        (1, 2, 0, "1 row can't be shared by 2 owners; give more rows or fewer owners"),
         (0, 1, 0, "0 rows can't be shared by 1 owners"),
     ],
 )
@@ -133,5 +133,5 @@ def test_split_draws_held_out_rows_by_the_seed() -> None:
 
 def test_split_refuses_to_hold_out_of_one_row() -> None:
     """The remedy is in the message."""
-    with pytest.raises(DataError, match=r"there are 1 rows; give more rows, or set data\.held_out = 0"):
+    with pytest.raises(DataError, match=r"rows = 1; give more rows, or set data\.held_out = 0"):
         hold_out(1, share=0.5, seed=0)

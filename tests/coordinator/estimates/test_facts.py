@@ -6,20 +6,25 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from coordinator.api.asking import make_submission
 from coordinator.commands.overrides import parse_changes
 from coordinator.commands.plan import app
 from coordinator.estimates.facts import estimated_facts
+from coordinator.planner.alternatives import NO_CHOICES
 from coordinator.planner.explaining.plan import explain
 from coordinator.planner.given.given_plan import GivenPlan, accept_plan, read_given_plan
 from coordinator.planner.job_time import block_flop
 from coordinator.planner.make_plan import make_plan
 from coordinator.screen.planned.plan_text import plan_json, plan_text, table_text
 from ringtune.errors import DataError, StorageError, UsageError
+from ringtune.jobs import rows
 from ringtune.jobs.job import Job
+from ringtune.jobs.rows import table_rows
 from tests.support.fake_agents import MODEL, job
 from tests.support.plans import make_plan as plan_by_hand
 
@@ -42,6 +47,41 @@ def test_estimates_share_the_rows_like_training(wanted: Job) -> None:
     assert sorted(node.train_rows for node in facts.values()) == [10, 11]
     assert sorted(node.eval_rows for node in facts.values()) == [4, 5]
     assert {node.memory_bytes for node in facts.values()} == {GIB}
+
+
+def test_estimates_read_each_file_once_before_a_local_run(wanted: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be known of the rows comes with their counts."""
+    paths = list[str]()
+
+    def counted(path: Path, *more: Any, **options: Any) -> Any:
+        paths.append(path.name)
+        return table_rows(path, *more, **options)
+
+    monkeypatch.setattr(rows, "table_rows", counted)
+    make_submission(
+        wanted,
+        None,
+        local=2,
+        coordinator="",
+        insecure=False,
+        nodes=0,
+        join_s=1.0,
+        replace=False,
+        resume=False,
+        profile=None,
+        plan=None,
+        choices=NO_CHOICES,
+        coordinator_wait_s=0.0,
+    )
+    assert paths == ["train.csv", "eval.csv"]
+
+
+def test_estimates_tell_what_is_wrong_with_both_files_at_once(wanted: Job, tmp_path: Path) -> None:
+    """Each with its own message."""
+    for name in ("train.csv", "eval.csv"):
+        (tmp_path / name).write_text("text,class\na,b\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"train\.csv has no column 'label'.*; .*eval\.csv has no column 'label'"):
+        estimated_facts(wanted, 2, memory_bytes=GIB)
 
 
 def test_estimates_hold_rows_out_before_they_share(wanted: Job) -> None:
@@ -108,7 +148,7 @@ def test_plan_command_is_short_and_guesses_a_time(wanted: Job, tmp_path: Path) -
     (tmp_path / "job.toml").write_text(wanted.to_toml())
     arguments = [str(tmp_path / "job.toml"), "--assume", "2", "--memory", "1GiB"]
     shown = CliRunner().invoke(app, arguments).stdout.splitlines()
-    assert len(shown) <= 13 and all(len(line) < 200 for line in shown)
+    assert len(shown) <= 14 and all(len(line) < 200 for line in shown)
     assert [line.split()[0] for line in shown if line.startswith("node")] == ["node", "node-0", "node-1"]
     assert any(line.startswith("rough guess: ") and "if every node did 20 billion operations" in line for line in shown)
     assert "turns of 2 steps: node-0, then node-1, and again" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,28 @@ def test_download_without_a_network_ends_with_a_reason(tmp_path: Path, capsys: p
     (line,) = capsys.readouterr().err.splitlines()
     assert "cached snapshot" in line or "offline" in line.lower()
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+class ReadTimeout(OSError):  # noqa: N818 - their name
+    """As the libraries of the hub call what they raise."""
+
+
+@pytest.mark.parametrize("is_cause", [False, True])
+def test_download_names_a_hub_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_cause: bool
+) -> None:
+    """With its address, the seconds and what can be done, whichever library's text it was."""
+
+    def late(*_: object) -> None:
+        if is_cause:
+            raise ValueError("HTTPSConnectionPool(...)") from ReadTimeout("timed out")
+        raise ReadTimeout("HTTPSConnectionPool(...): Read timed out.")
+
+    monkeypatch.setattr(download, "_fetch_from_hub", late)
+    assert download.main(["acme/mini-v2", "main", str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    hub = importlib.import_module("huggingface_hub").constants.ENDPOINT
+    assert line == f"the hub {hub} did not answer within 20 s; try again, or set HF_ENDPOINT to another one"
 
 
 def test_download_asks_for_no_pickled_weights_and_no_code() -> None:

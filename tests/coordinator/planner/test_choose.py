@@ -68,6 +68,18 @@ def test_choice_leaves_a_slow_node_out_that_still_owns_data() -> None:
     assert plan.owner("n01-pi") is not None
 
 
+def test_choice_tells_how_many_layouts_were_searched() -> None:
+    """Every ring of three nodes and three blocks once for each of two numbers of micro-batches; the clock has stood."""
+    profile = class_ring(random.Random(0), KINDS[:3], num_blocks=3)
+    job = wanted(placement__replicas="never")
+    found = make_plan(job, profile.by_name, links=profile.links, effort=QUICK, microbatches=(2, 4))
+    rings = 3 + 6 * 2 + 6
+    assert (found.num_searched, found.search_s) == (2 * rings, 0.0)
+    line = dataclasses.replace(found, search_s=1.84).effort_line
+    assert line == "searched 42 layouts in 1.8 s"
+    assert dataclasses.replace(found, num_searched=0).effort_line == ""
+
+
 @pytest.mark.thorough
 def test_choice_is_the_same_for_the_same_profile() -> None:
     """Twice the same plan, digest and all, whatever the order of nodes and links in the profile."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import random
 import statistics
+from typing import Any
 
 import pytest
 
 from coordinator.planner.choose import plan_of
 from coordinator.planner.draft import Draft
+from coordinator.planner.predict import judge
 from coordinator.planner.predict.depths import steps_by_depth, trained_shares
-from coordinator.planner.predict.judge import simulated_job_s, simulated_step_s
+from coordinator.planner.predict.judge import run_probe, simulated_job_s, simulated_step_s
 from coordinator.planner.predict.ring_costs import (
     RingCosts,
     ring_costs,
@@ -21,6 +23,7 @@ from coordinator.planner.predict.ring_costs import (
 from coordinator.planner.predict.step_time import Ring, job_s, step_times
 from ringtune.costs.profile import Profile
 from ringtune.schedule.methods import Everything, Hift, Method
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Units
 from tests.support.planner_rings import class_ring, device, draft_for, random_counts, random_kinds
 
@@ -83,6 +86,29 @@ def test_step_time_ranks_rings_like_the_simulator() -> None:
             assert seconds is not None
             found.append((job_s(costs, ring), seconds))
         assert min(found)[1] <= 1.03 * min(seconds for _, seconds in found)
+
+
+def test_step_time_judged_roughly_has_two_probes_that_stay_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judged well afterwards, four depths with two owners take six more; both figures are of the same ring."""
+    rng, probes = random.Random(5), list[Plan]()
+    profile = class_ring(rng, ["laptop", "jetson"], num_blocks=4)
+    draft = draft_for(profile, microbatches=4, num_steps=48, every_steps=12)
+    costs = ring_costs(draft, profile, optimizer="adamw")
+    ring = Ring(nodes=(0, 1), counts=(2, 2))
+    plan = plan_of(draft, costs, ring)
+
+    def counted(probe: Plan, *more: Any) -> None:
+        probes.append(probe)
+        run_probe(probe, *more)
+
+    monkeypatch.setattr(judge, "run_probe", counted)
+    found = []
+    for is_rough, so_far in ((True, 2), (False, 8), (True, 8), (False, 8)):
+        judged = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", most_actions=10**6, is_rough=is_rough)
+        assert len(probes) == so_far
+        found.append(judged)
+    assert found[:2] == found[2:] and found[0] != found[1]
+    assert found[0] == pytest.approx(found[1], rel=0.1)
 
 
 def test_step_time_of_one_node_is_its_work() -> None:
