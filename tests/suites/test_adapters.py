@@ -82,7 +82,7 @@ def make_case(inputs: Any, model_type: str, config: str) -> Case:
     + [(name, config) for name in ("gpt2", "vit") for config in SOME]
     + [(name, config) for name in FAMILIES for config in AUXILIARY],
 )
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 def test_adapter_in_a_ring_equals_one_process(inputs: Any, model_type: str, config: str) -> None:
     """Same initial values, same training."""
     case = make_case(inputs, model_type, config)
@@ -126,7 +126,7 @@ def test_merged_result_is_a_model_of_transformers(inputs: Any, tmp_path: Path, m
 
 @pytest.mark.promise("8 adapterhub folder")
 @pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_adapter_result_loads_with_nothing_of_ours(inputs: Any, tmp_path: Path, config: str) -> None:
     """load_adapter into the plain base model gives the logits of the trained whole model."""
     check_result_loads(make_case(inputs, "bert", config), SPLITS["two"], tmp_path)

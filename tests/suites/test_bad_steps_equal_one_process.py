@@ -149,7 +149,7 @@ def test_run_with_a_bad_gradient_of_one_replica_equals_one_process(folder: Path)
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_run_with_a_step_that_is_always_bad_ends_and_saves_nothing_of_it(folder: Path, name: str) -> None:
     """The error names node, unit, step and rows; what was saved is finite, and a resumed run ends as it should."""
     case = case_of(folder)

@@ -60,7 +60,7 @@ def logged(result: RingResult) -> list[rd.LogCheckpoint]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(8)
 def test_checkpoint_resumed_run_does_the_rest_of_the_steps(seed: int) -> None:
     """From any complete checkpoint the run goes on with exactly the steps that were left, all valid."""
     rng = random.Random(seed)
@@ -102,7 +102,7 @@ def test_checkpoint_saves_one_version_on_every_node(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(24))
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 def test_drain_ends_with_a_checkpoint_from_which_the_run_goes_on(seed: int) -> None:
     """A run that is stopped anywhere saves at the next boundary; together both parts do every step once."""
     plan = make_plan(THREE, ["b", "a"], num_steps=24, every_steps=3, eval_every=6, checkpoint_every=0)

@@ -93,7 +93,7 @@ def train_actions(result: RingResult) -> dict[str, list[tuple[int, Action]]]:
 
 
 @pytest.mark.parametrize("block", range(10))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_choice_gives_the_same_tables_and_work_whatever_the_timing(block: int) -> None:
     """The run ends, its table is valid, and what turns carry is that of every other timing."""
     for seed in range(block * 8, block * 8 + 8):
@@ -118,7 +118,7 @@ def test_choice_depends_on_every_score(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(24))
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 def test_choice_of_a_resumed_run_is_that_of_the_whole(seed: int) -> None:
     """From each checkpoint, also one where a table is due, the same tables come and the same work is done."""
     plan = choosing_plan(seed)
@@ -146,7 +146,7 @@ def drained_plan(checkpoint_every: int) -> tuple[Plan, dict[str, list[tuple[int,
 
 
 @pytest.mark.parametrize("seed", range(24))
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 def test_choice_of_a_drained_run_goes_on_where_it_stopped(seed: int) -> None:
     """A run that is stopped anywhere, also while it scores or chooses, does every step once in two parts."""
     plan, whole = drained_plan(4 * (seed % 2))

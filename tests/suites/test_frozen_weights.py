@@ -94,7 +94,7 @@ def trained_alone(case: Case, folder: Path) -> dict[str, torch.Tensor]:
     ]
     + [way for name in ("bert", "gpt2", "llama") for way in (("mlp", "int8", name), ("lora", "bfloat16", name))],
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 def test_frozen_weights_of_every_family_equal_weights_that_were_rounded_once(
     inputs: Inputs, model_type: str, adapter: str, dtype: str
 ) -> None:
@@ -111,7 +111,7 @@ def test_frozen_weights_of_every_family_equal_weights_that_were_rounded_once(
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("frozen", WAYS, ids=str)
 @pytest.mark.parametrize("model_type", ["bert", "gpt2"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_frozen_weights_give_the_same_bits_on_any_split(inputs: Inputs, model_type: str, frozen: FrozenWeights) -> None:
     """One node, two and four: every node multiplies alike, natively and widened."""
     plain = inputs.plain(model_type, "sequence-classification")
@@ -124,7 +124,7 @@ def test_frozen_weights_give_the_same_bits_on_any_split(inputs: Inputs, model_ty
 
 @pytest.mark.parametrize("dtype", FROZEN_DTYPES)
 @pytest.mark.parametrize("model_type", ["bert", "gpt2", "llama"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_frozen_weights_multiplied_natively_are_near(inputs: Inputs, model_type: str, dtype: str) -> None:
     """Products in bfloat16 round what is multiplied with the weights too; the result stays near."""
     plain = inputs.plain(model_type, "sequence-classification")
@@ -136,7 +136,7 @@ def test_frozen_weights_multiplied_natively_are_near(inputs: Inputs, model_type:
 @pytest.mark.parametrize("dtype", FROZEN_DTYPES)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("model_type", ["gpt2", "llama"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_frozen_decoder_equals_one_that_was_rounded_once(
     inputs: Inputs, monkeypatch: pytest.MonkeyPatch, model_type: str, dtype: str, tied: bool
 ) -> None:
@@ -163,7 +163,7 @@ def test_frozen_weights_where_they_are_read_or_partly_train(inputs: Inputs, adap
 
 @pytest.mark.parametrize("model_type", ["bert", "gpt2", "llama"])
 @pytest.mark.parametrize("dtype", FROZEN_DTYPES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_frozen_weights_of_subnets_equal_weights_that_were_rounded_once(
     inputs: Inputs, model_type: str, dtype: str
 ) -> None:
@@ -195,7 +195,7 @@ def test_frozen_weights_with_dropout_and_private_blocks(inputs: Inputs) -> None:
 
 
 @pytest.mark.parametrize("frozen", WAYS, ids=str)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_frozen_weights_of_blocks_that_run_again_give_the_same_bits(inputs: Inputs, frozen: FrozenWeights) -> None:
     """Recomputation multiplies with the same matrices once more, dropout included."""
     plain = inputs.plain("bert", "sequence-classification")
@@ -207,7 +207,7 @@ def test_frozen_weights_of_blocks_that_run_again_give_the_same_bits(inputs: Inpu
 
 
 @pytest.mark.parametrize("frozen", WAYS, ids=str)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_frozen_weights_with_other_microbatches_are_near(inputs: Inputs, frozen: FrozenWeights) -> None:
     """Sums come in another order, and products in bfloat16 are of other shapes; nothing else differs."""
     plain = inputs.plain("bert", "sequence-classification")

@@ -48,7 +48,7 @@ def wanted(case: Case) -> dict[str, torch.Tensor]:
     [(name, split) for name in MODEL_TYPES for split in ("two", "three")]
     + [("bert", split) for split in SPLITS if split not in ("two", "three")],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_own_weights_in_a_ring_equal_one_process(inputs: Any, model_type: str, split: str) -> None:
     """Every family, any split: weights, head and losses, with blocks unfreezing on the way."""
     case = full_case(inputs, model_type)
@@ -160,7 +160,7 @@ def loaded_plainly(case: Case, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(("model_type", "private"), [*((name, 0) for name in MODEL_TYPES), ("bert", 1), ("gpt2", 1)])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_own_weights_load_with_nothing_of_ours(inputs: Any, tmp_path: Path, model_type: str, private: int) -> None:
     """load_state_dict into the plain base model, and load_head, give the predictions of the run's evaluation."""
     case = full_case(inputs, model_type, private_blocks=private)

@@ -103,7 +103,7 @@ def case_of(folder: Path, **changes: Any) -> Case:
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("way", list(WAYS))
 @pytest.mark.parametrize("microbatches", [1, 4])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_helpers_of_any_kind_give_the_adapters_of_one_process(folder: Path, way: str, microbatches: int) -> None:
     """RingAda's serial bottleneck, AdamW in float64, unfreezing during the run: 1e-9."""
     assert distance_to_reference(case_of(folder, microbatches=microbatches), way) < 1e-9
@@ -124,7 +124,7 @@ def test_helpers_of_any_kind_give_the_adapters_of_one_process(folder: Path, way:
 @pytest.mark.sampled(1)
 def test_helpers_fit_any_adapter_exactly(folder: Path, adapter: str, dropout: float) -> None:
     """Scaled or not, with dropout in the model or without, two micro-batches in flight."""
-    steps = 50 if dropout else 12
+    steps = 24 if dropout else 12
     case = case_of(folder, adapter=adapter, dropout=dropout, microbatches=2, method="all", num_steps=steps)
     assert distance_to_reference(case, "some-of-several-hosts") < 1e-9
 
@@ -180,10 +180,8 @@ def test_helpers_give_equal_bits_in_any_timing(folder: Path) -> None:
     """Gradients are added up in one order, at a helper as at a host."""
     case = case_of(folder, microbatches=4, dtype="float32", method="all", num_steps=8)
     plan = helped(case, *WAYS["some-of-several-hosts"])
-    first = collected(plan, run(case, plan, seed=1))
-    for seed in (2, 3):
-        other = collected(plan, run(case, plan, seed=seed))
-        assert all(torch.equal(first[name], other[name]) for name in first)
+    first, other = (collected(plan, run(case, plan, seed=seed)) for seed in (1, 2))
+    assert all(torch.equal(first[name], other[name]) for name in first)
 
 
 @pytest.mark.promise("1 partition invariance")
@@ -241,7 +239,7 @@ def update(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 @pytest.mark.parametrize(("steps", "interval"), [(16, 4), (10, 4), (3, 5)])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_helpers_with_an_interval_equal_accumulated_gradients(
     folder: Path, steps: int, interval: int, optimizer: str
 ) -> None:
@@ -254,7 +252,7 @@ def test_helpers_with_an_interval_equal_accumulated_gradients(
     assert distance(collected(plan, run(case, plan)), theirs) < 1e-9
 
 
-@pytest.mark.parametrize("interval", [1, 4])
+@pytest.mark.parametrize("interval", [pytest.param(1, marks=pytest.mark.thorough), 4])
 def test_helpers_resume_with_equal_bits(folder: Path, interval: int) -> None:
     """Also in the middle of an interval: moments and sums are in the helper's part, adapters in the host's too."""
     case = case_of(
@@ -316,7 +314,7 @@ def put(parameters: list[torch.nn.Parameter], values: list[torch.Tensor]) -> Non
 
 @pytest.mark.parametrize("way", ["some-of-several-hosts", "one-idle-helper"])
 @pytest.mark.parametrize("weights_s", [0.0, 50.0])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_helpers_with_overlap_equal_a_loop_one_step_behind(folder: Path, way: str, weights_s: float) -> None:
     """What is stale is stated exactly: one step, within a turn, for the blocks with helpers and no others.
 
@@ -364,7 +362,7 @@ def test_helpers_with_overlap_give_equal_bits_in_any_timing_and_after_a_resume(f
         folder, method="all", adapter=adapter, num_steps=12, checkpoint_every=8, microbatches=2, dtype="float32"
     )
     plan = with_offload(helped(case, *WAYS["hosts-help-each-other"]), overlap=True, interval=3)
-    carriers = [make_carrier(case, plan) for _ in range(3)]
+    carriers = [make_carrier(case, plan) for _ in range(2)]
     results = [resumed.run(plan, carrier, seed) for seed, carrier in enumerate(carriers)]
     first, *others = [collected(plan, carrier) for carrier in carriers]
     assert all(resumed.same_bits(first, other) for other in others)

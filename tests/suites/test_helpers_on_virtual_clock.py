@@ -73,7 +73,7 @@ def run(plan: Plan, rng: random.Random) -> RingResult:
 
 @pytest.mark.promise("2 right version")
 @pytest.mark.parametrize("block", range(12))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_helpers_any_plan_and_any_delays_carry_out_a_valid_table(block: int) -> None:
     """Whoever helps whom, the run ends, every forward and every fit saw the right version."""
     for seed in range(block * 15, block * 15 + 15):
@@ -85,7 +85,7 @@ def test_helpers_any_plan_and_any_delays_carry_out_a_valid_table(block: int) -> 
 
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_helpers_order_of_fits_and_updates_is_equal_for_any_delays(seed: int) -> None:
     """Gradients are added up in one order, so the weights have equal bits."""
     plan = some_plan(seed)

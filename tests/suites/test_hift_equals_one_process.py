@@ -107,6 +107,7 @@ def test_hift_of_every_family_equals_one_process(inputs: Any, model_type: str) -
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.sampled(1)
 def test_hift_of_any_split_equals_one_process(inputs: Any, split: str) -> None:
     """One, two and four nodes, and an owner that hosts no block."""
     assert distance_to_reference(hift_case(inputs("bert"), "bert"), SPLITS[split]) < 1e-9
@@ -126,7 +127,7 @@ def test_hift_of_any_split_equals_one_process(inputs: Any, split: str) -> None:
         'group_size = 2\nalways_active = ["head"]\nstate = "drop"',
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_hift_of_any_groups_equals_one_process(inputs: Any, hift: str) -> None:
     """Six units in groups that divide them and that do not, in every order, with units always active."""
     assert distance_to_reference(hift_case(inputs("gpt2"), "gpt2", hift), TWO) < 1e-9
@@ -134,6 +135,7 @@ def test_hift_of_any_groups_equals_one_process(inputs: Any, hift: str) -> None:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.sampled(2)
 def test_hift_of_several_owners_equals_one_process(inputs: Any, split: str) -> None:
     """Gradients of embedding and head reach all owners; their copies are equal in every bit."""
     case = hift_case(inputs("bert"), "bert", owners=("b", "a", "e"), local_iterations=2)
@@ -151,7 +153,7 @@ def test_hift_of_several_owners_equals_one_process(inputs: Any, split: str) -> N
         ("electra", False, 'order = "random"'),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_hift_of_two_owners_of_other_families_equals_one_process(
     inputs: Any, model_type: str, tied: bool, hift: str
 ) -> None:
@@ -164,7 +166,7 @@ def test_hift_of_two_owners_of_other_families_equals_one_process(
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("model_type", ["gpt2", "llama"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_hift_of_a_decoder_tied_or_not_equals_one_process(inputs: Any, model_type: str, tied: bool) -> None:
     """A tied table is of the embedding and collects both gradients; one of its own is of the head."""
     folder = inputs(model_type, tie_word_embeddings=tied)
@@ -176,6 +178,7 @@ def test_hift_of_a_decoder_tied_or_not_equals_one_process(inputs: Any, model_typ
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(("model_type", "split"), [("bert", "one"), ("gpt2", "four"), ("vit", "four")])
+@pytest.mark.sampled(1)
 def test_hift_with_dropout_equals_one_process(inputs: Any, model_type: str, split: str) -> None:
     """The embedding draws where it trains; every draw is seeded by step, micro-batch and unit."""
     case = hift_case(inputs(model_type), model_type, "group_size = 2", dropout=0.2, eval_every=0)
@@ -243,6 +246,7 @@ def test_hift_delays_never_change_a_bit(inputs: Any, seed: int) -> None:
 
 @pytest.mark.promise("3 frozen means free")
 @pytest.mark.parametrize(("model_type", "owners"), [("bert", ("a",)), ("gpt2", ("a", "b"))])
+@pytest.mark.sampled(1)
 def test_hift_holds_gradients_and_graphs_of_the_active_group_alone(
     inputs: Any, model_type: str, owners: tuple[str, ...]
 ) -> None:
@@ -304,6 +308,7 @@ def test_hift_trains_tensors_of_its_own_and_not_the_files(inputs: Any) -> None:
 
 
 @pytest.mark.parametrize(("model_type", "tied"), [("bert", None), ("gpt2", True), ("llama", False), ("vit", None)])
+@pytest.mark.sampled(2)
 def test_hift_sends_gradients_of_the_planned_size(inputs: Any, model_type: str, tied: bool | None) -> None:
     """All of the head, of a tied table and of patches; of other tables at most the rows of a batch's padded tokens."""
     folder = inputs(model_type, **({} if tied is None else {"tie_word_embeddings": tied}))

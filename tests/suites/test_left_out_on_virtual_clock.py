@@ -81,7 +81,7 @@ def lose_any(ring: RecoveringRing, rng: random.Random, due: list[int], owners: i
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("block", range(10))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_runs_that_lose_owners_at_any_moment_do_what_is_left(block: int) -> None:
     """Every step of the others once and in its order, none of the lost owner's after its loss, whenever that is."""
     skipped = 0

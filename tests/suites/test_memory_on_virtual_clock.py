@@ -237,7 +237,7 @@ def with_pairs(profile: Profile, *, adapter_bytes: int, token_bytes: int, kept_b
     ("adapter_bytes", "token_bytes", "kept_bytes"),
     [(10**8, 1, 1.0), (1, 10**6, 1.0), (1, 10**6, 1.1e6), (3_000, 96, 1_000.0)],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_memory_of_helpers_bounds_what_a_prediction_holds(
     first: int, adapter_bytes: int, token_bytes: int, kept_bytes: float
 ) -> None:

@@ -37,7 +37,7 @@ __all__ = ["inputs"]
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(("model_type", "config"), MIXTURES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_mixture_in_a_ring_equals_one_process(inputs: Any, model_type: str, config: str) -> None:
     """Initial values are those of the parts alone, and every part trains, on four nodes with dropout."""
     case = dataclasses.replace(make_case(inputs, model_type, config), dropout=0.2)
@@ -77,7 +77,7 @@ def test_merged_mixture_is_a_model_of_transformers(inputs: Any, tmp_path: Path, 
         ("gpt2", LORA_LINEAR, {"merged": True}),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_helpers_fit_every_part_of_a_mixture(inputs: Any, model_type: str, config: str, settings: Any) -> None:
     """From the pairs of each matrix by its kind; of one matrix for query, key and value each part has its columns."""
     case = dataclasses.replace(make_case(inputs, model_type, config), method="all")

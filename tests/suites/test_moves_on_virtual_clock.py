@@ -60,7 +60,7 @@ def validate(plan: Plan, result: RingResult, stays: frozenset[int] = frozenset()
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("block", range(10))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_moves_any_plan_and_any_delays_carry_out_a_valid_table_in_every_placement(block: int) -> None:
     """Whatever the placements and the timing, each placement does what its part of the plan says and nothing else."""
     for seed in range(block * 20, block * 20 + 20):
@@ -76,7 +76,7 @@ def test_moves_any_plan_and_any_delays_carry_out_a_valid_table_in_every_placemen
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("block", range(5))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_moves_that_are_found_in_mid_run_carry_out_a_valid_table_too(block: int) -> None:
     """Placements that come at any time hold from a turn that was not granted yet; the plan that is logged has them."""
     moved = 0
@@ -267,7 +267,7 @@ def test_run_that_goes_on_in_a_later_placement_begins_there() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 def test_moves_where_the_losses_decide_what_trains(seed: int) -> None:
     """A decision is carried over a move, and what travels follows from the decisions so far."""
     rng = random.Random(seed)

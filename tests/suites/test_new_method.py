@@ -140,7 +140,7 @@ def collected(plan: Plan, carrier: TorchCarrier) -> dict[str, torch.Tensor]:
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("adapter", ["seq_bn", "lora"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_new_method_on_a_ring_equals_a_literal_loop(folder: Path, split: str, adapter: str) -> None:
     """12 AdamW steps in float64, two owners, two micro-batches: 1e-9."""
     case = case_of(folder, adapter=adapter)

@@ -57,7 +57,7 @@ def case_of(folder: Path, codes: str = "11123", **changes: Any) -> Case:
     ("adapter", "method"),
     [(adapter, method) for adapter in ("seq_bn", "lora") for method in ("ringada", "all")] + [("linear", "all")],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_table_of_operations_on_a_ring_equals_masks(folder: Path, split: str, adapter: str, method: str) -> None:
     """Every micro-batch of every batch has other operations; 12 AdamW steps in float64: 1e-9."""
     case = case_of(folder, adapter=adapter, method=method)

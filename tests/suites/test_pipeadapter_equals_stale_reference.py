@@ -63,7 +63,7 @@ def ring_result(case: Case, slices: Slices, *, seed: int = 0) -> tuple[Tensors, 
 @pytest.mark.parametrize("split", list(SPLITS))
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_pipeadapter_equals_the_stale_reference(folder: Path, split: str, microbatches: int, optimizer: str) -> None:
     """Three turns of two owners: every tensor and every loss to 1e-9 in float64."""
     case = stale_case(folder, microbatches=microbatches, optimizer=optimizer)
@@ -83,7 +83,7 @@ def test_pipeadapter_equals_the_stale_reference(folder: Path, split: str, microb
     ],
     ids=["more-hosts-than-steps-of-a-turn", "empty-slice", "private-block", "private-block-joins-a-slice"],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_pipeadapter_of_other_shapes_equals_the_stale_reference(
     folder: Path, slices: Slices, changes: dict[str, Any]
 ) -> None:
@@ -112,7 +112,7 @@ def test_pipeadapter_that_cannot_be_stale_equals_all(folder: Path, changes: dict
 
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("seed", range(1, 5))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_pipeadapter_delays_never_change_a_bit(folder: Path, seed: int) -> None:
     """With dropout in float32, other delays give the very bits, and the very numbers of versions."""
     case = stale_case(folder, dtype="float32", dropout=0.1, num_steps=10)
@@ -141,6 +141,7 @@ def test_pipeadapter_other_methods_make_no_copy(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("adapter", ["lora[r=4]", "loreft", "mlp[hidden=8,alpha=2]"])
+@pytest.mark.sampled(1)
 def test_pipeadapter_of_other_adapters_equals_the_stale_reference(
     tmp_path_factory: pytest.TempPathFactory, adapter: str
 ) -> None:

@@ -44,8 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def case_of(folder: Path, **changes: Any) -> Case:
-    """64 steps in turns of four; the rows of two owners come again every eight steps."""
-    settings = {"num_steps": 64, "every_steps": 28, "microbatches": 2, "dtype": "float32", "owners": ("a", "c")}
+    """48 steps in turns of four; the rows of two owners come again every eight steps."""
+    settings = {"num_steps": 48, "every_steps": 20, "microbatches": 2, "dtype": "float32", "owners": ("a", "c")}
     return Case(folder=folder, **{**settings, **changes})
 
 
@@ -99,7 +99,7 @@ def test_run_with_the_cache_has_the_bits_of_one_without(folder: Path, tmp_path: 
 
 def test_no_frame_passes_below_where_a_batch_enters(folder: Path, tmp_path: Path) -> None:
     """Micro-batches that enter at a boundary are sent over those above it only, and embedded nowhere."""
-    case = case_of(folder)
+    case = case_of(folder, num_steps=64, every_steps=28)
     result, _, _ = ran(case, with_cache(case.plan(SPLITS["four"])), tmp_path)
     enters = {
         turn.first_seq + at: passage.enters for turn in turns_of(result) for at, passage in enumerate(turn.passages)
@@ -129,7 +129,7 @@ def test_any_run_with_the_cache_has_the_bits_of_one_without(folder: Path, tmp_pa
     case = case_of(
         folder,
         owners=tuple(rng.sample("abcd", 2)),
-        every_steps=rng.choice([12, 28]),
+        every_steps=rng.choice([12, 20]),
         microbatches=rng.choice([1, 3]),
         dropout=rng.choice([0.0, 0.2]),
         wire=rng.choice(["float32", "bfloat16", "int8"]),
@@ -259,11 +259,11 @@ def without_room(folder: Path) -> Callable[..., int]:
 
 def test_resumed_run_begins_with_an_empty_cache(folder: Path, tmp_path: Path) -> None:
     """It reads nothing that was kept before, keeps anew, and ends with the bits of a whole run."""
-    case = case_of(folder, checkpoint_every=24)
+    case = case_of(folder, checkpoint_every=16)
     plan = with_cache(case.plan(SPLITS["two"]))
     whole, carrier, wanted = ran(case, plan, tmp_path / "whole")
     saved = next(entry for entry in whole.logged if isinstance(entry, rd.LogCheckpoint))
-    assert saved.step == 24
+    assert saved.step == 16
     again = rebuilt(case, plan, carrier.shards[saved.step], saved)
     start = StartPoint.of(plan.course, step=saved.step, holder=saved.holder)
     for node, executor in again.executors.items():

@@ -82,7 +82,7 @@ def num_reads(plan: Plan, result: RingResult) -> int:
 
 
 @pytest.mark.parametrize("first", range(0, 160, 20))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_ring_with_a_cache_finishes_in_a_valid_order(first: int) -> None:
     """No deadlock and every forward sees its version; what is read was kept there before."""
     reads = 0

@@ -63,7 +63,7 @@ def check_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -
     + [(name, "lora[r=4]") for name in ("bert", "gpt2", "llama")]
     + [("bert", "linear[output_lora=True]"), ("gpt2", "mlp[hidden=8,attn_matrices=['q']]|lora[attn_matrices=['v']]")],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_recomputed_blocks_give_the_bits_of_kept_ones(inputs: Any, model_type: str, adapter: str) -> None:
     """Every family with dropout, adapters and own weights, blocks that unfreeze, and other slices."""
     case = case_of(inputs, model_type, adapter=adapter)
@@ -84,7 +84,7 @@ def test_recomputed_blocks_give_the_bits_of_kept_ones(inputs: Any, model_type: s
     ids=str,
 )
 @pytest.mark.parametrize("recompute", [ALL, SOME], ids=["all", "some"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_recomputed_blocks_with_other_settings(inputs: Any, changes: dict[str, Any], recompute: Any) -> None:
     """Adapters, methods and private blocks; a stale forward is run again with the weights that it saw."""
     case = case_of(inputs, **changes)

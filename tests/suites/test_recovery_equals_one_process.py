@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_run_that_loses_a_host_equals_one_process(folder: Path, name: str, seed: int) -> None:
     """Any host at any moment, with random times: in float64 adapters and head are those of one process."""
     rng = random.Random(f"{name} {seed}")

@@ -124,7 +124,7 @@ def lose_at(ring: RecoveringRing, rng: random.Random, due: list[int]) -> None:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("block", range(10))
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 def test_runs_that_lose_hosts_at_any_moment_log_what_undisturbed_ones_do(block: int) -> None:
     """No step is lost and none is logged twice, wherever in the run a host is lost, and where a second one is."""
     recovered = ended = 0

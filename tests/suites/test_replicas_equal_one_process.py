@@ -79,7 +79,7 @@ def distance_to_reference(case: Case, plan: Plan, against: Case | None = None) -
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("ring", list(RINGS))
 @pytest.mark.parametrize("method", ["ringada", "all"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_replicas_equal_one_process(folder: Path, ring: str, method: str) -> None:
     """AdamW in float64, unfreezing during the run, two owners: 1e-9."""
     case = case_of(folder, method=method)

@@ -107,7 +107,7 @@ LONGER: dict[str, tuple[Slices, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("name", LONGER)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_run_that_is_made_longer_gives_the_bits_of_the_longer_run(folder: Path, name: str) -> None:
     """From the last checkpoint of 8 steps to step 12: as if it had had 12 steps from the start."""
     slices, changes = LONGER[name]

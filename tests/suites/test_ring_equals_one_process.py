@@ -38,8 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def case_of(folder: Path, **changes: Any) -> Case:
-    """12 steps in turns of two: the lowest block trains for the last six, three owners have two turns each."""
-    return Case(folder=folder, **{"num_steps": 12, "every_steps": 2, "local_iterations": 2, **changes})
+    """8 steps in turns of two, each with a block more: all train in the last one, the first of three owners has two."""
+    return Case(folder=folder, **{"num_steps": 8, "every_steps": 2, "local_iterations": 2, **changes})
 
 
 def run(case: Case, slices: Slices, *, seed: int = 0, keep_messages: bool = False) -> tuple[RingResult, TorchCarrier]:
@@ -77,7 +77,7 @@ def distance_to_reference(case: Case, slices: Slices, against: Case | None = Non
 @pytest.mark.parametrize("split", list(SPLITS))
 @pytest.mark.parametrize("microbatches", [1, 4])
 @pytest.mark.parametrize("method", ["ringada", "all"])
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_ring_of_any_split_equals_one_process(folder: Path, split: str, microbatches: int, method: str) -> None:
     """AdamW in float64, unfreezing during the run: 1e-9."""
     case = case_of(folder, microbatches=microbatches, method=method)
@@ -87,7 +87,7 @@ def test_ring_of_any_split_equals_one_process(folder: Path, split: str, microbat
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", ["one", "two", "three", "four"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_ring_of_several_owners_equals_one_process(folder: Path, split: str, optimizer: str) -> None:
     """The head travels with its moments: three owners in turn give the result of one process."""
     case = case_of(folder, owners=("a", "c", "b"), optimizer=optimizer, microbatches=2, eval_every=7)
@@ -98,12 +98,13 @@ def test_ring_of_several_owners_equals_one_process(folder: Path, split: str, opt
 @pytest.mark.parametrize("optimizer", ["momentum", "adagrad", "adafactor"])
 def test_ring_with_other_optimizers_equals_one_process(folder: Path, optimizer: str) -> None:
     """Their state travels with the head too, factored as it is."""
-    case = Case(folder=folder, owners=("a", "b"), optimizer=optimizer, microbatches=2, num_steps=12)
+    case = Case(folder=folder, owners=("a", "b"), optimizer=optimizer, microbatches=2, num_steps=9)
     assert distance_to_reference(case, TWO) < 1e-9
 
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("turns", ["equal", "rows"])
+@pytest.mark.sampled(1)
 def test_ring_of_owners_with_unequal_rows_equals_one_process(folder: Path, turns: str) -> None:
     """Turns by rows, and an owner with fewer rows than a batch, which has batches of its own size."""
     owners = ("a", "c", "b")
@@ -116,7 +117,7 @@ def test_ring_of_owners_with_unequal_rows_equals_one_process(folder: Path, turns
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", ["one", "two", "four", "owner-hosts-nothing"])
 @pytest.mark.parametrize("microbatches", [1, 4])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_ring_with_dropout_equals_one_process(folder: Path, split: str, microbatches: int) -> None:
     """Dropout is seeded per (step, micro-batch, unit), so the split never changes it."""
     case = case_of(folder, dropout=0.2, microbatches=microbatches, owners=("a", "b"))
@@ -139,24 +140,22 @@ def test_ring_with_private_blocks_equals_one_process(folder: Path, slices: Slice
 @pytest.mark.sampled(1)
 def test_ring_in_float32_stays_within_rounding(folder: Path, optimizer: str, same: bool, bound: float) -> None:
     """50 steps. Same micro-batches 1e-6; others 1e-5 with SGD, 1e-3 with AdamW, whose first steps amplify rounding."""
-    case = Case(folder=folder, dtype="float32", optimizer=optimizer, microbatches=4, owners=("a", "b"))
+    case = Case(folder=folder, dtype="float32", optimizer=optimizer, microbatches=2, owners=("a", "b"))
     against = case if same else dataclasses.replace(case, microbatches=1)
     assert distance_to_reference(case, THREE, against) < bound
 
 
-@pytest.mark.parametrize("num_owners", [1, 2])
-def test_ring_comparison_can_fail(folder: Path, num_owners: int) -> None:
+def test_ring_comparison_can_fail(folder: Path) -> None:
     """Negative control: one step more or another unfreezing is far outside the bounds."""
-    owners = ("a", "b")[:num_owners]
-    case = case_of(folder, owners=owners)
-    assert distance_to_reference(case, TWO, dataclasses.replace(case, num_steps=13)) > 1e-4
+    case = case_of(folder, owners=("a", "b"))
+    assert distance_to_reference(case, TWO, dataclasses.replace(case, num_steps=9)) > 1e-4
     assert distance_to_reference(case, TWO, dataclasses.replace(case, every_steps=3)) > 1e-4
 
 
 @pytest.mark.promise("1 partition invariance")
 def test_ring_losses_and_evaluations_equal_one_process(folder: Path) -> None:
     """The loss of every step and the counts of every evaluation are those of the reference."""
-    case = case_of(folder, owners=("a", "b"), eval_every=4, microbatches=4)
+    case = case_of(folder, owners=("a", "b"), eval_every=4, microbatches=4, num_steps=12)
     result, _ = run(case, THREE)
     trained = reference_of(case)
     steps = [entry for entry in result.logged if type(entry).__name__ == "LogStep" and entry.turn.kind == "train"]
@@ -172,10 +171,10 @@ def test_ring_losses_and_evaluations_equal_one_process(folder: Path) -> None:
 
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("seed", range(1, 5))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_ring_delays_never_change_a_bit(folder: Path, seed: int) -> None:
     """Invariant 5 with tensors: other delays give bit-equal adapters and head in fp32."""
-    case = Case(folder=folder, dtype="float32", owners=("a", "b"), microbatches=4, num_steps=12, dropout=0.1)
+    case = Case(folder=folder, dtype="float32", owners=("a", "b"), microbatches=4, num_steps=8, dropout=0.1)
     first, other = collected(case, THREE, 0), collected(case, THREE, seed)
     assert all(bool((first[name] == other[name]).all()) for name in first)
 
@@ -194,7 +193,7 @@ def test_ring_frozen_slices_hold_nothing_and_get_no_gradient(folder: Path) -> No
 
 
 @pytest.mark.promise("3 frozen means free")
-@pytest.mark.parametrize("num_steps", [4, 40])
+@pytest.mark.parametrize("num_steps", [4, 20])
 def test_ring_live_bytes_do_not_grow_with_batches(folder: Path, num_steps: int) -> None:
     """Invariant 3 and 7: what a frozen host holds at once is bounded by credits, however many batches pass."""
     case = Case(folder=folder, every_steps=1000, microbatches=4, num_steps=num_steps, local_iterations=num_steps)
@@ -219,7 +218,7 @@ def test_ring_live_bytes_do_not_grow_with_batches(folder: Path, num_steps: int) 
 @pytest.mark.promise("4 labels stay")
 def test_ring_messages_hold_neither_token_ids_nor_labels(folder: Path) -> None:
     """Invariant 4: what travels is floating point, except the 0/1 mask; no integer tensor else."""
-    case = Case(folder=folder, owners=("a", "b"), microbatches=2, num_steps=12)
+    case = Case(folder=folder, owners=("a", "b"), microbatches=2, num_steps=8)
     _, carrier = run(case, THREE, keep_messages=True)
     assert carrier.messages
     for _, payload, boundary, (tensor, mask) in carrier.messages:

@@ -54,7 +54,7 @@ def weight_changes(plan: Plan, result: RingResult) -> dict[tuple[str, str], list
 
 @pytest.mark.promise("2 right version")
 @pytest.mark.parametrize("block", range(15))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_ring_any_plan_and_any_delays_carry_out_a_valid_table(block: int) -> None:
     """Whatever the plan and the timing, the run ends and every forward saw the right version."""
     for seed in range(block * 20, block * 20 + 20):

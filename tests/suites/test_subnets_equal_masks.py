@@ -63,7 +63,7 @@ def family_case(inputs: Any, model_type: str, adapter: str) -> Case:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(("model_type", "adapter", "split"), MIXED)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_subnets_of_every_family_and_adapter_equal_masks(
     inputs: Any, model_type: str, adapter: str, split: str
 ) -> None:
@@ -166,7 +166,7 @@ def test_subnets_with_several_items_in_flight_equal_masks(inputs: Any, adapter: 
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("method", ["all", "pipeadapter"])
 @pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_timing_changes_no_bit_of_a_run_with_subnets(inputs: Any, adapter: str, method: str) -> None:
     """Other delays, so other micro-batches in flight, same bits in float32."""
     case = dataclasses.replace(family_case(inputs, "bert", adapter), dtype="float32", method=method)
@@ -177,7 +177,7 @@ def test_timing_changes_no_bit_of_a_run_with_subnets(inputs: Any, adapter: str, 
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_all_full_tables_change_no_bit(inputs: Any, model_type: str) -> None:
     """In float32 the result is that of a run without tables, bit for bit."""
     case = dataclasses.replace(family_case(inputs, model_type, "lora"), dtype="float32", trims=False)

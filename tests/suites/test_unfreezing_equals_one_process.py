@@ -101,7 +101,7 @@ def reference_at(case: Case, steps: tuple[int, ...]) -> dict[str, torch.Tensor]:
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", list(SPLITS))
 @pytest.mark.parametrize("steps", [(), (3, 9, 10)])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_unfreezing_at_given_steps_equals_one_process(folder: Path, split: str, steps: tuple[int, ...]) -> None:
     """Steps anywhere in a turn: 1e-9 in float64 after 14 AdamW steps."""
     case = case_of(folder, num_steps=14)
@@ -115,7 +115,7 @@ def test_unfreezing_at_given_steps_equals_one_process(folder: Path, split: str, 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", list(SPLITS))
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_unfreezing_by_the_losses_equals_one_process_with_its_steps(folder: Path, split: str, dropout: float) -> None:
     """What the run decided is all that the reference needs to know; the steps are those of every split."""
     case = case_of(folder, dropout=dropout, num_steps=24)

@@ -155,7 +155,7 @@ def expected_steps(plan: Plan, losses: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("block", range(6))
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_unfreezing_follows_the_losses_for_any_plan_and_any_delays(block: int) -> None:
     """The run ends, its table is valid, and decisions, depths and order of updates are those of every other timing."""
     for seed in range(block * 10, block * 10 + 10):
@@ -181,7 +181,7 @@ def test_unfreezing_plans_of_this_suite_do_unfreeze() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_unfreezing_can_be_repeated_with_the_steps_of_the_report(seed: int) -> None:
     """A run that is given the steps that another one decided does the same to every weight."""
     plan = auto_plan(seed)
@@ -193,7 +193,7 @@ def test_unfreezing_can_be_repeated_with_the_steps_of_the_report(seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(24))
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 def test_unfreezing_of_a_resumed_run_takes_the_very_same_decisions(seed: int) -> None:
     """From any checkpoint: the rest of the decisions, at the steps and with the depths of the whole run."""
     plan = changed(auto_plan(seed), checkpoint_every=3)
@@ -213,7 +213,7 @@ def test_unfreezing_of_a_resumed_run_takes_the_very_same_decisions(seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 def test_unfreezing_of_a_drained_run_goes_on_as_if_nobody_had_stopped_it(seed: int) -> None:
     """Ctrl-C at any moment: the checkpoint knows the losses of exactly the turns before it."""
     plan = make_plan(THREE, ["b", "a"], num_steps=40, unfreeze="auto", patience_steps=3, eval_every=6)

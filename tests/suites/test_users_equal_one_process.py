@@ -85,7 +85,7 @@ def sets_at_helpers(carrier: TorchCarrier) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("adapter", ["seq_bn", LORA_AND_LINEAR, "mlp[hidden=8,alpha=2.0]"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_users_alone_train_what_copies_of_the_layers_train(folder: Path, adapter: str, dropout: float) -> None:
     """Each row goes through its user's adapters, forward and back; moments and counts are the user's own."""
     case = case_of(folder, adapter=adapter, dropout=dropout)
@@ -130,7 +130,7 @@ def test_users_alone_with_recomputed_blocks_train_the_same_bits(folder: Path) ->
 
 
 @pytest.mark.parametrize("adapter", ["linear", "lora[r=4,alpha=16]", "lora[r=8,alpha=16]", LORA_AND_LINEAR])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_users_in_collaboration_train_what_a_matrix_of_the_sum_trains(
     folder: Path, tmp_path: Path, adapter: str
 ) -> None:
@@ -238,7 +238,7 @@ def test_users_train_equal_bits_in_any_timing(folder: Path, manner: dict[str, An
         ("vit", "image-classification"),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_users_alone_in_other_families(tmp_path: Path, model_type: str, task: str) -> None:
     """Where query, key and value are one matrix, where the head is a frozen decoder, and where there are images."""
     folder = write_family_inputs(tmp_path, model_type, task)

@@ -73,7 +73,7 @@ def literal(case: Case, velora: Velora) -> dict[str, torch.Tensor]:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_velora_of_own_weights_equals_the_formula(inputs: Any, model_type: str) -> None:
     """Every base layer of every family; 5 parts do not divide a width of 32."""
     case, velora = case_of(inputs, model_type, adapter="full"), every_layer(model_type, parts=5)
@@ -92,7 +92,7 @@ def test_velora_of_own_weights_equals_the_formula(inputs: Any, model_type: str) 
         ("gpt2", "mlp[hidden=8,intermediate_lora=True]"),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_velora_of_adapters_equals_the_formula(inputs: Any, model_type: str, adapter: str) -> None:
     """Down projections of bottlenecks, first matrices of LoRA and of auxiliary models."""
     case = case_of(inputs, model_type, adapter=adapter)
@@ -104,7 +104,7 @@ def test_velora_of_adapters_equals_the_formula(inputs: Any, model_type: str, ada
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("init", INITS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_velora_in_any_split_equals_the_formula(inputs: Any, init: str, split: str) -> None:
     """All four ways to begin, on 1, 2 and 4 nodes, with dropout."""
     case, velora = case_of(inputs, adapter="full", dropout=0.1), every_layer("bert", parts=5, init=init)
@@ -120,7 +120,7 @@ def test_velora_of_some_blocks_leaves_the_others_alone(inputs: Any) -> None:
 
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("init", INITS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_velora_with_micro_batches_in_flight_equals_one_after_the_other(inputs: Any, init: str) -> None:
     """A graph keeps the vector that it was made with, whatever comes before its backward."""
     case, velora = case_of(inputs, adapter="full", microbatches=4, dtype="float32"), every_layer("bert", init=init)
@@ -138,7 +138,7 @@ def test_velora_with_micro_batches_in_flight_equals_one_after_the_other(inputs: 
     [("full", "ringada", init) for init in INITS]
     + [(*way, init) for way in (("lora[r=4]", "all"), ("full", "pipeadapter")) for init in INITS[::2]],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_velora_of_recomputed_blocks_gives_the_same_bits(inputs: Any, adapter: str, method: str, init: str) -> None:
     """A block that is run again is projected on the vectors of its first run."""
     base = every_layer("bert", init=init) if adapter == "full" else dataclasses.replace(ADAPTER_DOWN, init=init)
@@ -148,7 +148,7 @@ def test_velora_of_recomputed_blocks_gives_the_same_bits(inputs: Any, adapter: s
 
 
 @pytest.mark.parametrize("init", INITS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_velora_resumed_gives_the_bits_of_the_whole_run(inputs: Any, init: str) -> None:
     """Vectors are in the shards, those of layers that do not train yet too; an evaluation changes none."""
     velora = every_layer("bert", init=init)
