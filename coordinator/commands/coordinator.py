@@ -95,13 +95,11 @@ def coordinator(
     from coordinator.server.server import CoordinatorServer
     from coordinator.web.at_coordinator import watch
     from coordinator.web.server import PageServer, require_web
-    from ringtune import failpoints
     from ringtune.errors import InterruptedRunError, UsageError
     from ringtune.files.owned import keep_files_private
     from ringtune.quantities import parse_bytes
     from ringtune.rpc.addresses import own_host
 
-    failpoints.name_process("coordinator")
     keep_files_private()
     if announce and no_announce:
         raise UsageError("--announce and --no-announce exclude each other; give one of them, or none")

@@ -12,7 +12,6 @@ from edge.agent.torch_side import Workshop
 from edge.agent_options import AgentOptions
 from edge.machine import memory_budget
 from edge.machine.threads import ComputeThread
-from edge.run.failing import failing
 from edge.run.loop import AgentRun
 from edge.run.partners import NO_KEEPER, Link
 from edge.run.reporter import Reporter
@@ -139,11 +138,10 @@ def start_loop(
         numbers=totals.report_numbers,
     )
     links: dict[str, Link] = active.links
-    executor, links = failing(active.executor, links)
     active.run = AgentRun(
         plan=active.plan,
         node=active.node,
-        executor=executor,
+        executor=active.executor,
         links=links,
         ack=ring.ack,
         done_before=ring.done_before,

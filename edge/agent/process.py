@@ -34,7 +34,7 @@ from edge.machine.hardware import has_cuda_device
 from edge.machine.threads import limit_library_threads
 from edge.run.shared_clock import SharedClock
 from edge.weights.borrow import Borrower
-from ringtune import __version__, failpoints
+from ringtune import __version__
 from ringtune.errors import PeerLostError, RingTuneError
 from ringtune.files.owned import keep_files_private
 from ringtune.machine.cores import usable_cores
@@ -87,7 +87,6 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
         ConnectionFailedError: the address can't be bound, or the coordinator can't be reached.
         BusyError: the name is taken.
     """
-    failpoints.name_process(options.name)
     keep_files_private()
     keep_freed_memory()  # before there is a second thread, which would have a heap of its own
     ending = _Ending()

@@ -13,12 +13,13 @@ from typing import Any
 import grpc
 import pytest
 
-from ringtune import failpoints
 from ringtune.errors import StorageError, UsageError
-from ringtune.failpoints import DONE_SUFFIX, VARIABLE, Failpoints, Failure, Order
+from ringtune.files import durable
 from ringtune.files.durable import write_durably
 from ringtune.rpc.connections import Server, open_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc
+from tests.support import failpoints
+from tests.support.failpoints import DONE_SUFFIX, Failpoints, Failure, Order
 from tests.support.processes import source_environment
 
 
@@ -26,7 +27,7 @@ from tests.support.processes import source_environment
 def unnamed() -> Iterator[None]:
     """No test leaves this process with failpoints."""
     yield
-    failpoints.name_process("", "")
+    failpoints.disarm()
 
 
 @pytest.mark.parametrize(
@@ -66,21 +67,17 @@ def test_failure_is_due_once_at_its_place_and_count(tmp_path: Path) -> None:
     assert points.due("forward") == Order("forward", 1, Failure.KILL)
 
 
-def test_nothing_fails_without_the_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of orders alone does nothing."""
-    monkeypatch.delenv(VARIABLE, raising=False)
+def test_nothing_fails_before_a_process_is_armed_and_after_it(tmp_path: Path) -> None:
+    """A folder of orders alone does nothing, nor does the variable; all that was replaced is itself again."""
+    before = (durable.failpoint, grpc.insecure_channel, grpc.server)
     (tmp_path / "a").write_text("update 1 error")
-    failpoints.name_process("a")
-    assert not failpoints.are_on()
     assert failpoints.reached("update") is None
-    assert (tmp_path / "a").exists()
-
-
-def test_switch_is_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a process that was started with it."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
-    (tmp_path / "a").write_text("update 1 error")
-    failpoints.name_process("a")
+    failpoints.arm("a", tmp_path)
+    assert before != (durable.failpoint, grpc.insecure_channel, grpc.server)
+    failpoints.disarm()
+    assert before == (durable.failpoint, grpc.insecure_channel, grpc.server)
+    assert failpoints.reached("update") is None and (tmp_path / "a").exists()
+    failpoints.arm("a", tmp_path)
     with pytest.raises(OSError, match="failpoint update 1 error"):
         failpoints.reached("update")
 
@@ -90,12 +87,13 @@ def test_process_ends_or_stands_still_where_it_is_told(tmp_path: Path, failure: 
     """It has done what was before the place, and nothing after it."""
     (tmp_path / "a").write_text(f"there 2 {failure}")
     source = (
-        "from ringtune import failpoints as f\nf.name_process('a')\n"
+        "import sys\nfrom pathlib import Path\nfrom tests.support import failpoints as f\n"
+        "f.arm('a', Path(sys.argv[1]))\n"
         "for i in range(3):\n print(i, flush=True)\n f.reached('there')\n"
     )
     process = subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-c", source],
-        env={**source_environment(), VARIABLE: str(tmp_path)},
+        [sys.executable, "-c", source, str(tmp_path)],
+        env=source_environment(),
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -118,7 +116,7 @@ def test_failed_write_leaves_the_old_file_or_the_new_one(tmp_path: Path, place: 
     orders, path = tmp_path / "orders", tmp_path / "kept.json"
     orders.mkdir()
     write_durably(path, b"old")
-    failpoints.name_process("a", str(orders))
+    failpoints.arm("a", orders)
     (orders / "a").write_text(f"{place} kept.* 1 error")
     with pytest.raises(StorageError, match=r"can't write .*failpoint"):
         write_durably(path, b"new")
@@ -142,7 +140,7 @@ class _Counting(control_pb2_grpc.CoordinatorServicer):
 def test_dropped_call_fails_as_a_broken_connection(tmp_path: Path, failure: str, counted: int) -> None:
     """A lost request never arrives; of a lost reply the request did."""
     (tmp_path / "a").write_text(f"call Report 2 {failure}")
-    failpoints.name_process("a", str(tmp_path))
+    failpoints.arm("a", tmp_path)
     servicer = _Counting()
     server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_CoordinatorServicer_to_server(servicer, made))
     try:
@@ -161,7 +159,7 @@ def test_dropped_call_fails_as_a_broken_connection(tmp_path: Path, failure: str,
 
 def test_answer_is_a_place(tmp_path: Path) -> None:
     """Before and after a servicer's work; the error of one is the caller's."""
-    failpoints.name_process("a", str(tmp_path))
+    failpoints.arm("a", tmp_path)
     servicer = _Counting()
     server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_CoordinatorServicer_to_server(servicer, made))
     try:

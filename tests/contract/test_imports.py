@@ -30,7 +30,6 @@ WITH_GRPC = tuple(
     for name in (
         "connections",
         "credentials",
-        "failing_calls",
         "guard",
         "joining",
         "renewing_channel",

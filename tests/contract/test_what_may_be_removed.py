@@ -129,7 +129,6 @@ Keys, certificates and tokens: made once, only where there is none, or replaced 
 No file of anybody: an event, an output, a setting of the kernel, an order to fail that a test has written
     coordinator/server/coordinator.py: Coordinator.report
     edge/machine/memory_budget.py: reset_peak
-    proto/ringtune/failpoints.py: Failpoints.due
     proto/ringtune/machine/outputs.py: guard_outputs
 Tools of this repository: boards, control groups and ledgers that they have made themselves, in folders of their own
     deploy/arm64/commands.py: _rings

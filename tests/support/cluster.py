@@ -26,11 +26,11 @@ from coordinator.drive.run_driver import RunDriver
 from coordinator.server.server import CoordinatorServer
 from coordinator.submit.local.agent_template import AgentTemplate, ForkedAgent
 from coordinator.trust.keeper import Keeper
-from ringtune.failpoints import VARIABLE
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume
 from ringtune.schedule.plan import Plan
 from tests.support import leaks, measured, tiny
+from tests.support.failpoints import VARIABLE
 from tests.support.processes import source_environment
 from tests.support.quick_template import COMMAND
 

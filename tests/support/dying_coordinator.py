@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ringtune.failpoints import DONE_SUFFIX, VARIABLE, Order
 from tests.support import leaks
 from tests.support.cluster import free_port
+from tests.support.failpoints import DONE_SUFFIX, VARIABLE, Order
 from tests.support.processes import RUN_S, start_ringtune
 
 NAME = "coordinator"
@@ -53,7 +53,9 @@ class DyingCoordinator:
         self._watch.start()
 
     def _start(self) -> subprocess.Popen[str]:
-        process = start_ringtune("coordinator", *self._arguments, **{VARIABLE: str(self.orders)})
+        process = start_ringtune(
+            "coordinator", *self._arguments, module="tests.support.failing_command", **{VARIABLE: str(self.orders)}
+        )
         leaks.KEPT.add(process.pid)
         assert process.stdout is not None
         listening = process.stdout.readline()

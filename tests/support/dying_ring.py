@@ -26,12 +26,12 @@ from coordinator.submit.client import Client
 from coordinator.submit.connection import Connection
 from coordinator.submit.local.agent_template import ForkedAgent
 from ringtune.errors import RingTuneError
-from ringtune.failpoints import DONE_SUFFIX, VARIABLE, Order
 from ringtune.jobs.job import Job, Model
 from ringtune.schedule.plan import Plan
 from tests.support import leaks, measured, tiny
 from tests.support.cluster import AGENTS, START_S, TEMPLATE, free_port
 from tests.support.dying_coordinator import NAME, DyingCoordinator, dying_coordinator
+from tests.support.failpoints import DONE_SUFFIX, VARIABLE, Order
 from tests.support.killing import difference, steps_of_metrics, trained
 from tests.support.moves import moving, slices_of
 from tests.support.processes import RUN_S, run_ringtune, start_ringtune

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.given.given_plan import GivenPlan
 from coordinator.records.step_lines import is_step
-from ringtune import failpoints
 from ringtune.errors import PeerLostError
-from ringtune.failpoints import DONE_SUFFIX, Failure, Order
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Resume
 from ringtune.schedule.plan import Plan
+from tests.support import failpoints
 from tests.support.cluster import START_S, Cluster, Follower, Outcome
+from tests.support.failpoints import DONE_SUFFIX, Failure, Order
 from tests.support.moves import Slices, moving, slices_of
 from tests.support.results import largest_difference, reference_of, trained
 
@@ -213,9 +213,9 @@ def faulty_ring(folder: Path, **changes: object) -> Iterator[FaultyRing]:
     orders = folder / "failpoints"
     orders.mkdir()
     cluster = Cluster(folder, owners=OWNERS, hosts=HOSTS, failpoints=orders)
-    failpoints.name_process(COORDINATOR, str(orders))
+    failpoints.arm(COORDINATOR, orders)
     try:
         with cluster.listening():
             yield FaultyRing(cluster, orders, **changes)
     finally:
-        failpoints.name_process("", "")
+        failpoints.disarm()

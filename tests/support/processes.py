@@ -21,10 +21,10 @@ def source_environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY))), **more}
 
 
-def start_ringtune(*arguments: object, **more: str) -> subprocess.Popen[str]:
-    """Start ``ringtune`` with piped outputs; ``more`` are variables."""
+def start_ringtune(*arguments: object, module: str = "ringtune.cli", **more: str) -> subprocess.Popen[str]:
+    """Start ``ringtune``, or the module that stands for it, with piped outputs; ``more`` are variables."""
     return subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-m", "ringtune.cli", *map(str, arguments)],
+        [sys.executable, "-m", module, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,25 +1,42 @@
 """A template whose agents measure themselves in a tenth of the time: ``python -m tests.support.quick_template``.
 
 A run plans with what its nodes measured, and its result is the same whatever that was. So windows of a tenth of the
-length do, and the fewest of them. Commands that tests start as processes have the template that users have.
+length do, and the fewest of them. Agents have failpoints where their environment says so.
+
+Commands that tests start as processes have the template that users have.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from edge import template
 from edge.measuring import laps
+from tests.support import failpoints
 
 COMMAND: Final = (sys.executable, "-P", "-m", "tests.support.quick_template", "_" * 100)
 _WINDOW_S: Final = 0.002
+
+
+_be_agent: Final = template._be_agent
+
+
+def _may_fail(arguments: Sequence[str], environment: Mapping[str, str], parent: int) -> int:
+    """Be an agent, with failpoints where the environment says so."""
+    if failpoints.VARIABLE in environment:
+        name = arguments[arguments.index("--name") + 1]
+        failpoints.arm(name, Path(environment[failpoints.VARIABLE]))
+    return _be_agent(arguments, environment, parent)
 
 
 def main() -> int:
     """Serve the launcher at the standard input; return the exit code."""
     laps.MOST_TIMINGS = laps.LEAST_TIMINGS
     laps._LEAST_WINDOW_S = _WINDOW_S
+    template._be_agent = _may_fail
     return template.main()
 
 

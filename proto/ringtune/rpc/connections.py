@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import grpc
 
-from ringtune import failpoints
 from ringtune.errors import ConnectionFailedError
 from ringtune.rpc.addresses import join_address, split_address
 from ringtune.rpc.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS, Options
@@ -41,16 +40,10 @@ def open_channel(address: str, more: Options = (), *, peer: Party | None = None)
     """
     options, speaker = (*CLIENT_OPTIONS, *more), speaking.speaker()
     if speaker is None:
-        channel = grpc.insecure_channel(address, options=options)
-    else:
-        from ringtune.rpc.credentials import secure_channel
+        return grpc.insecure_channel(address, options=options)
+    from ringtune.rpc.credentials import secure_channel
 
-        channel = secure_channel(address, options, speaker, peer)
-    if failpoints.are_on():
-        from ringtune.rpc.failing_calls import FailingCalls
-
-        return grpc.intercept_channel(channel, FailingCalls())
-    return channel
+    return secure_channel(address, options, speaker, peer)
 
 
 class Server:
@@ -91,10 +84,6 @@ class Server:
         speaker = speaking.speaker()
         guards: list[grpc.ServerInterceptor] = [Guard(refusal or speaker.refusal)] if speaker and not is_public else []
         guards.append(Once())
-        if failpoints.are_on():
-            from ringtune.rpc.failing_calls import FailingAnswers
-
-            guards.append(FailingAnswers())
         self._server = grpc.server(pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=max_calls, interceptors=guards)
         add(self._server)
         host, _ = split_address(address, option="--bind")

@@ -13,13 +13,13 @@ import grpc
 import pytest
 
 from coordinator.drive.agent_calls import AgentCalls
-from ringtune import failpoints
-from ringtune.failpoints import DONE_SUFFIX
 from ringtune.files.chunks import CHUNK_BYTES, cut_pieces
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import Server
 from ringtune.schedule.turns.turns import turn_sequence
 from ringtune.v1 import control_pb2, control_pb2_grpc
+from tests.support import failpoints
+from tests.support.failpoints import DONE_SUFFIX
 from tests.support.plans import make_plan
 
 WAIT_S = 30.0
@@ -141,9 +141,9 @@ def orders(tmp_path: Path) -> Iterator[Path]:
     """The folder of this process's failpoints."""
     folder = tmp_path / "orders"
     folder.mkdir()
-    failpoints.name_process("coordinator", str(folder))
+    failpoints.arm("coordinator", folder)
     yield folder
-    failpoints.name_process("", "")
+    failpoints.disarm()
 
 
 def test_every_call_is_tried() -> None:

@@ -19,13 +19,14 @@ from edge.agent.moving.kept import KeptTurns
 from edge.agent.moving.servicer import SnapshotServicer
 from edge.agent.moving.shelf import SnapshotShelf
 from edge.agent.process import _peers
-from ringtune import __version__, failpoints
-from ringtune.failpoints import DONE_SUFFIX
+from ringtune import __version__
 from ringtune.files.safetensors_stream import TensorFile
 from ringtune.rpc.connections import Server, open_channel
 from ringtune.schedule.changing_hands.placements import Source
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.edge.agent.test_kept import file_of
+from tests.support import failpoints
+from tests.support.failpoints import DONE_SUFFIX
 from tests.support.plans import make_plan
 
 WAIT_S = 30.0
@@ -36,7 +37,7 @@ FAILURES = pytest.mark.parametrize("failure", ["drop-request", "drop-reply"])
 @pytest.fixture
 def lose(tmp_path: Path) -> Iterator[Callable[[str, str], None]]:
     """Lets the next call of a name be lost; all that were ordered have to be lost in the end."""
-    failpoints.name_process("a", str(tmp_path))
+    failpoints.arm("a", tmp_path)
     ordered: list[str] = []
 
     def order(method: str, failure: str) -> None:
@@ -44,7 +45,7 @@ def lose(tmp_path: Path) -> Iterator[Callable[[str, str], None]]:
         (tmp_path / "a").write_text(f"call {method} 1 {failure}")
 
     yield order
-    failpoints.name_process("", "")
+    failpoints.disarm()
     assert bool(ordered) == (tmp_path / f"a{DONE_SUFFIX}").exists(), "nothing was lost"
 
 

@@ -13,13 +13,13 @@ import pytest
 
 from ringtune.errors import DataError, PeerLostError
 from ringtune.rpc.connections import Server, open_channel
-from ringtune.rpc.failing_calls import DroppedCallError
 from ringtune.rpc.repeating import once as once_module
 from ringtune.rpc.repeating.asking import Asking, repeated
 from ringtune.rpc.repeating.held import AT_WORK, Held
 from ringtune.rpc.repeating.patience import Attempt, Patience
 from ringtune.rpc.statuses import abort, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
+from tests.support.failing_calls import DroppedCallError
 
 WAIT_S = 30.0
 LEASE_S = 60.0

@@ -1,4 +1,4 @@
-"""A run's executor and links that fail where a failpoint says; only in processes that have failpoints.
+"""A run's executor and links that fail where a failpoint says.
 
 The places are ``forward``, ``backward`` and the other names of operations, each ``after`` one too, ``send h``,
 ``receive h`` and those of the other payloads.
@@ -7,13 +7,12 @@ The places are ``forward``, ``backward`` and the other names of operations, each
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
-from edge.run.partners import Executor, Link
-from ringtune import failpoints
-from ringtune.failpoints import Failure
 from ringtune.schedule.actions import Action, Payload, TensorKey
+from tests.support import failpoints
+from tests.support.failpoints import Failure
 
 
 class _Around:
@@ -82,9 +81,11 @@ class FailingLink(_Around):
         return sent
 
 
-def failing(executor: Executor, links: Mapping[str, Link]) -> tuple[Executor, dict[str, Link]]:
-    """Return an executor and links with failpoints around them, or as they are where there are none."""
-    if not failpoints.are_on():
-        return executor, dict(links)
-    around: Any = FailingExecutor(executor)
-    return around, {name: FailingLink(link) for name, link in links.items()}
+def failing_run(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what makes an ``AgentRun`` whose executor and links have failpoints around them."""
+
+    def made(*, executor: Any, links: Any, **more: Any) -> Any:
+        around = {name: FailingLink(link) for name, link in links.items()}
+        return make(executor=FailingExecutor(executor), links=around, **more)
+
+    return made

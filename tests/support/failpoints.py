@@ -1,7 +1,9 @@
 """Failpoints: named places where a test lets a process fail: end at once, stand still, be late, or lose a message.
 
-Nothing fails unless the process was started with ``RINGTUNE_FAILPOINTS`` in its environment, which names a folder.
-There the file with the name of the process, as ``node-1``, orders one failure::
+``arm`` puts failpoints around files, calls and the work of runs of this process, and ``disarm`` takes them away; the
+product knows nothing of them but ``ringtune.files.durable.failpoint``. Processes of tests (``quick_template``,
+``failing_command``) arm themselves where ``RINGTUNE_FAILPOINTS`` in their environment names a folder. There the file
+with the name of the process, as ``node-1``, orders one failure::
 
     backward 3 kill               the process ends at once, as after SIGKILL, before its third backward
     send h* 1 delay 0.5           it waits half a second before it sends its first hidden state
@@ -17,17 +19,19 @@ from __future__ import annotations
 import fnmatch
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ringtune.errors import UsageError
 
 VARIABLE: Final = "RINGTUNE_FAILPOINTS"
-"""Variable of the environment: the folder of the orders. Without it there are no failpoints."""
+"""Variable of the environment of a test's process: the folder of the orders."""
 DONE_SUFFIX: Final = ".done"
 
 
@@ -120,23 +124,55 @@ class Failpoints:
 
 
 _own: Failpoints | None = None
+_REPLACED: Final[list[tuple[Any, str, Any]]] = []
 
 
-def name_process(name: str, folder: str | None = None) -> None:
-    """Say whose orders this process follows; nothing where there is no switch.
+def arm(name: str, folder: Path) -> None:
+    """Let this process follow the orders of a folder.
 
     Args:
         name: as of a node, or ``coordinator``.
-        folder: of the orders; empty = there are none, from here on; None = as the environment says.
+        folder: of the orders.
     """
     global _own
-    folder = os.environ.get(VARIABLE, "") if folder is None else folder
-    _own = Failpoints(Path(folder), name) if folder else None
+    import grpc
+
+    from ringtune.files import durable
+    from ringtune.rpc import credentials
+    from tests.support.failing_calls import FailingAnswers, FailingCalls
+    from tests.support.failing_work import failing_run
+
+    disarm()
+    _own = Failpoints(folder, name)
+
+    def channel(make: Any) -> Any:
+        return lambda *given, **more: grpc.intercept_channel(make(*given, **more), FailingCalls())
+
+    def server(make: Any) -> Any:
+        return lambda *given, interceptors=(), **more: make(
+            *given, interceptors=[*interceptors, FailingAnswers()], **more
+        )
+
+    _replace(durable, "failpoint", lambda _: reached)
+    _replace(grpc, "insecure_channel", channel)
+    _replace(credentials, "secure_channel", channel)
+    _replace(grpc, "server", server)
+    if (preparing := sys.modules.get("edge.agent.preparing")) is not None:
+        _replace(preparing, "AgentRun", failing_run)
 
 
-def are_on() -> bool:
-    """Whether this process may be told to fail."""
-    return _own is not None
+def disarm() -> None:
+    """Let nothing fail any more."""
+    global _own
+    _own = None
+    while _REPLACED:
+        setattr(*_REPLACED.pop())
+
+
+def _replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
+    found = getattr(module, name)
+    _REPLACED.append((module, name, found))
+    setattr(module, name, make(found))
 
 
 def reached(place: str) -> Order | None:

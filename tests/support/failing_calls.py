@@ -1,6 +1,5 @@
 """Calls that fail where a failpoint says: for a test the network loses a request or its reply, or a process ends there.
 
-Only in processes with failpoints (``ringtune.failpoints``) does anything of this stand between gRPC and its callers.
 The places are ``call NAME`` at who calls, and ``answer NAME`` before and ``answered NAME`` after at who is called.
 """
 
@@ -12,8 +11,8 @@ from typing import Any
 
 import grpc
 
-from ringtune import failpoints
-from ringtune.failpoints import Failure
+from tests.support import failpoints
+from tests.support.failpoints import Failure
 
 
 class DroppedCallError(grpc.RpcError, grpc.Call):
