@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from edge.data.tokenizer_keys import check_done, check_keys
-from ringtune.errors import DataError, ModelError
+from ringtune.errors import ModelError
 from ringtune.files.pointers import is_lfs_pointer, pointer_advice
 
 _SETTINGS = "tokenizer_config.json"
@@ -105,8 +105,8 @@ class Padder:
         return ids, mask, types
 
 
-class NoTokenError(DataError):
-    """A text has no token, as one of odd characters with a tokenizer that adds none.
+class NoTokenError(Exception):
+    """A text has no token, as one of odd characters with a tokenizer that adds none; who knows its place says it.
 
     Attributes:
         row: index of the text among those that examples were made of.

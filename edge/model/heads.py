@@ -27,6 +27,8 @@ from ringtune.models.family import (
 )
 
 HEAD = "ringtune"
+_NO_SHARE = -1e4
+"""Logit of padding, whose exponential is 0; a target there, as rows for measuring have, still has a finite loss."""
 NUMBER = "number"
 """What the one output of a head for numbers is called; a config that names one output says that it is a regression."""
 
@@ -210,7 +212,7 @@ class QuestionAnswering(_OneOutput):
         both = ((output.start_logits, batch.labels[:, 0]), (output.end_logits, batch.labels[:, 1]))
         losses = [
             nn.functional.cross_entropy(
-                logits.masked_fill(batch.mask == 0, torch.finfo(logits.dtype).min),
+                logits.masked_fill(batch.mask == 0, _NO_SHARE),
                 labels,
                 ignore_index=IGNORED,
                 reduction="sum",

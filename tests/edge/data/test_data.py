@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from edge.data.rows import OwnerDataset
-from edge.data.tokens import Encoder, load_tokenizer
+from edge.data.tokens import Encoder, NoTokenError, load_tokenizer
 from edge.model.owner import HeadResult
 from ringtune.errors import DataError, ModelError
 from ringtune.jobs.rows import read_rows
@@ -245,7 +245,9 @@ def test_encoder_counts_what_it_cuts_and_refuses_what_has_no_token() -> None:
     assert [len(row.ids) for row in encoder.rows(range(4), max_length=3)] == [3, 3, 3, 1]
     assert encoder.cut_rows == 2
     empty = Encoder(lambda *_, **__: {"input_ids": []}, ["\u200b"])
-    with pytest.raises(DataError, match="a text of 1 characters has no token that the tokenizer knows; remove its row"):
+    with pytest.raises(
+        NoTokenError, match="a text of 1 characters has no token that the tokenizer knows; remove its row"
+    ):
         empty.rows([0], max_length=3)
 
 

@@ -12,7 +12,7 @@ import torch
 from edge.data.examples import Values
 from edge.data.rows import OwnerDataset
 from edge.data.tagged import TaggedExamples, TaggedTexts
-from edge.data.tokens import IGNORED
+from edge.data.tokens import IGNORED, NoTokenError
 from ringtune.errors import DataError
 from tests.support import hand_ring as ring
 from tests.support import tiny
@@ -68,7 +68,7 @@ def test_words_beyond_the_longest_row_are_left_out_and_counted(
 def test_words_without_a_token_are_refused_where_nothing_is_left(model_folder: Path) -> None:
     """A control character is no token; beside other words it is one more that is left out."""
     assert examples_of(model_folder, ["\x01", "w1"], ["O", "O"]).num_cut == 1
-    with pytest.raises(DataError, match="a text of 1 words has no token"):
+    with pytest.raises(NoTokenError, match="a text of 1 words has no token"):
         examples_of(model_folder, ["\x01"], ["O"])
 
 
