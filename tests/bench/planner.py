@@ -3,6 +3,7 @@
 Rings are drawn with fixed seeds from the classes of ``tests.support.planner_rings`` (laptop, Jetson, Pi).
 
 * ``exact``: seconds of the exact search on 8 nodes and 24 blocks, and whether each result was proven;
+* ``small``: processor seconds of a plan for four Pis and six blocks with a free number of micro-batches, two rings;
 * ``large``: seconds of a plan for 64 nodes and 96 blocks, and its predicted time over that of a search of ``--long-s``;
 * ``over_even``: of ten rings of five nodes and 12 blocks, the simulated time of the even split in name order over that
   of the planner's ring (geometric mean). Where the even split does not fit, the most even one that does is taken;
@@ -31,6 +32,7 @@ from coordinator.planner.draft import Draft
 from coordinator.planner.effort import Effort
 from coordinator.planner.even import split_blocks
 from coordinator.planner.fitting.memory_caps import MemoryCaps
+from coordinator.planner.make_plan import make_plan
 from coordinator.planner.predict.judge import simulated_step_s, simulated_steps_s
 from coordinator.planner.predict.ring_costs import ring_costs
 from coordinator.planner.predict.step_time import Ring, step_times
@@ -39,6 +41,7 @@ from coordinator.planner.replicating.layouts import ranked_layouts, slices_of_la
 from coordinator.planner.search.exact import search_exact
 from coordinator.planner.search.local_search import Budget, search_local
 from ringtune.costs.profile import Profile
+from ringtune.jobs.job import parse_job
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Units
 from sim.prediction import predict
@@ -96,6 +99,20 @@ def exact(options: argparse.Namespace) -> Figures:
         "exact_8x24_s": seconds,
         "exact_8x24_expanded": expanded,
     }
+
+
+def small(options: argparse.Namespace) -> Figures:
+    """Four equal boards and six blocks, ``train.microbatches = "auto"``: all that a plan with a profile takes."""
+    text = '[model]\npath = "none"\n[data]\nlabels = ["neg", "pos"]\n[train]\nbatch_size = 8\nmicrobatches = "auto"\n'
+    job = parse_job(f"{text}max_length = 64\nmax_steps = 320\n[unfreeze]\nevery_steps = 20\n", source="the benchmark")
+    seconds = []
+    for seed in (0, 3):
+        profile = class_ring(random.Random(seed), ["pi"] * 4, num_blocks=6)
+        began_s = time.process_time()
+        planned = make_plan(job, profile.by_name, links=profile.links)
+        seconds.append(round(time.process_time() - began_s, 2))
+        say(f"4 x 6, seed {seed}: {seconds[-1]} processor seconds, {planned.effort_line}")
+    return {"plan_4x6_processor_s": seconds}
 
 
 def large(options: argparse.Namespace) -> Figures:
@@ -241,6 +258,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Figures]] = {
     "exact": exact,
     "over_even": over_even,
     "stages": stages,
+    "small": small,
     "large": large,
 }
 

@@ -28,8 +28,6 @@ _CLIMBED: Final = 16
 _ROUGH_DEPTHS: Final = 3
 """At so many depths layouts are judged at first; the best ``_FINALISTS`` then at more, as the ring is."""
 _FINALISTS: Final = 2
-_NEAR: Final = 1.1
-"""What is roughly so many times slower than the best one is no finalist."""
 
 
 class _Tables(NamedTuple):
@@ -90,8 +88,7 @@ def choose_replicas(
 
     rough = [roughly(one) for one in itertools.takewhile(lambda _: not is_over(), _worth_judging(options))]
     rough += _climbed(rough, roughly, is_over)
-    rough.sort(key=lambda pair: pair[0])
-    finalists = [one for seconds, one in rough[:_FINALISTS] if seconds <= _NEAR * rough[0][0]]
+    finalists = [one for _, one in sorted(rough, key=lambda pair: pair[0])[:_FINALISTS]]
     judged = [
         (simulated_steps_s(one.plan, profile, one.tables.costs, optimizer=optimizer), one)
         for one in itertools.takewhile(lambda _: not is_over(), finalists)

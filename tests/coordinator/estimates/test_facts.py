@@ -22,9 +22,9 @@ from coordinator.planner.job_time import block_flop
 from coordinator.planner.make_plan import make_plan
 from coordinator.screen.planned.plan_text import plan_json, plan_text, table_text
 from ringtune.errors import DataError, StorageError, UsageError
+from ringtune.files.tables import table_rows
 from ringtune.jobs import rows
 from ringtune.jobs.job import Job
-from ringtune.jobs.rows import table_rows
 from tests.support.fake_agents import MODEL, job
 from tests.support.plans import make_plan as plan_by_hand
 
