@@ -103,6 +103,7 @@ def test_predict_refuses_what_it_can_not_use(run: Path, tmp_path: Path) -> None:
         assert message in done.stderr
 
 
+@pytest.mark.thorough
 def test_eval_takes_a_run_of_own_weights(cluster: Cluster, tmp_path: Path) -> None:
     """Without an adapter the blocks' own weights go to the submitter and back to other nodes; export names them."""
     (tmp_path / "job.toml").write_text(JOB.format(model=cluster.model) + '[adapter]\nconfig = "full"\n')

@@ -69,6 +69,7 @@ def test_run_of_a_lost_owner_is_resumed(ring: FaultyRing) -> None:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("victim", ["d", "e"])
+@pytest.mark.sampled(1)
 def test_run_does_a_step_once_more_in_which_a_gradient_is_infinite(ring: FaultyRing, victim: str) -> None:
     """Nodes above have done their updates by then; all go back, nobody is lost, and nothing of it is left."""
     trial = ring.trial(Fault(victim, "after backward 4 spoil"))

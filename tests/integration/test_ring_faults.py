@@ -86,6 +86,7 @@ def test_fault_agent_that_is_told_to_end_leaves_in_order(cluster: Cluster, numbe
 
 
 @pytest.mark.promise("5 timing changes nothing")
+@pytest.mark.thorough
 def test_fault_stuttering_node_changes_nothing(cluster: Cluster) -> None:
     """One node runs 20 ms of every 40: slower, and the same adapter and head to the last bit."""
     wanted = cluster.run(cluster.job())
@@ -135,6 +136,7 @@ def restart(cluster: Cluster, name: str, *, advertised: int) -> None:
     cluster.start(name)
 
 
+@pytest.mark.thorough
 def test_fault_user_stops_the_run(cluster: Cluster) -> None:
     """Stopping a run frees every node, which then does another one."""
     follower = begun(cluster)

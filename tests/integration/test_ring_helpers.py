@@ -78,6 +78,7 @@ def test_helper_process_gives_the_bits_of_the_run_without_it(ring: Cluster) -> N
 
 
 @pytest.mark.parametrize("users", [ALONE, COLLABORATION])
+@pytest.mark.sampled(1)
 def test_user_gets_a_folder_with_the_bits_of_a_run_of_one_user(ring: Cluster, users: str) -> None:
     """The one owner is the one user: alone as without helpers, in collaboration as with merged adapters."""
     is_merged = users == COLLABORATION

@@ -35,6 +35,7 @@ def plain_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.promise("1 partition invariance")
+@pytest.mark.thorough
 def test_hift_on_real_processes_equals_one_process_and_resumes(cluster: Cluster) -> None:
     """Three nodes, two owners, float64: equal to 1e-9; recordings replay; resumed, on disks too: the same bits."""
     job = cluster.job(train__method="hift", train__max_steps=9, train__checkpoint_every=3, runtime__record=True)

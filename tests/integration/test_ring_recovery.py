@@ -90,6 +90,7 @@ def test_run_goes_on_without_a_host_that_stands_still_and_what_it_says_later_is_
     ring.wait_idle("c")
 
 
+@pytest.mark.thorough
 def test_run_ends_when_an_owner_is_killed_and_says_so(ring: Cluster) -> None:
     """Its rows are nowhere else, and nothing is to be waited for; the run can be resumed."""
     follower = follow(ring, job_of(ring, recovery__wait_s=0.0))

@@ -36,6 +36,7 @@ def test_ring_equals_one_process_and_replays(cluster: Cluster) -> None:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("method", ["all", "single"])
+@pytest.mark.sampled(1)
 def test_ring_other_methods_equal_one_process(cluster: Cluster, method: str) -> None:
     """The same agents, run after run, with other methods."""
     job = cluster.job(train__method=method, train__max_steps=6, train__optimizer="sgd")

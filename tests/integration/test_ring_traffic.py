@@ -142,6 +142,7 @@ def texts_in(path: Path, texts: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.promise("4 labels stay")
+@pytest.mark.thorough
 def test_rows_and_labels_are_in_no_log_and_in_no_folder_of_another_node(tmp_path: Path) -> None:
     """Shards are saved, everybody logs all there is: no text, token ids or labels of a batch are in any of it."""
     with running(tmp_path, owners=["node-0", "node-1"], hosts=["node-2"]) as cluster:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from coordinator.records.step_lines import is_step
 from ringtune.jobs.job import Unfreeze
 from ringtune.rounds.checkpoint import Resume
@@ -12,6 +14,7 @@ from tests.support.cluster import Cluster
 from tests.support.results import largest_difference, reference_of, trained
 
 
+@pytest.mark.thorough
 def test_ring_that_decides_goes_on_with_its_decisions(cluster: Cluster) -> None:
     """From a checkpoint in its middle a run decides and trains what the whole run did: what one process does.
 

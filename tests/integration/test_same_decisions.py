@@ -69,6 +69,7 @@ def by_unit(actions: list[Action], head: int) -> dict[bool, list[Action]]:
 
 @pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("method", ["ringada", "all", "pipeadapter"])
+@pytest.mark.sampled(1)
 def test_same_decisions_in_a_real_run_and_in_the_simulator(cluster: Cluster, method: str) -> None:
     """The engine gives the recorded commands again, and decides all that the virtual one does.
 
