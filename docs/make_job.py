@@ -6,9 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringtune.jobs.described import KeyFacts, SectionFacts, describe_job
-from ringtune.models.adapters.adapter_config import known_configurations, other_names, refused_configurations
-from ringtune.models.adapters.adapter_options import option_rules
+from ringtune.job.job_reference import KeyFacts, SectionFacts, describe_job
+from ringtune.models.adapter_config import known_configurations, option_rules, other_names, refused_configurations
 from ringtune.models.families import FAMILIES
 from ringtune.models.plugged import METHODS
 
@@ -142,7 +141,7 @@ model:
 
 ```python
 from adapters import AutoAdapterModel
-from edge.model.auxiliary.loading import load_auxiliary
+from edge.model.auxiliary import load_auxiliary
 
 model = AutoAdapterModel.from_pretrained(BASE)
 model.load_head(f"{RUN}/adapter", use_safetensors=True)

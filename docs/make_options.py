@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtune import cli, options
-from ringtune.trust import places
+from ringtune.transport import parties
 
 PAGE = Path(__file__).parent / "options.md"
 _BEGIN = f"""\
@@ -24,7 +24,7 @@ it is. Every command has `-h`, `--help` and `--json`. `ringtune --install-comple
   `--local N`, and for `plan` also `--assume N`, `--memory SIZE` and `--profile FILE`, say that none is asked: then the
   environment does not count; `--coordinator ""` says so too. An address beyond this machine needs a certificate, or
   `--insecure` on the command line: no variable stands for that.
-- `--trust` is a folder of keys and certificates. `{places.VARIABLE}` of the environment names that of the user's, for
+- `--trust` is a folder of keys and certificates. `{parties.VARIABLE}` of the environment names that of the user's, for
   commands that talk to a coordinator.
 - `--out DIR` is a folder that is written, `--save FILE` a file.
 - `--local N` starts N nodes on this machine, `--nodes N` waits for N nodes of a coordinator, `--assume N` plans for N

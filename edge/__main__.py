@@ -7,10 +7,9 @@ import os
 import sys
 from typing import NoReturn
 
-from edge.commands import app
+from edge.cli.node import app
 from ringtune.errors import RingTuneError
-from ringtune.machine.grace import own_process
-from ringtune.machine.outputs import guard_outputs
+from ringtune.machine.process import guard_outputs, own_process
 from ringtune.texts import log_to_stderr
 
 

@@ -1,4 +1,6 @@
-"""Run a template: a process that loads the libraries once, and from which the agents of one machine are forked.
+"""A template: one process loads the libraries once, and the agents of a machine are forked from it.
+
+Run a template: a process that loads the libraries once, and from which the agents of one machine are forked.
 
 Agents that load torch and the model libraries each for itself need the processor seconds and the memory so many
 times. A forked agent has them from its first moment, and shares the memory until it writes there::
@@ -10,7 +12,7 @@ times. A forked agent has them from its first moment, and shares the memory unti
                            {"agent": 1, "code": -9}                                 ended; negative for a signal
 
 Each message is one packet on the socket that the template has as its standard input; the launcher writes them in
-``coordinator.submit.local.agent_template``. An agent gets what a process of its own would get: session, descriptors,
+``coordinator.client.local_nodes``. An agent gets what a process of its own would get: session, descriptors,
 variables, random numbers, exit code. When the socket ends, the launcher has ended: the agents end by themselves, and
 whoever does not is killed. When the template ends, however it does, the kernel kills its agents.
 
@@ -20,11 +22,16 @@ before each fork: where a package has started threads or touched the device when
 as ``python -m edge.template agent PARENT ...``, which loads the libraries for itself, and the template's log says so.
 
 Source: PyTorch, multiprocessing notes ("the CUDA runtime does not support the fork start method").
+
+Set up a forked process: which process's end ends it, and the command line that lists of processes show.
+
+Linux only: elsewhere nothing happens, and the process is listed under the name of the one that it was forked from.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -33,21 +40,21 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
-from edge.machine.forked import count_threads, die_with, set_command_line
-from edge.machine.libraries import load_libraries, require_libraries
-from edge.machine.threads import limit_library_threads
+from edge.machine.libraries import limit_library_threads, load_libraries, require_libraries
 from ringtune.errors import RingTuneError
-from ringtune.machine.cores import usable_cores
+from ringtune.machine.resources import usable_cores
 
 END_S: Final = 10.0
 """Seconds that agents may take to end by themselves after their launcher has ended."""
 
-OWN: Final = ("edge.__main__", "edge.agent.process", "edge.agent.workshop")
+OWN: Final = ("edge.__main__", "edge.agent.process", "edge.agent.torch_backend")
 """Modules of its own code that an agent loads."""
 
 AGENT: Final = "agent"
@@ -250,6 +257,54 @@ def _take_standard_input() -> socket.socket:
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 0)
     return control
+
+
+_PR_SET_PDEATHSIG: Final = 1  # of linux/prctl.h
+_ARG_START, _ARG_END = 45, 46  # of the fields of /proc/PID/stat behind the name, counted from 0
+
+
+def count_threads() -> int:
+    """Number of threads of this process, those of libraries included."""
+    try:
+        return len(list(Path("/proc/self/task").iterdir()))
+    except OSError:
+        return threading.active_count()
+
+
+def die_with(parent: int) -> bool:
+    """Let the kernel kill this process as soon as its parent has ended.
+
+    Args:
+        parent: process id of the parent, asked for before the fork.
+
+    Returns:
+        Whether the parent still lives.
+
+    Source: Linux, prctl(2), ``PR_SET_PDEATHSIG``.
+    """
+    try:
+        zero = ctypes.c_ulong(0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), zero, zero, zero)
+    except (OSError, AttributeError):
+        pass
+    return os.getppid() == parent
+
+
+def set_command_line(words: Sequence[str]) -> None:
+    """Show these words as the command line of this process, as many as there is room for.
+
+    The room is what the process was started with; the kernel reads the command line from there.
+
+    Source: Linux, proc(5), ``/proc/PID/stat`` fields 48 and 49.
+    """
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, room = int(fields[_ARG_START]), int(fields[_ARG_END]) - int(fields[_ARG_START])
+    except (OSError, ValueError, IndexError):
+        return
+    if start > 0 and room > 1:
+        text = b"\0".join(os.fsencode(word) for word in words)[: room - 1]
+        ctypes.memmove(start, text.ljust(room, b"\0"), room)
 
 
 if __name__ == "__main__":

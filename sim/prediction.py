@@ -1,5 +1,9 @@
 """What a plan would do on profiled nodes: wall time, who is busy, who waits, bytes and memory.
 
+Checks before a plan runs on the virtual clock: the profile fits the plan, and every node has room.
+
+What a plan would do on profiled nodes: wall time, who is busy, who waits, bytes and memory.
+
 The run itself is the real one, engines, rounds and moves included; only the seconds come from the profile. A plan of
 several placements is one run: with each move the costs, links and accounts of the next placement come in the place of
 those of the last one, and what they counted is added up in the end.
@@ -12,28 +16,90 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from ringtune.costs.memory.terms import MemoryEstimate
-from ringtune.costs.profile import Profile
-from ringtune.costs.times import moves
-from ringtune.costs.times.seconds import CourseCosts
-from ringtune.errors import DeadlineError
-from ringtune.rounds import rounds as rd
+from ringtune.costs import action_costs
+from ringtune.costs.action_costs import CourseCosts
+from ringtune.costs.measurement import check_profile
+from ringtune.costs.memory_estimate import fullest, memory_estimate, most_memory
+from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.memory_terms import MemoryEstimate, Share
+from ringtune.costs.profile import Profile, TimedShape
+from ringtune.errors import CapacityError, DeadlineError, PlanError
+from ringtune.quantities import format_bytes
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Action, Op
-from ringtune.schedule.operations.given import GivenTable
+from ringtune.schedule.operation_tables import GivenTable
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StartPoint
+from ringtune.schedule.turns import StartPoint
 from ringtune.schedule.units import Units, units_text
-from sim.accounts.action_times import ProfileTimes, RecordedTimes
-from sim.accounts.items import Items
-from sim.accounts.memory_ledger import MemoryLedger
-from sim.accounts.meter import Meter, TimedStep
-from sim.choosing import ExpectedTables
-from sim.limits import memory_bounds
+from ringtune.storage.strict import nearest
+from sim.ledger import Items, MemoryLedger
 from sim.links import MeasuredLinks
-from sim.ring import Conditions, VirtualRing, garbage_collection_paused
-from sim.ring_result import RingResult
-from sim.virtual_node import NO_REST
+from sim.meter import Meter, ProfileTimes, RecordedTimes, TimedStep
+from sim.ring import NO_REST, Conditions, ExpectedTables, RingResult, VirtualRing, garbage_collection_paused
+
+
+def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shape: TimedShape | None = None) -> None:
+    """Refuse a plan that its profile can't time, or that does not fit in the memory of a node.
+
+    Args:
+        plan: the plan.
+        profile: of its nodes.
+        optimizer: of the job.
+        dtype: of the computation.
+        shape: what the timings have to belong to; None = whatever.
+
+    Raises:
+        PlanError: the plan names a node that the profile lacks, or the profile is of another model or shape.
+        CapacityError: a node has less memory than the plan needs there; names it with both numbers.
+    """
+    known = profile.by_name
+    for node in plan.nodes:
+        if node not in known:
+            raise PlanError(f"the plan names node {node!r}, which the profile lacks; {nearest(node, known)}")
+    check_profile(profile, plan.course, shape=shape)
+    for node, needs in memory_bounds(plan, profile, optimizer=optimizer, dtype=dtype).items():
+        if needs.total_bytes > known[node].memory_bytes:
+            pieces = dict.fromkeys(piece for part in plan.placements if (piece := part.slice_of(node)).num_blocks)
+            what = f"blocks {', then '.join(piece.text for piece in pieces)}" if pieces else "embedding and head"
+            raise CapacityError(
+                f"node {node} needs {needs} for {what} but has {format_bytes(known[node].memory_bytes)}; give it fewer "
+                "blocks, lower batch_size or max_length, or raise microbatches"
+            )
+
+
+def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -> dict[str, MemoryEstimate]:
+    """What each node of the plan holds at most in any placement or move, whatever the timing."""
+    facts = profile.by_name
+    sizes = {node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes}
+    parts = [
+        {node: memory_estimate(plan.course, Share.of(part, node), sizes[node]) for node in part.nodes}
+        for part in plan.parts
+    ]
+    found = fullest([*most_memory(plan, parts)])
+    return {node: found[node] for node in plan.nodes}
+
+
+def recorded_shape(profile: Profile, plan: Plan) -> TimedShape | None:
+    """The shape that timings should have where no job says it; None if nothing was measured.
+
+    Tokens and wire dtype are the plan's, all else is that of the first measured node; so are the tokens of images.
+    """
+    measured = [node for node in profile.nodes if node.shape.is_measured]
+    if not measured:
+        return None
+    first = measured[0].shape
+    return TimedShape(
+        rows=first.rows,
+        tokens=first.tokens if measured[0].model.fixed_tokens else plan.course.max_length,
+        task=first.task,
+        adapter=first.adapter,
+        dtype=first.dtype,
+        wire_dtype=plan.course.wire_dtype,
+        optimizer=first.optimizer,
+        dropout=first.dropout,
+    )
+
 
 _Pair = tuple[str, str]
 
@@ -233,7 +299,7 @@ class _Simulated:
 
     def move_s(self, move: rd.Move) -> float:
         """Seconds that a move is assumed to take, by the formula that the planner has for it."""
-        return moves.move_s(self._parts[-1].placement, move.part.placement, self._profile.nodes[0])
+        return action_costs.move_s(self._parts[-1].placement, move.part.placement, self._profile.nodes[0])
 
     def enters(self, part: Plan, now_s: float) -> Conditions:
         """Open the accounts of a placement that holds from now on."""

@@ -1,5 +1,17 @@
 """A whole run in one process on a virtual clock: one ``NodeEngine`` per node, one ``Rounds``.
 
+A virtual clock: callbacks in the order of (time, order of scheduling).
+
+What actions and messages of the virtual ring do besides taking time: real tensors, in checks of correctness.
+
+What a virtual run tells: its result with all recordings, and an observer that sees things while they happen.
+
+A node of the virtual ring: its engine, its inboxes, and when its processor is free.
+
+How a run on the virtual clock comes to its operation tables, where its course leaves them to the run.
+
+A whole run in one process on a virtual clock: one ``NodeEngine`` per node, one ``Rounds``.
+
 What the real driver does with threads and sockets is done here with delays. A *carrier* decides what an
 action or a message really does: nothing (what-if studies), or real tensors (checks of correctness). A
 *transport* decides when messages arrive, an *observer* sees what happens while it happens.
@@ -11,25 +23,279 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, Final, NamedTuple, Protocol
 
-from ringtune.costs.times.rest import Rest
+from ringtune.costs.action_costs import Rest
 from ringtune.engine import events as ev
-from ringtune.engine.handled import Handled
+from ringtune.engine.events import Handled, Span
 from ringtune.engine.node_engine import NodeEngine
-from ringtune.engine.spans import Span
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
+from ringtune.run_control.events import Move
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey, message
-from ringtune.schedule.exchanges.parcels import PARCELS, credit_boundary
+from ringtune.schedule.lowering import PARCELS, credit_boundary
+from ringtune.schedule.operation_tables import BlockScores, GivenTable, Operations
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn
-from sim.carrier import Carrier
-from sim.choosing import Chooser, ExpectedTables
-from sim.clock import VirtualClock
-from sim.ring_result import Message, Observer, RingResult
-from sim.transport import Delays, Strain, Transport
-from sim.virtual_node import NO_REST, VirtualNode
+from ringtune.schedule.turns import StartPoint, StepKind, Turn
+from ringtune.techniques.operations import expected_table, score_keys
+from sim.links import Delays, Strain, Transport
+
+
+class VirtualClock:
+    """Time that passes only when something is due.
+
+    Ties run in the order in which they were scheduled, so a run is reproducible.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._numbers = count()
+        self._is_stopped = False
+
+    def at(self, time_s: float, callback: Callable[..., object], *args: Any) -> None:
+        """Call ``callback(*args)`` at ``time_s``; a time in the past means now."""
+        heappush(self._queue, (time_s if time_s > self.now_s else self.now_s, next(self._numbers), callback, args))
+
+    def after(self, delay_s: float, callback: Callable[..., object], *args: Any) -> None:
+        """Call ``callback(*args)`` in ``delay_s`` seconds."""
+        self.at(self.now_s + delay_s, callback, *args)
+
+    def stop(self) -> None:
+        """Run nothing more after the callback that is under way."""
+        self._is_stopped = True
+
+    def run(self, *, until_s: float = float("inf")) -> None:
+        """Run what is due up to ``until_s``, or until nothing is left, or until somebody stops the clock."""
+        queue = self._queue
+        while queue and queue[0][0] <= until_s and not self._is_stopped:
+            self.now_s, _, callback, args = heappop(queue)
+            callback(*args)
+
+
+class Carrier(Protocol):
+    """What actions and messages really do."""
+
+    def granted(self, node: str, turn: Turn) -> None:
+        """Note that a turn was granted to ``node``."""
+
+    def run(self, node: str, action: Action) -> tuple[tuple[str, float], ...]:
+        """Carry a compute action out; returns the numbers it yields."""
+
+    def ended(self, node: str, turn: int) -> str:
+        """Note that ``node`` has done a turn; returns why it keeps no hidden states any more, once."""
+
+    def take(self, node: str, key: TensorKey) -> Any:
+        """Take a tensor out of ``node`` to send it."""
+
+    def put(self, node: str, key: TensorKey, content: Any) -> None:
+        """Give a tensor that arrived to its micro-batch at ``node``."""
+
+    def take_head(self, node: str) -> Any:
+        """Copy the head with its optimizer state."""
+
+    def put_head(self, node: str, content: Any) -> None:
+        """Load a head."""
+
+    def take_parcel(self, node: str, key: TensorKey) -> Any:
+        """Make a parcel of ``node``."""
+
+    def rest(self, node: str) -> None:
+        """Keep what ``node`` has trained, for a move."""
+
+    def move(self, command: Move) -> None:
+        """Build what a node has in another placement, with what others kept of it."""
+
+    def put_parcel(self, node: str, key: TensorKey, content: Any) -> None:
+        """Give a parcel that arrived to ``node``."""
+
+
+class Message(NamedTuple):
+    """A tensor or head that travelled, with its virtual times in seconds."""
+
+    key: TensorKey
+    source: str
+    target: str
+    sent_s: float
+    arrived_s: float
+
+    @property
+    def payload(self) -> str:
+        """What the message carries."""
+        return self.key.payload
+
+
+class Observer(Protocol):
+    """Sees what happens in a virtual run, in the order of virtual time."""
+
+    def granted(self, turn: Turn) -> None:
+        """Note that the coordinator granted a turn, to every node."""
+
+    def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
+        """Note that a compute action is done."""
+
+    def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
+        """Note that a message is on its way."""
+
+    def arrived(self, key: TensorKey, source: str, target: str, now_s: float) -> None:
+        """Note that a message is in the inbox."""
+
+    def accepted(self, node: str, key: TensorKey) -> None:
+        """Note that a tensor went from the inbox to its micro-batch."""
+
+    def logged(self, command: rd.Command, now_s: float) -> None:
+        """Note what the coordinator logged: a step, a turn, an evaluation, a phase."""
+
+
+@dataclass(slots=True)
+class RingResult:
+    """What happened in a virtual run; the recordings are empty where ``record`` was off.
+
+    Attributes:
+        order: everything each node did, in order, as table actions.
+        spans: compute actions per node, in virtual seconds.
+        messages: tensors and heads between nodes.
+        handled: the recording of every engine.
+        logged: what the rounds logged, in order.
+        finish: how the run ended; None if it never did.
+        wall_s: end of the last compute action.
+        num_actions: compute actions of all nodes.
+        peak_inbox: most tensors that waited in each node's inbox at once.
+    """
+
+    order: dict[str, list[Action]] = field(default_factory=dict)
+    spans: dict[str, list[Span]] = field(default_factory=dict)
+    messages: list[Message] = field(default_factory=list)
+    handled: dict[str, list[Handled]] = field(default_factory=dict)
+    logged: list[rd.Command] = field(default_factory=list)
+    finish: rd.Finish | None = None
+    wall_s: float = 0.0
+    num_actions: int = 0
+    peak_inbox: dict[str, int] = field(default_factory=dict)
+
+
+NO_REST: Final = Rest(0.0, 1.0)
+
+
+def _nothing(event: ev.Event, now_s: float) -> list[ev.Command]:
+    return []
+
+
+class VirtualNode:
+    """One node's engine with its inboxes and recordings, and how its processor rests.
+
+    Args:
+        name: of the node.
+        engine: its state machine; None while the placement does not need the node.
+    """
+
+    __slots__ = (
+        "commands",
+        "ends_s",
+        "engine",
+        "free_s",
+        "handle",
+        "handled",
+        "heads",
+        "inbox",
+        "is_running",
+        "last_s",
+        "left_s",
+        "name",
+        "order",
+        "peak_inbox",
+        "rest",
+        "spans",
+    )
+
+    def __init__(self, name: str, engine: NodeEngine | None) -> None:
+        self.name = name
+        self.engine = engine
+        self.handle: Callable[[ev.Event, float], list[ev.Command]] = engine.handle if engine is not None else _nothing
+        self.inbox: dict[TensorKey, Any] = {}
+        self.heads: dict[int, Any] = {}
+        self.order: list[Action] = []
+        self.spans: list[Span] = []
+        self.handled: list[Handled] = []
+        self.peak_inbox = 0
+        self.is_running = False
+        self.commands: list[ev.Command] = []  # what the engine said last
+        self.last_s: dict[str, float] = {}  # when the last message of each source came
+        self.ends_s = 0.0  # of the action that runs; messages may put it off
+        self.rest, self.left_s = NO_REST, 0.0
+        self.free_s = 0.0  # since when it rests; in the future: until when messages keep the processor
+
+    def moved(self, engine: NodeEngine | None) -> VirtualNode:
+        """The node with the engine of its next placement; recordings and the processor go on."""
+        node = VirtualNode(self.name, engine)
+        node.order, node.spans, node.handled, node.peak_inbox = self.order, self.spans, self.handled, self.peak_inbox
+        node.rest, node.free_s, node.left_s = self.rest, self.free_s, self.left_s
+        return node
+
+    def take(self, seconds: float, now_s: float) -> None:
+        """A message takes processor time: from the action that runs, or from the rest before the next one."""
+        if self.is_running:
+            self.ends_s += seconds
+        else:
+            self.free_s = max(self.free_s, now_s - self.rest.most_s) + seconds
+
+    def disturb(self, seconds: float, now_s: float) -> None:
+        """A message takes processor time from a node that rests: nothing waits, but the rest was shorter."""
+        if self.rest.most_s:
+            self.free_s = min(now_s, max(self.free_s, now_s - self.rest.most_s) + seconds)
+
+    def begin(self, seconds: float, now_s: float) -> None:
+        """An action of so many seconds begins: later if messages keep the processor, shorter after a rest."""
+        self.is_running = True
+        rested_s = min(now_s - self.free_s, self.rest.most_s)
+        if rested_s <= 0:
+            self.ends_s = max(now_s, self.free_s) + seconds
+            self.left_s = 0.0
+            return
+        saved_s = min(rested_s, (1 - self.rest.least_share) * seconds)
+        self.ends_s, self.left_s = now_s + seconds - saved_s, rested_s - saved_s
+
+    def end(self, now_s: float) -> None:
+        """The action is over; what it left of its rest is there for the next one."""
+        self.is_running = False
+        self.free_s = now_s - self.left_s
+
+
+class Chooser(Protocol):
+    """What nodes report at the end of a score turn, and the table that comes of it."""
+
+    def scores(self, node: str, turn: Turn) -> tuple[BlockScores, ...]:
+        """The scores that a node reports at the end of a turn; nothing if it is no score turn."""
+
+    def table(self, step: int, scores: Sequence[BlockScores]) -> Operations:
+        """The table that holds from ``step`` on."""
+
+
+class ExpectedTables:
+    """Scores that say nothing, and at every decision the table that is expected before any scores are known.
+
+    Args:
+        plan: of the run.
+        known: tables that a real run of the plan has chosen; they come in place of expected ones.
+    """
+
+    def __init__(self, plan: Plan, known: Sequence[GivenTable] = ()) -> None:
+        self._plan = plan
+        self._known = {table.step: table.operations for table in known}
+
+    def scores(self, node: str, turn: Turn) -> tuple[BlockScores, ...]:
+        """A zero for every score that the node owes."""
+        choice = self._plan.course.choice
+        values = ((0.0,) * choice.subnets,) * len(choice.scores) if choice is not None else ()
+        return tuple(BlockScores(turn.owner, *key, values) for key in score_keys(self._plan, turn, node))
+
+    def table(self, step: int, scores: Sequence[BlockScores]) -> Operations:
+        """The known table or the expected one, whatever the scores."""
+        return self._known.get(step) or expected_table(self._plan.course)
+
 
 _NEW: Final = tuple.__new__  # makes an event in a third of the time; every action and message has one
 _HEAD_VALUES: Final = (("count", 1.0), ("loss_sum", 0.0))

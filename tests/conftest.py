@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from ringtune.machine import grace
+from ringtune.machine import process
 from tests.support import leaks
 
 # Read by the libraries when they are imported, so they have to be set before; child processes inherit them.
@@ -118,8 +118,8 @@ def nothing_left_behind() -> Iterator[None]:
 def process_of_tests_is_not_ended() -> Iterator[None]:
     """Fail a test that makes this process one that may be ended: a later test would end it, and all that run in it."""
     yield
-    if grace._is_own:
-        grace._is_own = False
+    if process._is_own:
+        process._is_own = False
         pytest.fail("grace.own_process() was called in the process of the tests", pytrace=False)
 
 

@@ -9,14 +9,14 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.api.jobs import JobLike
+from coordinator.api.arguments import JobLike
+from coordinator.api.output import Table
 from coordinator.api.run import Run
-from coordinator.api.table import Table
-from ringtune.trust.speaking import speaker, speaking_as
+from ringtune.transport.speaker import speaker, speaking_as
 
 if TYPE_CHECKING:
-    from coordinator.api.planning import PlannedJob
-    from coordinator.submit.connection import Connection
+    from coordinator.api.plan import PlannedJob
+    from coordinator.client.connection import Connection
 
 
 class Coordinator:
@@ -51,7 +51,7 @@ class Coordinator:
 
     def nodes(self) -> Table:
         """List the nodes that have joined: name, state, rows, cores, memory in bytes, address."""
-        from coordinator.screen.listing.node_list import node_lines
+        from coordinator.screen.listing import node_lines
 
         with self._connected() as client:
             return Table([json.loads(line) for line in node_lines(client.nodes())])
@@ -62,14 +62,14 @@ class Coordinator:
         Raises:
             RingTuneError: it keeps none, or can't be asked.
         """
-        from coordinator.screen.listing.run_list import run_lines
+        from coordinator.screen.listing import run_lines
 
         with self._connected() as client:
             return Table([json.loads(line) for line in run_lines(client.runs())])
 
     def status(self) -> dict[str, Any]:
         """Tell what the coordinator does now: the run with phase, step and loss, and every node with its state."""
-        from coordinator.screen.listing.status_text import status_json
+        from coordinator.screen.listing import status_json
 
         with self._connected() as client:
             return dict(json.loads(status_json(client.status())))
@@ -85,7 +85,7 @@ class Coordinator:
         Raises:
             RingTuneError: there is no such run, or the folder can't be used.
         """
-        from coordinator.submit.fetching import fetch_run, kept_record
+        from coordinator.client.detached_runs import fetch_run, kept_record
 
         with self._connected() as client:
             record = kept_record(client, run_id)
@@ -95,7 +95,7 @@ class Coordinator:
 
     @contextmanager
     def _connected(self) -> Iterator[Connection]:
-        from coordinator.submit.connection import Connection
+        from coordinator.client.connection import Connection
 
         with speaking_as(speaker()), Connection(self.address, insecure=self._insecure) as client:
             yield client

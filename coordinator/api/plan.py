@@ -1,17 +1,224 @@
-"""``ringtune.plan``: who would host what, what it needs and how long it would take, without training."""
+"""``ringtune.plan``: plan for assumed nodes, for measured ones, or for those of a coordinator, without training."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from coordinator.api.folders import python_words
-from coordinator.api.jobs import JobLike, read_job
-from coordinator.api.planning import PlannedJob, plan_assumed, plan_measured, plan_there
-from coordinator.planner.alternatives import read_choices
+from coordinator.api.arguments import JobLike, python_words, read_job
+from coordinator.planner.explain import Explanation
+from coordinator.planner.explain import explain as explained
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.limits import NO_CHOICES, Choices, read_choices
+from coordinator.planner.make_plan import check_inputs, make_plan, planned_as
+from coordinator.planner.planned import JobTime, Planned, guessed_time, measured_time
+from coordinator.run.run_text import rows_lines
+from coordinator.screen.plan_text import plan_json, plan_text
+from coordinator.screen.progress import Waiting
+from ringtune import __version__
+from ringtune.costs.memory_terms import MemoryEstimate
+from ringtune.costs.profile import Profile
 from ringtune.errors import UsageError
-from ringtune.trust.speaking import speaker, speaking_as
+from ringtune.job.job import Job
+from ringtune.quantities import parse_bytes
+from ringtune.schedule.plan import Plan
+from ringtune.storage.durable import write_durably
+from ringtune.texts import printable
+from ringtune.transport.speaker import speaker, speaking_as
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class PlannedJob:
+    """A plan with all that is to be said of it.
+
+    Attributes:
+        plan: who hosts what, and everything that the result depends on.
+        memory: what each node holds at most.
+        profile: of the nodes that it was made for.
+        is_measured: whether they were measured, or equal ones assumed.
+        note: what of it is only an estimate, and what else is to be known; mostly empty.
+        effort: how many layouts were searched, and how long; empty where another machine planned.
+        time: predicted or guessed; None where nothing can be said.
+        why: the planner's reasons, if they were asked for.
+        rows: what is learned from which columns, and what of the files is not used, left out or cut.
+    """
+
+    plan: Plan
+    memory: Mapping[str, MemoryEstimate]
+    profile: Profile
+    is_measured: bool
+    note: str = ""
+    effort: str = ""
+    time: JobTime | None = None
+    why: Explanation | None = None
+    rows: Sequence[str] = ()
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes that the plan reserves on each node, beside the libraries."""
+        return {node: estimate.total_bytes for node, estimate in self.memory.items()}
+
+    def lines(self, *, at_step: int = 0, num_steps: int = 0) -> list[str]:
+        """Write the plan for people.
+
+        Args:
+            at_step: first step of a table of what every node does when.
+            num_steps: steps of that table; 0 = none.
+        """
+        found = plan_text(
+            self.plan,
+            self.memory,
+            at_step=at_step,
+            num_steps=num_steps,
+            measured=self.is_measured,
+            note=self.note,
+            effort=self.effort,
+            why=self.why,
+            time=self.time,
+            budgets={node.node: node.memory_bytes for node in self.profile.nodes},
+            facts=self.profile.nodes[0],
+            rows=self.rows,
+        )
+        return [printable(line) for line in found]
+
+    @property
+    def given(self) -> GivenPlan:
+        """The plan as a run is given it."""
+        return GivenPlan(plan=self.plan, version=__version__, model_digest=self.profile.nodes[0].model.digest)
+
+    def text(self) -> str:
+        """Write the plan as one line of JSON, as ``ringtune plan --json`` prints it and ``--save`` writes it."""
+        return plan_json(self.given, self.memory, note=self.note, why=self.why, time=self.time, rows=self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``text`` writes, as dictionaries, lists, numbers and strings."""
+        return dict(json.loads(self.text()))
+
+    def save(self, path: str | Path) -> Path:
+        """Write a file that ``train(plan=...)`` and ``ringtune train --plan`` take; return its path.
+
+        Raises:
+            StorageError: it can't be written.
+        """
+        write_durably(Path(path), (self.text() + "\n").encode())
+        return Path(path)
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def plan_assumed(job: Job, num_nodes: int, memory: str, *, choices: Choices = NO_CHOICES, why: bool) -> PlannedJob:
+    """Plan for equal nodes that are not there; nothing is started.
+
+    Args:
+        job: to be planned.
+        num_nodes: how many; 0 = as many as the job has owners.
+        memory: budget of each, such as ``512MiB``; empty = they share what is free here.
+        choices: what the planner may choose in place of the job's values.
+        why: whether reasons are wanted.
+
+    Raises:
+        UsageError: nothing was measured to choose by.
+        RingTuneError: it can't be planned.
+    """
+    from coordinator.api.estimates import estimate, estimate_note
+
+    if max(map(len, choices)) > 1:
+        raise UsageError("nothing was measured to choose by; give --profile FILE or --coordinator HOST:PORT")
+    assumed = estimate(job, num_nodes, memory_bytes=parse_bytes(memory) if memory else 0)
+    found = Profile(nodes=tuple(assumed.facts.values()))
+    with Waiting("planning"):
+        planned = make_plan(job, assumed.facts, **choices._asdict())
+    return _with_words(job, planned, found, estimate_note(job), is_measured=False, why=why, rows=assumed.rows)
+
+
+def plan_measured(job: Job, profile: Path, *, choices: Choices = NO_CHOICES, why: bool) -> PlannedJob:
+    """Plan for the nodes of a profile; arguments as ``plan_assumed``.
+
+    Raises:
+        RingTuneError: the profile can't be used, or it can't be planned.
+    """
+    from coordinator.planner.given_plan import read_profile
+
+    found = read_profile(profile)
+    check_inputs(job, found)
+    with Waiting("planning"):
+        planned = make_plan(job, found.by_name, links=found.links, **choices._asdict())
+    return _with_words(job, planned, found, "", is_measured=True, why=why)
+
+
+def plan_there(
+    job: Job,
+    coordinator: str,
+    *,
+    insecure: bool,
+    num_nodes: int,
+    join_s: float,
+    choices: Choices = NO_CHOICES,
+    why: bool,
+) -> PlannedJob:
+    """Plan for the nodes of a coordinator, which measure themselves.
+
+    Args:
+        job: to be planned.
+        coordinator: ``host:port``.
+        insecure: whether it may be on another machine, without encryption.
+        num_nodes: wait until so many have joined; 0 = take those that are there.
+        join_s: how long to wait for them, in seconds.
+        choices: what the planner may choose in place of the job's values.
+        why: whether reasons are wanted.
+
+    Raises:
+        RingTuneError: whatever measuring or planning failed with.
+    """
+    from coordinator.client.submit import Client
+
+    with Client(coordinator, insecure=insecure) as client, Waiting(f"asking {coordinator}") as waiting:
+        made, found, note = client.plan(job, progress=waiting, num_nodes=num_nodes, join_s=join_s, choices=choices)
+    planned = planned_as(job, made, found, again=why, **choices._asdict())
+    return _with_words(job, planned, found, note, is_measured=True, why=why)
+
+
+def _with_words(
+    job: Job,
+    planned: Planned,
+    found: Profile,
+    note: str,
+    *,
+    is_measured: bool,
+    why: bool,
+    rows: Sequence[str] | None = None,
+) -> PlannedJob:
+    optimizer, model = job.train.optimizer, found.nodes[0].model
+    time = measured_time(planned, found, optimizer) if is_measured else guessed_time(planned, job, model)
+    reasons = None
+    if why and planned.choice is not None:
+        reasons = explained(
+            planned.choice,
+            relative=not is_measured,
+            plan=planned.plan,
+            profile=planned.profile,
+            optimizer=optimizer,
+            dropout=job.train.dropout,
+            helping=planned.helping,
+            replicas=planned.replicas,
+            phases=planned.phases,
+        )
+    return PlannedJob(
+        plan=planned.plan,
+        memory=planned.memory,
+        profile=found,
+        is_measured=is_measured,
+        note="; ".join(filter(None, (note, planned.note))),
+        time=time,
+        effort=planned.effort_line,
+        why=reasons,
+        rows=tuple(rows_lines(found.nodes, job.train.max_length) if rows is None else rows),
+    )
 
 
 def plan(

@@ -1,22 +1,458 @@
-"""``Run.predict``: what the result of a run says of new rows."""
+"""``Run.predict``: predict with the result of a run, and write predictions beside their rows.
+
+A few words of a language model that was just trained, from the user's own prompt (``train.sample_prompt``).
+
+Prediction is that of ``ringtune predict``, on this machine. The run is done whatever comes of it: without the base
+model here there is no sample, and a line says why.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import io
 import json
 import logging
+import math
+import queue
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, Final, NamedTuple, Protocol, TypeAlias
 
-from coordinator.api.folders import RunLike, folder_of, python_words
-from coordinator.api.table import Table
-from ringtune.errors import UsageError
-from ringtune.jobs.job import Job
-from ringtune.jobs.rows import input_columns
-from ringtune.models.family import IMAGE_CLASSIFICATION
+from coordinator.api.arguments import RunLike, folder_of, python_words
+from coordinator.api.output import Table
+from coordinator.api.user_adapters import adapter_of, require_user
+from coordinator.client.saved_run import SavedRun, evaluation_job, read_run, read_run_file
+from coordinator.screen.progress import Progress
+from ringtune.errors import DataError, DeadlineError, IntegrityError, RingTuneError, UsageError
+from ringtune.job.job import Job
+from ringtune.job.rows import account_of, input_columns, is_plain_text, list_pictures, task_rows
+from ringtune.machine.process import exit_error
+from ringtune.models.family import CAUSAL_LM, CLASS_TASKS, IMAGE_CLASSIFICATION, REGRESSION, TAGGING
+from ringtune.storage.durable import replacing, write_durably
+from ringtune.storage.text_files import read_text
+
+_LINES_AHEAD = 256
+_END_S = 10.0
+_LOOK_S = 0.2
+
+
+class Predicted(NamedTuple):
+    """A row and what is predicted for it.
+
+    Attributes:
+        row: as its file has it.
+        said: ``predicted`` and what else the task says.
+    """
+
+    row: Mapping[str, Any]
+    said: Mapping[str, Any]
+
+
+class Sampling(NamedTuple):
+    """How a language model chooses tokens: most new ones, 0 or the temperature of draws, and their seed."""
+
+    max_new_tokens: int = 50
+    temperature: float = 0.0
+    seed: int = 0
+
+
+def predictions_of(
+    run: SavedRun, data: Path, how: Sampling, *, model: Path | None, tell: Callable[[str], object]
+) -> Iterator[Predicted]:
+    """Yield every row of a file with what the result of a run predicts for it.
+
+    Args:
+        run: whose adapter or model.
+        data: rows, with the columns that the job names, but for those of targets.
+        how: for a language model.
+        model: folder that replaces the job's.
+        tell: gets a sentence on rows that were cut, and on settings of the model that are not used.
+
+    Raises:
+        RingTuneError: what went wrong in the process.
+        DeadlineError: nothing came for ``runtime.wait_s`` seconds.
+    """
+    job = evaluation_job(run, data, model=model)
+    with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
+        (Path(name) / "job.toml").write_text(job.to_toml(), encoding="utf-8")
+        options = ["--max-new-tokens", str(how.max_new_tokens), "--temperature", str(how.temperature)]
+        words = [str(Path(name) / "job.toml"), str(run.saved.resolve()), str(data.resolve()), *options]
+        with _started([*words, "--seed", str(how.seed)], Path(name) / "log") as process:
+            yield from _read(process, Path(name) / "log", wait_s=job.runtime.wait_s, tell=tell)
+
+
+@contextmanager
+def _started(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start the process; it is gone when the context is left."""
+    command = [sys.executable, "-P", "-m", "edge.runtime.inference", *words]
+    with log.open("w", encoding="utf-8") as errors:
+        process = subprocess.Popen(  # noqa: S603 - our own module
+            command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, text=True, encoding="utf-8"
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(_END_S)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _read(
+    process: subprocess.Popen[str], log: Path, *, wait_s: float, tell: Callable[[str], object] = str
+) -> Iterator[Predicted]:
+    """Yield the lines of the process; a thread reads them, a bounded number ahead, so that waiting has an end."""
+    lines: queue.Queue[str | None] = queue.Queue(_LINES_AHEAD)
+    left = threading.Event()
+    if process.stdout is None:
+        raise IntegrityError("the process that predicts has no output; please report it")
+    reader = threading.Thread(target=_pass_on, args=(process.stdout, lines, left), daemon=True)
+    reader.start()
+    try:
+        while (line := _next(lines, wait_s)) is not None:
+            found = json.loads(line)
+            if "told" in found:
+                tell(str(found["told"]))
+            else:
+                yield Predicted(row=found["row"], said=found["predicted"])
+        if code := process.wait(_END_S):
+            raise exit_error("predicting", code, log.read_text(encoding="utf-8")[-4096:], log=log)
+    finally:
+        left.set()
+        process.kill()
+        reader.join(_END_S)
+
+
+def _pass_on(output: IO[str], lines: queue.Queue[str | None], left: threading.Event) -> None:
+    """Put every line into the queue, and None at the end; stop where nobody reads any more."""
+    with contextlib.suppress(ValueError):  # the output was closed meanwhile
+        for line in output:
+            if not _put(line, lines, left):
+                return
+    _put(None, lines, left)
+
+
+def _put(line: str | None, lines: queue.Queue[str | None], left: threading.Event) -> bool:
+    while not left.is_set():
+        with contextlib.suppress(queue.Full):
+            lines.put(line, timeout=_LOOK_S)
+            return True
+    return False
+
+
+def _next(lines: queue.Queue[str | None], wait_s: float) -> str | None:
+    try:
+        return lines.get(timeout=wait_s)
+    except queue.Empty as error:
+        raise DeadlineError(
+            f"waited {wait_s:g} s for the next row of the process that predicts; shorten the rows, or raise "
+            "runtime.wait_s in the run's job.toml"
+        ) from error
+
+
+MOST_NEW_TOKENS: Final = 4096
+MOST_TEMPERATURE: Final = 100.0
+
+
+def check_request(run: SavedRun, data: Path, how: Sampling, user: str) -> list[str]:
+    """Refuse what can't be predicted, before anything is started.
+
+    Returns:
+        What is to be known of how the file was read, and of rows that are left out.
+
+    Raises:
+        UsageError: the run has no such user, or a number is out of range.
+        DataError: there are no rows, or some that can't be used: all of them at once.
+    """
+    require_user(run, user)
+    if not data.exists():
+        raise DataError(f"{data} is not there; give --data a file with the columns of the run's data.train")
+    if not 1 <= how.max_new_tokens <= MOST_NEW_TOKENS:
+        raise UsageError(f"max_new_tokens is {how.max_new_tokens}, it has to be in [1, {MOST_NEW_TOKENS}]")
+    if not 0 <= how.temperature <= MOST_TEMPERATURE:
+        raise UsageError(f"temperature is {how.temperature:g}, it has to be in [0, {MOST_TEMPERATURE:g}]")
+    if not 0 <= how.seed < 1 << 31:
+        raise UsageError(f"seed is {how.seed}, it has to be at least 0 and below {1 << 31}")
+    return _check_rows(data, run.job)
+
+
+def _check_rows(path: Path, job: Job) -> list[str]:
+    """Read a file once as the process that predicts will, so that all of its problems are told before it starts."""
+    if job.model.task == IMAGE_CLASSIFICATION:
+        if not path.is_dir():
+            return []
+        passed = list_pictures(path, has_classes=False).passed_over
+        return [f"{count:,} left out in {path}: {why}" for why, count in passed.items()]
+    if job.model.task == CAUSAL_LM and is_plain_text(path):
+        text, note = read_text(path, job.data.encoding)
+        blank = sum(not line.strip() for line in text.splitlines())
+        return [note] * bool(note) + [f"{blank:,} blank lines of {path} are left out"] * bool(blank)
+    account = account_of(path, job.data, is_own=True)
+    usable = sum(1 for _ in task_rows(path, job.model.task, job.data, account, with_targets=False))
+    account.check()
+    if not usable:
+        raise DataError(f"{path} has no rows; give it rows to predict for")
+    return [*account.notes, *account.lines_left_out()]
+
+
+def predict_rows(
+    run: SavedRun,
+    data: Path,
+    how: Sampling,
+    *,
+    model: Path | None = None,
+    user: str = "",
+    tell: Callable[[str], object] = str,
+) -> Iterator[Predicted]:
+    """Yield every row of a file with what the result of a run predicts for it.
+
+    Args:
+        run: whose adapter or model.
+        data: rows, with the columns that the job names, but for those of targets.
+        how: for a language model.
+        model: folder that replaces the job's.
+        user: whose adapters, where each user has their own.
+        tell: gets a sentence on rows that were cut.
+
+    Raises:
+        RingTuneError: what went wrong in the process that predicts.
+    """
+    with adapter_of(run, user) as chosen:
+        yield from predictions_of(chosen, data, how, model=model, tell=tell)
+
+
+HOW: Final = Sampling(max_new_tokens=40)
+"""Always the likeliest token, so that two results can be compared by their samples."""
+
+
+def show_sample(job: Job, folder: Path, progress: Progress) -> None:
+    """Show what a trained language model says after the job's prompt, if it has one; the report gets it too.
+
+    Args:
+        job: of the run.
+        folder: of the run, which is done.
+        progress: where it is shown.
+    """
+    if not job.train.sample_prompt:
+        return
+    try:
+        sample = _sample(job.train.sample_prompt, folder)
+        report = folder / "report.json"
+        write_durably(report, (json.dumps({**read_run_file(report), "sample": sample}, indent=1) + "\n").encode())
+    except RingTuneError as error:
+        progress.note(f"no sample of text: {error}; 'ringtune predict' makes one where the base model is")
+        return
+    progress.note(f"sample of text, {sample['tokens']} tokens after train.sample_prompt:")
+    for line in (sample["prompt"] + sample["text"]).splitlines():
+        progress.note(f"  {line}")
+
+
+def _sample(prompt: str, folder: Path) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
+        run, rows = read_run(folder), Path(name) / "prompt.jsonl"
+        rows.write_text(json.dumps({run.job.data.text: prompt}) + "\n", encoding="utf-8")
+        (found,) = predict_rows(run, rows, HOW)
+    return {"prompt": prompt, "text": str(found.said["predicted"]), "tokens": int(found.said["tokens"])}
+
+
+_OF_CLASS = "of_class"
+_MOST_COUNTED = 1000
+
+
+class Writer(Protocol):
+    """Takes one prediction after the other."""
+
+    def add(self, found: Predicted) -> None:
+        """Write a row with what is predicted for it.
+
+        Raises:
+            DataError: the row has a column of that name already.
+        """
+
+
+class JsonWriter:
+    """Writes an object a line: the row's columns, then the predicted ones.
+
+    Args:
+        file: where to.
+        event: what each object is called; empty = it is not called anything.
+    """
+
+    def __init__(self, file: IO[str], event: str = "") -> None:
+        self._file, self._head = file, {"event": event} if event else {}
+
+    def add(self, found: Predicted) -> None:
+        """Write a row; probabilities are a table."""
+        self._file.write(json.dumps({**self._head, **joined(found)}, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+
+class CsvWriter:
+    """Writes lines with commas, the header before the first.
+
+    Args:
+        file: where to; opened with ``newline=""``.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file, self._csv = file, csv.writer(file)
+        self._header: list[str] = []
+
+    def add(self, found: Predicted) -> None:
+        """Write a row; each class has a column with its probability."""
+        shares = {f"probability_{label}": share for label, share in found.said.get(_OF_CLASS, {}).items()}
+        line = _joined(
+            found.row, {**{name: value for name, value in found.said.items() if name != _OF_CLASS}, **shares}
+        )
+        if not self._header:
+            self._header = list(line)
+            self._csv.writerow(self._header)
+        if line.keys() != set(self._header):
+            other = next(iter(line.keys() ^ set(self._header)))
+            raise DataError(
+                f"rows differ in column {other!r}, which csv can't say; write .jsonl with --save FILE.jsonl"
+            )
+        self._csv.writerow([_cell(line[name]) for name in self._header])
+        self._file.flush()
+
+
+@contextmanager
+def writer_to(path: Path, data: Path) -> Iterator[Writer]:
+    """Give the writer of a file, which is there once the context is left without an error, and not before.
+
+    Raises:
+        UsageError: the name ends in neither .csv nor .jsonl, or the file is the rows' own.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".jsonl"):
+        raise UsageError(f"--save {path} ends in {path.suffix!r}; predictions are written as .csv or .jsonl")
+    if path.exists() and path.resolve() == data.resolve():
+        raise UsageError(f"--save {path} would replace the rows; give it another name")
+    with replacing(path) as content:
+        file = io.TextIOWrapper(content, encoding="utf-8", newline="")
+        try:
+            yield CsvWriter(file) if suffix == ".csv" else JsonWriter(file)
+        finally:
+            file.detach()  # which writes what is left; the file is closed by whoever opened it
+
+
+class Summary:
+    """Counts predictions, and those that are right where the rows say what is.
+
+    Of rows with classes each is counted, of tagged texts each word; of numbers the errors are.
+
+    Args:
+        job: of the run.
+    """
+
+    def __init__(self, job: Job) -> None:
+        has_tags = job.model.task == TAGGING
+        self._column = job.data.tags if has_tags else job.data.label if job.model.task in CLASS_TASKS else ""
+        self._counted = "words" if has_tags else "rows"
+        self._names: Counter[str] = Counter()
+        self._rows = self._judged = self._right = 0
+        self._number = job.data.label if job.model.task == REGRESSION else ""
+        self._squares = self._sizes = 0.0
+        self._ended_at_once = 0
+
+    def add(self, found: Predicted) -> None:
+        """Count a row."""
+        self._rows += 1
+        self._ended_at_once += found.said.get("tokens") == 0
+        if self._number:
+            self._judge(float(found.said["predicted"]), found.row.get(self._number))
+        if not self._column:
+            return
+        said, truth = found.said["predicted"], found.row.get(self._column)
+        if not isinstance(said, list):
+            self._count(str(said), truth)
+            return
+        known = truth if isinstance(truth, list) and len(truth) == len(said) else [None] * len(said)
+        for name, true in zip(said, known, strict=True):
+            if name is not None:
+                self._count(name, true)
+
+    def _judge(self, said: float, truth: object) -> None:
+        try:
+            error = said - float(truth if isinstance(truth, str | int | float) else math.nan)
+        except (ValueError, OverflowError):
+            return
+        if math.isfinite(error):
+            self._judged += 1
+            self._squares, self._sizes = self._squares + error**2, self._sizes + abs(error)
+
+    def _errors(self) -> dict[str, float]:
+        return {"mse": self._squares / self._judged, "mae": self._sizes / self._judged}
+
+    def _count(self, named: str, truth: object) -> None:
+        if named in self._names or len(self._names) < _MOST_COUNTED:
+            self._names[named] += 1
+        if isinstance(truth, str | int) and not isinstance(truth, bool) and str(truth).strip():
+            self._judged += 1
+            self._right += str(truth) == named
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts as values; ``accuracy`` where rows or words have a class or tag."""
+        found: dict[str, Any] = {"rows": self._rows}
+        found |= {"ended_at_once": self._ended_at_once} if self._ended_at_once else {}
+        if self._column:
+            found["tags" if self._counted == "words" else "classes"] = dict(sorted(self._names.items()))
+        if self._judged and self._number:
+            found |= {"judged": self._judged, **{name: round(value, 6) for name, value in self._errors().items()}}
+        elif self._judged:
+            found |= {"judged": self._judged, "accuracy": round(self._right / self._judged, 6)}
+        return found
+
+    def lines(self) -> Iterable[str]:
+        """The counts in words."""
+        rows = f"{self._rows:,} row{'s' * (self._rows != 1)}"
+        if self._column:
+            counts = ", ".join(f"{count:,} {name}" for name, count in sorted(self._names.items()))
+            yield f"{rows}: {counts}"
+        else:
+            yield rows
+        if self._ended_at_once:
+            yield f"{self._ended_at_once:,} of them got an empty text: the model's first token was that of the end"
+        if self._judged and self._number:
+            errors = ", ".join(f"{name} {value:.4f}" for name, value in self._errors().items())
+            yield f"{errors} on the {self._judged:,} rows that have a {self._number!r} of their own"
+        elif self._judged:
+            share = self._right / self._judged
+            judged = f"{self._judged:,} {self._counted}"
+            yield f"accuracy {share:.4f} on the {judged} that have a {self._column!r} of their own"
+
+
+def joined(found: Predicted) -> dict[str, Any]:
+    """Return a row's own columns and the predicted ones; probabilities are a table.
+
+    Raises:
+        DataError: the row has a column of that name already.
+    """
+    said = {("probabilities" if name == _OF_CLASS else name): value for name, value in found.said.items()}
+    return _joined(found.row, said)
+
+
+def _joined(row: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    twice = next((name for name in said if name in row), "")
+    if twice:
+        raise DataError(f"the rows have a column {twice!r}, which a prediction is called; rename it")
+    return {**row, **said}
+
+
+def _cell(value: Any) -> str:
+    """A cell: text as it is, nothing for null, lists and tables as JSON."""
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
+
 
 _LOG = logging.getLogger(__name__)
 Rows: TypeAlias = str | PathLike[str] | Sequence[Mapping[str, Any]] | Sequence[str]
@@ -41,10 +477,7 @@ def predict(
     Raises:
         RingTuneError: whatever it failed with.
     """
-    from coordinator.predicting.of_run import check_request, predict_rows
-    from coordinator.predicting.process import Sampling
-    from coordinator.predicting.writing import joined, writer_to
-    from coordinator.run_folder.saved_run import read_run, with_data
+    from coordinator.client.saved_run import read_run, with_data
 
     with python_words():
         saved = with_data(read_run(folder_of(run)), columns or {}, missing)

@@ -1,23 +1,381 @@
-"""A run, by its folder: what it measured, what it left, and how it goes on."""
+"""A run, by its folder: its state, its metrics and results, their evaluation, and the curve of its loss.
+
+::
+
+    a local run        a process of its own: its folder grows, and its coordinator answers as long as it lives
+    any other run      a coordinator keeps it: its events are heard, its files are fetched at the end
+"""
 
 from __future__ import annotations
 
+import importlib
+import io
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from coordinator.api.evaluate import evaluate
-from coordinator.api.following import Left, follow, state_of, stop
-from coordinator.api.loss_plot import Plot, draw_losses
+from coordinator.api.arguments import RunLike, folder_of, python_words
+from coordinator.api.output import Metrics, Table, choose_progress
 from coordinator.api.predict import Rows, predict
-from coordinator.api.table import Metrics, Table
-from coordinator.records.step_lines import is_step
-from coordinator.run_folder.metrics_lines import read_metrics
-from coordinator.run_folder.saved_run import read_json, read_run
-from ringtune.errors import InvalidInputError, UsageError
-from ringtune.jobs.job import Job, load_job
+from coordinator.client.connection import Connection
+from coordinator.client.detached_runs import ended_error, fetch_run, kept_record, stop_run
+from coordinator.client.follow import show_events, show_step
+from coordinator.client.run_folder import LOG, read_metrics
+from coordinator.client.saved_run import PLACE, RunPlace, is_running, read_place, read_run, read_run_file
+from coordinator.run.run_text import STEP_KIND, is_step
+from coordinator.screen.progress import Progress
+from coordinator.server.restart import last_of
+from ringtune.errors import ConnectionFailedError, DeadlineError, InvalidInputError, RingTuneError, UsageError
+from ringtune.job.job import Job, load_job
 from ringtune.models.result_files import ADAPTER_FOLDER, MODEL_FOLDER
 from ringtune.schedule.plan import Plan
+from ringtune.storage.durable import write_durably
+from ringtune.transport.speaker import speaker, speaking_as
+
+if TYPE_CHECKING:
+    import subprocess
+
+FORMATS: Final = (".png", ".svg")
+_INCHES: Final = (8.0, 4.5)
+_DPI: Final = 120
+_SMOOTHED: Final = 10
+
+
+class Plot:
+    """A picture that a notebook shows and ``save`` writes.
+
+    Args:
+        figure: of matplotlib.
+        summary: what it shows, in words.
+
+    Attributes:
+        figure: the ``matplotlib.figure.Figure``, to be changed at will.
+    """
+
+    def __init__(self, figure: Any, summary: str) -> None:
+        self.figure = figure
+        self._summary = summary
+
+    def __repr__(self) -> str:
+        return f"{self._summary}\n(a picture; save('loss.png') writes it, a notebook shows it)"
+
+    def save(self, path: str | Path) -> Path:
+        """Write the picture as ``.png`` or ``.svg``; return its path.
+
+        Raises:
+            UsageError: the name has another ending.
+            StorageError: it can't be written.
+        """
+        target = Path(path)
+        if target.suffix.lower() not in FORMATS:
+            raise UsageError(f"the picture {target} has to end in {' or '.join(FORMATS)}")
+        write_durably(target, self._drawn(target.suffix.lower()[1:]))
+        return target
+
+    def _repr_png_(self) -> bytes:
+        """Return what a notebook shows."""
+        return self._drawn("png")
+
+    def _drawn(self, ending: str) -> bytes:
+        picture = io.BytesIO()
+        # neither a date nor random names inside: the same run gives the same file
+        with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": "ringtune", "svg.fonttype": "none"}):
+            metadata = {"Date": None} if ending == "svg" else {}
+            self.figure.savefig(picture, format=ending, dpi=_DPI, metadata=metadata)
+        return picture.getvalue()
+
+
+def draw_losses(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], *, title: str) -> Plot:
+    """Draw the loss of each step, its mean over some steps, evaluations, and a line wherever the depth grows.
+
+    Args:
+        steps: rows with ``step``, ``loss`` and ``depth``.
+        evaluations: rows with ``step`` and ``loss``.
+        title: of the picture.
+
+    Raises:
+        RingTuneError: matplotlib is not installed.
+        UsageError: there is no step yet.
+    """
+    try:
+        figure = importlib.import_module("matplotlib.figure").Figure(figsize=_INCHES, layout="constrained")
+    except ModuleNotFoundError as error:
+        raise RingTuneError("plot() needs the package 'matplotlib'; pip install matplotlib") from error
+    shown = [row for row in steps if row["loss"] is not None]
+    if not shown:
+        raise UsageError("there is nothing to plot: the run has no step yet")
+    plot = figure.subplots()
+    numbers, losses = [row["step"] for row in shown], [row["loss"] for row in shown]
+    plot.plot(numbers, losses, color="tab:blue", alpha=0.35, linewidth=1.0, label="loss of a step")
+    plot.plot(numbers, smoothed(losses), color="tab:blue", label=f"mean of the last {_SMOOTHED} steps")
+    if evaluations:
+        plot.plot(
+            [row["step"] for row in evaluations], [row["loss"] for row in evaluations], "o", color="tab:red",
+            label="evaluation",
+        )  # fmt: skip
+    for step, depth in unfreezings(shown):
+        plot.axvline(step, color="grey", linestyle=":", linewidth=1.0)
+        plot.annotate(f"depth {depth}", (step, 1.0), xycoords=("data", "axes fraction"), rotation=90, fontsize="small",
+                      va="top", ha="right", color="grey")  # fmt: skip
+    plot.set_title(title)
+    plot.set_xlabel("step")
+    plot.set_ylabel("loss")
+    plot.xaxis.set_major_locator(importlib.import_module("matplotlib.ticker").MaxNLocator(integer=True))
+    plot.legend()
+    return Plot(figure, _summary(title, shown, evaluations))
+
+
+def _summary(title: str, steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> str:
+    first, last = steps[0], steps[-1]
+    mean = smoothed([row["loss"] for row in steps])[-1]
+    lines = [
+        f"{title}: loss {first['loss']:.4f} at step {first['step']}, {last['loss']:.4f} at step {last['step']}, "
+        f"mean of the last {min(_SMOOTHED, len(steps))} steps {mean:.4f}"
+    ]
+    if evaluations:
+        told = [f"{row['loss']:.4f} at step {row['step']}" for row in evaluations]
+        best = min(range(len(told)), key=lambda at: float(evaluations[at]["loss"]))
+        more = f", the lowest {told[best]}" if best != len(told) - 1 else ""
+        lines.append(f"evaluation: loss {told[-1]}{more}")
+    if grown := unfreezings(steps):
+        lines.append("more blocks train: " + ", ".join(f"depth {depth} from step {step}" for step, depth in grown))
+    return "\n".join(lines)
+
+
+def unfreezings(steps: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """List (step, depth) of each step that trains more blocks than all before it; the first step is none."""
+    found: list[tuple[int, int]] = []
+    deepest = steps[0]["depth"] if steps else 0
+    for row in steps:
+        if row["depth"] > deepest:
+            deepest = row["depth"]
+            found.append((row["step"], deepest))
+    return found
+
+
+def smoothed(losses: Sequence[float]) -> list[float]:
+    """Return for each loss the mean of it and of those before it, ten at most."""
+    windows = [losses[max(0, index + 1 - _SMOOTHED) : index + 1] for index in range(len(losses))]
+    return [sum(window) / len(window) for window in windows]
+
+
+DONE, RUNNING, STOPPED = "done", "running", "stopped"
+_POLL_S: Final = 0.2
+_SHOWN: Final = (STEP_KIND, "evaluation", "unfreeze", "operations")
+_UNKNOWN_CODE: Final = 1
+
+
+@dataclass(slots=True)
+class Left:
+    """A run that may go on by itself.
+
+    Attributes:
+        folder: of the run.
+        insecure: whether its coordinator may be on another machine, without encryption.
+        process: that trains, where this one has started it.
+    """
+
+    folder: Path
+    insecure: bool = False
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The totals of a run that is done; empty before."""
+        path = self.folder / "report.json"
+        return read_run_file(path) if path.is_file() else {}
+
+    @property
+    def place(self) -> RunPlace:
+        """Where the run is driven.
+
+        Raises:
+            UsageError: the folder does not tell.
+        """
+        place = read_place(self.folder)
+        if place is None:
+            raise UsageError(f"{self.folder} does not tell where its run is driven; it has not begun, or is old")
+        return place
+
+    @property
+    def has_place(self) -> bool:
+        """Whether the folder tells where the run is driven; one of 0.1 does not."""
+        return (self.folder / PLACE).is_file()
+
+
+def state_of(run: Left) -> str:
+    """Tell whether a run is ``running``, ``done`` or ``stopped``.
+
+    Raises:
+        RingTuneError: its coordinator can't be asked.
+    """
+    if not run.has_place:
+        return DONE if run.report else STOPPED
+    place = run.place
+    if _is_done(run, place):
+        return DONE
+    if place.is_local and not is_running(place.pid):
+        return STOPPED
+    with _connected(run, place) as client:
+        if client is None:
+            return STOPPED
+        status = client.status().run
+        return RUNNING if status.run_id == place.run_id and not status.is_over else STOPPED
+
+
+def follow(run: Left, *, progress: bool) -> None:
+    """Wait for the end of a run, and show what it does.
+
+    Raises:
+        RingTuneError: whatever it ended with.
+    """
+    if not run.has_place and run.report:
+        return
+    place = run.place
+    if _is_done(run, place):
+        return
+    with choose_progress(progress) as shown:
+        if place.is_local:
+            _follow_process(run, place, shown)
+        else:
+            _follow_kept(run, place, shown)
+
+
+def stop(run: Left, *, now: bool, wait_s: float) -> None:
+    """Stop a run, and wait until its files are written.
+
+    Raises:
+        UsageError: it is not under way.
+        DeadlineError: it goes on for longer than ``wait_s`` seconds.
+    """
+    place, deadline_s = run.place, time.monotonic() + wait_s
+    with _connected(run, place) as client:
+        if client is None:
+            raise UsageError(f"the run in {run.folder} is not under way")
+        stop_run(client, place.run_id, now=now, wait_s=wait_s)
+        if not place.is_local:
+            fetch_run(client, kept_record(client, place.run_id), run.folder, replace=True)
+            return
+    while place.pid != os.getpid() and _code_of(run, place) is None:
+        if time.monotonic() >= deadline_s:
+            raise DeadlineError(f"process {place.pid} of the run in {run.folder} has not ended within {wait_s:g} s")
+        time.sleep(_POLL_S)
+
+
+def _is_done(run: Left, place: RunPlace) -> bool:
+    """Whether the report in the folder is that of the run; one of an earlier part of it is another's."""
+    return run.report.get("run_id") == place.run_id
+
+
+def _follow_process(run: Left, place: RunPlace, shown: Progress) -> None:
+    """Show what a local run adds to its metrics, until its process has ended."""
+    plan = Plan.from_json(read_run_file(run.folder / "plan.json"))
+    shown.plan(plan, {})
+    num_shown, code = 0, None
+    while code is None:
+        code = _code_of(run, place)
+        lines = read_metrics(run.folder)
+        for line in lines[num_shown:]:
+            if line.get("kind") in _SHOWN:
+                show_step(shown, {"num_steps": plan.course.num_steps, "kind": STEP_KIND, **line})
+        num_shown = len(lines)
+        if code is None:
+            time.sleep(_POLL_S)
+    if not _is_done(run, place):
+        raise ended_error(code or _UNKNOWN_CODE, run.folder / LOG)
+    shown.report(run.report)
+
+
+def _code_of(run: Left, place: RunPlace) -> int | None:
+    """Exit code of a local run's process; None while it runs. Of a process that is not ours it is not known."""
+    if run.process is not None:
+        return run.process.poll()
+    return None if is_running(place.pid) else _UNKNOWN_CODE
+
+
+def _follow_kept(run: Left, place: RunPlace, shown: Progress) -> None:
+    with _connected(run, place) as client:
+        if client is None:
+            raise ConnectionFailedError(
+                f"coordinator {place.coordinator} does not answer; its run may go on: wait again"
+            )
+        run_id = last_of({record.run_id: record for record in client.runs()}, place.run_id)
+        outcome = show_events(client, run_id, follow=True, progress=shown)
+        fetch_run(client, kept_record(client, run_id), run.folder, replace=True)
+    if outcome is not None:
+        outcome.require_end()
+
+
+@contextmanager
+def _connected(run: Left, place: RunPlace) -> Iterator[Connection | None]:
+    """Connect to the coordinator of a run; None if a local one has ended."""
+    with speaking_as(None if place.is_local else speaker()):
+        try:
+            client = Connection(place.coordinator, insecure=None if place.is_local else run.insecure)
+        except ConnectionFailedError:
+            if not place.is_local:
+                raise
+            yield None
+            return
+        with client:
+            yield client
+
+
+def evaluate(
+    run: RunLike,
+    data: str | PathLike[str] | None = None,
+    *,
+    coordinator: str = "",
+    model: str | PathLike[str] | None = None,
+    columns: Mapping[str, str] | None = None,
+    missing: str = "",
+    user: str = "",
+    join_s: float = 60.0,
+    insecure: bool = False,
+) -> dict[str, Any]:
+    """Evaluate the adapter or model of a run as ``ringtune eval`` does.
+
+    Args:
+        run: a run, or its folder.
+        data: rows; they stay on this machine. None = the job's ``data.eval``, or with a coordinator what its nodes
+            have for evaluation.
+        coordinator: evaluate on the nodes of this one, ``host:port``; empty = in one process on this machine.
+        model: folder of the base model on this machine; None = the job's ``model.path``.
+        columns: names of columns by key of ``[data]``, where the file has others than the job.
+        missing: ``skip`` leaves rows with an empty cell out, ``error`` refuses them; empty = as the job has it.
+        user: whose adapters, where each user has their own.
+        join_s: how long the process that is started here may take to join, in seconds.
+        insecure: whether the coordinator may be on another machine, without encryption.
+
+    Returns:
+        ``count``, ``loss``, ``accuracy`` and whatever else the task counts.
+
+    Raises:
+        RingTuneError: whatever it failed with.
+    """
+    from coordinator.api.evaluation import evaluate_alone, evaluate_on_ring, rows_to_evaluate
+    from coordinator.api.user_adapters import adapter_of, require_user
+    from coordinator.client.saved_run import read_run, with_data
+    from coordinator.screen.progress import Progress
+
+    with python_words():
+        saved = with_data(read_run(folder_of(run)), columns or {}, missing)
+        require_user(saved, user)
+        given = Path(data) if data is not None else None
+        rows = rows_to_evaluate(given, saved.job.data, on_ring=bool(coordinator))
+    base = Path(model) if model is not None else None
+    with python_words(), speaking_as(speaker() if coordinator else None), adapter_of(saved, user) as chosen:
+        if not coordinator:
+            return evaluate_alone(chosen, rows or Path(), progress=Progress(), join_s=join_s, model=base)
+        return evaluate_on_ring(
+            chosen, rows, coordinator, progress=Progress(), join_s=join_s, model=base, insecure=insecure
+        )
+
 
 _PLAN, _JOB = "plan.json", "job.toml"
 STOP_S: Final = 300.0
@@ -60,7 +418,7 @@ class Run:
         Raises:
             InvalidInputError: there is no plan yet.
         """
-        return Plan.from_json(read_json(self._needed(_PLAN)))
+        return Plan.from_json(read_run_file(self._needed(_PLAN)))
 
     @property
     def report(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``ringtune.what_if``: what a faster board, a slower link or another batch would change; nothing is run."""
+"""``ringtune.what_if``: the effect of a faster board, a slower link or another batch; nothing is run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,66 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from coordinator.api.folders import RunLike, folder_of
-from coordinator.api.jobs import JobLike, read_job
-from coordinator.api.table import Table
-from coordinator.screen.what_if.what_if_text import comparison_json, comparison_lines, sweep_rows
-from coordinator.what_if.asking import make_question
-from coordinator.what_if.what_if import PredictedPlan, WhatIf
+from coordinator.api.arguments import JobLike, RunLike, folder_of, read_job
+from coordinator.api.output import Table
+from coordinator.api.prediction_inputs import read_inputs, read_recorded
+from coordinator.api.prediction_text import comparison_json, comparison_lines, sweep_rows
+from coordinator.planner.what_if import PredictedPlan, WhatIf, job_differences
 from ringtune.errors import UsageError
+from ringtune.job.job import Job
+
+
+class Asked(NamedTuple):
+    """A question, and how the job that is planned anew differs from that of the run: key -> both values."""
+
+    question: WhatIf
+    job_changed: dict[str, tuple[str, str]]
+
+
+def make_question(
+    plan: Path,
+    profile: Path | None,
+    *,
+    changes: Sequence[str],
+    drop: Sequence[str],
+    add: Sequence[tuple[str, str]],
+    job: Job | None,
+    trace: Path | None,
+    seed: int,
+) -> Asked:
+    """Read a plan with its profile, and make the question; it is checked.
+
+    Args:
+        plan: ``plan.json``, or a run's folder.
+        profile: ``profile.json``; None = that of the run.
+        changes: ``KEY=VALUE``.
+        drop: nodes that leave.
+        add: (name, like) of nodes that join.
+        job: plan anew for it; None = keep the plan.
+        trace: of a recorded run whose times count; None = those of the profile.
+        seed: of draws from recorded times.
+
+    Raises:
+        RingTuneError: something can't be read, or a change makes no sense.
+    """
+    given = read_inputs(plan, profile)
+    question = WhatIf(
+        plan=given.plan,
+        profile=given.profile,
+        optimizer=given.optimizer,
+        dtype=given.dtype,
+        shape=given.shape,
+        changes=tuple(changes),
+        drop=tuple(drop),
+        add=tuple(add),
+        job=job,
+        move_s=given.move_s,
+        recorded=read_recorded(trace, given.plan, seed=seed) if trace else None,
+    )
+    question.check([()])
+    return Asked(question, job_differences(given.job, job) if given.job and job else {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -96,7 +147,7 @@ def what_if(
 
 
 def _cells(question: WhatIf, before: PredictedPlan, sweep: Mapping[str, Sequence[object] | str], jobs: int) -> Table:
-    from sim.what_ifs.sweep import check_workers, each_cell, grid, parse_axis
+    from sim.sweep import check_workers, each_cell, grid, parse_axis
 
     axes = [
         parse_axis(f"{key}={values if isinstance(values, str) else ','.join(map(str, values))}")

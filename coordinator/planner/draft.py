@@ -1,20 +1,48 @@
-"""A draft is what the planner has to place: a course whose blocks have no hosts yet."""
+"""A draft: the course that a job and its nodes agree on before its blocks have hosts.
+
+How the frozen weights of a run are held: the job's wish, what the nodes can do, and what fits.
+
+``auto`` rounds no more than it has to: float32 where a plan fits, else bfloat16, else int8. Products are computed in
+bfloat16 only where every node that takes part does so fast, whoever hosts what in the end.
+
+The order of the owners' turns: from a start on, always the best link to an owner that has not had its turn.
+
+The start is the owner from which a round of hand-overs, the way back to it included, takes least. Without links the
+owners begin in the order of their names.
+
+Source: RingAda, section III-B.3 (the next initiator is the one with the best link).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from ringtune.schedule.course import Course
-from ringtune.schedule.helped import helped
-from ringtune.schedule.helping.offload import IN_STEP, Manner, Offload
+from ringtune.config.sections import AUTO as SECTIONS_AUTO
+from ringtune.config.sections import NEXT
+from ringtune.costs.activation_costs import job_velora, proposed_velora
+from ringtune.costs.profile import ModelFacts, NodeFacts
+from ringtune.errors import CapacityError, DataError, JobError, ModelError, PlanError
+from ringtune.job.job import Job, kinds_of
+from ringtune.models.adapter_support import may_trim
+from ringtune.models.families import family_named
+from ringtune.models.family import NAMED_TASKS, TAGGING
+from ringtune.schedule.course import IN_STEP, Course, FrozenWeights, Manner, Offload, dtype_of, name_of
+from ringtune.schedule.methods.hift import DISK
+from ringtune.schedule.migration import why_it_stays
 from ringtune.schedule.placement import CREDITS, Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saving import Velora
-from ringtune.schedule.slice_policy import NONE, RECOMPUTE
-from ringtune.schedule.turns.versions import may_be_stale
+from ringtune.schedule.run_shape import Owner, users_text
+from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
+from ringtune.schedule.versions import ever_trained, may_be_stale
+from ringtune.storage.strict import nearest
+from ringtune.techniques.activation_checkpointing import AUTO, BOTH, NONE, RECOMPUTE, SlicePolicy
+from ringtune.techniques.frozen_weights import frozen_choices
+from ringtune.techniques.full_parameters import check_warmup
+from ringtune.techniques.offload import helped, users_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,3 +148,313 @@ def drafts_of(part: Plan) -> tuple[Draft, ...]:
         copies=placement.copies,
     )
     return (draft, dataclasses.replace(draft, activations=RECOMPUTE)) if placement.recompute else (draft,)
+
+
+def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:
+    """Give a draft the policy of its job for activations.
+
+    With ``velora`` and ``both`` the course has VeLoRA in every block that may train; with ``auto`` the draft says how
+    slices may have it, which is never beside operations. An evaluation keeps nothing.
+
+    Raises:
+        JobError: VeLoRA's layers do not train in this model, or have fewer inputs than parts.
+    """
+    activations, course = job.memory.activations, draft.course
+    velora = job_velora(job.velora, job.adapter.config, course, model)
+    if activations == NONE or not course.num_steps:
+        return draft
+    draft = dataclasses.replace(draft, activations=activations)
+    if activations == AUTO:
+        if job.operations.is_any:
+            return draft
+        proposed = velora or proposed_velora(job.adapter.config, course, model)
+        return dataclasses.replace(draft, velora=proposed, may_project=velora is not None)
+    return dataclasses.replace(draft, course=dataclasses.replace(course, velora=velora))
+
+
+def check_given_activations(job: Job, plan: Plan, model: ModelFacts) -> None:
+    """Refuse a given plan whose slices save activations in another way than the job says.
+
+    With ``auto`` they may run any blocks again, and have VeLoRA where the job allows it.
+
+    Raises:
+        PlanError: names the key, and what plan and job say.
+        JobError: the job's VeLoRA does not fit the model.
+    """
+    activations, course = job.memory.activations, plan.course
+    anew = "change it, or plan anew with 'ringtune plan JOB --save FILE'"
+    wanted = job_velora(job.velora, job.adapter.config, course, model)
+    if activations == AUTO and course.velora is not None and wanted is not None:
+        wanted = dataclasses.replace(wanted, blocks=course.velora.blocks)
+    if course.velora != wanted and not (activations == AUTO and course.velora is None):
+        has = "other settings of VeLoRA" if course.velora and wanted else "VeLoRA" if course.velora else "no VeLoRA"
+        raise PlanError(f"the plan has {has}, the job says memory.activations = {activations!r} with [velora]; {anew}")
+    for piece in plan.placement.hosts if activations != AUTO and course.num_steps else ():
+        has = SlicePolicy.of(plan, piece.start, piece.stop).name
+        lowest = ever_trained(course).lowest
+        if piece.stop > lowest and (has in (RECOMPUTE, BOTH)) != (activations in (RECOMPUTE, BOTH)):
+            raise PlanError(
+                f"the plan has the policy {has!r} for activations at node {piece.node}, the job says "
+                f"memory.activations = {activations!r}; {anew}"
+            )
+
+
+T = TypeVar("T")
+
+
+def frozen_of(job: Job, nodes: Iterable[NodeFacts]) -> tuple[FrozenWeights | None, ...]:
+    """The ways of holding frozen weights to be tried on these nodes, in order; None is float32."""
+    is_native = all(node.fast_bfloat16 for node in nodes)
+    return frozen_choices(job, is_native=is_native)
+
+
+def with_frozen(draft: Draft, frozen: FrozenWeights | None) -> Draft:
+    """Copy a draft with its frozen weights held so."""
+    return dataclasses.replace(draft, course=dataclasses.replace(draft.course, frozen=frozen))
+
+
+def as_timed(job: Job, draft: Draft, nodes: Sequence[NodeFacts]) -> Draft:
+    """Copy a draft with its frozen weights held as when the nodes were timed, if its job allows that."""
+    known = {name_of(frozen): frozen for frozen in frozen_of(job, nodes)}
+    timed = next((node.shape.frozen for node in nodes if node.shape.is_measured), "")
+    return with_frozen(draft, known[timed]) if timed in known else draft
+
+
+def timed_otherwise(course: Course, nodes: Iterable[NodeFacts]) -> str:
+    """Say that nodes were timed with frozen weights held in another way; empty if they were not."""
+    timed = {node.shape.frozen for node in nodes if node.shape.is_measured} - {name_of(course.frozen)}
+    if not timed:
+        return ""
+    return (
+        f"the nodes were timed with frozen weights in {' and '.join(sorted(timed))}, the plan has them in "
+        f"{name_of(course.frozen)}: predicted times are rough"
+    )
+
+
+def first_that_fits(
+    choices: Sequence[FrozenWeights | None], place: Callable[[FrozenWeights | None], T]
+) -> tuple[T, tuple[tuple[str, str], ...]]:
+    """Take the first way of holding frozen weights with which a run can be placed.
+
+    Args:
+        choices: in the order of preference.
+        place: makes the plan for one of them.
+
+    Returns:
+        The plan, and for each way before it its name and what is too large.
+
+    Raises:
+        CapacityError: it can be placed with none of them; the message is that of the last.
+    """
+    too_large: list[tuple[str, str]] = []
+    for frozen in choices[:-1]:
+        try:
+            return place(frozen), tuple(too_large)
+        except CapacityError as error:
+            too_large.append((name_of(frozen), str(error).partition(";")[0]))
+    return place(choices[-1]), tuple(too_large)
+
+
+def check_given_frozen(job: Job, course: Course) -> None:
+    """Refuse a given plan whose frozen weights are held in another type than the job asks for.
+
+    How they are multiplied is the plan's matter: every node can do both.
+
+    Raises:
+        PlanError: names both types.
+    """
+    has = dtype_of(course.frozen)
+    if job.runtime.frozen not in (SECTIONS_AUTO, has):
+        raise PlanError(
+            f"the plan has frozen = {has}, the job says {job.runtime.frozen} (runtime.frozen); change it, or plan anew "
+            "with 'ringtune plan JOB --save FILE'"
+        )
+
+
+def frozen_line(frozen: FrozenWeights | None) -> str:
+    """Say how frozen weights are held, if not as computed."""
+    if frozen is None:
+        return ""
+    how = "multiplied in bfloat16" if frozen.native else "widened to float32 a matrix at a time"
+    scale = ", a scale for each row" if frozen.dtype == "int8" else ""
+    return f"frozen weights in {frozen.dtype}{scale}, {how}"
+
+
+def reason_line(frozen: FrozenWeights | None, too_large: Sequence[tuple[str, str]] | None) -> str:
+    """Say why ``auto`` took a type: what the types before it lacked. Empty where there was nothing to choose."""
+    if too_large is None:
+        return ""
+    why = "; ".join(f"in {name} {lacking}" for name, lacking in too_large) or "they fit unrounded"
+    return f"  frozen weights in {name_of(frozen)}: {why}"
+
+
+def initiator_order(owners: Sequence[str], hand_over_s: Callable[[str, str], float] | None) -> tuple[str, ...]:
+    """Sort the owners in the order of their turns; with fewer than three owners, or without links, by name.
+
+    Args:
+        owners: names, any order.
+        hand_over_s: (from, to) -> seconds that the head takes; None if links take no time.
+    """
+    names = sorted(owners)
+    if hand_over_s is None or len(names) < 3:
+        return tuple(names)
+    tours = [_tour(start, names, hand_over_s) for start in names]
+    return min(tours, key=lambda tour: (_length_s(tour, hand_over_s), tour))
+
+
+def _tour(start: str, names: Sequence[str], hand_over_s: Callable[[str, str], float]) -> tuple[str, ...]:
+    tour, left = [start], set(names) - {start}
+    while left:
+        last = tour[-1]
+        best = min(left, key=lambda name: (hand_over_s(last, name), name))
+        tour.append(best)
+        left.remove(best)
+    return tuple(tour)
+
+
+def _length_s(tour: Sequence[str], hand_over_s: Callable[[str, str], float]) -> float:
+    return sum(hand_over_s(tour[index - 1], tour[index]) for index in range(len(tour)))
+
+
+def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
+    """Return the model that all nodes have.
+
+    Raises:
+        ModelError: two nodes have different ones.
+    """
+    first = nodes[0]
+    for node in nodes[1:]:
+        if node.model.digest != first.model.digest:
+            raise ModelError(
+                f"nodes {first.node} and {node.node} have different models ({first.model.digest[:12]}… and "
+                f"{node.model.digest[:12]}…); copy the same folder to both"
+            )
+    return first.model
+
+
+def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
+    """Sort the class names of a run: the job's ``data.labels``, or the union of the owners' names.
+
+    A task without classes has none.
+
+    Raises:
+        DataError: fewer than two names, or a node has rows of a class outside them.
+    """
+    if job.model.task not in NAMED_TASKS:
+        return ()
+    labels = tuple(sorted(job.data.labels or {label for node in nodes for label in node.labels}))
+    name, key = ("tag", "data.tags") if job.model.task == TAGGING else ("class", "data.label")
+    if len(labels) < 2:
+        names = "tags" if name == "tag" else "classes"
+        raise DataError(f"the owners' data has the {names} {list(labels)}, a classifier needs two; check {key}")
+    for node in nodes:
+        for kind, found in (("training", node.labels), ("evaluation", node.eval_labels)):
+            outside = sorted(set(found) - set(labels))
+            if outside:
+                names = "rows of class" if name == "class" else "words of tag"
+                raise DataError(
+                    f"node {node.node} has {kind} {names} {outside[0]!r}, those of this run are {', '.join(labels)}; "
+                    "add it to data.labels or remove the rows"
+                )
+    return labels
+
+
+def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
+    """Make the course of a job on these nodes; the private blocks, which every owner runs itself, never train."""
+    owners = tuple(_owner(job, node) for node in nodes if node.train_rows)
+    if not owners:
+        raise DataError("no node has training rows; give at least one its file with --data")
+    train, private_blocks, family = job.train, job.privacy.private_blocks, family_named(model.model_type)
+    configs = (job.adapter.config, *job.offload.chosen_adapters.values())
+    course = Course(
+        method=job.method,
+        num_blocks=model.num_blocks,
+        owners=owners,
+        num_steps=train.num_steps([owner.train_rows for owner in owners]),
+        local_iterations=train.local_iterations,
+        batch_size=train.batch_size,
+        microbatches=train.microbatches,
+        max_length=model.fixed_tokens or train.max_length,
+        hidden_size=model.hidden_size,
+        eval_every=train.eval_every,
+        checkpoint_every=train.checkpoint_every,
+        wire_dtype=job.wire.dtype,
+        labels=agreed_labels(job, nodes),
+        seed=train.seed,
+        turns=train.turns,
+        frozen_blocks=private_blocks,
+        frozen=frozen_of(job, nodes)[0],
+        head_tokens=family.head_tokens(job.model.task),
+        trims=bool(family.head_tokens(job.model.task)) and may_trim(family, configs, dropout=train.dropout),
+    )
+    if course.num_steps:
+        check_warmup(train, course.num_steps, course.method.rate_at(course, course.num_steps - 1)[1])
+    kinds_of(job, users_of(course))  # refuses an adapter of a user who is none of the run
+    draft = Draft(
+        course=course,
+        private_blocks=private_blocks,
+        state_on_disk=_state_on_disk(job),
+        copies=job.recovery.copies == NEXT and not why_it_stays(course, ()),
+        helper_of=named_helpers(job, nodes),
+        manner=job.offload.manner,
+    )
+    return with_activations(job, draft, model)
+
+
+def _owner(job: Job, node: NodeFacts) -> Owner:
+    if job.data.user and not node.users:
+        raise DataError(
+            f"the job says data.user = {job.data.user!r}, and nothing is known of the users of node {node.node}; "
+            "measure anew with this job"
+        )
+    users = node.users if job.data.user else ()
+    return Owner(node=node.node, train_rows=node.train_rows, eval_rows=node.eval_rows, users=users)
+
+
+def check_same_users(owner: Owner, facts: NodeFacts, before: str, advice: str) -> None:
+    """Refuse an owner whose rows are of other users than a plan says.
+
+    Args:
+        owner: of the plan.
+        facts: of the node, as it is now.
+        before: what comes before the plan's users in the message.
+        advice: what can be done.
+
+    Raises:
+        DataError: names the node, and both.
+    """
+    if owner.users and facts.users != owner.users:
+        raise DataError(
+            f"node {owner.node} has rows of {users_text(facts.users, but=owner.users)}, {before} "
+            f"{users_text(owner.users, but=facts.users)}; {advice}"
+        )
+
+
+def named_helpers(job: Job, nodes: Sequence[NodeFacts]) -> Mapping[str, str]:
+    """The helper of each host that a job names.
+
+    Raises:
+        JobError: a name is that of no node; names the nearest.
+    """
+    known = [node.node for node in nodes]
+    for host, helper in job.offload.helpers.items():
+        for name in (host, helper):
+            if name not in known:
+                advice = nearest(name, known)
+                raise JobError(f"offload.mode.{host} = {helper!r}: no node of this run has the name {name!r}; {advice}")
+    return job.offload.helpers
+
+
+def as_job_says(job: Job, draft: Draft, model: ModelFacts, nodes: Sequence[NodeFacts]) -> Draft:
+    """Copy a draft with what another job says of method, frozen weights, activations and optimizer state."""
+    ways = frozen_of(job, nodes)
+    frozen = draft.course.frozen if draft.course.frozen in ways else ways[0]
+    course = dataclasses.replace(draft.course, method=job.method, frozen=frozen, velora=None)
+    bare = dataclasses.replace(
+        draft, course=course, state_on_disk=_state_on_disk(job), activations=NONE, velora=None, may_project=False
+    )
+    return with_activations(job, bare, model)
+
+
+def _state_on_disk(job: Job) -> bool:
+    return job.hift is not None and job.hift.state == DISK

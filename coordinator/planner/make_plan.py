@@ -1,6 +1,6 @@
-"""Make a plan from a job and from what nodes said of themselves.
+"""Make a plan from a job and the facts of its nodes, or refuse with the node, the bytes it lacks and a remedy.
 
-``coordinator.planner`` decides ring order, slices, who is left out and in which order the owners begin, so that the
+The planner decides ring order, slices, who is left out and in which order the owners begin, so that the
 whole job takes the least predicted time within every node's memory. Here the job's rules are agreed on (model,
 labels, rows), and a plan that was made before is checked against the nodes as they are now.
 
@@ -10,46 +10,273 @@ Source: RingAda, section III-B.1 (initialisation; the paper leaves the policy op
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from coordinator.planner.alternatives import free_microbatches
-from coordinator.planner.choose import Candidate, Choice, Settled, choose_plan, judged_again, plan_of
-from coordinator.planner.copies import with_copies
-from coordinator.planner.draft import Draft
-from coordinator.planner.drafting.initiators import initiator_order
-from coordinator.planner.drafting.job_draft import agreed_model, as_job_says, check_same_users, job_draft
-from coordinator.planner.drafting.operations import settled, with_operations
-from coordinator.planner.effort import Effort
-from coordinator.planner.even import as_alike
-from coordinator.planner.fitting.frozen import as_timed, first_that_fits, frozen_of, with_frozen
-from coordinator.planner.fitting.helpers import unhelped_note
-from coordinator.planner.fitting.memory_caps import MemoryCaps
-from coordinator.planner.fitting.remedies import memory_remedy
-from coordinator.planner.following import with_phases
-from coordinator.planner.helping.helper_choice import with_helpers
-from coordinator.planner.planned import Planned
-from coordinator.planner.predict.ring_costs import RingCosts
-from coordinator.planner.prefix_cache import with_prefix_cache
-from coordinator.planner.refusals import disk_refusal, helper_refusal, nothing_fits, refusal, refuse_full_shared_disks
-from coordinator.planner.replicating.choice import choose_replicas
-from ringtune.costs.blobs import check_blobs, check_parcels
-from ringtune.costs.disk import DiskNeeds
-from ringtune.costs.equal_copies import refuse_unlike_copies
-from ringtune.costs.facts.model_facts import model_facts
-from ringtune.costs.measured.measuring import job_shape
-from ringtune.costs.measured.profile_match import check_profile
-from ringtune.costs.memory.moves import fullest, refuse_full_moves
-from ringtune.costs.memory.sizes import Sizes
-from ringtune.costs.memory.terms import MemoryEstimate
+from coordinator.planner.draft import (
+    Draft,
+    agreed_model,
+    as_job_says,
+    as_timed,
+    check_same_users,
+    first_that_fits,
+    frozen_of,
+    initiator_order,
+    job_draft,
+    with_frozen,
+)
+from coordinator.planner.helpers import unhelped_note, with_helpers
+from coordinator.planner.limits import Effort, free_microbatches
+from coordinator.planner.memory import MemoryCaps
+from coordinator.planner.operations import settled, with_operations
+from coordinator.planner.phases import PhasesReason, choose_phases
+from coordinator.planner.planned import Planned, with_copies, with_prefix_cache
+from coordinator.planner.replicas import choose_replicas
+from coordinator.planner.ring_costs import RingCosts
+from coordinator.planner.search import (
+    Candidate,
+    Choice,
+    Settled,
+    as_alike,
+    block_s,
+    choose_plan,
+    judged_again,
+    plan_of,
+    split_blocks,
+)
+from ringtune.config.sections import NEVER
+from ringtune.costs.action_costs import CourseCosts
+from ringtune.costs.links import check_blobs, check_parcels
+from ringtune.costs.measurement import check_profile, job_shape, refuse_unlike_copies
+from ringtune.costs.memory_estimate import DiskNeeds, fullest, refuse_full_moves
+from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.memory_terms import MemoryEstimate
+from ringtune.costs.model_facts import model_facts
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
-from ringtune.costs.times.seconds import CourseCosts
-from ringtune.errors import DataError, JobError, ModelError, PeerLostError, PlanError
-from ringtune.jobs.job import Job
-from ringtune.jobs.parts.placement import NEVER
-from ringtune.schedule.course import Course
-from ringtune.schedule.frozen_weights import FrozenWeights
+from ringtune.errors import (
+    CapacityError,
+    DataError,
+    DeadlineError,
+    JobError,
+    ModelError,
+    PeerLostError,
+    PlanError,
+    StorageError,
+)
+from ringtune.job.job import Job
+from ringtune.quantities import format_bytes
+from ringtune.schedule.course import AS_COMPUTED, Course, FrozenWeights
+from ringtune.schedule.methods.hift import DISK, MEMORY
 from ringtune.schedule.plan import Plan
+from ringtune.techniques.activation_checkpointing import AUTO, NONE, VELORA
+from ringtune.techniques.frozen_weights import why_not_small
+
+
+def refusal(
+    caps: MemoryCaps,
+    node: str,
+    start: int,
+    stop: int,
+    more: str = "",
+    *,
+    needs: MemoryEstimate | None = None,
+    remedy: str = "",
+) -> CapacityError:
+    """Make the error that ``node`` can't host ``[start, stop)``; it names the bytes needed and the bytes there are.
+
+    Without ``needs`` the least is named: one host above, or none at the top. A ``remedy`` comes before the usual ones.
+    """
+    has, is_top = caps.facts[node].memory_bytes, stop == caps.draft.course.head
+    needs = needs or caps.estimate_of(node, start, stop, 0 if is_top else 1)
+    usual = "lower train.batch_size or train.max_length, or add a node" if stop > start else _owner_remedy(caps)
+    return CapacityError(
+        f"node {node} needs {needs} {_hosting(start, stop)} but has {format_bytes(has)}{more}; {remedy}{usual}"
+    )
+
+
+def helper_refusal(plan: Plan, node: NodeFacts, needs: MemoryEstimate) -> CapacityError:
+    """Make the error that a node has no room for the adapters that it fits beside what else it does."""
+    helps = plan.placement.joined_helpers(node.node)
+    whose = ", ".join(f"{plan.placement.host_of(one.start)}'s blocks {one.text}" for one in helps)
+    return CapacityError(
+        f"node {node.node} needs {needs} to fit the adapters of {whose} but has {format_bytes(node.memory_bytes)}; let "
+        "another node help (offload.mode), lower train.batch_size, or raise train.microbatches"
+    )
+
+
+def _owner_remedy(caps: MemoryCaps) -> str:
+    """Say what helps an owner without room for embedding and head, which no other node can host for it."""
+    lower = "lower train.batch_size or train.max_length, or let a node with more memory own its rows"
+    if caps.draft.course.method.full_parameters:
+        keeps = f"; train.optimizer = 'adafactor' or 'sgd' keeps less than {caps.optimizer!r}"
+        return lower if caps.optimizer in _SMALL_STATE else lower + keeps
+    return lower if caps.draft.course.frozen else f"{lower}; runtime.frozen = 'auto' holds frozen weights smaller"
+
+
+def _hosting(start: int, stop: int) -> str:
+    return f"for blocks [{start}, {stop})" if stop > start else "for embedding and head"
+
+
+_SMALL_STATE = ("adafactor", "sgd")
+_MORE_ROOM = "make room, or start it with --state on another disk"
+
+
+def disk_refusal(node: NodeFacts, start: int, stop: int, needs: DiskNeeds) -> StorageError:
+    """Make the error that the disk of ``node`` has no room to host ``[start, stop)``; it names both numbers."""
+    state, checkpoints, merged, cache = needs
+    parts = [f"{format_bytes(state)} of optimizer state"] if state else []
+    parts += [f"{format_bytes(checkpoints)} of checkpoints"] if checkpoints else []
+    parts += [f"{format_bytes(merged)} of merged adapters"] if merged else []
+    parts += [f"{format_bytes(cache)} of hidden states"] if cache else []
+    free_bytes = node.state_free_bytes or 0
+    less = _less(needs, free_bytes)
+    return StorageError(
+        f"node {node.node} needs {format_bytes(needs.total_bytes)} in its folder for state {_hosting(start, stop)} "
+        f"({' and '.join(parts)}) but {format_bytes(free_bytes)} are free there; {', or '.join([_MORE_ROOM, *less])}"
+    )
+
+
+def _less(needs: DiskNeeds, free_bytes: int) -> list[str]:
+    """Say which of the needs would have to go, each where the others alone fit."""
+    whole, less = needs.total_bytes, []
+    if needs.state_bytes and whole - needs.state_bytes <= free_bytes:
+        less.append("set hift.state = 'memory'")
+    if needs.checkpoint_bytes and whole - needs.checkpoint_bytes <= free_bytes:
+        less.append("set train.checkpoint_every = 0")
+    if needs.merged_bytes and whole - needs.merged_bytes <= free_bytes:
+        less.append("set offload.merged = false, with which offload.users can't be 'collaboration'")
+    if needs.cache_bytes and whole - needs.cache_bytes <= free_bytes:
+        less.append("lower cache.max_bytes")
+    return less
+
+
+def refuse_full_shared_disks(facts: Mapping[str, NodeFacts], needs: Mapping[str, DiskNeeds]) -> None:
+    """Refuse a plan whose nodes together need more room than there is on a disk that they share.
+
+    Raises:
+        StorageError: names the nodes and both numbers.
+    """
+    disks: dict[str, list[NodeFacts]] = {}
+    for name in needs:
+        if facts[name].state_disk and facts[name].state_free_bytes is not None:
+            disks.setdefault(facts[name].state_disk, []).append(facts[name])
+    for nodes in disks.values():
+        free_bytes = max(node.state_free_bytes or 0 for node in nodes)
+        total = DiskNeeds(*(sum(part) for part in zip(*(needs[node.node] for node in nodes), strict=True)))
+        if total.total_bytes > free_bytes:
+            raise StorageError(
+                f"nodes {', '.join(node.node for node in nodes)} share a disk and together need "
+                f"{format_bytes(total.total_bytes)} in their folders for state, but {format_bytes(free_bytes)} are "
+                f"free there; {', or '.join([_MORE_ROOM, *_less(total, free_bytes)])}"
+            )
+
+
+def nothing_fits(caps: MemoryCaps, nodes: Sequence[NodeFacts], remedy: str = "") -> CapacityError | StorageError:
+    """Make the error that no split fits; it names one node that lacks memory, or room on its disk.
+
+    The node is an owner without room for embedding and head. Else it is the first node without room for its slice in
+    the split by speed, or the node with most memory if the method runs all blocks on one. Nodes that may host none do
+    not count. A ``remedy`` comes before the usual ones.
+
+    Raises:
+        PlanError: every node can do its part; then a plan should have been found.
+    """
+    draft = caps.draft
+    start, stop = draft.private_blocks, draft.course.num_blocks
+    allowed = [node for node in nodes if draft.may_host(node.node, start, stop)]
+    over = " over the nodes with helpers" if len(allowed) < len(nodes) else ""
+    for owner in draft.course.owners:
+        if not caps.fits_empty(owner.node):
+            return _lacking(caps, owner.node, stop, stop, remedy=remedy)
+    if draft.course.method.max_hosts == 1:
+        roomiest = max(allowed, key=lambda node: node.memory_bytes)
+        more = ", and no other node with a helper has more" if over else ", and no other node has more"
+        return refusal(caps, roomiest.node, start, stop, more, remedy=remedy)
+    costs = [block_s(node) or 1.0 for node in allowed]
+    at = start
+    for node, count in zip(allowed, split_blocks(costs, start=start, stop=stop) or (), strict=False):
+        above = 0 if at + count == stop else 1
+        if count and caps.lacking(node.node, at, at + count, above):
+            others = f", and no other split of the blocks{over} fits" if len(nodes) > 1 else ""
+            return _lacking(caps, node.node, at, at + count, others, remedy=remedy)
+        at += count
+    raise PlanError("no split was found although one fits; please report it")
+
+
+def _lacking(
+    caps: MemoryCaps, node: str, start: int, stop: int, more: str = "", *, remedy: str
+) -> CapacityError | StorageError:
+    """Make the error of what a node lacks: room on its disk, or else memory."""
+    if caps.lacking_disk(node, start, stop):
+        return disk_refusal(caps.facts[node], start, stop, caps.disk_needs(node, start, stop))
+    return refusal(caps, node, start, stop, more, remedy=remedy)
+
+
+def memory_remedy(job: Job, planned: Callable[[Job], object]) -> str:
+    """List the settings of which each alone would let a job fit; empty where none would.
+
+    Args:
+        job: that does not fit.
+        planned: plans a job, or raises an error.
+    """
+    found = [key_value for key_value in _other_settings(job) if _fits(job, key_value, planned)]
+    words = [f"{key} = {value!r}" for key, value in found]
+    return f"{' or '.join(words)} would fit; or " if words else ""
+
+
+def _fits(job: Job, setting: tuple[str, Any], planned: Callable[[Job], object]) -> bool:
+    try:
+        planned(job.with_overrides(dict([setting])))
+    except (CapacityError, DeadlineError, JobError, PlanError, StorageError):
+        return False
+    return True
+
+
+def _other_settings(job: Job) -> Iterator[tuple[str, Any]]:
+    """Settings that take less memory than the job's, the mildest of each kind first."""
+    if job.memory.activations in (NONE, VELORA):
+        yield "memory.activations", AUTO
+    if job.runtime.frozen == AS_COMPUTED and not why_not_small(job):
+        yield "runtime.frozen", "bfloat16"
+    if job.runtime.frozen in (AS_COMPUTED, "bfloat16") and not why_not_small(job):
+        yield "runtime.frozen", "int8"
+    if job.hift is not None and job.hift.state == MEMORY:
+        yield "hift.state", DISK
+    if job.hift is not None and job.hift.group_size > 1:
+        yield "hift.group_size", 1
+
+
+def with_phases(job: Job, planned: Planned, effort: Effort, check: Callable[[Plan], Planned]) -> Planned:
+    """Give a run further placements where the job allows it and that is faster than to stay.
+
+    Args:
+        job: of the run.
+        planned: with one placement.
+        effort: how hard to look; without the simulator nothing is looked at.
+        check: refuses a plan that does not fit, and tells the memory of one that does.
+    """
+    if job.placement.follow == NEVER or not effort.judged_actions:
+        return planned
+    if planned.choice is None or planned.profile is None or all(link.is_assumed for link in planned.profile.links):
+        return planned
+    better, reason = choose_phases(
+        planned.plan,
+        planned.profile,
+        optimizer=job.train.optimizer,
+        dtype=job.model.dtype,
+        activations=job.memory.activations,
+        with_replicas=job.placement.replicas != NEVER,
+        clock=effort.clock(),
+    )
+    if better is None:
+        return dataclasses.replace(planned, phases=reason)
+    try:
+        memory = check(better).memory
+    except (CapacityError, StorageError) as error:
+        return dataclasses.replace(planned, phases=PhasesReason(why_not=str(error)))
+    return dataclasses.replace(planned, plan=better, memory=memory, phases=reason)
+
 
 _REMEDY_S = 5.0
 """Longest time to find out whether a plan that does not fit would fit if activations were saved, in seconds."""

@@ -1,21 +1,65 @@
-"""A plan as the planner hands it over: with the memory of its nodes, and with why it is as it is."""
+"""A plan with the memory of its nodes, its seconds, its copies and activation caches, and the reasons for it.
+
+Predict how long all steps of a planned job take, and say from what.
+
+With measured times it is the planner's own prediction. Without any it is a rough guess: the multiplications of a block
+at a rate that is assumed for every node, with messages that take no time. Such a guess orders magnitudes, no more.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
-from coordinator.planner.choose import Choice
-from coordinator.planner.explaining.cache import cache_price
-from coordinator.planner.explaining.helpers import HelpersReason
-from coordinator.planner.fitting.frozen import timed_otherwise
-from coordinator.planner.phases.reason import PhasesReason
-from coordinator.planner.replicating.reason import ReplicasReason
-from ringtune.costs.memory.terms import MemoryEstimate
-from ringtune.costs.profile import Profile
-from ringtune.quantities import format_seconds
+from coordinator.planner.draft import timed_otherwise
+from coordinator.planner.judge import plan_job_s, score_pass_s, score_passes
+from coordinator.planner.phases import PhasesReason
+from coordinator.planner.replicas import ReplicasReason
+from coordinator.planner.search import Choice
+from ringtune.config.sections import NEXT, NONE, SKIP_OWNER
+from ringtune.costs.memory_estimate import end_of_turn_bytes
+from ringtune.costs.memory_sizes import DTYPE_BYTES, Sizes
+from ringtune.costs.memory_terms import MemoryEstimate, Share
+from ringtune.costs.profile import ModelFacts, NodeFacts, Profile
+from ringtune.errors import CapacityError, PlanError, StorageError
+from ringtune.job.job import Job
+from ringtune.models.adapter_config import auxiliary_of, trains_own_weights
+from ringtune.quantities import format_bytes, format_seconds
+from ringtune.schedule.frozen_prefix import why_no_cache
+from ringtune.schedule.migration import why_it_stays
+from ringtune.schedule.placement import ROUNDED, PrefixCache
 from ringtune.schedule.plan import Plan
+from ringtune.techniques.activation_cache import ExpectedPrefixes, expect_prefixes
+from ringtune.techniques.offload_report import HelpersReason
+
+
+def cache_lines(plan: Plan) -> list[str]:
+    """Describe what hosts keep, and what that saves; nothing without a cache."""
+    return [] if plan.placement.cache is None else [_saving(plan, expect_prefixes(plan))]
+
+
+def _saving(plan: Plan, expected: ExpectedPrefixes) -> str:
+    course = plan.course
+    share = expected.blocks / max(1, expected.items * course.num_blocks)
+    hosts = ", ".join(sorted(expected.kept)) or "no host"
+    return (
+        f"hidden states of rows that come again are kept at {hosts}: {expected.entering:,} of {expected.items:,} "
+        f"batches enter where they were kept, which spares {share:.0%} of the forwards of blocks"
+    )
+
+
+def cache_price(plan: Plan) -> list[str]:
+    """Say what it means that hosts keep hidden states; nothing without a cache, and with one node."""
+    cache = plan.placement.cache
+    if cache is None or len(plan.nodes) == 1:
+        return []
+    rounds = "; bfloat16 rounds them, so that the result depends on what was kept" if cache.dtype == ROUNDED else ""
+    return [
+        "until the run ends hosts keep hidden states of others' rows on their disks (cache.prefix = 'auto'), from "
+        f"which much of the rows can be told{rounds}"
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,3 +122,226 @@ def cut_note(seconds: float) -> str:
         f"planning was cut after {seconds:g} s (runtime.plan_s): this is the best plan found so far; with more time "
         "or on another machine it may be another one"
     )
+
+
+ASSUMED_FLOP_PER_S: Final = 20e9
+"""Assumed of a node that was never measured; not a measurement."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobTime:
+    """The predicted seconds of all steps of a job.
+
+    Attributes:
+        steps_s: seconds; evaluations, scores, checkpoints and the start come on top.
+        by: ``simulator``, ``formula`` or ``rough guess``.
+        scores_s: seconds of gathering scores, by the simulator; 0 if the run gathers none, None if not known.
+        assumed_flop_per_s: the rate of every node under a rough guess; None with measured times.
+        lacks_helpers: whether nodes help in the plan, but not in this prediction: only the simulator knows helpers.
+    """
+
+    steps_s: float
+    by: str
+    scores_s: float | None = 0.0
+    assumed_flop_per_s: float | None = None
+    lacks_helpers: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as numbers and strings."""
+        return asdict(self)
+
+    def line(self) -> str:
+        """Describe time and source on a line."""
+        if self.assumed_flop_per_s is None:
+            steps = f"predicted: {format_seconds(self.steps_s)} for all steps, by the {self.by} from measured times"
+            return f"{steps}{self._on_top()}"
+        return (
+            f"rough guess: {format_seconds(self.steps_s)} for all steps{self._on_top()}, if every node did "
+            f"{self.assumed_flop_per_s / 1e9:g} billion operations a second and messages took no time; nothing was "
+            "measured: 'ringtune measure' and --profile give a prediction"
+        )
+
+    def _on_top(self) -> str:
+        helpers = " if nobody helped" if self.lacks_helpers else ""
+        if self.scores_s is None:
+            return f"{helpers}; scores come on top"
+        scores = f"; scores come on top, {format_seconds(self.scores_s)} by the simulator" if self.scores_s else ""
+        return f"{helpers}{scores}"
+
+
+def measured_time(planned: Planned, profile: Profile, optimizer: str) -> JobTime | None:
+    """Predict the steps of a plan from measured times; None if a node has none.
+
+    Args:
+        planned: the plan; its choice has the prediction, if the plan was made here.
+        profile: with times.
+        optimizer: of the job.
+    """
+    if planned.plan.moves:
+        is_known = planned.phases is not None and planned.phases.is_taken  # else nobody has judged the moves
+        return JobTime(steps_s=planned.phases.moving_s, by="simulator") if planned.phases and is_known else None
+    scores_s = _scores_s(planned.plan, profile, optimizer)
+    lacks = bool(planned.plan.placement.helpers)
+    if planned.replicas is not None and planned.replicas.best_s is not None:
+        return JobTime(steps_s=planned.replicas.best_s, by="simulator", scores_s=scores_s)
+    if planned.choice is not None and not planned.choice.even:
+        best = planned.choice.runs
+        if best.simulated_s is not None:
+            return JobTime(steps_s=best.simulated_s, by="simulator", scores_s=scores_s)
+        return JobTime(steps_s=best.job_s, by="formula", scores_s=scores_s, lacks_helpers=lacks)
+    try:
+        steps_s = plan_job_s(planned.plan, profile, optimizer=optimizer)
+        by = "simulator" if planned.plan.placement.has_replicas else "formula"
+        return JobTime(steps_s=steps_s, by=by, scores_s=scores_s, lacks_helpers=lacks)
+    except PlanError:  # a node of the plan has no times
+        return None
+
+
+def _scores_s(plan: Plan, profile: Profile, optimizer: str) -> float | None:
+    passes = score_passes(plan.course)
+    try:
+        return passes * score_pass_s(plan, profile, optimizer=optimizer) if passes else 0.0
+    except PlanError:  # a node of the plan has no times
+        return None
+
+
+def guessed_time(planned: Planned, job: Job, model: ModelFacts) -> JobTime | None:
+    """Guess the steps of a plan for nodes that nobody has measured; None for a plan that was made elsewhere.
+
+    The planner counts a block's forward of one micro-batch as 1, and its backward as much.
+    """
+    if planned.choice is None:
+        return None
+    block_s = block_flop(planned.plan, job, model) / ASSUMED_FLOP_PER_S
+    profile = planned.profile or Profile(nodes=())
+    scores_s = _scores_s(planned.plan, profile, job.train.optimizer)
+    return JobTime(
+        steps_s=planned.choice.runs.job_s * block_s,
+        by="rough guess",
+        scores_s=scores_s and scores_s * block_s,
+        assumed_flop_per_s=ASSUMED_FLOP_PER_S,
+        lacks_helpers=bool(planned.plan.placement.helpers),
+    )
+
+
+def block_flop(plan: Plan, job: Job, model: ModelFacts) -> float:
+    """Count the operations of one block's forward for one micro-batch of full length.
+
+    Each weight is multiplied and added once a token; attention compares each token with all and adds up all values.
+    The weights of an adapter of the library are too few to count; a ``linear`` is as large as its matrix.
+    Example: 1.77 million weights, 8 rows of 64 tokens and width 384 are 1.9 billion.
+    """
+    tokens, rows = plan.course.max_length, max(plan.course.microbatch_sizes())
+    adapter = job.adapter.config
+    own_bytes = model.adapter_block_bytes if trains_own_weights(adapter) or auxiliary_of(adapter) else 0
+    weights = (model.block_bytes + own_bytes) / DTYPE_BYTES[job.model.dtype]
+    return rows * tokens * (2 * weights + 4 * tokens * model.hidden_size)
+
+
+def with_copies(
+    job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Callable[[Plan], Planned]
+) -> Planned:
+    """Return a plan with the copies that its job asks for, or without and with the reason.
+
+    Args:
+        job: of the run.
+        planned: as it was planned or given.
+        facts: of every node of the plan, by name.
+        fitting: returns what the nodes of a plan need; raises ``CapacityError`` where one has no memory.
+
+    Raises:
+        PlanError: the job insists on copies, and the run stays on its placement.
+        CapacityError: the job insists on copies, for which a node has no memory.
+    """
+    plan, wanted = planned.plan, job.recovery.copies
+    if wanted == NONE or not plan.course.num_steps:
+        return _as_said(planned, fitting, copies=False)
+    if why := why_it_stays(plan.course, plan.placements):
+        if wanted == NEXT:
+            raise PlanError(f"the run can't go on without a lost node: {why}; set recovery.copies = 'none'")
+        return _without(job, planned, facts, fitting, why)
+    if wanted == NEXT:
+        return _as_said(planned, fitting, copies=True)
+    if len(plan.placement.hosts) == 1 and not (job.recovery.owners == SKIP_OWNER and len(plan.course.owners) > 1):
+        return _as_said(planned, fitting, copies=False)
+    try:
+        return _as_said(planned, fitting, copies=True)
+    except CapacityError as error:
+        return _without(job, planned, facts, fitting, str(error))
+
+
+def copies_line(plan: Plan, memory: Mapping[str, MemoryEstimate]) -> list[str]:
+    """Say what hosts keep of the ends of turns, and its bytes; nothing where they keep nothing."""
+    if not plan.placement.copies:
+        return []
+    kept = {node: memory[node].parts()["kept"] for node in plan.nodes if node in memory}
+    each = ", ".join(f"{node} {format_bytes(size)}" for node, size in kept.items() if size)
+    return [f"hosts keep copies of the last turns in memory, to go on without a lost one: {each or 'nothing'}"]
+
+
+def _as_said(planned: Planned, fitting: Callable[[Plan], Planned], *, copies: bool) -> Planned:
+    plan = planned.plan
+    if all(one.copies == copies for one in plan.placements):
+        return planned
+    changed = plan.with_copies(copies)
+    return dataclasses.replace(planned, plan=changed, memory=fitting(changed).memory)
+
+
+def _without(
+    job: Job, planned: Planned, facts: Mapping[str, NodeFacts], fitting: Callable[[Plan], Planned], why: str
+) -> Planned:
+    """The plan without copies, with the reason and what they would be."""
+    plan = planned.plan
+    node = facts[plan.nodes[0]]
+    sizes = Sizes.at(plan.course, node, optimizer=job.train.optimizer, dtype=job.model.dtype)
+    most = max(end_of_turn_bytes(plan.course, Share.of(plan, one), sizes) for one in plan.nodes)
+    said = (
+        f"no copies are kept of what hosts train, {format_bytes(most)} a turn at most: {why}; checkpoints on the disks "
+        "are there to go on from"
+    )
+    return dataclasses.replace(_as_said(planned, fitting, copies=False), left_out=(*planned.left_out, said))
+
+
+def with_prefix_cache(job: Job, planned: Planned, fitting: Callable[[Plan], Planned]) -> Planned:
+    """Return a plan with the cache that its job asks for, or without and with the reason.
+
+    Args:
+        job: of the run.
+        planned: without a cache.
+        fitting: returns what the nodes of a plan need; raises ``StorageError`` where a disk has no room.
+    """
+    plan, cache = planned.plan, job.cache.of_placement(job.model.dtype)
+    if cache is None or not plan.course.num_steps:
+        return planned
+    problem = why_no_cache(plan.course, bool(plan.placement.helpers))
+    if not problem:
+        cached = Plan(plan.course, tuple(dataclasses.replace(one, cache=cache) for one in plan.placements))
+        if not expect_prefixes(cached).entering:
+            problem = (
+                "no batch comes again while the blocks below stay frozen, or none has room; train longer on fewer "
+                "rows, unfreeze later, or raise cache.max_bytes"
+            )
+    if not problem:
+        try:
+            found = fitting(cached)
+            return dataclasses.replace(planned, plan=cached, memory=found.memory)
+        except StorageError as error:
+            problem = str(error)
+    return dataclasses.replace(planned, left_out=(*planned.left_out, f"hidden states are not kept: {problem}"))
+
+
+def check_given_cache(job: Job, plan: Plan) -> None:
+    """Refuse a given plan whose hosts keep what the job does not ask for.
+
+    Raises:
+        PlanError: says what the plan has and what the job says.
+    """
+    wanted, remedy = job.cache.of_placement(job.model.dtype), "plan anew with 'ringtune plan JOB --save FILE'"
+    for cache in (one.cache for one in plan.placements if one.cache is not None):
+        if cache != wanted:
+            says = "cache.prefix = 'off'" if wanted is None else _text(wanted)
+            raise PlanError(f"the plan has hosts keep hidden states, {_text(cache)}; the job says {says}; {remedy}")
+
+
+def _text(cache: PrefixCache) -> str:
+    return f"{format_bytes(cache.max_bytes)} of {cache.dtype} at most"

@@ -1,1 +1,1 @@
-"""Print and draw plans, progress, profiles, predictions and lists."""
+"""Print and draw plans, progress, profiles and lists."""

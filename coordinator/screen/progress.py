@@ -1,30 +1,219 @@
-"""Show a run's events as plain lines or as JSON lines; terminals have ``live_progress``."""
+"""Progress of a run as plain lines or as JSON lines, and what a command waits for.
+
+Results go to the standard output, and none of this does.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shlex
+import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, Final, Self, TextIO, TypeVar
 
-from coordinator.records.step_lines import STEP_KIND, LastStep
-from coordinator.records.training_facts import training_facts
-from coordinator.screen.join_hints import join_lines, listening_line
-from coordinator.screen.planned.helpers_text import helper_lines
-from coordinator.screen.planned.training_text import training_lines
-from coordinator.screen.progress_lines import (
-    evaluating_line,
-    evaluation_line,
-    operations_line,
-    plan_lines,
-    report_lines,
-    step_line,
-    unfreeze_line,
-)
+from coordinator.run.run_text import STEP_KIND, LastStep, figure, figures_text, training_facts
+from coordinator.screen.tables import class_lines
+from coordinator.screen.training_text import helper_lines, saved_lines, training_lines
+from ringtune.hints import hint, hint_to_start_coordinator
+from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
+from ringtune.techniques.activation_checkpointing import NONE
 from ringtune.texts import printable
+from ringtune.transport.endpoints import is_loopback, is_wildcard, join_address, split_address
+from ringtune.transport.parties import ADMIN, VARIABLE
+from ringtune.transport.speaker import is_encrypted
+
+
+def reachable_address(bound: str, own_host: str) -> str:
+    """Return ``host:port`` where a coordinator is reached; a bind to all addresses is no address to call.
+
+    Example: ``0.0.0.0:7070`` on a machine that is 10.0.0.7 is ``10.0.0.7:7070``.
+
+    Args:
+        bound: where it listens.
+        own_host: this machine's address on its network; empty = it has none.
+    """
+    port = split_address(bound, option="--bind")[1]
+    return join_address(own_host or "HOST", port) if is_wildcard(bound) else bound
+
+
+def listening_line(bound: str) -> str:
+    """Describe where a coordinator listens; for one that only this machine reaches, how others would."""
+    if not is_loopback(bound):
+        return f"listening at {bound}"
+    port = split_address(bound, option="--bind")[1]
+    other = hint_to_start_coordinator(join_address("HOST", port))
+    return f"listening at {bound}, for this machine only; other machines need: {other}"
+
+
+def join_lines(reachable: str, *, trust: Path | None = None) -> list[str]:
+    """Write the commands for a coordinator that is reached at ``reachable``, a line each.
+
+    Args:
+        reachable: ``host:port``.
+        trust: the coordinator's folder of keys, where it is not the one that commands look for.
+    """
+    nodes, train = (
+        hint(*words, coordinator=reachable) for words in (("nodes",), ("train", "job.toml", "--out", "run"))
+    )
+    ask = [f"who is there, and a run:  {nodes}", f"                          {train}"]
+    own = "a node that owns rows has --data FILE too; without it a node only computes"
+    if is_encrypted():
+        where = ["--trust", str(trust)] if trust else []
+        made = hint("coordinator", "token", "NAME", "--save", "FILE", *where)
+        with_file = hint("node", "--token-file", "FILE", coordinator=reachable)
+        found = [f"certificates of commands: export {VARIABLE}={shlex.quote(str(trust / ADMIN))}"] if trust else []
+        return [f"FILE for the node NAME:   {made}", f"the node, with its FILE:  {with_file}", own, *found, *ask]
+    here = f"a node of this machine:   {hint('node', '--name', 'node-1', coordinator=reachable)}"
+    there = f"a node of another one:    {hint('node', coordinator=reachable)}"
+    return [*([here] if is_loopback(reachable) else [there, here]), own, *ask]
+
+
+def plan_lines(plan: Plan, memory_bytes: Mapping[str, int]) -> list[str]:
+    """Describe which blocks each node hosts and which rows it owns, on a line for each."""
+    width = max(len(node) for node in plan.nodes)
+    lines = []
+    for node in plan.nodes:
+        piece, owner = plan.slice_of(node), plan.owner(node)
+        hosts = f"blocks [{piece.start}, {piece.stop})" if piece.num_blocks else "no blocks"
+        owns = f", owns {owner.train_rows} rows" if owner else ""
+        needs = f", needs {format_bytes(memory_bytes[node])}" if node in memory_bytes else ""
+        lines.append(f"  {node:<{width}}  {hosts}{owns}{needs}")
+    return lines
+
+
+def step_line(step: Mapping[str, Any]) -> str:
+    """Describe a step that is done."""
+    return (
+        f"step {step['step']}/{step['num_steps']}: round {step['round']}, {step['initiator']}, "
+        f"{trained_text(step['depth'], step.get('trains', ''))}, loss {figure(step['loss'])}"
+    )
+
+
+def trained_text(depth: int, trains: str) -> str:
+    """Say what a step trained: ``depth 3``, or ``trains block 3`` where a group of units has a name."""
+    return f"trains {trains}" if trains else f"depth {depth}"
+
+
+def evaluating_line(step: Mapping[str, Any]) -> str:
+    """Describe an item that trains nothing; a batch's loss is no loss of the run, so it is not told.
+
+    Example: ``score after step 0: 3 of 30 batches, a``.
+    """
+    count = f"{step['batch']} of {step['batches']} batches, " if "batch" in step else ""
+    return f"{step['kind']} after step {step['step']}: {count}{step['initiator']}"
+
+
+def unfreeze_line(entry: Mapping[str, Any]) -> str:
+    """Describe the decision to unfreeze."""
+    return f"the loss has stopped improving: {entry['depth']} blocks train after step {entry['step']}"
+
+
+def operations_line(entry: Mapping[str, Any]) -> str:
+    """Describe an operation table by the shares of its operations for blocks that train.
+
+    Example: ``operations chosen after step 0: 60 % full, 0 % forward-only, 40 % skipped``.
+    """
+    counts = [entry["full"], entry["forward_only"], entry["shortcut"]]
+    if not sum(counts):
+        return f"operations chosen after step {entry['step']}: all full"
+    full, forward_only, skipped = (100 * count / sum(counts) for count in counts)
+    shares = f"{full:.0f} % full, {forward_only:.0f} % forward-only, {skipped:.0f} % skipped"
+    return f"operations chosen after step {entry['step']}: {shares}"
+
+
+def evaluation_line(entry: Mapping[str, Any]) -> str:
+    """Describe an evaluation."""
+    if not entry["count"]:
+        return f"evaluation after {_steps_text(entry['step'])}: no rows"
+    return f"evaluation after {_steps_text(entry['step'])}: {figures_text(entry)}"
+
+
+def _steps_text(steps: int) -> str:
+    """Write a number of steps: ``1 step``, ``80 steps``."""
+    return f"{steps} step{'s' * (steps != 1)}"
+
+
+def _times(report: Mapping[str, Any]) -> list[str]:
+    """Write the seconds of the steps, of training and of the whole run, each with what it contains.
+
+    Example: ``80 steps in 12.1 s (predicted 8.1 s), loss of the last one 0.6885``, and below it ``training with
+    evaluations and checkpoints 15.6 s, whole run with joining, measuring and collecting 25.8 s``.
+    """
+    phases = report.get("phases_s", {})
+    whole, training, moving = format_seconds(report["wall_s"]), phases.get("training"), phases.get("moving", 0.0)
+    steps, loss = _steps_text(report["steps"]), _last_loss(report.get("train", {}))
+    if report.get("steps_s") is None or training is None:  # a report of an older version
+        return [f"{steps}, whole run {whole}{loss}"]
+    predicted = report.get("predicted_steps_s")
+    thought = f" (predicted {format_seconds(predicted)})" if predicted is not None else ""
+    return [
+        f"{steps} in {format_seconds(report['steps_s'])}{thought}{loss}",
+        f"training with {'evaluations, checkpoints and moves' if moving else 'evaluations and checkpoints'} "
+        f"{format_seconds(training + moving)}, whole run with joining, measuring and collecting {whole}",
+    ]
+
+
+def _last_loss(train: Mapping[str, Any]) -> str:
+    """Describe the loss of the last step, and the mean over some steps before it, as one batch says little."""
+    if train.get("last_loss") is None:
+        return ""
+    last = f", loss of the last one {figure(train['last_loss'])}"
+    if train["mean_steps"] < 2:  # the mean of one loss is that loss
+        return last
+    return f"{last}, mean of the last {train['mean_steps']} steps {figure(train['mean_loss'])}"
+
+
+def _device_peak(totals: Mapping[str, Any]) -> str:
+    """Name an accelerator with its peak of memory, against which the needs stand; empty for a processor."""
+    if "device_bytes" not in totals:
+        return ""
+    most, peak = format_bytes(totals["device_bytes"]), format_bytes(totals["peak_device_bytes"])
+    return f"{totals['device']} {peak} of {most}, "
+
+
+def report_lines(report: Mapping[str, Any]) -> list[str]:
+    """Describe the totals of a run: all steps, each node, and the last evaluation."""
+    lines = _times(report)
+    width = max((len(node) for node in report["nodes"]), default=0)
+    for node, totals in report["nodes"].items():
+        busy, peak = format_seconds(totals["busy_s"]), format_bytes(totals["peak_rss_bytes"])
+        needed = totals.get("predicted_bytes", 0)
+        needs = f"needs {format_bytes(needed)}, " if needed else ""
+        policy = totals.get("activations", {}).get("policy", NONE)
+        saved = "" if policy == NONE else f", activations {policy}"
+        sent = format_bytes(totals["sent_bytes"])
+        had = _device_peak(totals)
+        lines.append(f"  {node:<{width}}  busy {busy}, {needs}{had}whole process {peak}, sent {sent}{saved}")
+    if report["nodes"]:
+        lines.append("  (needs: what the plan reserved; whole process: its peak, with the libraries that it loads)")
+    if any("device_bytes" in totals for totals in report["nodes"].values()):
+        lines.append("  (on a GPU, needs are of its memory with CUDA's context, its peak is of tensors without it)")
+    lines += [report["busy"]] if report.get("busy") else []
+    lines += saved_lines(report.get("operations"))
+    return [*lines, *_result_lines(report)]
+
+
+def _result_lines(report: Mapping[str, Any]) -> list[str]:
+    """Describe how good the result is, of which step it is, and whether the loss had begun to rise."""
+    found, best = report["eval"], report.get("best")
+    lines = [figures_text(found), *class_lines(found)] if found["count"] else []
+    if best and found.get("step") == best["step"]:
+        lines[:1] = [f"the result is that of step {best['step']}, the best evaluation: {lines[0]}"]
+    elif best:  # its figures are known to an earlier part of the run, which this one resumes
+        lines.append(f"the result is that of step {best['step']}, the best evaluation: loss {figure(best['loss'])}")
+    last = (report.get("evaluations") or [found])[-1]
+    if "macro_f1" in last and "macro_f1" not in found:
+        lines.append("classes were counted after the last step only, not for this result; ringtune eval counts them")
+    if report.get("risen"):
+        lines.append(report["risen"])
+    return lines
+
 
 _PLAIN_INTERVAL_S = 2.0
 
@@ -176,3 +365,111 @@ class JsonProgress(Progress):
     def note(self, text: str) -> None:
         """Write a line with the text."""
         self._write("note", {"text": text})
+
+
+Cell = TypeVar("Cell")
+_INTERVAL_S: Final = 0.2
+QUIET_S: Final = 2.0
+"""What takes no longer needs no word."""
+_PHASES: Final = {
+    "joining": "waiting for nodes to join",
+    "inspecting": "nodes load the model, count their rows and time their work; then they are planned for",
+}
+
+
+class Waiting(Progress):
+    """Says what is waited for while in its context, once it takes longer than ``QUIET_S``; as a progress, each phase.
+
+    A terminal shows the seconds on one line, which is gone at the end; elsewhere each thing is said once, on a line.
+
+    Args:
+        what: is waited for, e.g. ``reading train.csv``.
+        stream: where it is said; the standard error output if not given.
+        quiet_s: how long nothing is said, in seconds.
+    """
+
+    def __init__(self, what: str, *, stream: TextIO | None = None, quiet_s: float = QUIET_S) -> None:
+        self._what, self._quiet_s = what, quiet_s
+        self._stream = sys.stderr if stream is None else stream
+        self._since_s = time.monotonic()
+        self._changed = threading.Condition()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._say, name="waiting", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Begin to wait."""
+        self._since_s = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Say no more."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+        self._thread.join()
+
+    def state(self, state: str) -> None:
+        """Wait for another thing from now on: a phase of a run, or anything else in words."""
+        with self._changed:
+            self._what, self._since_s = _PHASES.get(state, state), time.monotonic()
+            self._changed.notify()
+
+    def _say(self) -> None:
+        said, width = "", 0
+        with self._changed, contextlib.suppress(OSError, ValueError):  # nobody reads it, or it is closed
+            while not self._is_over:
+                took_s = time.monotonic() - self._since_s
+                if took_s < self._quiet_s:
+                    self._changed.wait(self._quiet_s - took_s)
+                elif self._stream.isatty():
+                    width = _write(self._stream, f"{self._what} ... {format_seconds(round(took_s))}", width)
+                    self._changed.wait(1.0)
+                else:
+                    if said != self._what:
+                        self._stream.write(f"{self._what} ...\n")
+                        self._stream.flush()
+                        said = self._what
+                    self._changed.wait()
+            if width:
+                _write(self._stream, "", width)
+                _write(self._stream, "", 0)
+
+
+def shown_cells(
+    cells: Iterable[Cell], total: int, stream: TextIO, *, now_s: Callable[[], float] = time.monotonic
+) -> Generator[Cell]:
+    """Pass the results of a sweep on as they come, and show their number and the time that the others will take.
+
+    Nothing is written to what is no terminal.
+
+    Args:
+        cells: results.
+        total: how many there will be.
+        stream: where it is shown: the standard error output, so that results can go elsewhere.
+        now_s: a monotonic clock.
+    """
+    if not stream.isatty():
+        yield from cells
+        return
+    began_s = shown_s = now_s()
+    width = _write(stream, f"0 of {total:,} cells", 0)
+    try:
+        for done, cell in enumerate(cells, start=1):
+            if now_s() - shown_s >= _INTERVAL_S or done == total:
+                shown_s = now_s()
+                left_s = (shown_s - began_s) / done * (total - done)
+                width = _write(stream, f"{done:,} of {total:,} cells, {format_seconds(left_s)} left", width)
+            yield cell
+    finally:
+        _write(stream, "", width)
+        _write(stream, "", 0)
+
+
+def _write(stream: TextIO, text: str, width: int) -> int:
+    """Write over a line that was ``width`` wide, and return the new width."""
+    stream.write(f"\r{text.ljust(width)}")
+    stream.flush()
+    return len(text)

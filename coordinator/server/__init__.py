@@ -1,1 +1,1 @@
-"""The coordinator's server, its gRPC services, and the object that they call."""
+"""The coordinator's server: gRPC services, certificate authority, and the runs that it keeps on disk."""

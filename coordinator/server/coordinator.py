@@ -1,38 +1,121 @@
-"""The coordinator: the members, and at most one run or measurement that is driven."""
+"""The coordinator: the members, and at most one run or measurement that is driven; its spoken lines and its end."""
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path, PurePath
+from types import FrameType, TracebackType
 from typing import TypeVar
 
-from coordinator.drive.driver import Driver
-from coordinator.drive.measure_driver import MeasureDriver
-from coordinator.drive.request_codec import read_run_request, run_request_to_proto
-from coordinator.drive.requests import MeasureRequest, RunRequest
-from coordinator.drive.run_driver import RunDriver
-from coordinator.drive.status_board import StatusBoard
-from coordinator.kept_runs.begin import record_of
-from coordinator.kept_runs.kept_runs import KeptRuns
-from coordinator.kept_runs.taking_up import request_to_go_on, to_take_up
-from coordinator.members.link_cache import LinkCache
-from coordinator.members.registry import Member, Registry
-from coordinator.members.waking_clock import WakingClock
-from coordinator.records.events import EventSink
-from coordinator.screen.happenings import SpokenRun, joined_line, lost_line
-from ringtune.errors import BusyError, FrameError, JobError, PeerLostError, RingTuneError, UsageError
+from coordinator.run.driver import Driver, StatusBoard
+from coordinator.run.events import EventSink
+from coordinator.run.measurement import MeasureDriver
+from coordinator.run.members import LinkCache, Member, Registry, WakingClock
+from coordinator.run.requests import MeasureRequest, RunRequest, read_run_request, run_request_to_proto
+from coordinator.run.run_driver import RunDriver
+from coordinator.server.restart import request_to_go_on, to_take_up
+from coordinator.server.run_record import RunRecord
+from coordinator.server.run_store import KeptRuns
+from ringtune.errors import (
+    BusyError,
+    FrameError,
+    InterruptedRunError,
+    JobError,
+    PeerLostError,
+    RingTuneError,
+    UsageError,
+)
 from ringtune.ids import check_node_name, make_run_id
-from ringtune.jobs.job import Job
-from ringtune.machine.heap import trim_heap
-from ringtune.models.hub import name_of_folder
-from ringtune.rpc.addresses import require_private
-from ringtune.rpc.versions import require_compatible
+from ringtune.job.job import Job
+from ringtune.machine.process import end_within, handled
+from ringtune.machine.resources import trim_heap
+from ringtune.models.folder import name_of_folder
+from ringtune.models.weights_by_digest import Offers
+from ringtune.quantities import format_bytes, format_seconds
+from ringtune.transport.endpoints import require_compatible, require_private
 from ringtune.v1 import control_pb2
-from ringtune.weights.source import Offers
+
+
+def record_of(run_id: str, request: RunRequest, now_unix_s: float, *, takes_up: str = "") -> RunRecord:
+    """Make the record of a run that begins; ``takes_up`` is the interrupted one that it goes on with, if any."""
+    return RunRecord(
+        run_id=run_id,
+        first_run=request.resume.run_id if request.resume else run_id,
+        model=name_of_folder(PurePath(request.job.model.path)),
+        method=request.job.train.method,
+        submitted_by=request.submitted_by,
+        started_unix_s=now_unix_s,
+        saved_step=request.resume.saved_step if request.resume else -1,
+        kept_step=request.resume.manifests[0].step if request.resume else -1,
+        takes_up=takes_up,
+        submission=request.submission,
+    )
+
+
+def joined_line(member: Member) -> str:
+    """Describe a node that has joined.
+
+    Example: ``node pi joined from 10.0.0.7:4000: 4 threads, 3,788 MiB, cpu, owns rows``.
+    """
+    owns = ", owns rows" if member.has_data else ""
+    guest = ", a guest" if member.is_guest else ""
+    return (
+        f"node {member.node} joined from {member.address}: {member.threads} threads, "
+        f"{format_bytes(member.memory_bytes)}, {member.device}{owns}{guest}"
+    )
+
+
+def lost_line(member: Member, silent_s: float) -> str:
+    """Describe a node of which nothing was heard for a whole lease."""
+    return f"node {member.node} is lost: last heard of {format_seconds(silent_s)} ago"
+
+
+class SpokenRun:
+    """Says when a run begins and how it ends, from its events.
+
+    Args:
+        what: kind of work: run, measurement, plan, evaluation.
+        who: submitted it; empty = it did not say.
+        model: that it is about.
+        say: takes a line.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, what: str, *, who: str, model: str, say: Callable[[str], None], clock: Callable[[], float]
+    ) -> None:
+        self._what, self._who, self._model = what, who, model
+        self._say, self._clock = say, clock
+        self._name = what
+        self._started_s = clock()
+        self._steps = 0
+
+    def __call__(self, event: control_pb2.RunEvent) -> None:
+        """Say a line if the event begins or ends the run."""
+        match event.WhichOneof("event"):
+            case "run_id":
+                self._name = f"{self._what} {event.run_id}"
+                by = f" by {self._who}" if self._who else ""
+                self._say(f"{self._name} of {self._model} started{by}")
+            case "step_json":
+                step = json.loads(event.step_json)
+                self._steps += step["kind"] == "train"
+            case "done":
+                self._say(f"{self._name} done: {self._so_far()}")
+            case "failure":
+                stopped = event.failure.error == InterruptedRunError.__name__
+                self._say(f"{self._name} {'' if stopped else 'failed: '}{event.failure.message}; {self._so_far()}")
+
+    def _so_far(self) -> str:
+        steps = f"{self._steps} steps, whole run " if self._what == "run" else ""
+        return f"{steps}{format_seconds(self._clock() - self._started_s)}"
+
 
 AnyDriver = TypeVar("AnyDriver", bound=Driver)
 _LOG = logging.getLogger(__name__)
@@ -394,3 +477,60 @@ def model_folder(job: Job) -> Path | None:
     """Return the job's model folder; None if it is not on this machine."""
     folder = Path(job.model.path)
     return folder if folder.is_dir() else None
+
+
+SAVE_S = 60.0
+GRACE_S = 30.0
+"""The longest that a coordinator takes to end after its run was saved, whatever a thread of it waits for."""
+# Short: the kernel may hand a signal to any thread, and then nothing wakes this one, which runs the handlers.
+_WAIT_S = 0.5
+_POLL_S = 0.1
+
+
+class Ending:
+    """Hears SIGINT, SIGTERM and SIGHUP while in its context, as ``handled`` does; to be used in the main thread.
+
+    Attributes:
+        by_ctrl_c: whether Ctrl-C was among the signals; the others are how a service is ended.
+    """
+
+    def __init__(self) -> None:
+        self.by_ctrl_c = False
+        self._count = 0
+        self._asked = threading.Event()
+        self._hearing = handled(self._on_signal)
+
+    def __enter__(self) -> Ending:
+        """Install the handlers."""
+        self._hearing.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Install the handlers that were there before."""
+        self._hearing.__exit__(kind, error, traceback)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._count += 1
+        self.by_ctrl_c |= number == signal.SIGINT
+        self._asked.set()
+        end_within(GRACE_S + (SAVE_S if self._count == 1 else 0.0), 128 + number)
+
+    def wait(self) -> bool:
+        """Wait for a moment; return whether the end was asked for."""
+        return self._asked.wait(_WAIT_S)
+
+    def save(self, coordinator: Coordinator) -> None:
+        """Let the run that is driven end with a checkpoint; give up after ``SAVE_S`` or at a second signal."""
+        run_id = coordinator.driven()
+        if not run_id:
+            return
+        try:
+            coordinator.drain(run_id, "the coordinator was stopped")
+        except FrameError:  # it has ended by itself
+            return
+        coordinator.tell(f"stopping {run_id} with a checkpoint; the same again stops at once")
+        deadline_s = time.monotonic() + SAVE_S
+        while coordinator.driven() and self._count < 2 and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)

@@ -1,21 +1,306 @@
-"""Serve a coordinator at an address, bound once and exclusively, and stop it in order."""
+"""The gRPC server of a coordinator: its services, its address, and its announcement on the local network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import dataclasses
+import ipaddress
+import platform
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
+from typing import Any, Final, Literal
 
 import grpc
 
+import ringtune
+from coordinator.run.driver import Driver
+from coordinator.run.events import now_unix_s
+from coordinator.run.members import Member
+from coordinator.run.requests import Evaluation, MeasureRequest, RunRequest, run_request_from_proto
+from coordinator.run.run_driver import RunDriver
+from coordinator.server.certificate_authority import Keeper
 from coordinator.server.coordinator import Coordinator
-from coordinator.server.servicer import CoordinatorServicer
-from coordinator.server.trust_servicer import JoiningServicer, MembershipServicer
-from coordinator.trust.keeper import Keeper
-from ringtune.errors import ConnectionFailedError
-from ringtune.rpc.addresses import join_address, require_private, split_address
-from ringtune.rpc.connections import Server
-from ringtune.rpc.weights_servicer import WeightsServicer
-from ringtune.v1 import control_pb2_grpc, trust_pb2_grpc, weights_pb2_grpc
+from ringtune import __version__
+from ringtune.errors import BusyError, ConnectionFailedError, UsageError
+from ringtune.hints import hint_to_install
+from ringtune.job.job import parse_job, result_of
+from ringtune.storage.chunks import write_files
+from ringtune.texts import printable
+from ringtune.transport import speaker
+from ringtune.transport.channels import Server, caller_of
+from ringtune.transport.discovery import SERVICE, is_announced, words_of
+from ringtune.transport.endpoints import (
+    is_loopback,
+    is_wildcard,
+    join_address,
+    own_host,
+    require_private,
+    split_address,
+)
+from ringtune.transport.parties import SUBMITTER_ROLE, Party, node_party
+from ringtune.transport.status import answer, answer_stream
+from ringtune.transport.weights_servicer import WeightsServicer
+from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc, weights_pb2_grpc
+
+_MOST_TEXT: Final = 300
+_SAID = tuple(field.name for field in dataclasses.fields(Member) if field.name not in ("seen_at_s", "rss_bytes"))
+_OPTIONAL: tuple[Literal["train_rows"], Literal["eval_rows"]] = ("train_rows", "eval_rows")
+_TOLD = tuple(name for name in _SAID if name != "instance")
+
+
+def member_of(request: control_pb2.JoinRequest) -> Member:
+    """Make a member from what an agent said of itself as it joined."""
+    said: dict[str, Any] = {name: _checked(getattr(request, name)) for name in _SAID}
+    return Member(**said | {name: None for name in _OPTIONAL if not request.HasField(name)})
+
+
+def _checked(value: object) -> object:
+    """Bound a text of an agent, which is shown and logged later."""
+    return printable(value, most=_MOST_TEXT) if isinstance(value, str) else value
+
+
+def entry_of(member: Member, state: str, seen_s: float) -> control_pb2.NodeEntry:
+    """Make the entry of a member in a list for users; its ``instance`` is left out."""
+    joined = control_pb2.JoinRequest(**{name: getattr(member, name) for name in _TOLD})
+    return control_pb2.NodeEntry(joined=joined, state=state, seen_s=seen_s, rss_bytes=member.rss_bytes)
+
+
+_UPLOAD_S = 600.0
+_MOST_UPLOADS = 8
+"""Saved results that may be sent here at a time; each takes a worker, also of somebody who sends nothing."""
+
+
+class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
+    """The calls of agents and users to the coordinator."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._speaker = speaker.speaker()
+        self._uploads = threading.BoundedSemaphore(_MOST_UPLOADS)
+
+    def Join(self, request: control_pb2.JoinRequest, context: grpc.ServicerContext) -> control_pb2.JoinReply:
+        """Add the calling node to the members."""
+        answer(context, lambda: self._coordinator.join(member_of(request)))
+        return control_pb2.JoinReply(
+            lease_s=self._coordinator.lease_s, coordinator_version=__version__, now_unix_s=now_unix_s()
+        )
+
+    def Heartbeat(
+        self, request: control_pb2.HeartbeatRequest, context: grpc.ServicerContext
+    ) -> control_pb2.HeartbeatReply:
+        """Renew the lease of the calling node."""
+        beat = answer(context, lambda: self._coordinator.heartbeat(request.node, request.instance, request.rss_bytes))
+        removed = self._speaker.removed if self._speaker else {}
+        return control_pb2.HeartbeatReply(
+            known=beat[0],
+            run_id=beat[1],
+            now_unix_s=now_unix_s(),
+            removed=[control_pb2.RemovedCertificate(serial=serial, reason=why) for serial, why in removed.items()],
+        )
+
+    def Leave(self, request: control_pb2.LeaveRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
+        """Remove the calling node from the members."""
+        answer(context, lambda: self._coordinator.leave(request.node, request.instance))
+        return control_pb2.Empty()
+
+    def Report(self, request: control_pb2.ReportRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
+        """Pass a node's report to its run."""
+        answer(context, lambda: self._coordinator.report(request))
+        return control_pb2.Empty()
+
+    def Nodes(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.NodesReply:
+        """List the members."""
+        members = answer(context, self._coordinator.members)
+        return control_pb2.NodesReply(nodes=[entry_of(*member) for member in members])
+
+    def Status(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.StatusReply:
+        """Return where the run stands, and the members."""
+        members = answer(context, self._coordinator.members)
+        return control_pb2.StatusReply(
+            version=__version__,
+            now_unix_s=time.time(),
+            run=answer(context, self._coordinator.run_status),
+            nodes=[entry_of(*member) for member in members],
+        )
+
+    def Run(self, request: control_pb2.RunRequest, context: grpc.ServicerContext) -> Iterator[control_pb2.RunEvent]:
+        """Start a run and follow it; unless it is kept, the run stops if nobody follows it any more."""
+        driver = answer(context, lambda: self._coordinator.run(run_request_from_proto(request)))
+        kept = self._coordinator.keeps(driver.run_id)
+        if kept is None:
+            yield from _follow(driver, context)
+        else:
+            yield control_pb2.RunEvent(kept=True)
+            events = kept.events(driver.run_id, wait=True, is_over=lambda: not context.is_active())
+            yield from answer_stream(context, events)
+
+    def Runs(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.RunsReply:
+        """List the runs that are kept."""
+        records = answer(context, lambda: self._coordinator.require_kept().records())
+        return control_pb2.RunsReply(
+            runs=[control_pb2.KeptRun(record_json=record.to_text()) for record in records.values()]
+        )
+
+    def Follow(
+        self, request: control_pb2.FollowRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.RunEvent]:
+        """Send the events of a run that is kept."""
+        kept = answer(context, self._coordinator.require_kept)
+        answer(context, lambda: kept.require(request.run_id))
+        events = kept.events(
+            request.run_id, wait=request.wait, whole=request.whole, is_over=lambda: not context.is_active()
+        )
+        for event in answer_stream(context, events):
+            if not (request.without_files and event.WhichOneof("event") == "file"):
+                yield event
+
+    def Fetched(self, request: control_pb2.RunRef, context: grpc.ServicerContext) -> control_pb2.Empty:
+        """Hear that all events of a run have arrived."""
+        answer(context, lambda: self._coordinator.require_kept().fetched(request.run_id))
+        return control_pb2.Empty()
+
+    def Measure(
+        self, request: control_pb2.MeasureRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.RunEvent]:
+        """Start a measurement and follow it; the measurement stops if nobody follows it any more."""
+        driver = answer(context, lambda: self._coordinator.measure(_measure_request(request)))
+        yield from _follow(driver, context)
+
+    def Drain(self, request: control_pb2.DrainRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
+        """End a run in order, or at once."""
+        end = self._coordinator.stop_run if request.now else self._coordinator.drain
+        answer(context, lambda: end(request.run_id, request.reason))
+        return control_pb2.Empty()
+
+    def Noted(self, request: control_pb2.CheckpointNoted, context: grpc.ServicerContext) -> control_pb2.Empty:
+        """Hear that the submitter has the manifest of a checkpoint on disk."""
+        answer(context, lambda: self._coordinator.noted(request.run_id, request.step))
+        return control_pb2.Empty()
+
+    def Evaluate(
+        self, request_iterator: Iterator[control_pb2.EvaluateInput], context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.RunEvent]:
+        """Evaluate a saved result and follow the evaluation, which stops if nobody follows it any more."""
+        answer(context, self._begin_upload)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._uploads.release)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-")))
+            too_slow = threading.Timer(_UPLOAD_S, context.cancel)
+            too_slow.daemon = True
+            too_slow.start()
+            try:
+                driver = answer(context, lambda: self._evaluate(request_iterator, folder))
+            finally:
+                too_slow.cancel()
+            yield from _follow(driver, context)
+
+    def _begin_upload(self) -> None:
+        if not self._uploads.acquire(blocking=False):
+            raise BusyError(f"{_MOST_UPLOADS} results are sent here, or evaluated, already; try again soon")
+
+    def _evaluate(self, inputs: Iterator[control_pb2.EvaluateInput], folder: Path) -> RunDriver:
+        asked = next(inputs, control_pb2.EvaluateInput()).request
+        job = parse_job(asked.job_toml, source="the submitted job")
+        source, result = "the submitter", result_of(job)
+        files = (entry.file for entry in inputs)
+        write_files(files, folder, names=result.loaded, max_bytes=result.max_bytes, source=source)
+        evaluation = Evaluation(owner=asked.owner, folder=folder)
+        return self._coordinator.run(
+            RunRequest(job=job, plan_only=False, num_nodes=0, join_s=0.0, evaluation=evaluation)
+        )
+
+
+def _measure_request(request: control_pb2.MeasureRequest) -> MeasureRequest:
+    return MeasureRequest(
+        job=parse_job(request.job_toml, source="the submitted job"),
+        num_nodes=request.num_nodes,
+        join_s=request.join_s,
+        with_links=not request.without_links,
+        is_fresh=request.fresh,
+        one_by_one=request.one_by_one,
+    )
+
+
+def _follow(driver: Driver, context: grpc.ServicerContext) -> Iterator[control_pb2.RunEvent]:
+    gone = "the submitter stopped the run or is gone"
+    if not context.add_callback(lambda: driver.stop(gone)):
+        driver.stop(gone)
+    yield from driver.events()
+
+
+class JoiningServicer(trust_pb2_grpc.JoiningServicer):
+    """The calls of those who have no certificate yet."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    def Authority(self, request: trust_pb2.AuthorityRequest, context: grpc.ServicerContext) -> trust_pb2.AuthorityReply:
+        """Show the certificate of the authority."""
+        return trust_pb2.AuthorityReply(authority_pem=self._keeper.authority_pem)
+
+    def Certify(self, request: trust_pb2.CertifyRequest, context: grpc.ServicerContext) -> trust_pb2.CertifyReply:
+        """Give a certificate for a token."""
+        pem = answer(context, lambda: self._keeper.certify(request.secret, request.request_pem))
+        return trust_pb2.CertifyReply(certificate_pem=pem)
+
+
+class MembershipServicer(trust_pb2_grpc.MembershipServicer):
+    """The calls about who stays a member.
+
+    Args:
+        coordinator: whose members.
+        keeper: of its trust; None = all is plain text.
+    """
+
+    def __init__(self, coordinator: Coordinator, keeper: Keeper | None) -> None:
+        self._coordinator = coordinator
+        self._keeper = keeper
+
+    def Renew(self, request: trust_pb2.RenewRequest, context: grpc.ServicerContext) -> trust_pb2.CertifyReply:
+        """Give the caller a certificate for a new key."""
+        caller = caller_of(context)
+
+        def renew() -> bytes:
+            if caller is None:
+                raise _PLAIN
+            return self._required().renew(caller, request.request_pem)
+
+        return trust_pb2.CertifyReply(certificate_pem=answer(context, renew))
+
+    def Invite(self, request: trust_pb2.InviteRequest, context: grpc.ServicerContext) -> trust_pb2.InviteReply:
+        """Make a token for a node that evaluates once."""
+        return trust_pb2.InviteReply(token=answer(context, lambda: self._required().invite(request.node)))
+
+    def Remove(self, request: trust_pb2.RemoveRequest, context: grpc.ServicerContext) -> trust_pb2.RemoveReply:
+        """Refuse a node or a user from now on."""
+
+        def remove() -> trust_pb2.RemoveReply:
+            is_user = request.role == SUBMITTER_ROLE
+            party = Party("submitter", request.node) if is_user else node_party(request.node)
+            reason = f"{party} was removed" + (f": {request.reason}" if request.reason else "")
+            number = self._keeper.remove(party, reason) if self._keeper is not None else 0
+            was_member = not is_user and self._coordinator.remove(request.node, reason, forever=self._keeper is None)
+            return trust_pb2.RemoveReply(certificates=number, was_member=was_member)
+
+        return answer(context, remove)
+
+    def DrainNode(self, request: trust_pb2.DrainNodeRequest, context: grpc.ServicerContext) -> trust_pb2.DrainNodeReply:
+        """Take a node into no new run."""
+        run_id = answer(context, lambda: self._coordinator.drain_node(request.node, undo=request.undo))
+        return trust_pb2.DrainNodeReply(run_id=run_id)
+
+    def _required(self) -> Keeper:
+        if self._keeper is None:
+            raise _PLAIN
+        return self._keeper
+
+
+_PLAIN = UsageError("this coordinator gives no certificates; start it with a trust folder")
 
 _MAX_CALLS = 1024
 _STOP_RUN_S = 8.0
@@ -103,3 +388,76 @@ def _serve_joining(keeper: Keeper, bind: str, join_port: int) -> Server:
         ) from error
     keeper.serves_at(server.port)
     return server
+
+
+_LONGEST_HOST = 40
+
+
+@contextmanager
+def announcing(
+    address: str,
+    *,
+    asked: bool | None,
+    authority_sha256: str,
+    say: Callable[[str], object],
+    interfaces: Sequence[str] = (),
+) -> Iterator[bool]:
+    """Announce the coordinator while the context is open; yields whether it is.
+
+    Args:
+        address: ``host:port`` where it listens.
+        asked: ``--announce`` or ``--no-announce``; None = announce where others can reach it.
+        authority_sha256: of its authority, hex; empty = plain text.
+        say: is told why it is not announced though it could be reached.
+        interfaces: addresses of the interfaces to announce on; empty = all, for this machine only the loopback.
+
+    Raises:
+        UsageError: it was asked for, and can't be done.
+    """
+    if not is_announced(is_loopback=is_loopback(address), asked=asked):
+        yield False
+        return
+    network, problem = _announce(address, authority_sha256, interfaces)
+    if problem and asked:
+        raise UsageError(f"--announce: {problem}")
+    if problem:
+        say(f"not announced on the network: {problem}")
+    try:
+        yield network is not None
+    finally:
+        if network is not None:
+            network.unregister_all_services()
+            network.close()
+
+
+def _announce(address: str, authority_sha256: str, interfaces: Sequence[str]) -> tuple[Any, str]:
+    """Register the service; return the library's object, or None and why not."""
+    host, port = split_address(address, option="--bind")
+    host = own_host() if is_wildcard(address) else host
+    try:
+        from zeroconf import Error, InterfaceChoice, ServiceInfo, Zeroconf
+    except ImportError:
+        return None, f"the library for it is missing: {hint_to_install('discovery')}"
+    try:
+        packed = ipaddress.ip_address(host).packed
+    except ValueError:
+        return None, f"{host or 'this machine'} is no address on a network; give an address to --bind"
+    label = "".join(letter for letter in platform.node() if letter.isalnum() or letter in "-_")[:_LONGEST_HOST]
+    chosen = list(interfaces) or (["127.0.0.1"] if is_loopback(address) else InterfaceChoice.All)
+    try:
+        network = Zeroconf(interfaces=chosen)
+    except OSError as error:
+        return None, f"the network can't be used for it ({error})"
+    info = ServiceInfo(
+        SERVICE,
+        f"{label or 'coordinator'} {port}.{SERVICE}",
+        addresses=[packed],
+        port=port,
+        properties=words_of(ringtune.__version__, authority_sha256),
+    )
+    try:
+        network.register_service(info, allow_name_change=True)
+    except (Error, OSError) as error:
+        network.close()
+        return None, f"the network refused it ({type(error).__name__})"
+    return network, ""

@@ -1,5 +1,17 @@
 """What the page shows of one run, folded from the run's events: of bounded size, however long the run is.
 
+A curve of any length in a bounded number of its own points: of each stretch of steps the lowest and the highest.
+
+::
+
+    steps    0 1 2 3 | 4 5 6 7 | 8 9 ...        one bucket = a stretch of steps of one width
+    values   5 3 4 2 | 9 1 2 2 |
+    points   (0,5) (3,2)   (4,9) (5,1)          each is a point of the curve; a spike is never lost
+
+When there are too many buckets, neighbours are merged and the width doubles, so a point costs constant time on average.
+Points of all buckets but the last are settled: whoever has them needs only what came since, until ``generation``
+changes.
+
 The state is a handful of *sections* (run, plan, nodes, links, ...), each a JSON-able value with a version that counts
 its changes, and three curves. Whoever shows it needs only the sections whose version is another than it has.
 
@@ -12,21 +24,279 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from coordinator.planner.make_plan import plan_memory
-from coordinator.records.step_lines import LastStep, is_step, placement_number
-from coordinator.web.event_lines import EventLine, metrics_event
-from coordinator.web.link_view import LinkTable
-from coordinator.web.plan_view import plan_view, trained_view
-from coordinator.web.thin_curve import ThinCurve
+from coordinator.run.run_text import LastStep, figures_text, is_step, placement_number, shown
 from ringtune.costs.profile import Profile
 from ringtune.errors import PeerLostError, RingTuneError
-from ringtune.files.strict import read_object
-from ringtune.jobs.job import Job, parse_job
+from ringtune.job.job import Job, parse_job
+from ringtune.quantities import format_seconds
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.units import Units
+from ringtune.schedule.versions import ever_trained
+from ringtune.storage.strict import read_object
 from ringtune.texts import printable
 from ringtune.v1 import control_pb2
+
+MOST_BUCKETS: Final = 512
+
+
+class Point(NamedTuple):
+    """One value of a curve, at a step."""
+
+    step: int
+    value: float
+
+
+class _Bucket(NamedTuple):
+    place: int
+    low: Point
+    high: Point
+
+    def with_point(self, point: Point) -> _Bucket:
+        low = point if point.value < self.low.value else self.low
+        high = point if point.value > self.high.value else self.high
+        return _Bucket(self.place, low, high)
+
+    @property
+    def points(self) -> list[Point]:
+        return [self.low] if self.low == self.high else sorted((self.low, self.high))
+
+
+class ThinCurve:
+    """Keeps the points of a curve that show its shape.
+
+    Args:
+        most_buckets: at most two points are kept of each.
+
+    Attributes:
+        generation: counts how often settled points became others.
+        last: the newest point, which is always shown.
+    """
+
+    def __init__(self, most_buckets: int = MOST_BUCKETS) -> None:
+        self._most = most_buckets
+        self._width = 1
+        self._buckets: list[_Bucket] = []
+        self._settled: list[Point] = []
+        self.generation = 0
+        self.last: Point | None = None
+
+    def add(self, step: int, value: float) -> None:
+        """Add a point; one whose step is not above the last one replaces what the curve has from that step on."""
+        if self.last is not None and step <= self.last.step:
+            self.cut(step - 1)
+        point, place = Point(step, value), step // self._width
+        self.last = point
+        if self._buckets and self._buckets[-1].place == place:
+            self._buckets[-1] = self._buckets[-1].with_point(point)
+            return
+        if self._buckets:
+            self._settled += self._buckets[-1].points
+        self._buckets.append(_Bucket(place, point, point))
+        if len(self._buckets) > self._most:
+            self._merge()
+
+    def cut(self, last_step: int) -> None:
+        """Forget the points after ``last_step``, as far as they are kept."""
+        self._buckets = [
+            _Bucket(bucket.place, min(points, key=_value), max(points, key=_value))
+            for bucket in self._buckets
+            if (points := [point for point in bucket.points if point.step <= last_step])
+        ]
+        kept = [point for bucket in self._buckets for point in bucket.points]
+        self.last = kept[-1] if kept else None
+        self._settle()
+
+    def settled(self, start: int = 0) -> list[Point]:
+        """List the points that stay until ``generation`` changes, from the ``start``-th on."""
+        return self._settled[start:]
+
+    def unsettled(self) -> list[Point]:
+        """List the points that the next one may replace: those of the last bucket, and the newest."""
+        points = self._buckets[-1].points if self._buckets else []
+        return points if self.last is None or self.last in points else [*points, self.last]
+
+    def points(self) -> list[Point]:
+        """List all points, in the order of their steps."""
+        return [*self._settled, *self.unsettled()]
+
+    def _merge(self) -> None:
+        self._width *= 2
+        merged: list[_Bucket] = []
+        for bucket in self._buckets:
+            place = bucket.place // 2
+            if merged and merged[-1].place == place:
+                merged[-1] = merged[-1].with_point(bucket.low).with_point(bucket.high)
+            else:
+                merged.append(bucket._replace(place=place))
+        self._buckets = merged
+        self._settle()
+
+    def _settle(self) -> None:
+        self._settled = [point for bucket in self._buckets[:-1] for point in bucket.points]
+        self.generation += 1
+
+
+def _value(point: Point) -> float:
+    return point.value
+
+
+MOST_LINKS: Final = 2000
+_MOST_KEPT: Final = 20_000
+
+
+class LinkTable:
+    """Counts the bytes of each directed link, named ``source>target`` as in ``metrics.jsonl``."""
+
+    def __init__(self) -> None:
+        self.total_bytes: dict[str, int] = {}
+        self._last: Mapping[str, int] = {}
+
+    def take(self, sent: Mapping[str, Any]) -> None:
+        """Add the bytes of one step."""
+        self._last = sent
+        for link, count in sent.items():
+            if link in self.total_bytes or len(self.total_bytes) < _MOST_KEPT:
+                self.total_bytes[link] = self.total_bytes.get(link, 0) + int(count)
+
+    def view(self, profile: Profile | None) -> list[list[Any]]:
+        """List the links with the most bytes.
+
+        Args:
+            profile: has the rates that were measured; None = not known.
+
+        Returns:
+            ``[source, target, bytes so far, bytes of the newest step, bytes per second]``; no rate = None.
+        """
+        rates = {(one.source, one.target): one.rate_bytes_per_s for one in profile.links} if profile else {}
+        most = sorted(self.total_bytes.items(), key=lambda entry: (-entry[1], entry[0]))[:MOST_LINKS]
+        found = []
+        for link, total in most:
+            source, _, target = link.partition(">")
+            found.append([source, target, total, int(self._last.get(link, 0)), rates.get((source, target))])
+        return found
+
+
+def plan_view(
+    plan: Plan, placement_number: int, profile: Profile | None, needed_bytes: Mapping[str, int]
+) -> dict[str, Any]:
+    """Write a plan as the page reads it.
+
+    Args:
+        plan: of the run.
+        placement_number: of the placement that holds; another one than the plan's counts as its first.
+        profile: of the nodes; None = not known.
+        needed_bytes: what each node needs at most, as far as it is known.
+    """
+    course = plan.course
+    part = (
+        plan.at(placement_number)
+        if placement_number in {one.placement_number for one in plan.placements}
+        else plan.at(plan.placement.placement_number)
+    )
+    budgets = {node.node: node.memory_bytes for node in profile.nodes} if profile else {}
+    helps = {one.node: part.placement.host_of(one.start) for one in part.placement.joined_helpers()}
+    nodes = []
+    for name in plan.nodes:
+        piece, owner = part.slice_of(name), course.owner(name)
+        nodes.append(
+            {
+                "node": name,
+                "start": piece.start,
+                "stop": piece.stop,
+                "rows": owner.train_rows if owner else 0,
+                "owner": owner is not None,
+                "helps": helps.get(name, ""),
+                "needed_bytes": needed_bytes.get(name, 0),
+                "budget_bytes": budgets.get(name, 0),
+            }
+        )
+    return {
+        "digest": plan.digest[:12],
+        "method": course.method.name,
+        "num_blocks": course.num_blocks,
+        "num_steps": course.num_steps,
+        "batch_size": course.batch_size,
+        "microbatches": course.microbatches,
+        "wire_dtype": course.wire_dtype,
+        "placement_number": part.placement.placement_number,
+        "private_blocks": part.placement.private_blocks,
+        "ever_trained": [list(one) for one in ever_trained(course).ranges],
+        "nodes": nodes,
+    }
+
+
+def trained_view(plan: Plan, step: int, depth: int) -> list[list[int]]:
+    """List the units that a step trains, as half-open ranges; the head is unit ``num_blocks``.
+
+    Args:
+        plan: of the run.
+        step: counted from 1.
+        depth: of that step, where the top of the model trains.
+    """
+    course = plan.course
+    units = (
+        course.method.trained(course, max(0, step - 1))
+        if course.method.full_parameters
+        else Units.top(course.num_blocks, depth)
+    )
+    return [list(one) for one in units.ranges]
+
+
+class EventLine(NamedTuple):
+    """One line.
+
+    Attributes:
+        kind: joined, lost, move, checkpoint, unfreeze, evaluation, note, phase, failed or done.
+        text: for people.
+        at_unix_s: when it was heard; None = not known.
+    """
+
+    kind: str
+    text: str
+    at_unix_s: float | None = None
+
+
+def metrics_event(line: Mapping[str, Any]) -> EventLine | None:
+    """Write the line of an entry of ``metrics.jsonl``; None for steps, and for what is no event."""
+    match line.get("kind"):
+        case "unfreeze":
+            return EventLine("unfreeze", f"from step {shown(int(line['step']))} on {line['depth']} blocks train")
+        case "evaluation":
+            best = " (the best so far)" if line.get("is_best") else ""
+            told = figures_text(line) if line.get("count") else "no rows"
+            return EventLine("evaluation", f"evaluated after step {line['step']}: {told}{best}")
+        case "stop":
+            told = f"ends early after step {line['step']}: no better loss since step {line.get('best_step')}"
+            return EventLine("note", told)
+        case "move":
+            return EventLine("move", _move(line))
+        case "replan":
+            return EventLine("move", f"another placement is better from step {shown(int(line['step']))} on")
+        case "recovery":
+            return EventLine("lost" if line.get("lost") else "move", _recovery(line))
+        case "operations":
+            return EventLine("note", f"another operation table holds from step {shown(int(line['step']))} on")
+    return None
+
+
+def _move(line: Mapping[str, Any]) -> str:
+    if problem := line.get("problem"):
+        return f"stays on placement {placement_number(line)} after step {line['step']}: {problem}"
+    return f"moved to placement {line.get('to')} after step {line['step']}, in {format_seconds(float(line['seconds']))}"
+
+
+def _recovery(line: Mapping[str, Any]) -> str:
+    lost = ", ".join(map(str, line.get("lost", ())))
+    back = f"goes on from step {line['step']}, after {format_seconds(float(line['seconds']))}"
+    if there := ", ".join(map(str, line.get("back", ()))):
+        return f"node {lost} was lost, and {there} is back; the run {back}"
+    if lost:
+        return f"node {lost} is lost; the run {back}"
+    return f"step {line.get('bad_step')} was not finite; the run {back}"
+
 
 MOST_EVENTS: Final = 200
 MOST_MARKS: Final = 256

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from coordinator.what_if.what_if import PredictedPlan, WhatIf
+from coordinator.planner.what_if import PredictedPlan, WhatIf
 from ringtune.costs.profile import Profile
 from ringtune.errors import PlanError, RingTuneError
 from ringtune.schedule.plan import Plan

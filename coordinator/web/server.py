@@ -13,14 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from coordinator.web.asking import Asking
-from coordinator.web.streams import Streams
-from coordinator.web.watching import Watching
+from coordinator.web.streams import Streams, Watching
+from coordinator.web.what_if import Asking
 from ringtune.errors import ConnectionFailedError, UsageError
 from ringtune.hints import hint_to_install
-from ringtune.rpc.addresses import is_loopback, is_wildcard, join_address, own_host, split_address
-from ringtune.web.guard import Guard
-from ringtune.web.tokens import token_of
+from ringtune.transport.endpoints import is_loopback, is_wildcard, join_address, own_host, split_address
+from ringtune.transport.page_access import Guard, token_of
 
 if TYPE_CHECKING:
     import uvicorn
@@ -127,8 +125,7 @@ class PageServer:
     async def _serve(self) -> None:
         import uvicorn
 
-        from coordinator.web.app import make_app
-        from coordinator.web.connections import MOST_CONNECTIONS, connections_of_a_page
+        from coordinator.web.app import MOST_CONNECTIONS, connections_of_a_page, make_app
 
         self._streams = Streams(self.watching)
         asking = Asking(self.watching.state)

@@ -1,4 +1,13 @@
-"""Server-sent events: a browser asks once, and gets a frame whenever something has changed and it can take one.
+"""Streams of the page: a run's events become its state, and each browser gets frames of what has changed.
+
+What a browser lacks of the page's state: the sections that changed, and the points that each curve has gained.
+
+A browser has, in a ``Seen``, a version of each section and of each curve a generation with a number of points. A frame
+is made from the state as it is when the browser can take one, so nothing is queued for it: one that falls behind gets
+fewer frames, each of them complete, and whatever it missed is in the next one.
+
+The run's thread only puts an event into the box. Everything else happens on the page's own thread, which calls
+``tick`` a few times a second.
 
 Nothing is queued for a browser. A frame is made when the one before has left for the network; meanwhile the state goes
 on, and the next frame says how many changes were skipped. One that takes nothing for ``SEND_S`` is let go; it asks
@@ -9,16 +18,231 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
-from typing import TYPE_CHECKING, Any, Final
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from coordinator.web.frames import Seen
-from coordinator.web.watching import Watching
+from coordinator.web.page_state import CURVES, SECTIONS, EventLine, PageState, Point
+from ringtune.errors import RingTuneError
+from ringtune.v1 import control_pb2
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
+SHOWN_CURVES: Final = tuple(name for name in CURVES if name != "seconds")
+OF_ALL_RUNS: Final = ("members",)
+_MOST_AHEAD: Final = 512
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one browser has.
+
+    Attributes:
+        run_id: the run that it shows.
+        versions: of the sections.
+        curves: generation and number of settled points of each curve, and its unsettled points.
+    """
+
+    run_id: str | None = None
+    versions: dict[str, int] = field(default_factory=dict)
+    curves: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+
+
+class Framer:
+    """Makes frames of a state; each section is written once for all browsers.
+
+    Args:
+        state: to be shown; only one thread at a time may change or frame it.
+        members: returns a version and the members of the coordinator as they are now.
+    """
+
+    def __init__(self, state: PageState, members: Callable[[], tuple[int, Mapping[str, Any]]]) -> None:
+        self._state, self._members = state, members
+        self._written: dict[str, tuple[int, str]] = {}
+
+    def frame(self, seen: Seen) -> str:
+        """Write what a browser lacks as a JSON object, and note that it has it; empty if it lacks nothing."""
+        state, parts = self._state, []
+        if seen.run_id != state.run_id:
+            seen.run_id, seen.versions, seen.curves = state.run_id, {}, {}
+            parts.append(f'"whole":{json.dumps(state.run_id)}')
+        for name, version in self._versions():
+            if seen.versions.get(name) != version:
+                seen.versions[name] = version
+                parts.append(f'"{name}":{self._text(name, version)}')
+        curves = [text for name in SHOWN_CURVES if (text := self._curve(name, seen))]
+        if curves:
+            parts.append(f'"curves":{{{",".join(curves)}}}')
+        return f"{{{','.join(parts)}}}" if parts else ""
+
+    def _versions(self) -> list[tuple[str, int]]:
+        return [
+            *((name, self._state.versions[name]) for name in SECTIONS),
+            *((name, self._members()[0]) for name in OF_ALL_RUNS),
+        ]
+
+    def _text(self, name: str, version: int) -> str:
+        written = self._written.get(name)
+        if written is None or written[0] != version:
+            value = self._members()[1] if name in OF_ALL_RUNS else self._state.section(name)
+            written = self._written[name] = (version, json.dumps(value, separators=(",", ":")))
+        return written[1]
+
+    def _curve(self, name: str, seen: Seen) -> str:
+        curve = self._state.curves[name]
+        generation, count, had = seen.curves.get(name, (-1, 0, ""))
+        start = count if generation == curve.generation else 0
+        settled, unsettled = curve.settled(start), curve.unsettled()
+        if name in ("loss", "accuracy"):
+            unsettled = [*unsettled, *self._ahead(("loss", "accuracy").index(name))]
+        open_text = json.dumps(unsettled, separators=(",", ":"))
+        if generation == curve.generation and not settled and open_text == had:
+            return ""
+        seen.curves[name] = (curve.generation, start + len(settled), open_text)
+        return f'"{name}":{{"from":{start},"points":{json.dumps(settled, separators=(",", ":"))},"open":{open_text}}}'
+
+    def _ahead(self, place: int) -> list[Point]:
+        """Points of steps whose turn is not done; of very long turns not all."""
+        last = self._state.curves["seconds"].last
+        done = last.step if last else 0
+        found = [
+            Point(step, value)
+            for step, values in sorted(self._state.ahead.items())
+            if step > done and (value := values[place]) is not None
+        ]
+        return found[:: len(found) // _MOST_AHEAD + 1]
+
+
 _LOG = logging.getLogger(__name__)
+_KINDS: Final = frozenset(
+    (
+        *("run_id", "state", "job_toml", "profile_json", "plan_json", "metrics_json", "step_json", "report_json"),
+        *("failure", "done", "checkpoint_json", "note", "resumed_json", "activity_json"),
+    )
+)
+MOST_WAITING: Final = 50_000
+"""Events that may wait for the page's thread, which takes them four times a second."""
+_LEAST_BETWEEN_S: Final = 1.0
+
+
+class MemberNow(NamedTuple):
+    """A member of a coordinator as it is now.
+
+    Attributes:
+        state: idle, running, drained, draining or lost.
+        rss_bytes: resident memory at its last sign of life.
+        memory_bytes: what it lets a run use.
+        device: cpu or cuda.
+    """
+
+    state: str
+    rss_bytes: int
+    memory_bytes: int
+    device: str
+
+
+Feed = Callable[[], Iterable[control_pb2.RunEvent]]
+
+
+class Watching:
+    """What the page knows.
+
+    Args:
+        members: lists the members by name; must not wait long.
+        feed: returns further events, where they are read and not heard.
+        clock: unix seconds.
+        most_waiting: events that may wait for the next tick; of more the oldest are dropped.
+
+    Attributes:
+        state: of the newest run.
+        framer: makes frames of the state and the members.
+        changes: counts the ticks that changed something.
+    """
+
+    def __init__(
+        self,
+        *,
+        members: Callable[[], Mapping[str, MemberNow]] = dict,
+        feed: Feed = tuple,
+        clock: Callable[[], float] = time.time,
+        most_waiting: int = MOST_WAITING,
+    ) -> None:
+        self.state = PageState()
+        self.framer = Framer(self.state, lambda: (self._members_version, self._shown_members))
+        self.changes = 0
+        self.members: Mapping[str, MemberNow] = {}
+        self._ask_members, self._feed, self._clock = members, feed, clock
+        self._box: deque[tuple[float | None, control_pb2.RunEvent]] = deque(maxlen=most_waiting)
+        self._members_version = 1
+        self._shown_members: Mapping[str, Sequence[Any]] = {}
+        self._asked_at_s = -_LEAST_BETWEEN_S
+
+    def hear(self, event: control_pb2.RunEvent) -> None:
+        """Take an event from any thread, without waiting; files and what else the page does not show are left out."""
+        if event.WhichOneof("event") in _KINDS:
+            self._box.append((self._clock(), event))
+
+    def tick(self, now_s: float) -> bool:
+        """Bring the state up to date; whether anything changed.
+
+        Args:
+            now_s: monotonic seconds.
+        """
+        changed = False
+        while self._box:
+            at_unix_s, event = self._box.popleft()
+            self._take(event, at_unix_s)
+            changed = True
+        if now_s - self._asked_at_s >= _LEAST_BETWEEN_S:
+            self._asked_at_s = now_s
+            for event in self._feed():
+                self._take(event, None)
+                changed = True
+            changed |= self._note_members(self._ask_members())
+        self.changes += changed
+        return changed
+
+    def _take(self, event: control_pb2.RunEvent, at_unix_s: float | None) -> None:
+        try:
+            self.state.take(event, at_unix_s)
+        except (RingTuneError, KeyError, TypeError, ValueError):
+            _LOG.warning("the page can't show an event of the run", exc_info=True)
+
+    def _note_members(self, members: Mapping[str, MemberNow]) -> bool:
+        if members == self.members:
+            return False
+        at_unix_s = self._clock()
+        for line in member_lines(self.members, members):
+            self.state.tell(line._replace(at_unix_s=at_unix_s))
+        self.members = dict(members)  # the one that is asked may go on changing its own
+        self._shown_members = {node: list(one) for node, one in members.items()}
+        self._members_version += 1
+        return True
+
+
+def member_lines(before: Mapping[str, MemberNow], now: Mapping[str, MemberNow]) -> list[EventLine]:
+    """Say who came, was lost, came back and left."""
+    found = []
+    for node in sorted(before.keys() | now.keys()):
+        was, has = before.get(node), now.get(node)
+        if has is None:
+            found.append(EventLine("left", f"node {node} left"))
+            continue
+        is_lost, was_lost = has.state == "lost", was is not None and was.state == "lost"
+        if was is None:
+            found.append(EventLine("joined", f"node {node} joined"))
+        if is_lost and not was_lost:  # one that is seen for the first time may be, too
+            found.append(EventLine("lost", f"node {node} is lost: it is silent"))
+        elif was_lost and not is_lost:
+            found.append(EventLine("joined", f"node {node} is back"))
+    return found
+
+
 MOST_STREAMS: Final = 64
 SEND_S: Final = 20.0
 """How long a browser may take for one frame."""

@@ -12,8 +12,7 @@ from typing import Final
 from deploy.arm64.emulated import REPOSITORY, TORCH, Board, MissingTool, require_tools
 from deploy.arm64.ring import CLOSE, JOIN_S, Mixed, difference, losses, run_native, trained
 from deploy.smoke.tiny_job import BLOCKS, STEPS, write_job
-from ringtune.files.durable import remove_folder
-from ringtune.files.owned import claim
+from ringtune.storage.durable import claim, remove_folder
 
 SKIPPED_EXIT_CODE: Final = 77
 """What automake, meson and others take for "skipped"."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringtune.errors import CapacityError, InvalidInputError, UsageError
-from ringtune.files.strict import read_dataclass
 from ringtune.ids import check_node_name
 from ringtune.quantities import format_bytes, parse_bytes
+from ringtune.storage.strict import read_dataclass
 
 _BED_NAME = re.compile(r"[a-z][a-z0-9]{0,14}")
 # Addresses of one /24, less the hub's, the network's and the broadcast's.

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringtune.errors import ConnectionFailedError, IntegrityError, RingTuneError
-from ringtune.files.durable import write_durably
+from ringtune.storage.durable import write_durably
 
 FETCH_DEADLINE_S = 1800.0
 _BIN = Path(sys.executable).parent

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from ringtune.schedule.course import Course
-from ringtune.schedule.extent import Owner
 from ringtune.schedule.methods import RingAda
-from ringtune.schedule.turns.versions import depth
+from ringtune.schedule.run_shape import Owner
+from ringtune.schedule.versions import depth
 
 FOLDER: Final = Path(__file__).parent
 _FROZEN, _TRAINS, _WIRE, _INK, _BACK = "#dbe4ee", "#f4b183", "#2f6f9f", "#333333", "#b5532a"

@@ -1,34 +1,68 @@
-"""Hold one run at one node, from the first step of its preparation to its release.
+"""One run at one node: its preparation with slice, links and loop, its result, and its release.
+
+Hold one run at one node, from the first step of its preparation to its release.
 
 Whatever a run holds (threads, links, tensors) is reachable from here only, so dropping it drops all. It is
 also where links deliver: what comes before the node is prepared or after it was released goes nowhere.
+
+What an agent needs of its part with torch: ``edge.agent.torch_backend``, or a stand-in without torch.
+
+Build a node's part of a run, and start its loop.
+
+Links of a run to the nodes that this one sends to, opened while the run is prepared.
+
+What a node hands in: its part of the result, and at the end of a run its totals.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from edge.machine.memory_budget import give_memory_back, peak_rss_bytes
-from edge.run.loop import AgentRun
-from edge.run.partners import Keeper
-from edge.run.reporter import Arrived, Reporter
-from edge.run.shared_clock import SharedClock
-from edge.shards.saver import Saver
-from ringtune.engine.spans import Span
-from ringtune.errors import DivergedError, FrameError, InterruptedRunError, RingTuneError, error_from_name
-from ringtune.files.pieces import Pieces
+from edge.checkpoint.shard_saver import GoesOn, Saver, open_saver
+from edge.checkpoint.snapshots import SnapshotLike, TakenOver
+from edge.machine import resources
+from edge.machine.libraries import ComputeThread
+from edge.machine.resources import give_memory_back, peak_rss_bytes
+from edge.options import AgentOptions
+from edge.profiler.timing import TimingRequest
+from edge.runtime.loop import NO_KEEPER, AgentRun, Keeper, Link
+from edge.runtime.reporter import Arrived, Reporter, SharedClock, Totals
+from ringtune.engine.events import Span
+from ringtune.errors import (
+    ConnectionFailedError,
+    DivergedError,
+    FrameError,
+    InterruptedRunError,
+    PlanError,
+    RingTuneError,
+    TrustError,
+    error_from_name,
+)
+from ringtune.job.job import Job
 from ringtune.models.result_files import NO_RESULT, Result
-from ringtune.rpc.codecs.grants import GrantReader
 from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.lowering import links as plan_links
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StartPoint
+from ringtune.schedule.stages import saves_head
+from ringtune.schedule.turns import StartPoint
+from ringtune.storage.pieces import Pieces
 from ringtune.texts import Repeats, times
+from ringtune.transport.channels import MAX_WORKERS
+from ringtune.transport.codecs import GrantReader
+from ringtune.transport.endpoints import is_allowed
+from ringtune.transport.parties import node_party
+from ringtune.transport.refusals import why_refused
+from ringtune.transport.speaker import is_encrypted
+from ringtune.v1 import control_pb2
 
 if TYPE_CHECKING:
-    from edge.wire.frames import Ack  # loads torch
+    from edge.transport.frames import Ack
 
 _LOG = logging.getLogger(__name__)
 # When a run fails or is stopped, all nodes are released one after another; a peer that was first closes its
@@ -202,3 +236,279 @@ class ActiveRun:
         self.executor = self.run = self.reporter = self.saver = self.inactive_state = self.keeper = None
         self.links.clear()
         give_memory_back()
+
+
+class Workshop(Protocol):
+    """The part of an agent that needs torch; ``edge.agent.torch_backend``, loaded when first needed."""
+
+    def preload(self) -> None:
+        """Load the libraries that a run needs."""
+
+    def inspect(
+        self, options: AgentOptions, job: Job, *, timing: TimingRequest | None, memory_bytes: int, dataset: Any = None
+    ) -> tuple[dict[str, Any], Any]:
+        """Return the node's facts as JSON, and its dataset or None; load none if one is given."""
+
+    def build(self, options: AgentOptions, job: Job, plan: Plan, dataset: Any) -> Any:
+        """Build the executor of this node."""
+
+    def snapshot(self, active: ActiveRun, metadata: Mapping[str, str]) -> SnapshotLike:
+        """Keep what the slice of a run has trained, and at an owner the head; on the compute thread."""
+
+    def kept_file(self, executor: Any, blocks: tuple[int, ...], of: Mapping[str, str]) -> bytes:
+        """Copy what was trained of some blocks into a file; on the compute thread."""
+
+    def take_over(self, executor: Any, taken: TakenOver) -> None:
+        """Go on with what was trained of the blocks of an executor."""
+
+    def working_clock(self, executor: Any) -> Callable[[], float]:
+        """Make the clock of what the executor's computing takes at this node's quota alone."""
+
+    def ring_servicer(self) -> Any:
+        """Make the servicer that takes frames; one per process."""
+
+    def expect(self, servicer: Any, active: ActiveRun, job: Job) -> None:
+        """Let the servicer take the run's frames and deliver them to ``active``."""
+
+    def connect(self, active: ActiveRun, target: str, address: str) -> Any:
+        """Make a link that is not open yet: it has ``open(timeout_s)`` and what ``run.Link`` has."""
+
+
+def build_slice(
+    active: ActiveRun,
+    job: Job,
+    options: AgentOptions,
+    *,
+    workshop: Workshop,
+    ring: Any,
+    dataset: Any,
+    goes_on: GoesOn | None,
+    taken: TakenOver | None = None,
+    deadline_s: float,
+) -> None:
+    """Build the executor of a run, open its saver, and load what it goes on from; on the compute thread.
+
+    Args:
+        active: the run, which gets executor and saver.
+        job: with the model's folder on this machine.
+        options: of the agent.
+        workshop: builds.
+        ring: the servicer, which takes the run's frames from now on.
+        dataset: that was loaded for this run before; None = load it.
+        goes_on: the shard; None = the run begins, or moves.
+        taken: what was taken over from its last placement, or off disks; None = nothing was.
+        deadline_s: when the folder for shards has to be locked, on the monotonic clock.
+
+    Raises:
+        InterruptedRunError: the run was released meanwhile.
+        RingTuneError: the slice can't be built, or the shard not be loaded.
+    """
+    resources.reset_peak()
+    # before the slice is built: peers that are faster may open their links meanwhile
+    workshop.expect(ring, active, job)
+    if active.cancelled.is_set():
+        ring.forget(active)
+        active.check_wanted()
+    active.executor = workshop.build(options, job, active.plan, dataset)
+    first_run = goes_on.run_id if goes_on else taken.shards_run if taken else active.run_id
+    active.saver = open_saver(
+        options.state,
+        active.plan,
+        active.node,
+        first_run,
+        is_resumed=goes_on is not None or (taken is not None and taken.is_resumed),
+        keeps_state=job.keeps_state_on_disk,
+        kept=options.kept,
+        rows=active.executor.rows_digest(first_run),
+        timeout_s=deadline_s - time.monotonic(),
+    )
+    if job.keeps_state_on_disk and active.saver is not None:
+        active.inactive_state = active.executor.inactive_state
+        active.inactive_state.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
+    offload = active.plan.course.offload
+    if offload is not None and offload.merged and active.saver is not None:
+        active.executor.offloading.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
+    if active.plan.placement.cache is not None:
+        _open_cache(active)
+    if taken is not None:
+        if taken.is_resumed and active.saver is not None:
+            active.saver.require_rows()
+        workshop.take_over(active.executor, taken)
+    if goes_on is not None and active.saver is not None:
+        active.saver.load(
+            goes_on.shard.step,
+            goes_on.shard.sha256,
+            active.executor,
+            with_head=saves_head(active.plan.course, active.node, goes_on.holder),
+            plan_digest=goes_on.plan_digest,
+        )
+
+
+def _open_cache(active: ActiveRun) -> None:
+    """Let a node keep hidden states in its folder; where it can't, the run goes on and the node says why."""
+    try:
+        folder = active.saver.hidden() if active.saver is not None else None
+        active.executor.prefixes.open(folder, active.start)
+    except RingTuneError as error:
+        active.executor.prefixes.open(None, active.start, problem=str(error))
+
+
+def start_loop(
+    active: ActiveRun,
+    job: Job,
+    *,
+    workshop: Workshop,
+    ring: Any,
+    compute: ComputeThread,
+    report: Callable[[control_pb2.ReportRequest], object],
+    on_refused: Callable[[str], None],
+    clock: SharedClock,
+    totals: Totals,
+) -> None:
+    """Start the loop of a run on the compute thread; its links are open.
+
+    Args:
+        active: the run, which gets reporter and loop.
+        job: of the run.
+        workshop: makes the clock of what computing takes.
+        ring: the servicer, which returns credits.
+        compute: the thread.
+        report: delivers one report to the coordinator or raises ``grpc.RpcError``.
+        on_refused: told why the coordinator wants no more reports.
+        clock: the coordinator's.
+        totals: of the run so far.
+    """
+    active.reporter = Reporter(
+        run_id=active.run_id,
+        node=active.node,
+        num_blocks=active.plan.course.num_blocks,
+        send=report,
+        on_refused=on_refused,
+        clock=clock,
+        numbers=totals.report_numbers,
+    )
+    links: dict[str, Link] = active.links
+    active.run = AgentRun(
+        plan=active.plan,
+        node=active.node,
+        executor=active.executor,
+        links=links,
+        ack=ring.ack,
+        done_before=ring.done_before,
+        reports=active.reporter,
+        wait_s=job.runtime.wait_s,
+        record=job.runtime.record,
+        start=active.start,
+        saver=active.saver,
+        keeper=active.keeper or NO_KEEPER,
+        worked=workshop.working_clock(active.executor),
+        totals=totals,
+    )
+    compute.submit(active.run.loop)
+
+
+_LINK_RETRY_S = 0.1
+MAX_INCOMING = MAX_WORKERS - 64
+"""Links to one node; the other workers are for the coordinator's calls and for nodes that fetch weights."""
+
+
+def open_links(
+    active: ActiveRun, options: AgentOptions, workshop: Workshop, addresses: Mapping[str, str], deadline_s: float
+) -> None:
+    """Open a link to each node that this one sends to.
+
+    Raises:
+        ConnectionFailedError: a node can't be reached in time, or only unencrypted; names it.
+        PlanError: more nodes send to this one than it can serve.
+        InterruptedRunError: the run was released meanwhile.
+    """
+    name = options.name
+    found = plan_links(active.plan, active.start)
+    incoming = sum(target == name for _, target in found)
+    if incoming > MAX_INCOMING:
+        raise PlanError(
+            f"{incoming} nodes would send to node {name}, which can serve {MAX_INCOMING}; take fewer owners"
+        )
+    for target in sorted(target for source, target in found if source == name):
+        address = addresses.get(target, "")
+        if not address:
+            raise ConnectionFailedError(f"node {name} got no address of node {target}; let it join again")
+        check_private(options, target, address)
+        _open_link(workshop, active, target, address, deadline_s)
+
+
+def check_private(options: AgentOptions, target: str, address: str) -> None:
+    """Refuse to send tensors beyond this machine unencrypted, unless the user allowed it.
+
+    Raises:
+        ConnectionFailedError: names both ends.
+    """
+    if not is_allowed(address, insecure=options.insecure):
+        raise ConnectionFailedError(
+            f"node {options.name} won't send tensors unencrypted to {target} at {address}; "
+            "let every node join with a token, or start all with --insecure if the network is trusted"
+        )
+
+
+def _open_link(workshop: Workshop, active: ActiveRun, target: str, address: str, deadline_s: float) -> None:
+    """Open one link; try again until the deadline, because a peer refuses until it has the plan."""
+    while True:
+        # before it is open, so that who ends the run ends the waiting too
+        link = active.links[target] = workshop.connect(active, target, address)
+        active.check_wanted()
+        try:
+            link.open(max(0.1, deadline_s - time.monotonic()))
+            return
+        except (FrameError, ConnectionFailedError) as error:
+            link.close()
+            if time.monotonic() + _LINK_RETRY_S > deadline_s:
+                _require_trust(active.node, target, address, error)
+                raise
+            _LOG.debug("link to %s not open yet: %s", target, error)
+        active.cancelled.wait(_LINK_RETRY_S)
+
+
+def _require_trust(node: str, target: str, address: str, error: RingTuneError) -> None:
+    """Raise what is wrong with certificates, if that is why a link can't be opened."""
+    if is_encrypted() and isinstance(error, ConnectionFailedError):
+        why = why_refused(address, node_party(target), time.time())
+        if why:
+            raise TrustError(f"node {node} can't send to node {target}: {why}") from error
+
+
+_FLUSH_S: Final = 5.0
+
+
+def collect(
+    active: ActiveRun, run: AgentRun, *, with_head: bool, with_private: bool, goes_on: bool, timeout_s: float
+) -> dict[str, Pieces]:
+    """Collect the trained tensors, and at the end of a run this node's totals, as files by name.
+
+    Nothing is copied: files are read from the tensors as they are sent, so nothing may train meanwhile.
+
+    Args:
+        active: the run.
+        run: its loop.
+        with_head: also the head.
+        with_private: also the private blocks.
+        goes_on: the run trains on afterwards.
+        timeout_s: longest time to wait for the tensors, in seconds.
+
+    Raises:
+        DivergedError: a trained weight is not finite.
+    """
+    executor, reporter = active.executor, active.reporter
+    active.is_collected = active.is_collected or not goes_on
+    files: dict[str, Pieces] = dict(
+        run.call(
+            lambda: executor.adapter_files(with_head=with_head, with_private=with_private),
+            timeout_s=timeout_s,
+            what="the trained tensors",
+        )
+    )
+    if goes_on:
+        return files
+    files["totals.json"] = Pieces.of(json.dumps(active.figures()).encode())
+    if reporter is not None:
+        reporter.flush(min(_FLUSH_S, timeout_s))  # so that the trace is complete when the run ends
+    return files

@@ -1,11 +1,15 @@
-"""The agent does what the coordinator asks of a node, one run at a time.
+"""The agent of a node: what the coordinator asks of it, and the links that it measures.
+
+The agent does what the coordinator asks of a node, one run at a time.
 
 ::
 
     inspect -> prepare -> grant ... -> collect -> release      (release at any time, also while preparing)
 
 The coordinator drives one run at a time: a call for another run releases a left-over one. Whatever needs
-torch happens on one compute thread, through ``edge.agent.workshop``, which is loaded after the agent has joined.
+torch happens on one compute thread, through ``edge.agent.torch_backend``, which is loaded after the agent has joined.
+
+Measure the links of a node to others, as the coordinator asks.
 """
 
 from __future__ import annotations
@@ -20,31 +24,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edge.agent.active_run import ActiveRun
-from edge.agent.collecting import collect
-from edge.agent.link_measuring import LinkMeasuring
-from edge.agent.moving.agent_moves import AgentMoves
-from edge.agent.open_links import open_links
-from edge.agent.preparing import build_slice, start_loop
-from edge.agent.snapshots import TakenOver
-from edge.agent.torch_side import Workshop
-from edge.agent_options import AgentOptions
-from edge.machine import memory_budget
-from edge.machine.threads import ComputeThread
-from edge.measuring.timing_request import TimingRequest
-from edge.run.loop import AgentRun
-from edge.run.shared_clock import SharedClock
-from edge.run.totals import Totals
-from edge.shards.saver import GoesOn
-from edge.weights.borrow import Borrower
+from edge.agent.active_run import ActiveRun, Workshop, build_slice, check_private, collect, open_links, start_loop
+from edge.agent.migration import AgentMoves
+from edge.checkpoint.shard_saver import GoesOn
+from edge.checkpoint.snapshots import TakenOver
+from edge.machine import resources
+from edge.machine.libraries import ComputeThread
+from edge.options import AgentOptions
+from edge.profiler.timing import TimingRequest
+from edge.runtime.loop import AgentRun
+from edge.runtime.reporter import SharedClock, Totals
+from edge.transport.probe import LinkRate, computing_lost_s_per_byte, measure_link
+from edge.weights.weight_fetch import Borrower
 from ringtune.errors import FrameError, RingTuneError
-from ringtune.files.chunks import write_files
-from ringtune.files.pieces import Pieces
-from ringtune.files.strict import read_object
-from ringtune.jobs.job import Job, parse_job
-from ringtune.jobs.result import result_of
+from ringtune.job.job import Job, parse_job, result_of
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StartPoint, Turn
+from ringtune.schedule.turns import StartPoint, Turn
+from ringtune.storage.chunks import write_files
+from ringtune.storage.pieces import Pieces
+from ringtune.storage.strict import read_object
 from ringtune.v1 import control_pb2
 
 T = TypeVar("T")
@@ -78,7 +76,7 @@ class Agent:
         self._attach_ring = attach_ring
         self._ring: Any = None
         self._report = report
-        self._load = load_workshop or (lambda: importlib.import_module("edge.agent.workshop"))
+        self._load = load_workshop or (lambda: importlib.import_module("edge.agent.torch_backend"))
         self._loaded: Workshop | None = None
         self._compute = ComputeThread()
         self._lock = threading.Lock()
@@ -118,7 +116,7 @@ class Agent:
         job = self.job_of(run_id, job_toml)
         if self.models is not None:
             job = self.models.for_planning(run_id, job, timeout_s=timeout_s)
-        budget = self.options.memory_bytes or memory_budget.memory_budget()
+        budget = self.options.memory_bytes or resources.memory_budget()
 
         def work() -> dict[str, Any]:
             known = self._data[1] if self._data[0] == run_id else None
@@ -389,3 +387,39 @@ class Agent:
         job = parse_job(job_toml, source=f"the job of run {run_id}")
         path = self.options.model
         return job.with_overrides({"model.path": str(path)}) if path is not None else job
+
+
+class LinkMeasuring:
+    """Measures the links of one node.
+
+    Args:
+        options: of its agent.
+    """
+
+    def __init__(self, options: AgentOptions) -> None:
+        self._options = options
+
+    def measure(
+        self, target: str, address: str, message_bytes: int, *, timeout_s: float, brief: bool = False
+    ) -> LinkRate:
+        """Measure the link to another node; see ``edge.transport.probe``.
+
+        Raises:
+            ConnectionFailedError: it can't be measured, or leaves this machine unencrypted; names both ends.
+            DeadlineError: it took too long.
+        """
+        check_private(self._options, target, address)
+        me = self._options.name
+        return measure_link(me, target, address, message_bytes=message_bytes, timeout_s=timeout_s, brief=brief)
+
+    def computing_lost_s_per_byte(
+        self, target: str, address: str, message_bytes: int, computing_s: float, *, timeout_s: float
+    ) -> float:
+        """Measure what messages to another node take from this node's computing; see ``edge.transport.probe``.
+
+        Raises:
+            ConnectionFailedError: it can't be measured, or leaves this machine unencrypted; names both ends.
+        """
+        check_private(self._options, target, address)
+        me = self._options.name
+        return computing_lost_s_per_byte(me, target, address, message_bytes, computing_s, timeout_s=timeout_s)

@@ -27,10 +27,10 @@ from collections.abc import Callable, Mapping
 
 import grpc
 
-from edge.run.shared_clock import SharedClock
+from edge.runtime.reporter import SharedClock
 from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError, TrustError
-from ringtune.rpc.repeating.asking import repeated
-from ringtune.rpc.statuses import error_of_call
+from ringtune.transport.retry import repeated
+from ringtune.transport.status import error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _LOG = logging.getLogger(__name__)

@@ -1,7 +1,15 @@
-"""Run an agent's process: start, join, wait for a reason to end, leave in order.
+"""The process of an agent: it joins, keeps its certificate, and leaves in order.
+
+Run an agent's process: start, join, wait for a reason to end, leave in order.
 
 Ends within seconds whatever the compute thread does: what is left of it then is a daemon thread inside a
 torch call, and the process exits without waiting for it.
+
+Give up a run that no coordinator drives any more, so that the one that comes back can go on from its last turn.
+
+Keep the certificate of a node young while its agent runs, and refuse those whose certificates were removed.
+
+Count the rows of a node's files before there is a job, as far as their form alone tells it.
 """
 
 from __future__ import annotations
@@ -15,35 +23,36 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
 import grpc
 
 from edge.agent.agent import Agent
-from edge.agent.figures import FiguresServer, NodeFigures
-from edge.agent.giving_up import give_up
 from edge.agent.membership import Membership
+from edge.agent.node_metrics import FiguresServer, NodeFigures
 from edge.agent.servicer import AgentServer
-from edge.agent_options import AgentOptions, advertised_address, bind_address
-from edge.data.row_count import count_rows
-from edge.joining.keep_certificate import keep_certificate, refuse_removed
-from edge.machine import memory_budget
-from edge.machine.allocator import keep_freed_memory
-from edge.machine.hardware import has_cuda_device
-from edge.machine.threads import limit_library_threads
-from edge.run.shared_clock import SharedClock
-from edge.weights.borrow import Borrower
+from edge.machine import resources
+from edge.machine.libraries import limit_library_threads
+from edge.machine.resources import has_cuda_device, keep_freed_memory
+from edge.options import AgentOptions, advertised_address, bind_address
+from edge.runtime.reporter import SharedClock
+from edge.weights.weight_fetch import Borrower
 from ringtune import __version__
 from ringtune.errors import PeerLostError, RingTuneError
-from ringtune.files.owned import keep_files_private
-from ringtune.machine.cores import usable_cores
-from ringtune.machine.grace import end_within
-from ringtune.machine.signals import handled
-from ringtune.rpc.connections import open_channel
-from ringtune.rpc.refusals import why_refused
-from ringtune.rpc.repeating.asking import repeated
-from ringtune.trust.parties import COORDINATOR
+from ringtune.machine.process import end_within, handled
+from ringtune.machine.resources import usable_cores
+from ringtune.schedule.batches import even_share
+from ringtune.storage.durable import keep_files_private
+from ringtune.storage.tables import TABLE_SUFFIXES, table_rows
+from ringtune.storage.text_files import form_suffix
+from ringtune.transport.channels import open_channel
+from ringtune.transport.parties import COORDINATOR
+from ringtune.transport.refusals import why_refused
+from ringtune.transport.retry import repeated
+from ringtune.transport.speaker import speaker
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
@@ -125,7 +134,7 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending, on_joi
         current_run=lambda: agent.current_run,
         on_run_over=lambda run_id, reason: give_up(agent, run_id, reason),
         on_gone=lambda error: ending.ask(error.exit_code, str(error), error),
-        rss_bytes=memory_budget.rss_bytes,
+        rss_bytes=resources.rss_bytes,
         rejoin=not options.watch_parent,
         clock=clock,
         why_refused=lambda: why_refused(options.coordinator, COORDINATOR, time.time()),
@@ -164,7 +173,7 @@ def _figures(options: AgentOptions, agent: Agent, budget_bytes: int) -> FiguresS
         return NodeFigures(
             node=options.name,
             run_id=agent.current_run,
-            rss_bytes=memory_budget.rss_bytes(),
+            rss_bytes=resources.rss_bytes(),
             budget_bytes=budget_bytes,
             actions=totals.actions,
             busy_s=totals.busy_s,
@@ -212,7 +221,7 @@ def _identity(options: AgentOptions, port: int) -> control_pb2.JoinRequest:
         address=advertised_address(options, port),
         version=__version__,
         has_data=options.data is not None,
-        memory_bytes=options.memory_bytes or memory_budget.memory_budget(),
+        memory_bytes=options.memory_bytes or resources.memory_budget(),
         device=_likely_device(options),
         threads=options.threads or usable_cores(),
         system=f"{platform.system()} {platform.machine()}",
@@ -230,3 +239,77 @@ def _likely_device(options: AgentOptions) -> str:
     if options.device != "auto":
         return options.device
     return "cuda" if has_cuda_device() else "cpu"
+
+
+_SAVE_S: Final = 60.0
+"""How long the action under way and the disk may take; what is not saved by then is done again."""
+
+
+def give_up(agent: Agent, run_id: str, reason: str) -> None:
+    """Stop a run, put the ends of its last turns on this node's disk, and release it.
+
+    Args:
+        agent: of this node.
+        run_id: of the run; empty = whatever runs.
+        reason: why it is given up.
+    """
+    active = agent.current()
+    if active is not None and run_id in ("", active.run_id):
+        agent.end(active, reason)
+    kept, files = agent.moves.kept.everything()
+    if files and run_id in ("", kept):
+        try:
+            agent.on_compute_thread(agent.moves.save, "save the last turns", timeout_s=_SAVE_S)
+        except RingTuneError as error:
+            _LOG.warning("the last turns of run %s are not saved: %s", kept, error)
+    agent.release(run_id, reason)
+
+
+_LOOK_S = 600.0
+
+
+def keep_certificate(channel: grpc.Channel, folder: Path | None) -> None:
+    """Renew the certificate of this process at two thirds of its life, in the background.
+
+    Args:
+        channel: to the coordinator.
+        folder: where the identity is kept; None = there is none.
+    """
+    if folder is None or speaker() is None:
+        return
+    threading.Thread(target=_keep, args=(channel, folder), name="keep-certificate", daemon=True).start()
+
+
+def _keep(channel: grpc.Channel, folder: Path) -> None:
+    from ringtune.transport.enrollment import renew_if_due
+    from ringtune.v1 import trust_pb2_grpc
+
+    stub = trust_pb2_grpc.MembershipStub(channel)
+    while (who := speaker()) is not None:
+        renew_if_due(stub, who, folder, time.time())
+        time.sleep(_LOOK_S)
+
+
+def refuse_removed(removed: Mapping[str, str]) -> None:
+    """Refuse the bearers of these certificates from now on, serial -> reason."""
+    who = speaker()
+    if who is not None:
+        who.removed = dict(removed)
+
+
+def count_rows(path: Path | None, share: tuple[int, int]) -> int | None:
+    """Count one share of a table's rows; None for other files, which only a job's task tells how to read.
+
+    Example: part 1 of 4 of 10 rows has the rows [2, 5), which are 3. A job with another split gives a node others.
+
+    Args:
+        path: of the file; None = there is none.
+        share: which part of the rows: (index, number of parts).
+
+    Raises:
+        DataError: the file is not readable.
+    """
+    if path is None or form_suffix(path) not in TABLE_SUFFIXES:
+        return None
+    count, (index, parts) = sum(1 for _ in table_rows(path, {})), share
+    return len(even_share(count, num_owners=parts, share=index))

@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from edge.agent.moving.agent_moves import NextPlacement
-from edge.agent.moving.ahead import fetch_ahead
-from edge.agent.moving.servicer import SnapshotServicer
-from edge.measuring.timing_request import DEFAULT_BUDGET_S, TimingRequest
-from edge.shards.saver import GoesOn, SavedStart, ShardAsked, check_shards, list_parts
-from edge.wire.probe import add_probe_sink
-from ringtune.files.chunks import cut_pieces
+from edge.agent.migration import NextPlacement, fetch_ahead
+from edge.checkpoint.shard_saver import GoesOn, SavedStart, ShardAsked, check_shards, list_parts
+from edge.checkpoint.snapshot_servicer import SnapshotServicer
+from edge.profiler.timing import DEFAULT_BUDGET_S, TimingRequest
+from edge.transport.probe import add_probe_sink
 from ringtune.ids import check_run_id
-from ringtune.rounds.whereabouts import SavedSource
-from ringtune.rpc.codecs.codec import step_kind
-from ringtune.rpc.connections import Server
-from ringtune.rpc.statuses import answer, answer_stream
-from ringtune.rpc.weights_servicer import WeightsServicer
-from ringtune.schedule.changing_hands.placements import Source
-from ringtune.schedule.frozen_weights import FrozenWeights
-from ringtune.schedule.turns.turns import StartPoint
+from ringtune.run_control.checkpoint import SavedSource
+from ringtune.schedule.course import FrozenWeights
+from ringtune.schedule.migration import Source
+from ringtune.schedule.turns import StartPoint
+from ringtune.storage.chunks import cut_pieces
+from ringtune.transport.channels import Server
+from ringtune.transport.codecs import step_kind
+from ringtune.transport.status import answer, answer_stream
+from ringtune.transport.weights_servicer import WeightsServicer
 from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2_grpc
 
 if TYPE_CHECKING:

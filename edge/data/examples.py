@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from edge.data.tokens import Batch
-from ringtune.jobs.rows import Rows
-from ringtune.rounds.class_counts import LEAST_ROWS, MOST_CLASSES, name_of
+from ringtune.job.rows import Rows
+from ringtune.run_control.evaluation import LEAST_ROWS, MOST_CLASSES, name_of
 
 Values = tuple[tuple[str, float], ...]
 
@@ -141,7 +141,7 @@ class ClassCounts:
         self._counts.update(zip(batch.labels.flatten().tolist(), predictions.flatten().tolist(), strict=True))
 
     def values(self, *, are_few: bool) -> Values:
-        """Return the counts by the names of ``ringtune.rounds.class_counts``; none of few rows or many classes."""
+        """Return the counts by the names of ``ringtune.run_control.evaluation``; none of few rows or many classes."""
         if are_few:
             return ()
         pairs = sorted(pair for pair in self._counts if pair[0] >= 0)  # what has no class of the run doesn't count

@@ -1,14 +1,25 @@
-"""Read questions whose answer is a piece of a context, cut them into windows, and judge predicted answers.
+"""Questions about contexts as rows, and the judgement of predicted answers.
+
+Read questions whose answer is a piece of a context, cut them into windows, and judge predicted answers.
 
 A context that is too long becomes several windows that overlap; each has the whole question before it. A window
 without the answer points at its first token. The prediction for a question is the best span of all its windows.
 
 Source: Devlin et al. 2019, section 4.2 (windows and spans); SQuAD for what counts (``squad``).
+
+Compare a predicted answer with the right ones as SQuAD does: exact match and F1 over words.
+
+Both ignore case, punctuation, the articles a, an, the, and extra spaces; the best of several right answers counts.
+
+Source: Rajpurkar et al. 2016, section 6.1, and the official ``evaluate-v1.1.py``.
 """
 
 from __future__ import annotations
 
+import re
+import string
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +28,10 @@ from typing import Any, NamedTuple
 import torch
 
 from edge.data.examples import Values
-from edge.data.squad import exact_match, f1
 from edge.data.tokens import Batch, Padder, TokenRow, load_tokenizer
 from ringtune.errors import DataError, ModelError
-from ringtune.jobs.job import Job
-from ringtune.jobs.rows import Question, Rows, read_rows
+from ringtune.job.job import Job
+from ringtune.job.rows import Question, Rows, read_rows
 from ringtune.models.family import QUESTION_ANSWERING
 
 LONGEST_ANSWER = 30
@@ -271,3 +281,33 @@ def _target(offsets: Sequence[tuple[int, int]], first: int, row: Question) -> tu
     begins = [token for token, (start, stop) in enumerate(offsets) if start <= row.start < stop]
     ends = [token for token, (start, stop) in enumerate(offsets) if start < row.stop <= stop]
     return (first + begins[0], first + ends[-1]) if begins and ends else (0, 0)
+
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalised(text: str) -> str:
+    """Normalise a text before it is compared: "The cat's  hat!" becomes "cats hat"."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(predicted: str, answers: Sequence[str]) -> float:
+    """Return 1 if the normalised prediction is one of the normalised answers, otherwise 0."""
+    return float(any(normalised(predicted) == normalised(answer) for answer in answers))
+
+
+def f1(predicted: str, answers: Sequence[str]) -> float:
+    """Harmonic mean of precision and recall of the words, for the best answer.
+
+    Example: "red hat" for the answer "hat" has precision 1/2 and recall 1, so 2/3.
+    """
+    return max(_f1(normalised(predicted).split(), normalised(answer).split()) for answer in answers)
+
+
+def _f1(predicted: list[str], answer: list[str]) -> float:
+    common = sum((Counter(predicted) & Counter(answer)).values())
+    if not common:
+        return 0.0
+    precision, recall = common / len(predicted), common / len(answer)
+    return 2 * precision * recall / (precision + recall)

@@ -20,10 +20,10 @@ import torch
 from edge.data.examples import ClassCounts, Summed, Sums, Values
 from edge.data.tokens import IGNORED, Batch, NoTokenError, Padder, TokenRow, load_tokenizer
 from ringtune.errors import ModelError
-from ringtune.jobs.job import Job
-from ringtune.jobs.rows import Rows, read_rows
+from ringtune.job.job import Job
+from ringtune.job.rows import Rows, read_rows
 from ringtune.models.family import TAGGING
-from ringtune.rounds.entities import PREDICTED, RIGHT, TRUE, count_name, entities_of, entity_types
+from ringtune.run_control.evaluation import PREDICTED, RIGHT, TRUE, count_name, entities_of, entity_types
 
 _LOG = logging.getLogger(__name__)
 CUT_WORDS = "cut_words"

@@ -1,22 +1,33 @@
-"""The device that computes, as torch has it: its name, memory and numeric class, and how its work is waited for.
+"""The device that computes, as torch has it, and whether it is fast in bfloat16.
+
+The device that computes, as torch has it: its name, memory and numeric class, and how its work is waited for.
 
 On CUDA a node has two memories. Batches wait in the host's; weights, graphs and gradients lie on the device, beside a
 context with the code of kernels (``CONTEXT_BYTES``) that no tensor counts. A budget is what both have room for.
 
 Source: PyTorch, CUDA semantics (asynchronous execution, memory management).
+
+Tell whether this machine multiplies bfloat16 faster than float32.
+
+What torch says of the processor decides, and no measurement, because a run's result depends on the answer: it has to be
+the same tomorrow. It is worth 4 times on AVX512-BF16. Without such instructions torch computes the same products by
+other means, more slowly than in float32. A torch that can't be asked (2.9 has no such function) counts as one without
+them.
+
+Source: torch 2.13, ``torch.cpu.get_capabilities`` and ``torch.cuda.is_bf16_supported``.
 """
 
 from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
-from ringtune.costs.memory.sizes import CONTEXT_BYTES
+from ringtune.costs.memory_sizes import CONTEXT_BYTES
 from ringtune.errors import CapacityError
 from ringtune.quantities import format_bytes
 
@@ -78,7 +89,7 @@ def device_memory(device: str) -> DeviceMemory | None:
 
 
 def numerics_of(device: str) -> str:
-    """Describe what the last bits of results depend on here; see ``ringtune.costs.equal_copies``.
+    """Describe what the last bits of results depend on here; see ``ringtune.costs.measurement``.
 
     Examples: ``cpu x86_64 AVX2, torch 2.11.0`` and ``cuda NVIDIA H200 sm_90, torch 2.11.0+cu130``. A build's tag counts
     on an accelerator only: it names the version of its kernels.
@@ -94,7 +105,7 @@ def numerics_of(device: str) -> str:
 def device_budget(memory_bytes: int, device: str, *, sharing: int = 1) -> int:
     """Bytes that a run may use: of the host and of the device that computes the smaller.
 
-    A device's part has this process's context in it, because plans count one (``costs.memory.sizes``). The
+    A device's part has this process's context in it, because plans count one (``costs.memory_sizes``). The
     contexts of others may not be there yet, and are taken off.
 
     Args:
@@ -136,3 +147,21 @@ def capacity_errors(node: str, device: str, what: str) -> Iterator[None]:
             f"{asked[1] if asked else 'some'} more, and {free}{held}; end other programs that use the device, lower "
             "train.batch_size or raise train.microbatches, set memory.activations = 'auto', or add a node"
         ) from error
+
+
+INSTRUCTIONS: Final = ("amx_bf16", "avx512_bf16", "bf16", "sve_bf16")
+"""Names of what multiplies bfloat16: of x86-64 processors, and of ARM processors."""
+
+
+def multiplies_bfloat16_fast(device: str) -> bool:
+    """Whether this device has instructions for products in bfloat16 that torch uses.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+    """
+    if device == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    say = getattr(torch.cpu, "get_capabilities", dict)
+    found: Mapping[str, Any] = say()
+    has_kernels = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(has_kernels) and any(bool(found.get(name)) for name in INSTRUCTIONS)

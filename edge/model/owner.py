@@ -1,37 +1,50 @@
-"""The parts of the model that only an owner has: the embedding and the head.
+"""The embedding and the head, which only an owner has.
+
+The parts of the model that only an owner has: the embedding and the head.
 
 A head that trains besides adapters is the one trained part that moves: at a hand-over it travels with its optimizer
 state, so that the result is that of one process. Where all parameters train, every owner keeps embedding and head, and
 gets the gradients of the others instead (``edge.model.unit_grads``).
 
 B rows of a micro-batch, T tokens, D model width.
+
+The trained tensors of an owner: those of the embedding and those of the head, by name.
+
+A head alone trains where blocks have adapters. Where all parameters train, the units of a model are complete::
+
+    embedding   token table, positions, their norm                    wte.weight, embeddings.LayerNorm.bias, ...
+    head        last norm, decoder of its own, or a new head          ln_f.weight, lm_head.weight, heads.ringtune.1.bias
+
+A tensor that embedding and head share belongs to the embedding alone. The head then computes with a stand-in, another
+parameter on the same memory, so that each of the two has a gradient of its own: whatever the order in which backwards
+of head and embedding come, their sum is the same in every bit.
+
+Source: HiFT, section III-A (the embedding is the bottom unit, the head the top one).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from edge.data.tokens import Batch, check_ids
-from edge.model.dropout import EMBEDDING_UNIT, HEAD_UNIT, seed_unit
-from edge.model.finite import first_not_finite, require_finite_values
-from edge.model.heads import Task
-from edge.model.optimizers.unit_optimizers import UnitOptimizers
-from edge.model.owner_units import embedding_modules, owner_units, tied_table
-from edge.model.skeleton import Skeleton, owner_modules
+from edge.model.heads import HEAD, Task
+from edge.model.optimizers import Prefixes, TrainingState, UnitOptimizers
+from edge.model.skeleton import EMBEDDING_UNIT, HEAD_UNIT, Skeleton, owner_modules, seed_unit
 from edge.model.slice import set_mode
-from edge.model.tensor_bytes import digest_of, is_finite
-from edge.model.training_state import Prefixes, TrainingState
+from edge.model.tensor_files import digest_of, first_not_finite, is_finite, require_finite_values
 from edge.model.unit_grads import add_up_rows, collect_sparse, complete, grad_blob, load_grads
-from ringtune.engine.diverged import LOWER_THE_RATE
+from ringtune.engine.failure_texts import LOWER_THE_RATE
 from ringtune.errors import DivergedError, ModelError
-from ringtune.files.pieces import Pieces
-from ringtune.files.safetensors_stream import TensorFile, write_tensors
-from ringtune.jobs.job import Train
+from ringtune.job.job import Train
+from ringtune.models.family import LM_HEAD
 from ringtune.schedule.units import EMBEDDING, Units, head_of
+from ringtune.storage.pieces import Pieces
+from ringtune.storage.tensor_files import TensorFile, write_tensors
 
 _PREFIXES = Prefixes(value="param/", state="state/")
 _HANDED_OVER = "the head that was handed over"
@@ -291,3 +304,57 @@ class OwnerParts:
         # a head that trains later in the run has no gradient now, and yet it travels
         frozen = {name for name, _ in self.head.named_parameters()} - self.parameters.keys()
         return {name: value for name, value in self.head.state_dict().items() if name not in frozen}
+
+
+Parameters = dict[str, nn.Parameter]
+
+
+def owner_units(skeleton: Skeleton, head: nn.Module) -> dict[int, Parameters]:
+    """Return the trained parameters of the embedding and of the head, each by name.
+
+    Names are those in the base model, of a decoder ``lm_head.weight``, of a new head ``heads.ringtune.<name>``. Where
+    only the head trains, they are those inside the head.
+
+    Args:
+        skeleton: of which the owner's parts are real.
+        head: the head module of the skeleton.
+    """
+    top = head_of(len(skeleton.blocks))
+    own = {name: value for name, value in head.named_parameters() if value.requires_grad}
+    if not skeleton.full_parameters:
+        return {EMBEDDING: {}, top: own}
+    units: dict[int, Parameters] = {EMBEDDING: {}, top: {}}
+    for path, part in owner_modules(skeleton):
+        unit = top if path in skeleton.layout.head_paths else EMBEDDING
+        units[unit] |= {f"{path}.{name}": value for name, value in part.named_parameters() if value.requires_grad}
+    units[top] |= _head(skeleton, head, own)
+    return units
+
+
+def embedding_modules(skeleton: Skeleton) -> tuple[nn.Module, ...]:
+    """Return every child of the base model that a hidden state may pass before block 0, dropout included."""
+    top = skeleton.layout.blocks_path.partition(".")[0]
+    return tuple(child for name, child in skeleton.base.named_children() if name != top)
+
+
+def tied_table(skeleton: Skeleton, head: nn.Module) -> tuple[nn.Parameter, nn.Parameter] | None:
+    """Return the token table that also is the decoder, and the stand-in that the head has; None if none trains so."""
+    table = skeleton.model.get_input_embeddings() if skeleton.full_parameters else None
+    if not isinstance(table, nn.Embedding):
+        return None
+    weight = table.get_parameter("weight")
+    stand_ins = (value for value in head.parameters() if value.data_ptr() == weight.data_ptr())
+    return next(((weight, value) for value in stand_ins), None)
+
+
+def _head(skeleton: Skeleton, head: nn.Module, own: Mapping[str, nn.Parameter]) -> Parameters:
+    """Return the parameters of the head but a tied one, by their names in the whole model."""
+    tied = tied_table(skeleton, head)
+    decoder = getattr(head, "get_output_embeddings", lambda: None)()
+    found: Parameters = {}
+    for name, value in own.items():
+        if tied is not None and value is tied[1]:
+            continue
+        is_decoder = decoder is not None and value is decoder.weight
+        found[LM_HEAD if is_decoder else f"heads.{HEAD}.{name}"] = value
+    return found

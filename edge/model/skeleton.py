@@ -1,4 +1,6 @@
-"""Build a skeleton: the whole architecture with every adapter and the head, but no base weights, in a few megabytes.
+"""The skeleton of a model: its whole architecture without base weights, and the seeds of dropout.
+
+Build a skeleton: the whole architecture with every adapter and the head, but no base weights, in a few megabytes.
 
 With ``adapter.config = "full"`` there is no adapter: the blocks' own weights are marked to train, which they keep when
 ``slice`` reads them. Under a method that trains all parameters, those of the embedding and of the head are marked too.
@@ -11,12 +13,18 @@ drops the rest.
 
 Base weights are zeros of stride 0 (4 bytes each), not ``meta`` tensors: some adapters put their own weights on the
 device of the weight that they wrap. Buffers stay real, because no file has them.
+
+Seed dropout so that its masks do not depend on where a block runs.
+
+torch's generator is one per process. Seeding it before each unit (embedding, block, head) from (seed, step,
+micro-batch, unit) makes every mask a function of these four, whatever the split, the order or the process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import logging
 import re
 import threading
@@ -27,19 +35,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from edge.model.auxiliary.build import add_auxiliary
-from edge.model.dropout import set_dropout
+from edge.model.auxiliary import add_auxiliary
 from edge.model.families import FamilyForward, family_of
 from edge.model.families.plugged import plugged_model
 from edge.model.layouts import LAYOUTS
 from ringtune.errors import JobError, ModelError
-from ringtune.jobs.job import Job
-from ringtune.models.adapters.adapter_config import auxiliary_of, library_config, trains_own_weights
-from ringtune.models.adapters.auxiliary_config import AuxiliaryConfig
+from ringtune.job.job import Job
+from ringtune.models.adapter_config import auxiliary_of, library_config, trains_own_weights
+from ringtune.models.auxiliary_models import AuxiliaryConfig
 from ringtune.models.families import family_named
 from ringtune.models.family import Family
-from ringtune.models.folder import read_config
-from ringtune.models.hub import name_of_folder
+from ringtune.models.folder import name_of_folder, read_config
 
 ADAPTER = "ringtune"
 _register_lock = threading.Lock()
@@ -295,3 +301,37 @@ def _check_that_it_runs(skeleton: Skeleton, text: str) -> None:
 def _lora(module: Any) -> Any:
     loras: nn.ModuleDict = module.loras
     return dict(loras.items()).get(ADAPTER)
+
+
+EMBEDDING_UNIT = "embedding"
+HEAD_UNIT = "head"
+
+
+def block_unit(block: int) -> str:
+    """Name of a block as a unit: block 3 is ``block.3``."""
+    return f"block.{block}"
+
+
+def unit_seed(seed: int, step: int, micro: int, unit: str) -> int:
+    """Seed of the generator before ``unit`` runs: 63 bits of a SHA-256."""
+    digest = hashlib.sha256(f"{seed}/{step}/{micro}/{unit}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") & (2**63 - 1)
+
+
+def seed_unit(seed: int, step: int, micro: int, unit: str) -> None:
+    """Seed torch's generators for ``unit``.
+
+    As ``torch.manual_seed``, but an accelerator that is not in use is left alone: for each of them that function
+    would keep the call and its stack for later, at every call.
+    """
+    number = unit_seed(seed, step, micro, unit)
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(number)
+
+
+def set_dropout(config: Any, probability: float) -> None:
+    """Set every dropout probability of a Hugging Face configuration (hidden, attention, head)."""
+    for key, value in config.to_dict().items():
+        if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, float | int):
+            setattr(config, key, probability)

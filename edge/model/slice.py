@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from edge.model.auxiliary.build import start_auxiliary
-from edge.model.dropout import block_unit, seed_unit
-from edge.model.frozen.matrix import FrozenMatrix
-from edge.model.head_groups.blocks import HeadGroups
-from edge.model.safetensors_files import SafetensorsFiles
-from edge.model.skeleton import ADAPTER, Skeleton, owner_modules
+from edge.model.auxiliary import start_auxiliary
+from edge.model.frozen_weights import FrozenMatrix
+from edge.model.head_groups import HeadGroups
+from edge.model.skeleton import ADAPTER, Skeleton, block_unit, owner_modules, seed_unit
+from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import ModelError
 from ringtune.schedule.units import Units
 

@@ -24,13 +24,12 @@ from typing import Final, NamedTuple
 import torch
 from torch import nn
 
-from edge.model.tensor_bytes import DTYPE_NAMES, fill, is_finite, pieces_of
-from ringtune.costs.memory.units.unit_state import TABLE_GIVEN_BACK_BYTES
+from edge.model.tensor_files import DTYPE_NAMES, fill, is_finite, pieces_of
+from ringtune.config.optimizers import TABLE_GIVEN_BACK_BYTES
 from ringtune.errors import DivergedError, IntegrityError
-from ringtune.files.pieces import Pieces
-from ringtune.files.safetensors_header import TensorInfo
-from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
-from ringtune.machine.heap import trim_heap
+from ringtune.machine.resources import trim_heap
+from ringtune.storage.pieces import Pieces
+from ringtune.storage.tensor_files import TensorFile, TensorInfo, TensorPieces, write_tensors
 
 _WHOLE: Final = "grad/"
 _ROWS: Final = "rows/"

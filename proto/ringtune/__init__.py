@@ -1,6 +1,6 @@
 """The rules of a run, shared by every party: pure Python without torch.
 
-Only ``ringtune.rpc`` and the generated stubs in ``ringtune.v1`` talk to grpc.
+Only ``ringtune.transport`` and the generated stubs in ``ringtune.v1`` talk to grpc.
 
 The names of the Python API are loaded when they are first asked for, from the package that brings them by entry point
 in the group ``ringtune.api``; ``__init__.pyi`` says what they are.

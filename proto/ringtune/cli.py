@@ -25,8 +25,7 @@ from typer.exceptions import TyperException
 from ringtune import __version__
 from ringtune.entry_points import load_target, targets_of
 from ringtune.errors import InterruptedRunError, RingTuneError, StorageError, UsageError
-from ringtune.machine.grace import own_process
-from ringtune.machine.outputs import guard_outputs, lost_output
+from ringtune.machine.process import guard_outputs, lost_output, own_process
 from ringtune.options import RENAMED
 from ringtune.texts import log_to_stderr, shown
 

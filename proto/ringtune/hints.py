@@ -9,8 +9,8 @@ from __future__ import annotations
 import shlex
 
 from ringtune import __version__
-from ringtune.rpc.addresses import is_allowed, is_loopback, join_address, split_address
-from ringtune.trust.speaking import is_encrypted
+from ringtune.transport.endpoints import is_allowed, is_loopback, join_address, split_address
+from ringtune.transport.speaker import is_encrypted
 
 WHEEL = f"ringtune-{__version__}-py3-none-any.whl"
 """Name of the file that ``pip wheel --no-deps --wheel-dir dist .`` makes in a checkout."""

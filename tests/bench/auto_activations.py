@@ -23,15 +23,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from coordinator.demo.fetch import demo_cache
-from coordinator.demo.workspace import prepare
+from coordinator.cli.demo_files import demo_cache, prepare
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError
-from ringtune.jobs.job import Job, load_job
-from ringtune.machine.memory import LIBRARY_BYTES
-from ringtune.schedule.slice_policy import NONE, SlicePolicy
+from ringtune.job.job import Job, load_job
+from ringtune.machine.resources import LIBRARY_BYTES
+from ringtune.techniques.activation_checkpointing import NONE, SlicePolicy
 from tests.bench.memory_boards import MIB, MOST_ERROR, Case, boards, predicted_bytes, train
 from tests.bench.memory_models import write_images, write_vit
 

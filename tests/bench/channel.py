@@ -26,17 +26,17 @@ from typing import Any, Final
 import grpc
 import torch
 
-from edge.machine.allocator import keep_freed_memory
-from edge.wire import tensors
-from edge.wire.frames import Ack, Hello
-from edge.wire.link import OutLink
-from edge.wire.server import RingServicer, RunExpectation
+from edge.machine.resources import keep_freed_memory
+from edge.transport import tensors
+from edge.transport.frames import Ack, Hello
+from edge.transport.link import OutLink
+from edge.transport.server import RingServicer, RunExpectation
 from ringtune.errors import RingTuneError
-from ringtune.files.pieces import Pieces
-from ringtune.rpc.connections import Server, open_channel
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
+from ringtune.storage.pieces import Pieces
+from ringtune.transport.channels import Server, open_channel
 from tests.support.plans import make_plan
 from tests.support.wire_parts import WireProxy
 

@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from ringtune.files.durable import write_durably
+from ringtune.storage.durable import write_durably
 
 OUT: Final = Path("build/bench/cola.json")
 PARTS: Final = {

@@ -29,9 +29,9 @@ from typing import Any, Final
 
 import torch
 
-from ringtune.costs.offload.pair_bytes import BFLOAT16
-from ringtune.files.durable import write_durably
-from ringtune.schedule.helping.offload import EXACT
+from ringtune.costs.offload_costs import BFLOAT16
+from ringtune.schedule.course import EXACT
+from ringtune.storage.durable import write_durably
 from tests.bench.cola_ring import LINEAR, LORA, MLP, Inputs, Ring, Training, distance_of_changes
 from tests.bench.kept_results import results_of, say, spread_text
 from tests.bench.memory_accuracy import best_rate, sentences

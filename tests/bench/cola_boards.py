@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from coordinator.planner.given.given_plan import read_given_plan
-from coordinator.records.step_lines import is_step
+from coordinator.planner.given_plan import read_given_plan
+from coordinator.run.run_text import is_step
 from deploy.testbed.agents import AgentSetup
 from deploy.testbed.boards import Board, Layout
 from deploy.testbed.testbed import Testbed
-from ringtune.schedule.helped import helped
-from ringtune.schedule.helping.offload import IN_STEP, Manner
+from ringtune.schedule.course import IN_STEP, Manner
 from ringtune.schedule.plan import Plan
+from ringtune.techniques.offload import helped
 from tests.bench.mbert import write_model, write_rows
 from tests.support.plans import changed
 

@@ -23,12 +23,12 @@ from typing import Any, Final
 
 import torch
 
-from edge.compute.capturing.wire import PairWire
-from edge.compute.executor import NodeExecutor
-from edge.compute.helping.auxiliary_models import AuxiliaryModels
-from ringtune.costs.offload.pair_bytes import BFLOAT16, VELORA
+from edge.runtime.executor import NodeExecutor
+from edge.techniques.offload.helper import AuxiliaryModels
+from edge.techniques.offload.pairs import PairWire
+from ringtune.costs.offload_costs import BFLOAT16, VELORA
 from ringtune.schedule.actions import Action, Op
-from ringtune.schedule.whose_rows.users import RowsOfUser
+from ringtune.techniques.offload import RowsOfUser
 from tests.bench.cola_ring import HELPER, HOST, LINEAR, LORA, MLP, Inputs, Ring, Training, distance_of_changes
 from tests.bench.kept_results import say
 from tests.bench.memory_accuracy import sentences

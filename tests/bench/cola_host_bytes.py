@@ -30,21 +30,18 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from edge.compute.executor import NodeExecutor
-from ringtune.files.pieces import Pieces
-from ringtune.jobs.job import parse_job
+from edge.runtime.executor import NodeExecutor
+from ringtune.job.job import parse_job
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
-from ringtune.schedule.course import Course
-from ringtune.schedule.exchanges.parcels import weights_key
-from ringtune.schedule.extent import Owner
-from ringtune.schedule.helping.helpers import Helper
-from ringtune.schedule.helping.offload import ALONE, COLLABORATION, JOINT, Manner, Offload
-from ringtune.schedule.lowering import item_updates, legs
+from ringtune.schedule.course import ALONE, COLLABORATION, JOINT, Course, Manner, Offload
+from ringtune.schedule.lowering import item_updates, legs, weights_key
 from ringtune.schedule.methods import Everything
-from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import Item, StepKind, Turn, items
+from ringtune.schedule.run_shape import Owner
+from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.schedule.units import Range
+from ringtune.storage.pieces import Pieces
 from tests.bench.cola_ring import shares
 from tests.support.tiny import write_bert
 

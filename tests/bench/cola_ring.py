@@ -13,19 +13,17 @@ from pathlib import Path
 
 import torch
 
-from edge.compute.capturing.install import adapter_weights
-from edge.compute.executor import NodeExecutor
-from edge.data.rows import OwnerDataset
-from ringtune.jobs.job import Job, OffloadSettings, parse_job
+from edge.data.dataset import OwnerDataset
+from edge.runtime.executor import NodeExecutor
+from edge.techniques.offload.sites import adapter_weights
+from ringtune.job.job import Job, OffloadSettings, parse_job
 from ringtune.models.folder import model_dimensions, read_config
-from ringtune.rounds import rounds as rd
-from ringtune.schedule.course import Course
-from ringtune.schedule.extent import Owner, UserRows
-from ringtune.schedule.helping.helpers import Helper
-from ringtune.schedule.helping.offload import COLLABORATION, EXACT, JOINT, Offload
+from ringtune.run_control import rounds as rd
+from ringtune.schedule.course import COLLABORATION, EXACT, JOINT, Course, Offload
 from ringtune.schedule.methods import Everything
-from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import Owner, UserRows
 from ringtune.schedule.units import Range
 from sim.ring import VirtualRing
 from tests.support.torch_ring import TorchCarrier

@@ -31,15 +31,15 @@ from typing import Any, Final
 
 import torch
 
-from edge.compute.capturing.merged import MergedMatrices
-from edge.compute.executor import NodeExecutor
 from edge.data.tokens import Batch
 from edge.model.slice import BlockRunner
-from ringtune.files.durable import write_durably
-from ringtune.schedule.helping.offload import ALONE, COLLABORATION, JOINT
+from edge.runtime.executor import NodeExecutor
+from edge.techniques.offload.merged_matrices import MergedMatrices
+from ringtune.schedule.course import ALONE, COLLABORATION, JOINT
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import Item, StepKind, items, turn_sequence
-from ringtune.schedule.whose_rows.users import rows_of_users
+from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
+from ringtune.storage.durable import write_durably
+from ringtune.techniques.offload import rows_of_users
 from tests.bench.cola_ring import HELPER, LINEAR, LORA, MLP, Inputs, Ring, Training
 from tests.bench.kept_results import results_of, say, spread_text
 from tests.bench.memory_accuracy import best_rate, sentences

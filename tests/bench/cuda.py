@@ -37,11 +37,11 @@ from typing import Any, Final
 import torch
 
 from deploy.smoke import tiny_job
-from ringtune.costs.memory.sizes import CONTEXT_BYTES
+from ringtune.config.optimizers import OPTIMIZERS
+from ringtune.costs.memory_sizes import CONTEXT_BYTES
 from ringtune.errors import CapacityError
-from ringtune.jobs.optimizers import OPTIMIZERS
 from ringtune.quantities import format_bytes
-from ringtune.schedule.turns.turns import turn_sequence
+from ringtune.schedule.turns import turn_sequence
 from tests.support import on_cuda, resumed
 from tests.support.processes import REPOSITORY, run_ringtune, start_ringtune
 from tests.support.torch_ring import Case, distance, make_carrier, write_family_inputs, write_inputs
@@ -49,9 +49,10 @@ from tests.support.torch_ring import Case, distance, make_carrier, write_family_
 ONE: Final = (("a", 0, 4),)
 THREE: Final = (("b", 0, 1), ("c", 1, 3), ("a", 3, 4))
 _TESTS: Final = (
-    "tests/edge/compute",
+    "tests/edge/runtime",
+    "tests/edge/techniques",
     "tests/edge/data",
-    "tests/edge/measuring/test_works.py",
+    "tests/edge/profiler/test_works.py",
     "tests/suites/test_head_tokens.py",
 )
 _RING: Final = ("tests/integration",)
@@ -128,8 +129,8 @@ class Checks:
 
     def scores(self) -> str:
         """D2FT's scores, which once waited for the device at every part of every weight."""
-        from ringtune.schedule.operations.choice import Score
-        from tests.edge.compute.test_scoring import choice_of, make_ring, score, score_turn
+        from ringtune.schedule.operation_tables import Score
+        from tests.edge.techniques.test_operations import choice_of, make_ring, score, score_turn
 
         case = Case(folder=self._inputs, dtype="float32", microbatches=2)
         hand = make_ring(case, THREE, choice_of(Score.TAYLOR, Score.FISHER, 4))
@@ -190,7 +191,7 @@ class Checks:
         """Train with a template that has used the device; return its log."""
         script = (
             "import sys\n"
-            "from coordinator.submit.local import agent_template\n"
+            "from coordinator.client import local_nodes as agent_template\n"
             f"command = (sys.executable, '-c', {begin!r}, '_' * 100)\n"
             "agent_template.AgentTemplate.__init__.__kwdefaults__['command'] = command\n"
             "from ringtune.cli import main\n"

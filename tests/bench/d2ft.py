@@ -24,8 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from coordinator.demo.fetch import demo_cache
-from coordinator.demo.workspace import prepare
+from coordinator.cli.demo_files import demo_cache, prepare
 from deploy.testbed.capabilities import MissingCapability
 from tests.bench import d2ft_runs, head_groups
 from tests.bench import knapsacks as knapsack_solvers

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtune.files.durable import write_durably
+from ringtune.storage.durable import write_durably
 from tests.bench.d2ft_tasks import TASKS, Task
 from tests.bench.kept_results import conclude, results_of, say, spread_text
 from tests.bench.rings import run_ring

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deploy.testbed.boards import Layout
-from ringtune.schedule.operations.codes import FULL, SHORTCUT
-from ringtune.schedule.operations.table import BatchOperations, Operations
+from ringtune.schedule.operation_tables import FULL, SHORTCUT, BatchOperations, Operations
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 from tests.bench.jobs import write_job

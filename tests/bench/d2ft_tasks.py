@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.demo.fetch import demo_cache
-from coordinator.demo.workspace import prepare
-from ringtune.files.durable import write_durably
-from ringtune.jobs.job import Job, Model
+from coordinator.cli.demo_files import demo_cache, prepare
+from ringtune.job.job import Job, Model
+from ringtune.storage.durable import write_durably
 
 FOLDER = Path("build/bench/d2ft_accuracy/data")
 BATCH_SIZE = 20

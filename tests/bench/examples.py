@@ -31,8 +31,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.records.step_lines import is_step
-from ringtune.jobs.job import load_job
+from coordinator.run.run_text import is_step
+from ringtune.job.job import load_job
 from tests.bench.ring import machine, say
 from tests.bench.rings import RingRun, run, run_plain, run_ring
 

@@ -23,11 +23,11 @@ from typing import Any, Final
 
 import torch
 
-from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import build_skeleton
 from edge.model.slice import BlockRunner, materialise
-from ringtune.jobs.job import parse_job
-from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT
+from edge.model.tensor_files import SafetensorsFiles
+from ringtune.job.job import parse_job
+from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT
 from tests.support import tiny
 from tests.support.tiny_families import write_family
 

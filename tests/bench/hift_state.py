@@ -45,14 +45,14 @@ Figures = dict[str, Any]
 
 def run(kind: str, folder: Path, sweeps: int) -> Figures:
     """Train, and count what is held; see ``KINDS``."""
-    from edge.machine.allocator import keep_freed_memory
-    from edge.machine.threads import limit_library_threads
-    from ringtune.machine.cores import usable_cores
+    from edge.machine.libraries import limit_library_threads
+    from edge.machine.resources import keep_freed_memory
+    from ringtune.machine.resources import usable_cores
 
     keep_freed_memory()
     limit_library_threads(usable_cores())
-    from edge.agent.workshop import preload
-    from edge.machine.memory_budget import peak_rss_bytes, reset_peak, rss_bytes
+    from edge.agent.torch_backend import preload
+    from edge.machine.resources import peak_rss_bytes, reset_peak, rss_bytes
 
     preload()
     from tests.support.hand_ring import HandRing, make_plan
@@ -95,7 +95,7 @@ def run(kind: str, folder: Path, sweeps: int) -> Figures:
 
 
 def _job(kind: str, folder: Path, sweeps: int) -> Any:
-    from ringtune.jobs.job import parse_job
+    from ringtune.job.job import parse_job
 
     size = NUM_UNITS if kind == "full" else 1
     return parse_job(
@@ -119,7 +119,7 @@ def _job(kind: str, folder: Path, sweeps: int) -> Any:
 
 
 def _dataset(job: Any, folder: Path) -> Any:
-    from edge.data.rows import OwnerDataset
+    from edge.data.dataset import OwnerDataset
 
     rows = OwnerDataset.load(job, folder / "rows.csv", None, share=0, num_owners=1, tokenizer_folder=folder / "model")
     rows.set_labels(("bad", "good"))
@@ -127,13 +127,13 @@ def _dataset(job: Any, folder: Path) -> Any:
 
 
 def _turns(ring: Any) -> Any:
-    from ringtune.schedule.turns.turns import StepKind, turn_sequence
+    from ringtune.schedule.turns import StepKind, turn_sequence
 
     return [turn for turn in turn_sequence(ring.plan.course) if turn.kind is StepKind.TRAIN]
 
 
 def _items(ring: Any, turn: Any) -> Any:
-    from ringtune.schedule.turns.turns import items
+    from ringtune.schedule.turns import items
 
     return items(ring.plan.course, turn)
 
@@ -146,9 +146,9 @@ class Held:
     """
 
     def __init__(self, node: Any) -> None:
-        from edge.model.optimizers import unit_optimizers
+        from edge.model import optimizers as optimizers_module
 
-        module: Any = unit_optimizers
+        module: Any = optimizers_module
         self._node, self._optimizers = node, node._hosted.all_optimizers()
         self.peak_bytes = 0
         update = module.apply_update

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ringtune.files.durable import write_durably
-from ringtune.jobs.job import METHOD_SECTIONS, Job, Model
+from ringtune.job.job import METHOD_SECTIONS, Job, Model
 from ringtune.schedule.methods import method_class
+from ringtune.storage.durable import write_durably
 
 LEARNING_RATE = 1e-3
 BATCH_SIZE = 16

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ringtune.files.durable import write_durably
+from ringtune.storage.durable import write_durably
 
 
 def results_of(folder: Path) -> list[dict[str, Any]]:

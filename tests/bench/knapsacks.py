@@ -12,13 +12,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.planner.knapsacks.balance import Board, balanced, spread
-from coordinator.planner.knapsacks.choose import choose_table
-from coordinator.planner.knapsacks.joint import joint
-from coordinator.planner.knapsacks.two_stage import Codes, Knapsacks, two_stage
 from ringtune.schedule.course import Course
-from ringtune.schedule.operations.scores import BlockScores
-from ringtune.schedule.operations.table import Operations
+from ringtune.schedule.operation_tables import BlockScores, Operations
+from ringtune.techniques.knapsacks import Codes, Knapsacks, choose_table, joint, two_stage
+from ringtune.techniques.operation_capacities import Board, balanced, spread
 from tests.support.operation_choices import choosing_course
 
 Floats = NDArray[np.float64]

@@ -39,9 +39,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.demo.fetch import demo_cache
-from coordinator.demo.workspace import prepare
-from ringtune.files.durable import write_durably
+from coordinator.cli.demo_files import demo_cache, prepare
+from ringtune.storage.durable import write_durably
 from tests.bench.jobs import write_job
 from tests.bench.kept_results import conclude, results_of, say, spread_text
 from tests.bench.rings import run_ring

@@ -29,14 +29,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coordinator.demo.fetch import demo_cache
-from coordinator.demo.workspace import prepare
+from coordinator.cli.demo_files import demo_cache, prepare
 from deploy.testbed.agents import AgentSetup
 from deploy.testbed.boards import Board, Layout
 from deploy.testbed.testbed import Testbed
 from ringtune.errors import DeadlineError
-from ringtune.jobs.job import load_job
-from ringtune.machine.memory import LIBRARY_BYTES
+from ringtune.job.job import load_job
+from ringtune.machine.resources import LIBRARY_BYTES
 from tests.bench.board_memory import BoardMemory, MemoryWatch, resident
 from tests.bench.memory_models import write_images, write_llama, write_vit
 from tests.support.tiny import write_rows

@@ -27,9 +27,9 @@ from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.versions import depth
+from ringtune.schedule.versions import depth
 from sim.prediction import Prediction, predict
-from sim.what_ifs.changes import with_speed
+from sim.what_if import with_speed
 from tests.bench import mbert
 from tests.bench.jobs import BATCH_SIZE, write_job
 from tests.bench.rings import run

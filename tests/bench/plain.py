@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from edge.data.rows import OwnerDataset
+from edge.data.dataset import OwnerDataset
 from edge.data.tokens import Batch
-from ringtune.jobs.job import Job, load_job
+from ringtune.job.job import Job, load_job
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import Item, StepKind
+from ringtune.schedule.turns import Item, StepKind
 from tests.support import reference
 from tests.support.plans import changed
 

@@ -27,21 +27,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coordinator.planner.choose import choose_plan, plan_of
 from coordinator.planner.draft import Draft
-from coordinator.planner.effort import Effort
-from coordinator.planner.even import split_blocks
-from coordinator.planner.fitting.memory_caps import MemoryCaps
+from coordinator.planner.exact_search import search_exact
+from coordinator.planner.judge import simulated_step_s, simulated_steps_s
+from coordinator.planner.limits import Effort
+from coordinator.planner.local_search import Budget, search_local
 from coordinator.planner.make_plan import make_plan
-from coordinator.planner.predict.judge import simulated_step_s, simulated_steps_s
-from coordinator.planner.predict.ring_costs import ring_costs
-from coordinator.planner.predict.step_time import Ring, step_times
-from coordinator.planner.replicating.choice import choose_replicas
-from coordinator.planner.replicating.layouts import ranked_layouts, slices_of_layout
-from coordinator.planner.search.exact import search_exact
-from coordinator.planner.search.local_search import Budget, search_local
+from coordinator.planner.memory import MemoryCaps
+from coordinator.planner.replicas import choose_replicas, ranked_layouts, slices_of_layout
+from coordinator.planner.ring_costs import ring_costs
+from coordinator.planner.search import choose_plan, plan_of, split_blocks
+from coordinator.planner.step_time import Ring, step_times
 from ringtune.costs.profile import Profile
-from ringtune.jobs.job import parse_job
+from ringtune.job.job import parse_job
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Units
 from sim.prediction import predict

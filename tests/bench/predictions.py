@@ -35,16 +35,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coordinator.demo.fetch import demo_cache
-from coordinator.demo.workspace import prepare
+from coordinator.cli.demo_files import demo_cache, prepare
 from coordinator.planner.make_plan import make_plan
 from deploy.testbed import groups
 from deploy.testbed.boards import Board, Layout
 from deploy.testbed.capabilities import find_capabilities
 from ringtune.costs.profile import Profile
-from ringtune.jobs.job import load_job
+from ringtune.job.job import load_job
 from sim.prediction import predict
-from sim.what_ifs.changes import with_speed
+from sim.what_if import with_speed
 from tests.bench.jobs import write_job
 from tests.bench.testbed_runs import ON_BOARDS, Bed, MissingCapability, boards_of, on_boards, read_profile, set_rate
 

@@ -39,8 +39,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from coordinator.demo.fetch import demo_cache
-from coordinator.demo.workspace import Workspace, prepare
+from coordinator.cli.demo_files import Workspace, demo_cache, prepare
 from tests.bench.jobs import write_job
 from tests.bench.pipelining import figures_of, measure_pairs
 from tests.bench.rings import RingRun, run, run_plain, run_ring

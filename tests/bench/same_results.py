@@ -26,8 +26,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from coordinator.records.step_lines import is_step, number_of
-from ringtune.jobs.job import parse_job
+from coordinator.run.run_text import is_step
+from ringtune.job.job import parse_job
 from tests.support import tiny
 from tests.support.tiny_families import write_family
 
@@ -171,11 +171,7 @@ def digest(out: Path) -> dict[str, str]:
             hashed.update(tensor.contiguous().numpy().tobytes())
         found[path.name] = hashed.hexdigest()
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    kept = [
-        {key: value for key, value in line.items() if key not in _NOT_COMPARED} | {"step": number_of(line)}
-        for line in lines
-        if is_step(line)
-    ]
+    kept = [{key: value for key, value in line.items() if key not in _NOT_COMPARED} for line in lines if is_step(line)]
     found["metrics"] = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
     report = json.loads((out / "report.json").read_text())
     found["slices"] = json.dumps(_slices(json.loads((out / "plan.json").read_text())))

@@ -28,16 +28,15 @@ from typing import Any, Final
 
 import torch
 
-from edge.compute.saving.stack import Stack
-from edge.machine.allocator import keep_freed_memory
-from edge.machine.memory_budget import give_memory_back, peak_rss_bytes, reset_peak, rss_bytes
-from edge.model.safetensors_files import SafetensorsFiles
+from edge.machine.resources import give_memory_back, keep_freed_memory, peak_rss_bytes, reset_peak, rss_bytes
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import materialise
-from ringtune.jobs.job import parse_job
-from ringtune.schedule.saving import Velora
+from edge.model.tensor_files import SafetensorsFiles
+from ringtune.job.job import parse_job
+from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from tests.support import tiny
+from tests.support.block_stack import Stack
 
 ROWS, TOKENS, WIDTH, HEADS, NUM_BLOCKS = 16, 128, 384, 12, 4
 ROUNDS: Final = 7

@@ -53,8 +53,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from coordinator.demo.fetch import demo_cache
-from coordinator.demo.workspace import prepare
+from coordinator.cli.demo_files import demo_cache, prepare
 from sim.prediction import predict
 from tests.bench import mbert, paper_table, planner, stages_table, testbed_depths, testbed_runs
 

@@ -16,14 +16,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from coordinator.planner.effort import Effort
+from coordinator.planner.limits import Effort
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.planned import Planned
-from coordinator.planner.replicating.reason import layout_text
+from coordinator.planner.replicas import layout_text
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.jobs.job import Job, load_job
-from ringtune.schedule.passage import PrefixCache
-from ringtune.schedule.placement import Slice
+from ringtune.job.job import Job, load_job
+from ringtune.schedule.placement import PrefixCache, Slice
 from ringtune.schedule.plan import Plan
 from sim.prediction import Prediction, predict
 from tests.bench import paper_table

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from coordinator.planner.replicating.reason import layout_text
+from coordinator.planner.replicas import layout_text
 from ringtune.schedule.plan import Plan
 from tests.bench.jobs import write_job
 from tests.bench.testbed_runs import (

@@ -30,14 +30,14 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from transformers.modeling_outputs import BaseModelOutput
 
-from edge.data.rows import OwnerDataset
+from edge.data.dataset import OwnerDataset
 from edge.data.tokens import Batch
-from edge.machine.allocator import keep_freed_memory
-from edge.machine.forked import die_with
+from edge.machine.resources import keep_freed_memory
 from edge.model.families.bert import sdpa_mask
-from ringtune.jobs.job import Job, load_job
+from edge.template import die_with
+from ringtune.job.job import Job, load_job
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
+from ringtune.schedule.turns import StepKind, items, turn_sequence
 from tests.bench.plain import datasets_of
 from tests.support import reference
 

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deploy.testbed.capabilities import SKIPPED_EXIT_CODE
-from ringtune.files.durable import write_durably
+from ringtune.storage.durable import write_durably
 from tests.bench.trust_figures import write_part
 
 DONE = Path("build/bench/trials/parts.json")

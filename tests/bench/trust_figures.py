@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ringtune.files.durable import write_durably
+from ringtune.storage.durable import write_durably
 
 OUT = Path("build/bench/trust.json")
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ringtune.rpc.connections import open_channel
 from ringtune.schedule.plan import Plan
+from ringtune.transport.channels import open_channel
 from tests.bench import channel
 from tests.bench.ring import TARGETS
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ringtune.jobs.job import Job, Model
-from ringtune.schedule.helping.offload import ALONE, COLLABORATION
+from ringtune.job.job import Job, Model
+from ringtune.schedule.course import ALONE, COLLABORATION
 from tests.bench import cola, cola_accuracy, cola_errors, cola_host_bytes, cola_users
 from tests.bench.cola_accuracy import KINDS, SEEDS, rates_of, summed, training_of
 from tests.bench.cola_host_bytes import MERGED, RANGES, Alive

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from ringtune.jobs.job import Job, Model
+from ringtune.job.job import Job, Model
 from tests.bench.d2ft_accuracy import PAIRS, POLICIES, Run, all_runs, grouped, misses, table_text, wanted
 from tests.bench.kept_results import spread_text
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ringtune.jobs.job import Job, Model
+from ringtune.job.job import Job, Model
 from tests.bench.memory_accuracy import KINDS, at_best, best_rate, misses, table_text
 
 ACCURACIES = {"full": 0.80, "velora": 0.797, "bottom2up": 0.79, "top2down": 0.785, "random": 0.79, "full-short": 0.7}

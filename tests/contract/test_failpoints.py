@@ -14,9 +14,9 @@ import grpc
 import pytest
 
 from ringtune.errors import StorageError, UsageError
-from ringtune.files import durable
-from ringtune.files.durable import write_durably
-from ringtune.rpc.connections import Server, open_channel
+from ringtune.storage import durable
+from ringtune.storage.durable import write_durably
+from ringtune.transport.channels import Server, open_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support import failpoints
 from tests.support.failpoints import DONE_SUFFIX, Failpoints, Failure, Order

@@ -104,7 +104,7 @@ def test_glossary_has_its_words_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ringtune.nowhere", "ringtune.schedule.turns.turns.Tour", "ringtune.schedule.turns.turns.Turn.rund"]
+    "name", ["ringtune.nowhere", "ringtune.schedule.turns.Tour", "ringtune.schedule.turns.Turn.rund"]
 )
 def test_glossary_check_sees_a_name_that_is_gone(name: str) -> None:
     """A module, a class or a field that was renamed is found."""

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.commands import train
-from coordinator.screen.join_hints import join_lines, listening_line, reachable_address
+from coordinator.cli import train
+from coordinator.screen.progress import join_lines, listening_line, reachable_address
 from ringtune import __version__, cli
 from ringtune.errors import JobError
 from ringtune.hints import WHEEL, hint, hint_to_install, hint_to_start_coordinator
-from ringtune.trust.speaking import speaking_as
-from tests.contract.rpc.test_encryption import COORDINATOR_ITSELF
+from ringtune.transport.speaker import speaking_as
 from tests.contract.test_structure import ROOT, modules
+from tests.contract.transport.test_tls import COORDINATOR_ITSELF
 
 QUOTED = re.compile(r"'(ringtune [a-z][^']*)'")
 HINT = re.compile(r"\bringtune [a-z-]+( .*)?$")

@@ -26,23 +26,19 @@ finally:
 
 # the ends of connections, which nothing else of these packages imports
 WITH_GRPC = tuple(
-    f"ringtune.rpc.{name}"
+    f"ringtune.transport.{name}"
     for name in (
-        "connections",
-        "credentials",
-        "guard",
-        "joining",
-        "renewing_channel",
-        "repeating.asking",
-        "repeating.held",
-        "repeating.once",
-        "statuses",
+        "channels",
+        "tls",
+        "enrollment",
+        "retry",
+        "status",
         "weights_servicer",
     )
 )
 
-# the only room of the coordinator with numpy, which others import when they need it
-KNAPSACKS = "coordinator.planner.knapsacks"
+# the only room with numpy, which others import when they need it
+KNAPSACKS = "ringtune.techniques.knapsacks"
 
 LIST_LOADED = """
 import importlib, json, pkgutil, sys
@@ -130,4 +126,4 @@ def test_help_loads_little() -> None:
     modules = json.loads(done.stderr.splitlines()[-1])
     assert len(modules) < 450
     assert not set(HEAVY) & set(modules)
-    assert not [name for name in modules if name.startswith(("edge.agent", "edge.run", "coordinator.drive", "sim."))]
+    assert not [name for name in modules if name.startswith(("edge.agent", "edge.runtime", "coordinator.run", "sim."))]

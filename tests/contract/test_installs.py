@@ -17,8 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOR_DEVELOPERS = {"browser", "dev", "docs"}
-CORE = ("ringtune", "coordinator", "sim", "edge.doctor", "edge.joining")
-OF_AN_EXTRA = {"web": ["coordinator.web.app", "coordinator.web.connections", "coordinator.web.figures"]}
+CORE = ("ringtune", "coordinator", "sim", "edge.cli")
+OF_AN_EXTRA = {"web": ["coordinator.web.app", "coordinator.web.metrics"]}
 """Modules of ``CORE`` that can't be imported without an extra, and can with it; all others always can."""
 
 CHILD = """
@@ -69,7 +69,7 @@ Installed.missing = set(everything) - installed_with("") - {*ours, "edge", "test
 sys.meta_path[sys.meta_path.index(PathFinder)] = Installed
 from typer.testing import CliRunner
 from ringtune import cli
-from coordinator.server.ending import Ending
+from coordinator.server.coordinator import Ending
 
 failed = {}
 for words in cli.all_commands():

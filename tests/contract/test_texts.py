@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.drive.calls.failures import node_error
-from coordinator.drive.checkpointing import Checkpointing
-from coordinator.drive.hearing.reports import Reports
-from coordinator.members.member_codec import member_of
+from coordinator.run.checkpoint import Checkpointing
+from coordinator.run.node_client import node_error
+from coordinator.run.recovery import Reports
 from coordinator.screen.progress import PlainProgress
-from coordinator.screen.text_table import table_lines
+from coordinator.screen.tables import table_lines
+from coordinator.server.server import member_of
 from ringtune.errors import DataError, error_from_name
-from ringtune.rounds import rounds
+from ringtune.run_control import rounds
 from ringtune.texts import (
     LIBRARY_LOGS,
     MOST_CHARACTERS,

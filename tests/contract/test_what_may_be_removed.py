@@ -51,85 +51,85 @@ MAY_HAVE_ONE = re.compile(rf"\b(?:{'|'.join(sorted(REMOVING | OF_OS | OF_SHUTIL)
 
 TABLE = """
 The helpers themselves: a write replaces the file that its caller names, drafts go, others are moved
-    proto/ringtune/files/durable.py: check_writable, drop_file, make_way, remove_folder, remove_partial_files
-    proto/ringtune/files/durable.py: rename_durably, replace_folder, replacing, write_durably, write_pieces_durably
-    proto/ringtune/files/owned.py: FileLock._lock, mark, put_aside
+    proto/ringtune/storage/durable.py: check_writable, drop_file, make_way, remove_folder, remove_partial_files
+    proto/ringtune/storage/durable.py: rename_durably, replace_folder, replacing, write_durably, write_pieces_durably
+    proto/ringtune/storage/durable.py: FileLock._lock, mark, put_aside
 In the folder of a run, which has the marker and is locked: files of the run's own names
     coordinator/api/train.py: _in_background
-    coordinator/predicting/sample.py: show_sample
-    coordinator/run_folder/best_results.py: BestFolder._drop, BestFolder.complete, BestFolder.put_in_place
-    coordinator/run_folder/best_results.py: _copy_durably
-    coordinator/run_folder/checkpoints.py: RunCheckpoints.add, RunCheckpoints.go_back_to
-    coordinator/run_folder/checkpoints.py: RunCheckpoints.was_as_long_as, cut_metrics
-    coordinator/run_folder/folder.py: RunFolder.add_chunk, RunFolder.add_metrics, RunFolder.write_job
-    coordinator/run_folder/folder.py: RunFolder.write_json, RunFolder.write_text
-    coordinator/run_folder/parts.py: RunParts.begin
-    coordinator/run_folder/place.py: RunPlace.write
-    coordinator/run_folder/tables_file.py: TablesFile._write, TablesFile.go_back_to
-    coordinator/submit/detached.py: _start
-    coordinator/submit/local/agent_template.py: AgentTemplate.__enter__, AgentTemplate.start
-    coordinator/submit/local/local_nodes.py: LocalNodes.__enter__
-    coordinator/submit/terminal.py: Terminal._open
+    coordinator/api/predict.py: show_sample
+    coordinator/client/checkpoints.py: BestFolder._drop, BestFolder.complete, BestFolder.put_in_place
+    coordinator/client/checkpoints.py: _copy_durably
+    coordinator/client/checkpoints.py: RunCheckpoints.add, RunCheckpoints.go_back_to
+    coordinator/client/checkpoints.py: RunCheckpoints.was_as_long_as, cut_metrics
+    coordinator/client/run_folder.py: RunFolder.add_chunk, RunFolder.add_metrics, RunFolder.write_job
+    coordinator/client/run_folder.py: RunFolder.write_json, RunFolder.write_text
+    coordinator/client/run_files.py: RunParts.begin
+    coordinator/client/saved_run.py: RunPlace.write
+    coordinator/client/run_files.py: TablesFile._write, TablesFile.go_back_to
+    coordinator/client/detached_runs.py: _start
+    coordinator/client/local_nodes.py: AgentTemplate.__enter__, AgentTemplate.start
+    coordinator/client/local_nodes.py: LocalNodes.__enter__
+    coordinator/client/submit.py: Terminal._open
 What an earlier run has there is moved beside it; what the same run wrote goes when what was fetched is whole
-    coordinator/run_folder/fetched_folder.py: _has_others, _take_over, fetched_folder
-    coordinator/run_folder/folder.py: put_run_aside
+    coordinator/client/detached_runs.py: _has_others, _take_over, fetched_folder
+    coordinator/client/run_folder.py: put_run_aside
 A folder that this command has made, with nothing in it but what it has written there
-    coordinator/run_folder/folder.py: remove_if_nothing_began
+    coordinator/client/run_folder.py: remove_if_nothing_began
 In a temporary folder that this process has made
     coordinator/api/predict.py: _file_of
-    coordinator/drive/calls/files.py: _empty
-    coordinator/predicting/process.py: _started, predict
-    coordinator/predicting/sample.py: _sample
-    coordinator/submit/evaluation.py: _invitation
-    edge/measuring/room.py: folder_in
-    edge/merge.py: merge_run, sum_run
-    edge/model/auxiliary/loading.py: _load_library
+    coordinator/run/node_client.py: _empty
+    coordinator/api/predict.py: _started, predictions_of
+    coordinator/api/predict.py: _sample
+    coordinator/api/evaluation.py: _invitation
+    edge/profiler/works.py: folder_in
+    edge/model/merge.py: merge_run, sum_run
+    edge/model/auxiliary.py: _load_library
     proto/generate.py: generate
 The file that the user has named for this; rows, or a job that is there, are refused before
-    coordinator/api/loss_plot.py: Plot.save
-    coordinator/api/planning.py: PlannedJob.save
-    coordinator/commands/init.py: init
-    coordinator/commands/measure.py: measure
-    coordinator/commands/trusting.py: token
-    coordinator/commands/what_if.py: _sweep
-    coordinator/predicting/writing.py: writer_to
-    coordinator/screen/what_if/sweep_plot.py: write_plot
+    coordinator/api/run.py: Plot.save
+    coordinator/api/plan.py: PlannedJob.save
+    coordinator/cli/init.py: init
+    coordinator/cli/measure.py: measure
+    coordinator/cli/coordinator.py: token
+    coordinator/cli/what_if.py: _sweep
+    coordinator/api/predict.py: writer_to
+    coordinator/api/prediction_text.py: write_plot
 The folder that the user has named, absent or empty, or one with an earlier prediction
-    coordinator/export/export.py: _export_merged, _write
-    coordinator/screen/prediction_text.py: write_prediction
-    proto/ringtune/files/chunks.py: write_any_files.open_file
+    coordinator/api/export.py: _export_merged, _write
+    coordinator/api/prediction_text.py: write_prediction
+    proto/ringtune/storage/chunks.py: write_any_files.open_file
 The demo's folder has its marker; in its cache a file that is not the one that is pinned is moved aside
-    coordinator/demo/fetch.py: _unpack
-    coordinator/demo/sentences.py: write_csv
-    coordinator/demo/settings.py: write_job
+    coordinator/cli/demo_files.py: _unpack
+    coordinator/cli/demo_files.py: write_csv
+    coordinator/cli/demo_files.py: write_job
 Our own cache of a hub's models, locked: files of a commit, checked by digest
-    coordinator/hub/download.py: _fetch, store
+    coordinator/client/hub.py: _fetch, store
 Our own cache of base weights, locked: names are digests, what is damaged or partial is fetched again
-    edge/weights/files.py: CheckedFile.discard, CheckedFile.finish, CheckedFile.is_complete, CheckedFile.write
-    edge/weights/files.py: write_whole
-    edge/weights/store.py: ModelCache.write_outline
+    edge/weights/weight_cache.py: CheckedFile.discard, CheckedFile.finish, CheckedFile.is_complete, CheckedFile.write
+    edge/weights/weight_cache.py: write_whole
+    edge/weights/weight_cache.py: ModelCache.write_outline
 A coordinator's state folder, locked: books of runs by their ids, dropped when they are fetched and old
-    coordinator/kept_runs/event_log.py: EventLog.__init__, EventLog.append
-    coordinator/kept_runs/kept_run.py: KeptRun._end, KeptRun.begun, KeptRun.fetched, KeptRun.found
-    coordinator/kept_runs/kept_runs.py: KeptRuns._find, KeptRuns.begin, KeptRuns.close, KeptRuns.prune
+    coordinator/server/run_store.py: EventLog.__init__, EventLog.append
+    coordinator/server/run_store.py: KeptRun._end, KeptRun.begun, KeptRun.fetched, KeptRun.found
+    coordinator/server/run_store.py: KeptRuns._find, KeptRuns.begin, KeptRuns.close, KeptRuns.prune
 A node's state folder, locked: below the ids of runs, and what the node has measured of itself
-    edge/compute/prefixes/prefix_files.py: write_hidden
-    edge/compute/prefixes/prefixes.py: Prefixes._delete_above, Prefixes.close
-    edge/measuring/cache.py: ProfileCache.put
-    edge/model/optimizers/on_disk.py: OnDisk.close, OnDisk.make_room
-    edge/model/optimizers/state_file.py: StateFile.make, StateFile.moved
-    edge/shards/parts.py: SavedParts.drop_before, SavedParts.write
-    edge/shards/state_folder.py: RunShards.finish, RunShards.keep_from, RunShards.keep_rows, RunShards.reopen
-    edge/shards/state_folder.py: RunShards.write, StateFolder.drop_moments, StateFolder.drop_old_runs
+    edge/runtime/activation_cache.py: write_hidden
+    edge/runtime/activation_cache.py: Prefixes._delete_above, Prefixes.close
+    edge/profiler/profile_cache.py: ProfileCache.put
+    edge/model/optimizer_state.py: OnDisk.close, OnDisk.make_room
+    edge/model/optimizer_state.py: StateFile.make, StateFile.moved
+    edge/checkpoint/state_folder.py: SavedParts.drop_before, SavedParts.write
+    edge/checkpoint/state_folder.py: RunShards.finish, RunShards.keep_from, RunShards.keep_rows, RunShards.reopen
+    edge/checkpoint/state_folder.py: RunShards.write, StateFolder.drop_moments, StateFolder.drop_old_runs
 Keys, certificates and tokens: made once, only where there is none, or replaced by one that holds longer
-    coordinator/trust/authority.py: Authority.write
-    coordinator/trust/register.py: Register.__init__
-    proto/ringtune/trust/identity.py: write_identity
-    proto/ringtune/web/tokens.py: token_of
+    coordinator/server/certificate_authority.py: Authority.write
+    coordinator/server/certificate_authority.py: Register.__init__
+    proto/ringtune/transport/identity.py: write_identity
+    proto/ringtune/transport/page_access.py: token_of
 No file of anybody: an event, an output, a setting of the kernel, an order to fail that a test has written
     coordinator/server/coordinator.py: Coordinator.report
-    edge/machine/memory_budget.py: reset_peak
-    proto/ringtune/machine/outputs.py: guard_outputs
+    edge/machine/resources.py: reset_peak
+    proto/ringtune/machine/process.py: guard_outputs
 Tools of this repository: boards, control groups and ledgers that they have made themselves, in folders of their own
     deploy/arm64/commands.py: _rings
     deploy/arm64/emulated.py: Board.make
@@ -206,7 +206,7 @@ def listed() -> dict[str, str]:
 def test_every_place_that_removes_or_writes_over_has_a_reason() -> None:
     """None is missing, and none is left of a place that is gone."""
     has, reasons = found(), listed()
-    assert sorted(has - reasons.keys()) == [], "say in TABLE whose the file is, or use a helper of ringtune.files"
+    assert sorted(has - reasons.keys()) == [], "say in TABLE whose the file is, or use a helper of ringtune.storage"
     assert sorted(reasons.keys() - has) == [], "no such place any more"
     assert all(reasons.values())
 

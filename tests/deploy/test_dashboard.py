@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from coordinator.web.figures import Figures
-from coordinator.web.streams import Streams
-from coordinator.web.watching import MemberNow, Watching
+from coordinator.web.metrics import Figures
+from coordinator.web.streams import MemberNow, Streams, Watching
 from tests.contract.test_structure import ROOT
 from tests.support.page_runs import metrics, trained
 

@@ -22,7 +22,7 @@ from docs.examples.shakespeare.prepare import split as split_texts
 from docs.examples.squad.prepare import read_articles, rows_of
 from docs.examples.squad.prepare import split as split_articles
 from ringtune.errors import ConnectionFailedError, DataError, IntegrityError, ModelError
-from ringtune.jobs.job import load_job
+from ringtune.job.job import load_job
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/job.toml"))

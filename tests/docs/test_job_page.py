@@ -10,9 +10,9 @@ import pytest
 
 from docs import make_job
 from ringtune.errors import JobError
-from ringtune.jobs.described import KeyFacts, describe_job, refusal
-from ringtune.jobs.job import Job
-from ringtune.models.adapters.adapter_config import (
+from ringtune.job.job import Job
+from ringtune.job.job_reference import KeyFacts, describe_job, refusal
+from ringtune.models.adapter_config import (
     known_configurations,
     other_names,
     parse_adapter_config,

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from coordinator.submit.local.agent_template import AgentTemplate
+from coordinator.client.local_nodes import AgentTemplate
 from edge import template as module
 from ringtune.errors import RingTuneError
 from tests.support.processes import source_environment
@@ -27,7 +27,7 @@ STAND_IN = """
 import json, os, random, secrets, signal, sys, threading, types
 import edge.__main__ as agent
 from edge import template
-from edge.machine.forked import count_threads
+from edge.template import count_threads
 
 def be_agent():
     if "wait" in sys.argv:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.kept_runs.kept_runs import KeptRuns
-from coordinator.run_folder.saved_run import read_json
+from coordinator.client.saved_run import read_run_file
+from coordinator.server.run_store import KeptRuns
 from ringtune.schedule.plan import Plan
 from tests.integration.test_ring_traffic import find_numbers, targets_of
 from tests.support import tiny
@@ -134,7 +134,7 @@ def test_canaries_of_rows_and_labels_stay_with_their_owner(tmp_path: Path, caplo
         _, bad = train(cluster, "bad")
         assert "has 3 cells" in bad, bad
         found = places(cluster, good + diverged + bad, caplog.text)
-        plan = Plan.from_json(_plan_part(read_json(out / "plan.json")))
+        plan = Plan.from_json(_plan_part(read_run_file(out / "plan.json")))
 
     assert len(found["ring"]) > 500_000 and len(found["control"]) > 50_000
     for part in ("kept/", "state/node-2/", "good/", "diverged/", "node-0.log", "coordinator's log"):

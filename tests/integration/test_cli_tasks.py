@@ -16,11 +16,10 @@ import torch
 from safetensors.torch import save
 from transformers import AutoTokenizer
 
-from edge.data.squad import exact_match, f1
-from edge.predicting.__main__ import main
-from ringtune.jobs.job import load_job
-from ringtune.rounds.class_counts import LEAST_ROWS
-from ringtune.rounds.entities import entities_of
+from edge.data.questions import exact_match, f1
+from edge.runtime.inference import main
+from ringtune.job.job import load_job
+from ringtune.run_control.evaluation import LEAST_ROWS, entities_of
 from ringtune.schedule.plan import Plan
 from tests.support.cluster import TEMPLATE
 from tests.support.tiny_data import write_task_rows

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from coordinator.run_folder.checkpoints import RunCheckpoints
+from coordinator.client.checkpoints import RunCheckpoints
 from ringtune.errors import InterruptedRunError
 from tests.support import measured, tiny
 from tests.support.processes import RUN_S, agents_below, run_ringtune, start_ringtune

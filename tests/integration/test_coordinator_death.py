@@ -10,13 +10,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from coordinator.drive.requests import RunRequest
-from coordinator.run_folder.folder import RunFolder
+from coordinator.client.detached_runs import fetch_run
+from coordinator.client.run_folder import RunFolder
+from coordinator.client.submit import Client
+from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
-from coordinator.submit.client import Client
-from coordinator.submit.fetching import fetch_run
-from ringtune.jobs.job import Job
-from ringtune.schedule.turns.turns import Turn
+from ringtune.job.job import Job
+from ringtune.schedule.turns import Turn
 from tests.support.dying_coordinator import DyingCoordinator, dying_coordinator
 from tests.support.fake_agents import CALL_S, FakeAgent, job, steps_of
 from tests.support.kept_runs import content

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator.run_folder.checkpoints import RunCheckpoints
-from coordinator.run_folder.place import read_place
+from coordinator.client.checkpoints import RunCheckpoints
+from coordinator.client.saved_run import read_place
 from tests.support import measured
 from tests.support.fake_agents import FakeAgent
 from tests.support.killing import NODES, write_inputs

@@ -24,8 +24,8 @@ import sys, threading
 threading.Thread(target=threading.Event().wait, name="stuck").start()
 from ringtune.machine import grace
 grace.own_process()
-from coordinator.server import ending
-from coordinator.submit import interrupts
+from coordinator.client import submit as interrupts
+from coordinator.server import coordinator as ending
 from edge.agent import agent, process
 process.GRACE_S = interrupts.GRACE_S = ending.GRACE_S = {GRACE_S}
 ending.SAVE_S = 0.0

@@ -59,8 +59,8 @@ from pathlib import Path
 from edge.agent import workshop
 workshop.preload()
 import torch
-from edge.compute.hosting import host
-from ringtune.jobs.job import Job, Model
+from edge.runtime.node_model import host
+from ringtune.job.job import Job, Model
 from tests.support.plans import make_plan
 folder = Path(sys.argv[1])
 plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"])

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-from coordinator.run_folder.checkpoints import RunCheckpoints
+from coordinator.client.checkpoints import RunCheckpoints
 from ringtune.errors import DataError, InterruptedRunError, UsageError
 from tests.support.killing import (
     LAUNCHER,

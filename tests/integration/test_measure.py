@@ -11,12 +11,11 @@ from typing import Any
 import psutil
 import pytest
 
-from coordinator.drive.requests import MeasureRequest
-from coordinator.submit.local.agent_template import AgentTemplate
-from edge.shards.state_folder import CACHE_FILE
-from ringtune.costs.measured.measuring import job_shape
-from ringtune.costs.profile import Profile
-from ringtune.costs.work_times import WHOLE_WORKS, Work
+from coordinator.client.local_nodes import AgentTemplate
+from coordinator.run.requests import MeasureRequest
+from edge.checkpoint.state_folder import CACHE_FILE
+from ringtune.costs.measurement import job_shape
+from ringtune.costs.profile import WHOLE_WORKS, Profile, Work
 from tests.support import tiny
 from tests.support.cluster import START_S, Cluster
 from tests.support.processes import source_environment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringtune.rounds.checkpoint import Resume
+from ringtune.run_control.checkpoint import Resume
 from tests.support.cluster import Cluster, Outcome
 from tests.support.replay import replay
 from tests.support.results import largest_difference, reference_of, trained

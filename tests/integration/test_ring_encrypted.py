@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.trust.folder import init_trust, make_token
-from coordinator.trust.keeper import Keeper
+from coordinator.server.certificate_authority import Keeper, init_trust, make_token
 from ringtune import cli
 from ringtune.errors import TrustError
-from ringtune.trust.identity import read_identity
-from ringtune.trust.parties import Party, node_party
-from ringtune.trust.places import VARIABLE
-from ringtune.trust.speaking import speaker, speaking_as
+from ringtune.transport.identity import read_identity
+from ringtune.transport.parties import VARIABLE, Party, node_party
+from ringtune.transport.speaker import speaker, speaking_as
 from tests.support.cluster import RUN_S, Cluster
 from tests.support.processes import run_ringtune
 from tests.support.results import largest_difference, reference_of, trained

@@ -17,8 +17,8 @@ import grpc
 import pytest
 import torch
 
-from edge.wire import frames, tensors
-from edge.wire.frames import Hello
+from edge.transport import frames, tensors
+from edge.transport.frames import Hello
 from ringtune.schedule.actions import TensorKey
 from ringtune.v1 import ring_pb2
 from tests.support.cluster import LEASE_S, Cluster, Follower, Outcome

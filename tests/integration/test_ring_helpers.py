@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.drive.requests import RunRequest
-from coordinator.planner.given.given_plan import GivenPlan
-from ringtune.jobs.job import Job
-from ringtune.rounds.checkpoint import Resume
-from ringtune.schedule.helping.helpers import Helper
-from ringtune.schedule.helping.offload import ALONE, COLLABORATION, Offload
-from ringtune.schedule.placement import Placement, Slice
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.run.requests import RunRequest
+from ringtune.job.job import Job
+from ringtune.run_control.checkpoint import Resume
+from ringtune.schedule.course import ALONE, COLLABORATION, Offload
+from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
 from tests.support.cluster import AGENTS, START_S, Cluster, Follower, Outcome, running

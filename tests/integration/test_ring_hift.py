@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from coordinator.records.step_lines import is_step
-from ringtune.rounds.checkpoint import Resume
-from ringtune.rounds.state_place import with_state_where_asked
+from coordinator.run.run_text import is_step
+from ringtune.run_control.checkpoint import Resume
+from ringtune.run_control.continuation import with_state_where_asked
 from tests.support import hift_reference
 from tests.support.cluster import Cluster, Outcome
 from tests.support.replay import replay

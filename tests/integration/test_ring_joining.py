@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.drive.moves import replanning
-from coordinator.drive.requests import RunRequest
-from coordinator.planner.given.given_plan import GivenPlan
-from coordinator.planner.placing_again.replanning import Replanned
-from coordinator.records.step_lines import is_step
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.replan import Replanned
+from coordinator.run import migration
+from coordinator.run.requests import RunRequest
+from coordinator.run.run_text import is_step
 from ringtune.costs.profile import LinkFacts, Profile
-from ringtune.jobs.job import Job
+from ringtune.job.job import Job
 from ringtune.schedule.plan import Plan
 from tests.support.cluster import AGENTS, START_S, Cluster, Follower, Outcome, running
 from tests.support.copying_job import job_of
@@ -111,7 +111,7 @@ def pays(patch: pytest.MonkeyPatch, slices: Any) -> None:
         pays = is_there and found.slices != part.placement.slices
         return Replanned(found, "the ring of the test", 1000.0, 1.0, 5.0) if pays else None
 
-    patch.setattr(replanning, "replanned", replanned)
+    patch.setattr(migration, "replanned", replanned)
 
 
 class Hold:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.drive.requests import RunRequest
-from coordinator.planner.given.given_plan import GivenPlan
-from coordinator.records.step_lines import is_step
-from ringtune.jobs.job import Job
-from ringtune.rounds.checkpoint import Resume
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.run.requests import RunRequest
+from coordinator.run.run_text import is_step
+from ringtune.job.job import Job
+from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.plan import Plan
 from tests.support.cluster import AGENTS, START_S, Cluster, Follower, Outcome, running
 from tests.support.moves import moving

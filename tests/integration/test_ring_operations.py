@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from ringtune.jobs.job import Job
-from ringtune.rounds.checkpoint import Resume
-from ringtune.schedule.operations.given import GivenTable, tables_to_json
+from ringtune.job.job import Job
+from ringtune.run_control.checkpoint import Resume
+from ringtune.schedule.operation_tables import GivenTable, tables_to_json
 from tests.support.cluster import Cluster, Outcome
 from tests.support.results import largest_difference, trained
 

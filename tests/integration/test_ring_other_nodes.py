@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.drive.requests import RunRequest
-from coordinator.records.step_lines import is_step
-from ringtune.jobs.job import Job
-from ringtune.rounds.checkpoint import Resume
+from coordinator.run.requests import RunRequest
+from coordinator.run.run_text import is_step
+from ringtune.job.job import Job
+from ringtune.run_control.checkpoint import Resume
 from tests.integration.test_ring_recovery import follow
 from tests.support.cluster import AGENTS, START_S, Cluster, Follower, Outcome, running
 from tests.support.copying_job import job_of

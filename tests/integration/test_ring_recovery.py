@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.drive.requests import RunRequest
-from coordinator.planner.given.given_plan import GivenPlan
-from coordinator.records.step_lines import is_step
-from ringtune.jobs.job import Job
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.run.requests import RunRequest
+from coordinator.run.run_text import is_step
+from ringtune.job.job import Job
+from ringtune.schedule.migration import with_owner_back
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.whose_rows.leaving_out import with_owner_back
 from tests.support import reference
 from tests.support.cluster import AGENTS, START_S, Cluster, Follower, Outcome, running
 from tests.support.copying_job import job_of

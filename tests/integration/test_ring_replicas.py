@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.drive.requests import RunRequest
-from coordinator.planner.given.given_plan import GivenPlan
-from ringtune.jobs.job import Job
-from ringtune.rounds.checkpoint import Resume
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.run.requests import RunRequest
+from ringtune.job.job import Job
+from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from tests.support.cluster import AGENTS, START_S, Cluster, Follower, running

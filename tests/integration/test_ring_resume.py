@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from coordinator.records.step_lines import is_step
-from ringtune.rounds.checkpoint import Resume
+from coordinator.run.run_text import is_step
+from ringtune.run_control.checkpoint import Resume
 from tests.support.cluster import Cluster
 from tests.support.results import largest_difference, reference_of, trained
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.data.rows import OwnerDataset
-from ringtune.schedule.turns.turns import items, turn_sequence
+from edge.data.dataset import OwnerDataset
+from ringtune.schedule.turns import items, turn_sequence
 from tests.support import tiny
 from tests.support.cluster import Cluster, Outcome, running
 from tests.support.tap import Tap

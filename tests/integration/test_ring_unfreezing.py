@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from coordinator.records.step_lines import is_step
-from ringtune.jobs.job import Unfreeze
-from ringtune.rounds.checkpoint import Resume
-from ringtune.schedule.turns.versions import depth
+from coordinator.run.run_text import is_step
+from ringtune.job.job import Unfreeze
+from ringtune.run_control.checkpoint import Resume
+from ringtune.schedule.versions import depth
 from tests.support.cluster import Cluster
 from tests.support.results import largest_difference, reference_of, trained
 

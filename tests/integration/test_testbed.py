@@ -106,7 +106,7 @@ def test_latency_holds_both_ways(here: Capabilities, tmp_path: Path) -> None:
 
 def test_process_of_a_board_sees_its_own_limits(here: Capabilities, tmp_path: Path) -> None:
     """An agent that asks how much memory there is finds the board's, not the machine's."""
-    code = "from ringtune.machine.memory import memory_limits; print(memory_limits()[0].limit_bytes)"
+    code = "from ringtune.machine.resources import memory_limits; print(memory_limits()[0].limit_bytes)"
     small = board("small", memory_bytes=96 << 20, cpu_cores=0.5)
     with Testbed(Layout(boards=(small,), name=NAME), folder=tmp_path, capabilities=here) as bed:
         running = bed.start("ask", [sys.executable, "-c", code], on="small")

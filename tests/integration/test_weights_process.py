@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from edge.weights.files import PARTIAL
+from edge.weights.weight_cache import PARTIAL
 from ringtune.models.folder import read_config
-from ringtune.weights.manifest import TensorEntry, needed_tensors
-from ringtune.weights.source import ModelSource
+from ringtune.models.weights_by_digest import ModelSource, TensorEntry, needed_tensors
 from tests.support import tiny
 from tests.support.cluster import RUN_S, Cluster, Outcome
 from tests.support.results import largest_difference, reference_of, trained

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from coordinator.web.server import PageServer
-from coordinator.web.watching import MemberNow, Watching
+from coordinator.web.streams import MemberNow, Watching
 from tests.contract.test_structure import ROOT
 from tests.support import leaks
 

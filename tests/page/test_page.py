@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.web.watching import MemberNow
+from coordinator.web.streams import MemberNow
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.v1 import control_pb2
 from tests.page.conftest import Served, Shown

@@ -8,11 +8,10 @@ import pytest
 
 from ringtune.costs.profile import Profile
 from ringtune.errors import PlanError
-from ringtune.schedule.helped import helped, helpers_by_host
-from ringtune.schedule.helping.offload import Manner
+from ringtune.schedule.course import Manner
+from ringtune.techniques.offload import helped, helpers_by_host
 from sim.prediction import predict
-from sim.what_ifs.changes import change_all
-from sim.what_ifs.members import drop_from_plan
+from sim.what_if import change_all, drop_from_plan
 from tests.support.offloading import LINEAR_PARAMS, plan, profile
 from tests.support.plans import make_plan
 from tests.support.profiles import profile_of

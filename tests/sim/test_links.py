@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ringtune.costs.profile import Profile
-from ringtune.costs.times.seconds import CourseCosts
-from ringtune.costs.work_times import Work
+from ringtune.costs.action_costs import CourseCosts
+from ringtune.costs.profile import Profile, Work
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Payload, TensorKey
-from ringtune.schedule.turns.turns import StepKind
+from ringtune.schedule.turns import StepKind
 from ringtune.schedule.units import Units
-from sim.accounts.items import ItemKind, Items
+from sim.ledger import ItemKind, Items
 from sim.links import MeasuredLinks
 from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, profile_of

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from adapters.configuration import ADAPTER_CONFIG_MAP
 
-import ringtune.jobs.sections
 from edge.model.skeleton import build_skeleton
+from ringtune.config import sections
 from ringtune.errors import JobError
-from ringtune.models.adapters.adapter_config import parse_adapter_config
+from ringtune.models.adapter_config import parse_adapter_config
 from tests.suites.test_families import SPLITS, check_result_loads, collected, loaded_merged
 from tests.support.torch_ring import Case, distance, reference_of, write_family_inputs
 
@@ -150,7 +150,7 @@ def test_adapter_names_are_refused_exactly_if_their_parts_are_outside_the_blocks
         refused = ""
     except JobError as error:
         refused = str(error)
-    monkeypatch.setattr(ringtune.jobs.sections, "parse_adapter_config", lambda text: ())
+    monkeypatch.setattr(sections, "parse_adapter_config", lambda text: ())
     # compacter wants widths that its hypercomplex matrices divide
     option = "[reduction_factor=4]" if name.startswith("compacter") else ""
     case = make_case(inputs, "bert", name + option)

@@ -12,17 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from ringtune.costs.memory.estimate import node_memory
-from ringtune.rounds import rounds as rd
+from ringtune.costs.memory_estimate import node_memory
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Graph
-from ringtune.schedule.extent import Extent
 from ringtune.schedule.methods import Method
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.tables.table import build_table
-from ringtune.schedule.turns.turns import turn_sequence
+from ringtune.schedule.run_shape import Extent
+from ringtune.schedule.table import build_table
+from ringtune.schedule.turns import turn_sequence
 from ringtune.schedule.units import Units
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from sim.ring import RingResult, VirtualRing
 from tests.suites.test_memory_on_virtual_clock import peak_waiting
 from tests.support import reference
 from tests.support.model_facts import WEIGHTLESS

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from edge.compute.executor import NodeExecutor
-from ringtune.rounds import rounds as rd
+from edge.runtime.executor import NodeExecutor
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Action, Op
-from ringtune.schedule.turns.turns import StartPoint
+from ringtune.schedule.turns import StartPoint
 from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
 from tests.support.moves import slices_of
 from tests.support.plans import changed

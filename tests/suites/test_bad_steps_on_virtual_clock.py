@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StepKind
+from ringtune.schedule.turns import StepKind
 from tests.suites.test_recovery_on_virtual_clock import lose_at, plan_of, recoveries, ring_of, story
 from tests.support.plans import make_plan
 

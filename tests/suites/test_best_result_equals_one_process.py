@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StartPoint
-from sim.ring_result import RingResult
+from ringtune.schedule.turns import StartPoint
+from sim.ring import RingResult
 from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
 from tests.support.moves import moving, slices_of
 from tests.support.plans import changed

@@ -7,12 +7,11 @@ import random
 import pytest
 
 from ringtune.errors import PlanError
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StartPoint, StepKind, items, turn_sequence
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
+from sim.ring import RingResult, VirtualRing
 from tests.support.plans import make_plan, random_plan
 from tests.support.validate import validate_table
 

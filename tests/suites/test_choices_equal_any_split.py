@@ -9,16 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.planner.knapsacks.choose import choose_table
-from ringtune.files.pieces import Pieces
-from ringtune.rounds import rounds as rd
-from ringtune.schedule.operations.choice import Choice, Score
-from ringtune.schedule.operations.scores import BlockScores
-from ringtune.schedule.operations.table import Operations
+from ringtune.run_control import rounds as rd
+from ringtune.schedule.operation_tables import BlockScores, Choice, Operations, Score
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from ringtune.schedule.turns import StartPoint, StepKind, Turn
+from ringtune.storage.pieces import Pieces
+from ringtune.techniques.knapsacks import choose_table
+from sim.ring import RingResult, VirtualRing
 from tests.support.choosing import make_choice
 from tests.support.plans import changed
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, shard_metadata, write_inputs

@@ -9,20 +9,16 @@ import random
 
 import pytest
 
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.course import TABLES_AT_ONCE
 from ringtune.schedule.lowering import links
 from ringtune.schedule.methods import RingAda
-from ringtune.schedule.methods.patience import Patience
-from ringtune.schedule.operations.choice import Choice
-from ringtune.schedule.operations.given import GivenTable
-from ringtune.schedule.operations.table import Operations
+from ringtune.schedule.methods.base import Patience
+from ringtune.schedule.operation_tables import Choice, GivenTable, Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.boundaries import table_is_due
-from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn, items, turn_sequence
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, table_is_due, turn_sequence
+from sim.ring import RingResult, VirtualRing
 from tests.support.choosing import DrawnTables, make_choice, random_choice
 from tests.support.plans import changed, make_plan, random_plan
 from tests.support.validate import validate_table

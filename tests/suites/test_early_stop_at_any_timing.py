@@ -6,11 +6,10 @@ from functools import cache
 
 import pytest
 
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.early_stop import NONE_DONE
-from ringtune.schedule.turns.turns import StartPoint
-from sim.ring_result import RingResult
+from ringtune.schedule.turns import NONE_DONE, StartPoint
+from sim.ring import RingResult
 from tests.support.resumed import holder_of, rebuilt, run, same_bits
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier, write_inputs
 

@@ -16,9 +16,8 @@ from edge.model.families import MODULES
 from edge.model.slice import BlockRunner
 from ringtune.models.families import FAMILIES
 from ringtune.schedule.actions import Action
-from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from ringtune.schedule.turns import StepKind, items, turn_sequence
+from sim.ring import RingResult, VirtualRing
 from tests.support import reference
 from tests.support.stock_plugged import SCORES_CAPPED, with_room
 from tests.support.tiny_families import DECODERS, MODEL_TYPES
@@ -188,7 +187,7 @@ def loaded_auxiliary(case: Case, folder: Path) -> Any:
     from adapters import AutoAdapterModel
     from transformers import AutoModelForCausalLM
 
-    from edge.model.auxiliary.loading import load_auxiliary
+    from edge.model.auxiliary import load_auxiliary
 
     assert not (folder / "adapter_config.json").exists()
     if case.task == "causal-lm":
@@ -202,7 +201,7 @@ def loaded_merged(case: Case, folder: Path) -> Any:
     """A whole model of transformers: the pretrained one with the result of a run merged into it."""
     import transformers
 
-    from edge.model.result.merged import merged_files
+    from edge.model.merge import merged_files
 
     merged = folder.with_name("merged")
     merged.mkdir()

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringtune.rounds import rounds as rd
-from ringtune.schedule.turns.turns import Turn
-from sim.virtual_node import VirtualNode
+from ringtune.run_control import rounds as rd
+from ringtune.schedule.turns import Turn
+from sim.ring import VirtualNode
 from tests.suites.test_recovery_on_virtual_clock import placing, plan_of, story
 from tests.support.recovering_ring import RecoveringRing
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ringtune.schedule.frozen_weights import FROZEN_DTYPES, FrozenWeights
-from ringtune.schedule.saving import Velora
+from ringtune.schedule.course import FROZEN_DTYPES, FrozenWeights
+from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from tests.support.operation_masks import SPLITS, collected, mixed_table, one_process, run
 from tests.support.plans import changed

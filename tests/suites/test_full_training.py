@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load, load_file, save_file
 
-from ringtune.rounds import rounds as rd
-from ringtune.schedule.turns.turns import StartPoint, StepKind, items, turn_sequence
+from ringtune.run_control import rounds as rd
+from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
 from tests.suites.test_families import SPLITS, Slices, collected, run
 from tests.support import reference
 from tests.support.family_inputs import TASKS, family_writer

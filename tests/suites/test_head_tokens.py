@@ -12,10 +12,10 @@ import torch
 from edge.model.owner import OwnerParts
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import turn_sequence
+from ringtune.schedule.turns import turn_sequence
 from tests.support import resumed
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier, write_family_inputs
 

@@ -16,15 +16,15 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from edge.compute.executor import NodeExecutor
-from ringtune.jobs.parts.learning_rate import learning_rate
-from ringtune.rounds import rounds as rd
+from edge.runtime.executor import NodeExecutor
+from ringtune.config.sections import learning_rate
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Action, Payload
-from ringtune.schedule.helping.helpers import Helper
-from ringtune.schedule.helping.offload import Offload
+from ringtune.schedule.course import Offload
+from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saving import merged
-from ringtune.schedule.turns.turns import StartPoint, turn_sequence
+from ringtune.schedule.saved_activations import merged
+from ringtune.schedule.turns import StartPoint, turn_sequence
 from ringtune.schedule.units import Range
 from sim.ring import VirtualRing
 from tests.support import reference, resumed

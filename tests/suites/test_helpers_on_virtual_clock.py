@@ -13,18 +13,16 @@ import pytest
 from ringtune.engine import events as ev
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, Payload
-from ringtune.schedule.exchanges.expected_parcels import most_waiting
-from ringtune.schedule.exchanges.parcels import WAITING
-from ringtune.schedule.helping.helpers import Helper
-from ringtune.schedule.helping.offload import Offload
+from ringtune.schedule.course import Offload
+from ringtune.schedule.lowering import WAITING, most_waiting
 from ringtune.schedule.methods import Hift, PipeAdapter
+from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saving import Velora, merged
-from ringtune.schedule.tables.table import build_table, format_table, parse_table
-from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
+from ringtune.schedule.saved_activations import Velora, merged
+from ringtune.schedule.table import build_table, format_table, parse_table
+from ringtune.schedule.turns import StepKind, items, turn_sequence
 from ringtune.schedule.units import Range
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from sim.ring import RingResult, VirtualRing
 from tests.support.plans import changed, make_plan, random_plan
 from tests.support.validate import validate_table
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ringtune.schedule.helping.offload import Offload
+from ringtune.schedule.course import Offload
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
 from tests.suites.test_helpers_equal_one_process import WAYS, case_of, collected, helped, run

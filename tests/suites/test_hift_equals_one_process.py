@@ -14,15 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from edge.compute.executor import NodeExecutor
-from ringtune.costs.facts.model_facts import model_facts
-from ringtune.costs.memory.units.unit_grads import embedding_grad_bytes
+from edge.runtime.executor import NodeExecutor
+from ringtune.costs.memory_sizes import embedding_grad_bytes
+from ringtune.costs.model_facts import model_facts
 from ringtune.models.families import FAMILIES
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Action, Op, TensorKey
-from ringtune.schedule.turns.turns import StartPoint, StepKind, items, turn_sequence
-from ringtune.schedule.turns.versions import trained
+from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
 from ringtune.schedule.units import EMBEDDING, Range
+from ringtune.schedule.versions import trained
 from tests.suites.test_families import Slices, run
 from tests.support import hift_reference as reference
 from tests.support.literal_velora import every_layer, make_literal

@@ -11,19 +11,18 @@ import pytest
 
 from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Action, Op, Payload
-from ringtune.schedule.extent import Extent
 from ringtune.schedule.lowering import links
 from ringtune.schedule.methods import Hift, Method
 from ringtune.schedule.methods.hift import ALWAYS, ORDERS
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.tables.table import build_table, format_table, parse_table
-from ringtune.schedule.turns.turns import StartPoint, StepKind, items, turn_sequence
-from ringtune.schedule.turns.versions import trained
+from ringtune.schedule.run_shape import Extent
+from ringtune.schedule.table import build_table, format_table, parse_table
+from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
 from ringtune.schedule.units import EMBEDDING, Units
-from sim.ring import VirtualRing
-from sim.ring_result import Message, RingResult
+from ringtune.schedule.versions import trained
+from sim.ring import Message, RingResult, VirtualRing
 from tests.support.plans import changed, make_plan, random_plan
 from tests.support.validate import validate_table
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from edge.compute.executor import NodeExecutor
+from edge.runtime.executor import NodeExecutor
+from ringtune.config.optimizers import OPTIMIZERS
 from ringtune.errors import StorageError
-from ringtune.files.pieces import Pieces
-from ringtune.jobs.optimizers import OPTIMIZERS
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.stages.replicas import saves_head
-from ringtune.schedule.turns.turns import StartPoint
+from ringtune.schedule.stages import saves_head
+from ringtune.schedule.turns import StartPoint
+from ringtune.storage.pieces import Pieces
 from tests.suites.test_hift_equals_one_process import ONE, TWO, hift_case, trained_plainly, trained_tensors
 from tests.support import hift_reference
 from tests.support.resumed import run, same_bits

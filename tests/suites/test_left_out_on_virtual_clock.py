@@ -7,13 +7,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from ringtune.rounds import rounds as rd
-from ringtune.schedule.changing_hands.placements import why_it_stays
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.course import Course
+from ringtune.schedule.migration import why_it_stays
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StepKind, Turn, items, turn_sequence
-from ringtune.schedule.turns.unfreezing import NOTHING_KNOWN
-from sim.ring_result import RingResult
+from ringtune.schedule.turns import NOTHING_KNOWN, StepKind, Turn, items, turn_sequence
+from sim.ring import RingResult
 from tests.suites.test_moves_on_virtual_clock import random_moving_plan
 from tests.suites.test_recovery_on_virtual_clock import recoveries, ring_of
 from tests.suites.test_unfreezing_on_virtual_clock import Losses, loss_at

@@ -7,18 +7,18 @@ import random
 
 import pytest
 
-from ringtune.costs.memory.estimate import node_memory
+from ringtune.costs.memory_estimate import node_memory
 from ringtune.costs.profile import Profile
 from ringtune.engine import events as ev
-from ringtune.engine.handled import Handled
+from ringtune.engine.events import Handled
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.lowering import legs
 from ringtune.schedule.methods import Hift
-from ringtune.schedule.operations.choice import BlockCapacity, Choice
+from ringtune.schedule.operation_tables import BlockCapacity, Choice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
-from ringtune.schedule.turns.versions import trained
+from ringtune.schedule.turns import StepKind, items, turn_sequence
 from ringtune.schedule.units import Range
+from ringtune.schedule.versions import trained
 from sim.prediction import predict
 from sim.ring import VirtualRing
 from tests.suites.test_helpers_on_virtual_clock import some_plan

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from edge.model.auxiliary.loading import load_auxiliary
+from edge.model.auxiliary import load_auxiliary
 from edge.model.skeleton import build_skeleton
 from ringtune.errors import JobError
 from tests.suites.test_adapters import FOUR, inputs, make_case

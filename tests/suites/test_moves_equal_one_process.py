@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.plan import Plan
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from sim.ring import RingResult, VirtualRing
 from tests.support.moves import moving, random_slices, slices_of
 from tests.support.plans import changed
 from tests.support.resumed import holder_of, same_bits

@@ -6,14 +6,13 @@ import random
 
 import pytest
 
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Scope
-from ringtune.schedule.changing_hands.placements import due
 from ringtune.schedule.methods import Everything
+from ringtune.schedule.migration import due
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StartPoint, StepKind, turn_sequence
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
+from sim.ring import RingResult, VirtualRing
 from tests.suites.test_unfreezing_on_virtual_clock import Losses, auto_plan
 from tests.support.moves import by_placement, granted, moving, moving_at_random, random_placement
 from tests.support.plans import changed, make_plan, random_plan

@@ -17,23 +17,22 @@ import pytest
 import torch
 
 from coordinator.planner.make_plan import make_plan
+from ringtune.config.sections import learning_rate
 from ringtune.costs.profile import Profile
 from ringtune.errors import JobError
-from ringtune.files.pieces import Pieces
-from ringtune.jobs.job import parse_job
-from ringtune.jobs.parts.learning_rate import learning_rate
-from ringtune.rounds import rounds as rd
+from ringtune.job.job import parse_job
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Op
-from ringtune.schedule.extent import Extent
 from ringtune.schedule.methods import Method, RingAda, base
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.tables.table import build_table, format_table, parse_table
-from ringtune.schedule.turns.turns import StartPoint, StepKind, items, turn_sequence
-from ringtune.schedule.turns.versions import depth, weight_version
+from ringtune.schedule.run_shape import Extent
+from ringtune.schedule.table import build_table, format_table, parse_table
+from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
 from ringtune.schedule.units import Units
+from ringtune.schedule.versions import depth, weight_version
+from ringtune.storage.pieces import Pieces
 from sim.prediction import predict
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from sim.ring import RingResult, VirtualRing
 from tests.support.fake_agents import facts, job
 from tests.support.plans import changed, make_method
 from tests.support.plans import make_plan as plan_by_hand

@@ -15,19 +15,18 @@ from typing import Any
 import pytest
 import torch
 
-from coordinator.records.trace_file import TraceText
-from ringtune.costs.measured.recorded_times import RecordedProfile
-from ringtune.costs.work_times import Work
-from ringtune.engine.spans import Span
+from coordinator.run.trace import TraceText
+from ringtune.costs.calibration import RecordedProfile
+from ringtune.costs.profile import Work
+from ringtune.engine.events import Span
 from ringtune.errors import PlanError
 from ringtune.schedule import lowering
-from ringtune.schedule.actions import Action, Graph, Leg, Op, Scope, Timing, ops
+from ringtune.schedule.actions import Action, Graph, Leg, Op, Scope, Timing, format_action, ops, parse_action
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.tables.table import build_table, format_table, parse_table
-from ringtune.schedule.tables.words import format_action, parse_action
-from ringtune.schedule.turns.turns import turn_sequence
+from ringtune.schedule.table import build_table, format_table, parse_table
+from ringtune.schedule.turns import turn_sequence
 from sim.prediction import Prediction, predict
-from sim.recorded import read_trace
+from sim.recorded_run import read_trace
 from sim.ring import VirtualRing
 from tests.support.plans import make_plan
 from tests.support.profiles import all_pairs, profile_of

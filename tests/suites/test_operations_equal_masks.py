@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from ringtune.schedule.actions import Op
-from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT
-from ringtune.schedule.operations.table import BatchOperations, Operations
+from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, BatchOperations, Operations
 from tests.support.operation_masks import SPLITS, collected, one_process, run, train_items
 from tests.support.torch_ring import Case, distance, write_inputs
 

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.methods import Everything, PipeAdapter
-from ringtune.schedule.operations.table import BatchOperations, Operations
+from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.tables.table import build_table
-from ringtune.schedule.turns.turns import items, turn_sequence
-from ringtune.schedule.turns.versions import forward_version, in_flight
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from ringtune.schedule.table import build_table
+from ringtune.schedule.turns import items, turn_sequence
+from ringtune.schedule.versions import forward_version, in_flight
+from sim.ring import RingResult, VirtualRing
 from tests.suites.test_ring_on_virtual_clock import run_with_random_delays, weight_changes
 from tests.support.plans import changed, make_plan, random_plan
 from tests.support.validate import validate_table

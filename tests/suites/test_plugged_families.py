@@ -13,7 +13,7 @@ import torch
 from edge.model.skeleton import build_skeleton
 from ringtune.errors import JobError, ModelError
 from ringtune.models.folder import read_config
-from ringtune.schedule.turns.turns import turn_sequence
+from ringtune.schedule.turns import turn_sequence
 from tests.suites.test_families import SPLITS, run, write_result
 from tests.support import reference
 from tests.support.tiny_families import write_family
@@ -84,7 +84,7 @@ def test_mixture_equals_one_process_and_loads(tmp_path: Path) -> None:
     """A model of our own beside the last matrix and a bottleneck behind it, as in Llama; both load again."""
     from transformers import AutoModelForCausalLM
 
-    from edge.model.auxiliary.loading import load_auxiliary
+    from edge.model.auxiliary import load_auxiliary
 
     case, folder = finished(tmp_path, "qwen3", "causal-lm", adapter="seq_bn|linear[output_lora=True,alpha=0.5]")
     trained = reference_of(case)

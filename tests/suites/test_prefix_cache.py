@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from edge.compute.prefixes.prefix_files import write_hidden
-from ringtune.rounds import rounds as rd
+from edge.runtime.activation_cache import write_hidden
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Op, Payload
-from ringtune.schedule.passage import PrefixCache
+from ringtune.schedule.batches import num_batches
+from ringtune.schedule.frozen_prefix import entry_bytes
+from ringtune.schedule.placement import PrefixCache
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.prefixes.kept import entry_bytes
-from ringtune.schedule.rows.batches import num_batches
-from ringtune.schedule.turns.turns import StartPoint, Turn
-from sim.ring_result import RingResult
+from ringtune.schedule.turns import StartPoint, Turn
+from sim.ring import RingResult
 from tests.support.plans import changed
 from tests.support.resumed import holder_of, rebuilt, run, same_bits
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, write_inputs
@@ -237,7 +237,7 @@ def test_run_goes_on_where_a_node_can_keep_nothing(
         (tmp_path / "file").write_text("")
         prefixes.open(tmp_path / "file" / "hidden")
     else:
-        monkeypatch.setattr("edge.compute.prefixes.prefixes.write_hidden", without_room(tmp_path / "b"))
+        monkeypatch.setattr("edge.runtime.activation_cache.write_hidden", without_room(tmp_path / "b"))
     result = run(plan, carrier, 0)
     assert result.finish == rd.Finish("", "")
     lost = [entry for entry in result.logged if isinstance(entry, rd.LogCacheLost)]

@@ -8,16 +8,15 @@ import random
 import pytest
 
 from ringtune.engine.events import TurnGranted
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Op
-from ringtune.schedule.changing_hands.placements import due
+from ringtune.schedule.frozen_prefix import entry_bytes, key_of
 from ringtune.schedule.methods import Everything
-from ringtune.schedule.passage import Passage, PrefixCache
+from ringtune.schedule.migration import due
+from ringtune.schedule.placement import Passage, PrefixCache
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.prefixes.kept import entry_bytes, key_of
-from ringtune.schedule.turns.turns import Turn, items
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from ringtune.schedule.turns import Turn, items
+from sim.ring import RingResult, VirtualRing
 from tests.support.moves import moving_at_random
 from tests.support.plans import changed, random_plan
 from tests.support.validate import validate_table

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from ringtune.schedule.actions import Action, Op
-from ringtune.schedule.operations.choice import Score
+from ringtune.schedule.operation_tables import Score
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import turn_sequence
+from ringtune.schedule.turns import turn_sequence
 from ringtune.schedule.units import Range
-from tests.edge.compute.test_scoring import choice_of, make_ring, score, score_turn
+from tests.edge.techniques.test_operations import choice_of, make_ring, score, score_turn
 from tests.support.family_inputs import TASKS, family_writer
 from tests.support.hand_ring import HandRing
 from tests.support.operation_masks import SPLITS, Slices, mixed_table

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ringtune.costs.facts.model_facts import model_facts
-from ringtune.costs.memory.sizes import Sizes
-from ringtune.files.safetensors_stream import TensorFile
-from ringtune.rounds import rounds as rd
+from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.model_facts import model_facts
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.plan import Plan
+from ringtune.storage.tensor_files import TensorFile
 from tests.suites.test_recovery_on_virtual_clock import lose_at, recoveries, ring_of
 from tests.support import reference
 from tests.support.moves import slices_of

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ringtune.rounds import rounds as rd
-from ringtune.rounds.going_back.recovering import RecoveringRounds
-from ringtune.schedule.changing_hands.placements import why_it_stays
+from ringtune.run_control import rounds as rd
+from ringtune.run_control.recovery import RecoveringRounds
+from ringtune.schedule.migration import why_it_stays
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
-from sim.ring_result import RingResult
+from sim.ring import RingResult
 from tests.suites.test_moves_on_virtual_clock import random_moving_plan
 from tests.support.moves import random_placement, random_slices, slices_of
 from tests.support.plans import make_plan

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from edge.wire import tensors
-from ringtune.rounds.rounds import LogStep
+from edge.transport import tensors
+from ringtune.run_control.rounds import LogStep
 from ringtune.schedule.actions import Payload, TensorKey
-from ringtune.schedule.turns.turns import StepKind, turn_sequence
+from ringtune.schedule.turns import StepKind, turn_sequence
 from sim.ring import VirtualRing
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, write_inputs
 

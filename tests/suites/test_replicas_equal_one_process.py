@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from ringtune.rounds import rounds as rd
-from ringtune.schedule.operations.table import BatchOperations, Operations
+from ringtune.run_control import rounds as rd
+from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import turn_sequence
+from ringtune.schedule.turns import turn_sequence
 from sim.ring import VirtualRing
 from tests.support.operation_masks import one_process
 from tests.support.plans import changed

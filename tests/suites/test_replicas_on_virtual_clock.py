@@ -7,14 +7,14 @@ from collections import Counter
 
 import pytest
 
-from ringtune.costs.memory.estimate import node_memory
-from ringtune.rounds import rounds as rd
+from ringtune.costs.memory_estimate import node_memory
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Op, Payload
-from ringtune.schedule.exchanges.expected_parcels import most_waiting
+from ringtune.schedule.lowering import most_waiting
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.tables.table import build_table, format_table, parse_table
-from ringtune.schedule.turns.turns import turn_sequence
+from ringtune.schedule.table import build_table, format_table, parse_table
+from ringtune.schedule.turns import turn_sequence
 from sim.prediction import predict
 from tests.suites.test_any_method_on_virtual_clock import Scattered, peak_graphs
 from tests.suites.test_memory_on_virtual_clock import peak_waiting

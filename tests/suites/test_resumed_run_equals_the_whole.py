@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StartPoint
+from ringtune.schedule.turns import StartPoint
 from tests.support.resumed import holder_of, rebuilt, run, same_bits
 from tests.support.torch_ring import (
     Case,

@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from ringtune.schedule.actions import Action, Payload
-from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
-from ringtune.schedule.turns.versions import trained
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from ringtune.schedule.turns import StepKind, items, turn_sequence
+from ringtune.schedule.versions import trained
+from sim.ring import RingResult, VirtualRing
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, reference_of, write_inputs
 
 Slices = tuple[tuple[str, int, int], ...]

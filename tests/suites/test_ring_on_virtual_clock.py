@@ -13,11 +13,10 @@ from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.lowering import route
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.tables.table import build_table
-from ringtune.schedule.turns.turns import Item, StepKind, Turn, items, turn_sequence
-from ringtune.schedule.turns.versions import trained
-from sim.ring import VirtualRing
-from sim.ring_result import Message, RingResult
+from ringtune.schedule.table import build_table
+from ringtune.schedule.turns import Item, StepKind, Turn, items, turn_sequence
+from ringtune.schedule.versions import trained
+from sim.ring import Message, RingResult, VirtualRing
 from tests.support.plans import changed, make_plan, random_plan
 from tests.support.validate import validate_table
 

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from ringtune.errors import JobError, PlanError
-from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT
-from ringtune.schedule.operations.table import Operations
-from ringtune.schedule.turns.turns import Item
+from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, Operations
+from ringtune.schedule.turns import Item
 from tests.support.operation_masks import SPLITS, Masks, collected, mixed_table, one_process, run
 from tests.support.stale_reference import StaleProcess
 from tests.support.tiny_families import MODEL_TYPES, PLUGGED

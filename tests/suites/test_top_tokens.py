@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from edge.model.families import family_of
-from ringtune.models.adapters.trim_support import may_trim
+from ringtune.models.adapter_support import may_trim
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CLASSIFICATION
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saving import Velora
-from ringtune.schedule.turns.turns import turn_sequence
+from ringtune.schedule.saved_activations import Velora
+from ringtune.schedule.turns import turn_sequence
 from ringtune.schedule.units import Range
 from tests.support import resumed
 from tests.support.torch_ring import Case, make_carrier, write_family_inputs

@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringtune.files.pieces import Pieces
-from ringtune.rounds import rounds as rd
-from ringtune.schedule.helped import helped
-from ringtune.schedule.helping.offload import Manner
+from ringtune.run_control import rounds as rd
+from ringtune.schedule.course import Manner
 from ringtune.schedule.methods import RingAda
-from ringtune.schedule.methods.patience import Patience
+from ringtune.schedule.methods.base import Patience
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StartPoint, StepKind
-from ringtune.schedule.turns.versions import unfreezing_steps
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from ringtune.schedule.turns import StartPoint, StepKind
+from ringtune.schedule.versions import unfreezing_steps
+from ringtune.storage.pieces import Pieces
+from ringtune.techniques.offload import helped
+from sim.ring import RingResult, VirtualRing
 from tests.support import reference
 from tests.support.plans import changed
 from tests.support.resumed import rebuilt, same_bits

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 from ringtune.errors import PlanError
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.methods import RingAda
-from ringtune.schedule.methods.patience import Patience
+from ringtune.schedule.methods.base import Patience
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.tables.table import build_table, format_table, parse_table
-from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn, items, turn_sequence
-from ringtune.schedule.turns.versions import depth, unfreezing_steps
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from ringtune.schedule.table import build_table, format_table, parse_table
+from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, turn_sequence
+from ringtune.schedule.versions import depth, unfreezing_steps
+from sim.ring import RingResult, VirtualRing
 from tests.support.plans import changed, make_plan, random_plan
 from tests.support.unfreezing import unfreezing_after
 from tests.support.validate import validate_table

@@ -15,14 +15,13 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from ringtune.rounds import rounds as rd
-from ringtune.schedule.extent import Owner, UserRows
-from ringtune.schedule.frozen_weights import FrozenWeights
-from ringtune.schedule.helped import helped
-from ringtune.schedule.helping.offload import ALONE, COLLABORATION, Manner
+from ringtune.run_control import rounds as rd
+from ringtune.schedule.course import ALONE, COLLABORATION, FrozenWeights, Manner
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StartPoint, turn_sequence
+from ringtune.schedule.run_shape import Owner, UserRows
+from ringtune.schedule.turns import StartPoint, turn_sequence
 from ringtune.schedule.units import Range
+from ringtune.techniques.offload import helped
 from tests.support import reference, resumed, users_reference
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, write_family_inputs, write_inputs
 

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from safetensors.torch import load
 
-from coordinator.records.result_files import users_folders
-from ringtune.jobs.result import result_of_user
+from coordinator.run.result_files import users_folders
+from ringtune.job.job import result_of_user
 from ringtune.models.result_files import part_files
-from ringtune.rounds import rounds as rd
-from ringtune.schedule.frozen_weights import FrozenWeights
-from ringtune.schedule.helping.offload import ALONE, COLLABORATION
-from ringtune.schedule.turns.turns import StartPoint, turn_sequence
-from ringtune.schedule.whose_rows.users import users_of
+from ringtune.run_control import rounds as rd
+from ringtune.schedule.course import ALONE, COLLABORATION, FrozenWeights
+from ringtune.schedule.turns import StartPoint, turn_sequence
+from ringtune.techniques.offload import users_of
 from tests.suites.test_users_equal_one_process import (
     LORA_AND_LINEAR,
     case_of,

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from ringtune.errors import IntegrityError
-from ringtune.rounds import rounds as rd
-from ringtune.schedule.frozen_weights import FrozenWeights
-from ringtune.schedule.operations.table import BatchOperations, Operations
+from ringtune.run_control import rounds as rd
+from ringtune.schedule.course import FrozenWeights
+from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saving import INITS, Velora
-from ringtune.schedule.turns.turns import StartPoint, turn_sequence
+from ringtune.schedule.saved_activations import INITS, Velora
+from ringtune.schedule.turns import StartPoint, turn_sequence
 from ringtune.schedule.units import Range
 from tests.support import reference
 from tests.support.family_inputs import TASKS, family_writer

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
-from sim.ring_result import RingResult
+from sim.ring import RingResult
 from tests.suites.test_left_out_on_virtual_clock import plan_of
 from tests.suites.test_recovery_on_virtual_clock import MOMENTS, recoveries, ring_of, story
 from tests.support.moves import slices_of

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from coordinator.planner.given.given_plan import GivenPlan
+from coordinator.planner.given_plan import GivenPlan
 from deploy.testbed import processes
 from deploy.testbed.agents import AgentSetup, agent_command
 from deploy.testbed.boards import Board, Layout
@@ -23,7 +23,7 @@ from deploy.testbed.capabilities import Capabilities
 from deploy.testbed.network import hub_address
 from deploy.testbed.processes import Running
 from deploy.testbed.testbed import Testbed
-from ringtune.jobs.job import Job, Model
+from ringtune.job.job import Job, Model
 from ringtune.schedule.plan import Plan
 from tests.support import tiny
 from tests.support.board_run import RUN_S, BoardRun, Said

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from coordinator.records.step_lines import is_step
+from coordinator.run.run_text import is_step
 from deploy.testbed.processes import Running
 
 RUN_S = 300.0

@@ -6,13 +6,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from ringtune.rounds.turns.turn_scores import score_keys
 from ringtune.schedule.course import Course
-from ringtune.schedule.operations.choice import BlockCapacity, Choice
-from ringtune.schedule.operations.scores import BlockScores
-from ringtune.schedule.operations.table import BatchOperations, Operations
+from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, BlockScores, Choice, Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import Turn
+from ringtune.schedule.turns import Turn
+from ringtune.techniques.operations import score_keys
 
 CAPACITY = BlockCapacity(full=2.0, forward_only=1.0, forward=0.4, backward=0.6)
 

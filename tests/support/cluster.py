@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinator.drive.requests import RunRequest
-from coordinator.drive.run_driver import RunDriver
+from coordinator.client.local_nodes import AgentTemplate, ForkedAgent
+from coordinator.run.requests import RunRequest
+from coordinator.run.run_driver import RunDriver
+from coordinator.server.certificate_authority import Keeper
 from coordinator.server.server import CoordinatorServer
-from coordinator.submit.local.agent_template import AgentTemplate, ForkedAgent
-from coordinator.trust.keeper import Keeper
-from ringtune.jobs.job import Job
-from ringtune.rounds.checkpoint import CheckpointManifest, Resume
+from ringtune.job.job import Job
+from ringtune.run_control.checkpoint import CheckpointManifest, Resume
 from ringtune.schedule.plan import Plan
 from tests.support import leaks, measured, tiny
 from tests.support.failpoints import VARIABLE
@@ -337,7 +337,7 @@ class Cluster:
         }
         if values.get("train.method", "ringada") != "ringada":
             del values["unfreeze.every_steps"]
-        from ringtune.jobs.job import Model
+        from ringtune.job.job import Model
 
         return Job(model=Model(path=str(self.model))).with_overrides(values)
 

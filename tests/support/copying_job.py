@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringtune.jobs.job import Job
+from ringtune.job.job import Job
 from tests.support.cluster import Cluster
 
 

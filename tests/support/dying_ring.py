@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 
-from coordinator.drive.requests import RunRequest
-from coordinator.planner.given.given_plan import GivenPlan
-from coordinator.run_folder.folder import RunFolder
-from coordinator.run_folder.saved_run import read_json
+from coordinator.client.connection import Connection
+from coordinator.client.local_nodes import ForkedAgent
+from coordinator.client.run_folder import RunFolder
+from coordinator.client.saved_run import read_run_file
+from coordinator.client.submit import Client
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
-from coordinator.submit.client import Client
-from coordinator.submit.connection import Connection
-from coordinator.submit.local.agent_template import ForkedAgent
 from ringtune.errors import RingTuneError
-from ringtune.jobs.job import Job, Model
+from ringtune.job.job import Job, Model
 from ringtune.schedule.plan import Plan
 from tests.support import leaks, measured, tiny
 from tests.support.cluster import AGENTS, START_S, TEMPLATE, free_port
@@ -273,7 +273,7 @@ class DyingRing:
         fetched, error = self._folder / f"fetched-{self._num_runs}", ""
         try:
             self._wait_over(deaths + with_coordinator)
-            run_id = read_json(out / "run.json")["run_id"]
+            run_id = read_run_file(out / "run.json")["run_id"]
             done = run_ringtune("fetch", run_id, "--out", fetched, *where)
             error = done.stderr
         except RingTuneError as failure:

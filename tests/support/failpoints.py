@@ -1,7 +1,7 @@
 """Failpoints: named places where a test lets a process fail: end at once, stand still, be late, or lose a message.
 
 ``arm`` puts failpoints around files, calls and the work of runs of this process, and ``disarm`` takes them away; the
-product knows nothing of them but ``ringtune.files.durable.failpoint``. Processes of tests (``quick_template``,
+product knows nothing of them but ``ringtune.storage.durable.failpoint``. Processes of tests (``quick_template``,
 ``failing_command``) arm themselves where ``RINGTUNE_FAILPOINTS`` in their environment names a folder. There the file
 with the name of the process, as ``node-1``, orders one failure::
 
@@ -137,8 +137,8 @@ def arm(name: str, folder: Path) -> None:
     global _own
     import grpc
 
-    from ringtune.files import durable
-    from ringtune.rpc import credentials
+    from ringtune.storage import durable
+    from ringtune.transport import tls
     from tests.support.failing_calls import FailingAnswers, FailingCalls
     from tests.support.failing_work import failing_run
 
@@ -155,9 +155,9 @@ def arm(name: str, folder: Path) -> None:
 
     _replace(durable, "failpoint", lambda _: reached)
     _replace(grpc, "insecure_channel", channel)
-    _replace(credentials, "secure_channel", channel)
+    _replace(tls, "secure_channel", channel)
     _replace(grpc, "server", server)
-    if (preparing := sys.modules.get("edge.agent.preparing")) is not None:
+    if (preparing := sys.modules.get("edge.agent.active_run")) is not None:
         _replace(preparing, "AgentRun", failing_run)
 
 

@@ -15,22 +15,21 @@ import grpc
 import numpy
 from safetensors.numpy import save
 
-from coordinator.records.step_lines import is_step
+from coordinator.run.run_text import is_step
 from coordinator.server.server import CoordinatorServer
 from ringtune import __version__
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import RingTuneError
-from ringtune.files.chunks import cut_file
-from ringtune.jobs.job import Job, parse_job
-from ringtune.rpc.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
-from ringtune.rpc.codecs.grants import GrantReader
-from ringtune.rpc.codecs.scores_codec import scores_to_proto
-from ringtune.rpc.statuses import abort
+from ringtune.job.job import Job, parse_job
 from ringtune.schedule.actions import Op
 from ringtune.schedule.lowering import legs
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StepKind, Turn, items
-from ringtune.schedule.whose_rows.users import user_sets
+from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.storage.chunks import cut_file
+from ringtune.techniques.offload import user_sets
+from ringtune.transport.codecs import GrantReader, scores_to_proto
+from ringtune.transport.endpoints import CLIENT_OPTIONS, SERVER_OPTIONS
+from ringtune.transport.status import abort
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.choosing import DrawnTables
 from tests.support.model_facts import small_model

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coordinator.drive.requests import RunRequest
-from coordinator.run_folder.folder import RunFolder
+from coordinator.client.follow import Outcome
+from coordinator.client.run_folder import RunFolder
+from coordinator.client.submit import Client
+from coordinator.run.requests import RunRequest
 from coordinator.screen.progress import Progress
-from coordinator.submit.client import Client
-from coordinator.submit.outcome import Outcome
 from tests.support.fake_agents import FakeCluster, job
 
 

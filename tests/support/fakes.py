@@ -9,16 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge.machine.threads import ComputeThread
-from edge.run import reporter as rp
-from edge.run.loop import AgentRun
-from edge.run.partners import ShardSink
-from ringtune.files.pieces import Pieces
+from edge.machine.libraries import ComputeThread
+from edge.runtime import reporter as rp
+from edge.runtime.loop import AgentRun, ShardSink
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.lowering import links as plan_links
-from ringtune.schedule.operations.scores import BlockScores
+from ringtune.schedule.operation_tables import BlockScores
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StartPoint, Turn, turn_sequence
+from ringtune.schedule.turns import StartPoint, Turn, turn_sequence
+from ringtune.storage.pieces import Pieces
 
 WAIT_S = 20.0
 

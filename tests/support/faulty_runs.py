@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coordinator.drive.requests import RunRequest
-from coordinator.planner.given.given_plan import GivenPlan
-from coordinator.records.step_lines import is_step
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.run.requests import RunRequest
+from coordinator.run.run_text import is_step
 from ringtune.errors import PeerLostError
-from ringtune.jobs.job import Job
-from ringtune.rounds.checkpoint import Resume
+from ringtune.job.job import Job
+from ringtune.run_control.checkpoint import Resume
 from ringtune.schedule.plan import Plan
 from tests.support import failpoints
 from tests.support.cluster import START_S, Cluster, Follower, Outcome

@@ -8,19 +8,18 @@ from pathlib import Path
 
 import torch
 
-from edge.compute.executor import NodeExecutor
-from edge.data.rows import OwnerDataset
-from edge.measuring.works import Bench
-from ringtune.costs.facts.model_facts import model_facts
-from ringtune.jobs.job import Job, parse_job
+from edge.data.dataset import OwnerDataset
+from edge.profiler.works import Bench
+from edge.runtime.executor import NodeExecutor
+from ringtune.costs.model_facts import model_facts
+from ringtune.job.job import Job, parse_job
 from ringtune.schedule.actions import Action, Leg, Op, TensorKey
-from ringtune.schedule.course import Course
-from ringtune.schedule.extent import Owner
-from ringtune.schedule.frozen_weights import FrozenWeights
+from ringtune.schedule.course import Course, FrozenWeights
 from ringtune.schedule.lowering import Way, item_updates, num_microbatches, way
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import Item, StepKind, Turn, items, turn_sequence
+from ringtune.schedule.run_shape import Owner
+from ringtune.schedule.turns import Item, StepKind, Turn, items, turn_sequence
 from tests.support import tiny
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from edge.data.tokens import Batch
-from edge.machine.memory_budget import give_memory_back, peak_rss_bytes, reset_peak, rss_bytes
+from edge.machine.resources import give_memory_back, peak_rss_bytes, reset_peak, rss_bytes
 from edge.model.heads import CausalLanguageModel
 from edge.model.owner import OwnerParts
-from ringtune.jobs.job import Train
+from ringtune.job.job import Train
 from ringtune.schedule.units import Units
 
 ROWS, TOKENS, WIDTH, VOCAB = 4, 128, 16, 32_000

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from edge.data.rows import OwnerDataset
-from ringtune.jobs.job import Job
-from ringtune.jobs.parts.learning_rate import learning_rate
+from edge.data.dataset import OwnerDataset
+from ringtune.config.sections import learning_rate
+from ringtune.job.job import Job
 from ringtune.schedule.methods.hift import Hift
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
+from ringtune.schedule.turns import StepKind, items, turn_sequence
 from tests.support import reference
 from tests.support.tiny_families import PLUGGED
 

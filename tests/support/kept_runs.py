@@ -9,12 +9,12 @@ from pathlib import Path
 
 import grpc
 
-from coordinator.drive.requests import RunRequest
-from coordinator.kept_runs.kept_runs import KeptRuns
-from coordinator.kept_runs.record import RunRecord
-from coordinator.submit.client import Client
-from ringtune.jobs.job import Job
-from ringtune.schedule.turns.turns import Turn
+from coordinator.client.submit import Client
+from coordinator.run.requests import RunRequest
+from coordinator.server.run_record import RunRecord
+from coordinator.server.run_store import KeptRuns
+from ringtune.job.job import Job
+from ringtune.schedule.turns import Turn
 from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job
 
 JOB = job(train__checkpoint_every=2)

@@ -15,7 +15,7 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
-from coordinator.records.step_lines import is_step
+from coordinator.run.run_text import is_step
 from ringtune.errors import UsageError
 from tests.support import measured, tiny
 from tests.support.cluster import TEMPLATE

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from edge.model.layouts import LAYOUTS
-from ringtune.schedule.saving import Velora
+from ringtune.schedule.saved_activations import Velora
 from ringtune.schedule.units import Range
 from tests.support.plain_auxiliary import PlainDelta
 

@@ -1,7 +1,7 @@
 """What nodes of earlier tests have measured of themselves, for those of later ones: each kind of job is timed once.
 
-The file is the nodes' own (``edge.measuring.cache``), whose keys tell apart whatever changes a timing. Tests that are
-about measuring use folders of their own.
+The file is the nodes' own (``edge.profiler.profile_cache``), whose keys tell apart whatever changes a timing. Tests
+that are about measuring use folders of their own.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from coordinator.run_folder.checkpoints import RunCheckpoints
-from coordinator.run_folder.folder import claim_run_folder
-from edge.measuring.cache import SCHEMA
-from edge.shards.state_folder import CACHE_FILE
+from coordinator.client.checkpoints import RunCheckpoints
+from coordinator.client.run_folder import claim_run_folder
+from edge.checkpoint.state_folder import CACHE_FILE
+from edge.profiler.profile_cache import SCHEMA
 
 _ENTRIES: dict[str, Any] = {}
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 
-from edge.wire.frames import unpack
-from ringtune.rpc.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
+from edge.transport.frames import unpack
+from ringtune.transport.endpoints import CLIENT_OPTIONS, SERVER_OPTIONS
 from ringtune.v1 import ring_pb2
 
 WORKERS = 32

@@ -11,7 +11,7 @@ import json
 import sys
 import time
 
-from coordinator.submit.connection import Connection
+from coordinator.client.connection import Connection
 from ringtune.errors import RingTuneError
 
 

@@ -6,13 +6,13 @@ import dataclasses
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Action, Payload
-from ringtune.schedule.changing_hands.placements import due
+from ringtune.schedule.migration import due
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StartPoint, Turn
-from sim.ring_result import RingResult
+from ringtune.schedule.turns import StartPoint, Turn
+from sim.ring import RingResult
 
 Slices = Sequence[tuple[str, int, int] | tuple[str, int, int, int]]
 """Node, first block, one past the last, and the share where a stage has several hosts."""

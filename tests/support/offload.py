@@ -10,15 +10,13 @@ from typing import Any
 
 import torch
 
-from edge.compute.capturing.capture import Capture
-from edge.compute.capturing.install import install
-from edge.compute.capturing.pairs import Pairs
-from edge.compute.capturing.sites import check_config
-from edge.compute.helping.auxiliary_models import AuxiliaryModels
-from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import DTYPES, BlockRunner, materialise
-from ringtune.jobs.job import Job, parse_job
+from edge.model.tensor_files import SafetensorsFiles
+from edge.techniques.offload.helper import AuxiliaryModels
+from edge.techniques.offload.pairs import Capture, Pairs
+from edge.techniques.offload.sites import check_config, install
+from ringtune.job.job import Job, parse_job
 from tests.support.tiny_families import HIDDEN, IMAGE_TOKENS, write_family
 
 NUM_BLOCKS = 2

@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
-from ringtune.costs.profile import LinkFacts, ModelFacts, Profile
-from ringtune.costs.work_times import Work
-from ringtune.schedule.helped import helped
+from ringtune.costs.profile import LinkFacts, ModelFacts, Profile, Work
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.plan import Plan
+from ringtune.techniques.offload import helped
 from tests.support.plans import make_plan
 from tests.support.profiles import model_of, node, point
 

@@ -50,8 +50,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def use(device: str) -> None:
     """Let executors, and benches of the profiler, be on a device where none is named."""
-    from edge.compute.executor import NodeExecutor
-    from edge.measuring.works import Bench
+    from edge.profiler.works import Bench
+    from edge.runtime.executor import NodeExecutor
 
     for made in (NodeExecutor, Bench):
         init: Any = made.__init__

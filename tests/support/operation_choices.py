@@ -6,10 +6,9 @@ import dataclasses
 import random
 from collections.abc import Callable
 
+from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import Course
-from ringtune.schedule.operations.choice import BlockCapacity, Choice
-from ringtune.schedule.operations.scores import BlockScores
-from ringtune.schedule.rows.batches import num_batches
+from ringtune.schedule.operation_tables import BlockCapacity, BlockScores, Choice
 from tests.support.plans import make_plan
 
 

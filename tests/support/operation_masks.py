@@ -15,15 +15,13 @@ from typing import Any
 
 import torch
 
-from ringtune.jobs.parts.learning_rate import learning_rate
-from ringtune.rounds import rounds as rd
-from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT, pattern_of
-from ringtune.schedule.operations.table import BatchOperations, Operations
+from ringtune.config.sections import learning_rate
+from ringtune.run_control import rounds as rd
+from ringtune.schedule.batches import BatchStream
+from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, BatchOperations, Operations, pattern_of
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.rows.batches import BatchStream
-from ringtune.schedule.turns.turns import StepKind, items, turn_sequence
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from ringtune.schedule.turns import StepKind, items, turn_sequence
+from sim.ring import RingResult, VirtualRing
 from tests.support.reference import adapter_of, inputs_of, targets_of, whole_model
 from tests.support.tiny_families import PLUGGED
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier

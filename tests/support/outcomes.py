@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from coordinator.records.step_lines import is_step
+from coordinator.run.run_text import is_step
 from tests.support.board_ring import NAMES, START_S, STEPS, BoardRing
 from tests.support.board_run import LOOK_S, RUN_S, BoardRun, Said, listening
 from tests.support.results import largest_difference

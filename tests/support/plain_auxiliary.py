@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ringtune.jobs.job import Job
-from ringtune.models.adapters.adapter_config import parse_adapter_config
+from ringtune.job.job import Job
+from ringtune.models.adapter_config import parse_adapter_config
 from tests.support.tiny_families import PLUGGED
 
 # letter or option -> where the matrix is, in the names of each family

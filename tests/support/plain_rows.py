@@ -19,10 +19,10 @@ from transformers.modeling_utils import no_init_weights
 
 from edge.data.tokens import IGNORED, Batch, Padder, TokenRow
 from edge.model.heads import HeadCounts, head_output, task_of
-from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import build_skeleton
 from edge.model.slice import BlockRunner, materialise
-from ringtune.jobs.job import Adapter, Job, Model
+from edge.model.tensor_files import SafetensorsFiles
+from ringtune.job.job import Adapter, Job, Model
 from ringtune.models.family import CAUSAL_LM
 from ringtune.models.folder import read_config
 

@@ -19,10 +19,9 @@ import random
 from collections.abc import Sequence
 
 from coordinator.planner.draft import Draft
-from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
-from ringtune.costs.work_times import Work, WorkTime
+from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile, Work, WorkTime
 from ringtune.schedule.course import Course
-from ringtune.schedule.extent import Owner
+from ringtune.schedule.run_shape import Owner
 from tests.support.model_facts import MINILM
 from tests.support.plans import make_method
 

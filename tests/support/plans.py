@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringtune.schedule.course import Course
-from ringtune.schedule.extent import Owner
 from ringtune.schedule.methods import Everything, Method, PipeAdapter, RingAda, Single
-from ringtune.schedule.methods.patience import MIN_IMPROVEMENT, PATIENCE_STEPS, Patience
-from ringtune.schedule.operations.table import BatchOperations, Operations
-from ringtune.schedule.owner_turns import TURNS
+from ringtune.schedule.methods.base import MIN_IMPROVEMENT, PATIENCE_STEPS, Patience
+from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import Item, StepKind, items, turn_sequence
+from ringtune.schedule.run_shape import TURNS, Owner
+from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 
 _OF_PLACEMENT = (
     "slices",

@@ -10,11 +10,11 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from coordinator.records.trace_file import TraceText
+from coordinator.run.trace import TraceText
 from ringtune import cli
 from ringtune.costs.profile import Profile
-from ringtune.engine.spans import Span
-from ringtune.schedule.operations.given import GivenTable, tables_to_json
+from ringtune.engine.events import Span
+from ringtune.schedule.operation_tables import GivenTable, tables_to_json
 from ringtune.schedule.plan import Plan
 from sim.prediction import Prediction, predict
 from tests.support.fake_agents import job

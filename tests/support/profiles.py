@@ -6,8 +6,17 @@ import dataclasses
 import random
 from collections.abc import Iterable, Mapping
 
-from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile, TimedShape
-from ringtune.costs.work_times import PART_OF, WHOLE_WORKS, Work, WorkTime
+from ringtune.costs.profile import (
+    PART_OF,
+    WHOLE_WORKS,
+    LinkFacts,
+    ModelFacts,
+    NodeFacts,
+    Profile,
+    TimedShape,
+    Work,
+    WorkTime,
+)
 from ringtune.schedule.plan import Plan
 
 TIMES = {

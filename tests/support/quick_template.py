@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from edge import template
-from edge.measuring import laps
+from edge.profiler import timing
 from tests.support import failpoints
 
 COMMAND: Final = (sys.executable, "-P", "-m", "tests.support.quick_template", "_" * 100)
@@ -34,8 +34,8 @@ def _may_fail(arguments: Sequence[str], environment: Mapping[str, str], parent: 
 
 def main() -> int:
     """Serve the launcher at the standard input; return the exit code."""
-    laps.MOST_TIMINGS = laps.LEAST_TIMINGS
-    laps._LEAST_WINDOW_S = _WINDOW_S
+    timing.MOST_TIMINGS = timing.LEAST_TIMINGS
+    timing._LEAST_WINDOW_S = _WINDOW_S
     template._be_agent = _may_fail
     return template.main()
 

@@ -11,13 +11,12 @@ from typing import Any, Protocol
 
 from ringtune.engine import events as ev
 from ringtune.errors import DivergedError
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StepKind, Turn, turn_sequence
-from sim.ring import VirtualRing
-from sim.virtual_node import VirtualNode
+from ringtune.schedule.turns import StepKind, Turn, turn_sequence
+from sim.ring import VirtualNode, VirtualRing
 
 
 class KeepingCarrier(Protocol):

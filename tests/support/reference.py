@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from edge.data.rows import OwnerDataset
+from edge.data.dataset import OwnerDataset
 from edge.data.tokens import Batch
-from ringtune.jobs.job import Job
-from ringtune.jobs.parts.learning_rate import learning_rate
+from ringtune.config.sections import learning_rate
+from ringtune.job.job import Job
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import Item, StartPoint, StepKind, Turn, items, turn_sequence
+from ringtune.schedule.turns import Item, StartPoint, StepKind, Turn, items, turn_sequence
 from tests.support.plain_auxiliary import add_plain_auxiliary, is_auxiliary, others_of
 from tests.support.stock_plugged import add_heads, is_plugged, stock_model
 from tests.support.tiny_families import DECODERS

@@ -7,16 +7,16 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edge.run.recorder import FORMAT, to_json
+from edge.runtime.reporter import FORMAT, to_json
 from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import IntegrityError, PlanError, RingTuneError
-from ringtune.files.strict import with_renamed_key
 from ringtune.schedule.actions import Action, TensorKey, op_of
-from ringtune.schedule.operations.table import Operations
-from ringtune.schedule.passage import Passage
+from ringtune.schedule.operation_tables import Operations
+from ringtune.schedule.placement import Passage
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StartPoint, StepKind, Turn
+from ringtune.schedule.turns import StartPoint, StepKind, Turn
+from ringtune.storage.strict import with_renamed_key
 
 _NO_TABLES: Mapping[str, Operations] = types.MappingProxyType({})
 _EVENTS: dict[str, Any] = {cls.__name__: cls for cls in ev.Event.__args__}

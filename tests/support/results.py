@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load
 
-from edge.data.rows import OwnerDataset
-from ringtune.jobs.job import Job
+from edge.data.dataset import OwnerDataset
+from ringtune.job.job import Job
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import Turn
+from ringtune.schedule.turns import Turn
 from tests.support import reference
 from tests.support.cluster import Cluster, Outcome
 

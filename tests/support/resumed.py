@@ -6,13 +6,12 @@ import random
 
 import torch
 
-from ringtune.files.pieces import Pieces
-from ringtune.rounds import rounds as rd
+from ringtune.run_control import rounds as rd
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.stages.replicas import saves_head
-from ringtune.schedule.turns.turns import StartPoint
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from ringtune.schedule.stages import saves_head
+from ringtune.schedule.turns import StartPoint
+from ringtune.storage.pieces import Pieces
+from sim.ring import RingResult, VirtualRing
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier, shard_metadata
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from ringtune.schedule.frozen_weights import FROZEN_DTYPES, FrozenWeights
+from ringtune.schedule.course import FROZEN_DTYPES, FrozenWeights
 
 LORA = "lora[r=4, attn_matrices=['q','k','v'], intermediate_lora=True, output_lora=True, init_weights='bert']"
 """LoRA on all matrices."""

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy
 from safetensors.numpy import save
 
-from ringtune.files.owned import mark
-from ringtune.models.adapters.adapter_config import auxiliary_of
-from ringtune.models.adapters.auxiliary_file import describe
-from ringtune.schedule.extent import Owner
-from ringtune.schedule.helped import helped
-from ringtune.schedule.helping.offload import COLLABORATION
+from ringtune.models.adapter_config import auxiliary_of
+from ringtune.models.auxiliary_models import describe
+from ringtune.schedule.course import COLLABORATION
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import Owner
+from ringtune.storage.durable import mark
+from ringtune.techniques.offload import helped
 from tests.support.fake_agents import job
 from tests.support.model_folder import bert_shapes, safetensors_bytes, write_model
 from tests.support.plans import changed, make_plan

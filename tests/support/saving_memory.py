@@ -16,20 +16,18 @@ from typing import Any
 
 import torch
 
-from coordinator.records.result_files import adapter_folder, result_folder, saved_part
-from edge.compute.executor import NodeExecutor
-from edge.machine.allocator import keep_freed_memory
-from edge.machine.memory_budget import give_memory_back, peak_rss_bytes, reset_peak, rss_bytes
-from edge.model.result.loading import load_saved
-from edge.model.result.saving import result_files
-from edge.shards.saver import Saver
-from edge.wire import frames
-from ringtune.files.chunks import cut_pieces, write_any_files
-from ringtune.files.pieces import FilePieces, Pieces
+from coordinator.run.result_files import adapter_folder, result_folder, saved_part
+from edge.checkpoint.shard_saver import Saver
+from edge.machine.resources import give_memory_back, keep_freed_memory, peak_rss_bytes, reset_peak, rss_bytes
+from edge.model.result import load_saved, result_files
+from edge.runtime.executor import NodeExecutor
+from edge.transport import frames
 from ringtune.models.result_files import ADAPTER_FILES, PART_FILES, model_result
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
+from ringtune.storage.chunks import cut_pieces, write_any_files
+from ringtune.storage.pieces import FilePieces, Pieces
 from tests.support import hand_ring, tiny, whole_models
 from tests.support.tiny_families import write_tokenizer
 

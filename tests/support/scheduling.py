@@ -18,8 +18,8 @@ MEASURING: Final = (
     "tests/integration/test_measure.py",
     "tests/integration/test_agent_figures.py",
     "tests/contract/test_imports.py",
-    "tests/edge/machine/test_allocator.py",
-    "tests/edge/wire/test_probe.py",
+    "tests/edge/machine/test_resources.py",
+    "tests/edge/transport/test_probe.py",
 )
 """Files with tests of processor seconds, rates or memory of real processes."""
 

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import edge.agent.process  # noqa: F401 - as in an agent that has joined
-from edge.agent import workshop
-from edge.machine.allocator import keep_freed_memory
-from edge.machine.libraries import load_libraries
-from edge.machine.threads import limit_library_threads
-from ringtune.costs.facts.model_facts import model_facts
-from ringtune.costs.memory.sizes import Sizes
-from ringtune.jobs.job import Job, Model
-from ringtune.schedule.frozen_weights import FROZEN_DTYPES, FrozenWeights
+from edge.agent import torch_backend
+from edge.machine.libraries import limit_library_threads, load_libraries
+from edge.machine.resources import keep_freed_memory
+from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.model_facts import model_facts
+from ringtune.job.job import Job, Model
+from ringtune.schedule.course import FROZEN_DTYPES, FrozenWeights
 from tests.support.plans import changed, make_plan
 
 PLAIN: Final = "plain"
@@ -53,7 +52,7 @@ def main() -> None:
     keep_freed_memory()
     load_libraries()
     loaded = resident()
-    workshop.preload()
+    torch_backend.preload()
 
     import torch
 
@@ -74,7 +73,7 @@ def measured(options: argparse.Namespace, frozen: str, loaded: dict[str, int]) -
     """Build a slice in this process, run a forward, and tell what that added."""
     import torch
 
-    from edge.compute.hosting import host
+    from edge.runtime.node_model import host
     from ringtune.models.folder import read_config
 
     config = read_config(options.model)

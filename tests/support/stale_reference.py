@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from edge.data.rows import OwnerDataset
-from ringtune.jobs.job import Job
-from ringtune.jobs.parts.learning_rate import learning_rate
+from edge.data.dataset import OwnerDataset
+from ringtune.config.sections import learning_rate
+from ringtune.job.job import Job
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import Item, StepKind, items, turn_sequence
+from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 from tests.support.reference import adapter_of, inputs_of, targets_of, whole_model
 
 Tensors = dict[str, torch.Tensor]

@@ -12,29 +12,25 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
-from edge.agent.moving.kept import KeptTurns
-from edge.compute.executor import NodeExecutor
-from edge.compute.snapshot import Snapshot, kept_file, take_over
-from edge.data.rows import OwnerDataset
-from edge.shards.block_files import metadata
-from ringtune.files.pieces import Pieces
-from ringtune.jobs.job import Job, parse_job
-from ringtune.models.adapters.trim_support import may_trim
+from edge.agent.torch_backend import Snapshot, copy_into_file, take_over_blocks
+from edge.checkpoint.snapshots import KeptTurns, metadata
+from edge.data.dataset import OwnerDataset
+from edge.runtime.executor import NodeExecutor
+from ringtune.job.job import Job, parse_job
+from ringtune.models.adapter_support import may_trim
 from ringtune.models.families import family_named
 from ringtune.models.folder import read_config
-from ringtune.rounds.events.move_events import Move
-from ringtune.rounds.going_back.kept_copies import trained_blocks
+from ringtune.run_control.events import Move
 from ringtune.schedule.actions import Action, Op, TensorKey
-from ringtune.schedule.changing_hands.copy_holders import copy_holder
-from ringtune.schedule.course import Course
-from ringtune.schedule.extent import Owner
-from ringtune.schedule.frozen_weights import FrozenWeights
-from ringtune.schedule.operations.table import Operations
+from ringtune.schedule.course import Course, FrozenWeights
+from ringtune.schedule.migration import copy_holder, head_holder, trained_blocks
+from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.stages.replicas import saves_head
-from ringtune.schedule.turns.turns import StepKind, Turn
-from ringtune.schedule.whose_rows.leaving_out import head_holder
+from ringtune.schedule.run_shape import Owner
+from ringtune.schedule.stages import saves_head
+from ringtune.schedule.turns import StepKind, Turn
+from ringtune.storage.pieces import Pieces
 from tests.support import reference, tiny
 from tests.support.tiny_data import SUFFIXES, labels_of, write_task_rows
 from tests.support.tiny_families import write_family
@@ -290,7 +286,7 @@ class TorchCarrier:
             self._recover(executor, command, command.from_step)
             return
         parts = [self.snapshots[source.node].part(source.start, source.stop) for source in command.sources]
-        take_over(executor, [Pieces.of(bytes(part)) for part in parts], {})
+        take_over_blocks(executor, [Pieces.of(bytes(part)) for part in parts], {})
         if node == command.start.holder:
             head = self.snapshots[node].head
             assert head is not None
@@ -302,7 +298,7 @@ class TorchCarrier:
         """What the node has trained, here and at the next host, and the head at the turn's owner."""
         step, placement = turn.end_step, part.placement
         blocks = trained_blocks(part.course, placement, node, turn)
-        file = kept_file(self.executors[node], blocks, metadata(RUN, step))
+        file = copy_into_file(self.executors[node], blocks, metadata(RUN, step))
         head = bytes(self.executors[node].head_blob()) if node == turn.owner else None
         for holder in {node, copy_holder(placement, node)} - {""}:
             kept = self.kept.setdefault(holder, KeptTurns(holder))
@@ -327,7 +323,7 @@ class TorchCarrier:
             part = bytes(self.kept[source.node].part(RUN, step, source.start, source.stop))
             files.append(Pieces.of(part))
             own.keep(RUN, step, f"{source.start}-{source.stop}", part)
-        take_over(executor, files, metadata(RUN, step))
+        take_over_blocks(executor, files, metadata(RUN, step))
         if command.head_from:
             own.keep_head(RUN, step, bytes(self.kept[command.head_from].head(RUN, step)))
         if node == command.start.holder and step:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from coordinator.trust.authority import Authority
-from ringtune.trust.identity import Identity, write_identity
-from ringtune.trust.parties import Party, Role
-from ringtune.trust.speaking import Speaker
+from coordinator.server.certificate_authority import Authority
+from ringtune.transport.identity import Identity, write_identity
+from ringtune.transport.parties import Party, Role
+from ringtune.transport.speaker import Speaker
 
 AUTHORITY = Authority.make(time.time())
 DAY_S = 86400.0

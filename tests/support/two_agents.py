@@ -9,15 +9,15 @@ from typing import Any
 
 from edge.agent.active_run import ActiveRun
 from edge.agent.agent import Agent
-from edge.agent.snapshots import TakenOver
-from edge.agent_options import AgentOptions
-from edge.measuring.timing_request import TimingRequest
+from edge.checkpoint.snapshots import TakenOver
+from edge.options import AgentOptions
+from edge.profiler.timing import TimingRequest
 from ringtune.errors import FrameError
-from ringtune.files.pieces import Pieces
-from ringtune.jobs.job import Job, Model
+from ringtune.job.job import Job, Model
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import Turn
+from ringtune.schedule.turns import Turn
+from ringtune.storage.pieces import Pieces
 from ringtune.v1 import control_pb2
 from tests.support.fakes import WAIT_S, FakeExecutor
 from tests.support.plans import make_plan

@@ -18,8 +18,8 @@ from types import TracebackType
 
 import pytest
 
-from coordinator.submit.local import local_nodes
-from coordinator.submit.local.agent_template import AgentTemplate
+from coordinator.client import local_nodes
+from coordinator.client.local_nodes import AgentTemplate
 from ringtune import cli
 
 

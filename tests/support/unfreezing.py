@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ringtune.schedule.course import Course
-from ringtune.schedule.turns.unfreezing import NOTHING_KNOWN, Unfreezing
+from ringtune.schedule.turns import NOTHING_KNOWN, Unfreezing
 
 
 def unfreezing_after(course: Course, losses: Iterable[float]) -> Unfreezing:

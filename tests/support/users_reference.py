@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from edge.data.tokens import Batch
-from ringtune.jobs.job import Job, parse_job
-from ringtune.jobs.parts.learning_rate import learning_rate
-from ringtune.models.adapters.adapter_config import parse_adapter_config
+from ringtune.config.sections import learning_rate
+from ringtune.job.job import Job, parse_job
+from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import Item
-from ringtune.schedule.whose_rows.users import RowsOfUser, rows_of_users, users_of
+from ringtune.schedule.turns import Item
+from ringtune.techniques.offload import RowsOfUser, rows_of_users, users_of
 from tests.support import reference
 from tests.support.plans import train_items
 from tests.support.torch_ring import Case

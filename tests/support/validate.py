@@ -12,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ringtune.errors import PlanError
-from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope
+from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope, format_action
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import fit_legs, legs, lowest_units
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.tables.table import Table, build_table, format_table, message_of, replay
-from ringtune.schedule.tables.words import format_action
-from ringtune.schedule.turns.turns import Item, StartPoint, Turn, items
-from ringtune.schedule.turns.versions import backward_version, forward_version, weight_version
+from ringtune.schedule.table import Table, build_table, format_table, message_of, replay
+from ringtune.schedule.turns import Item, StartPoint, Turn, items
 from ringtune.schedule.units import EMBEDDING
+from ringtune.schedule.versions import backward_version, forward_version, weight_version
 
 
 def validate_table(plan: Plan, turns: Iterable[Turn], table: Table, *, start: StartPoint | None = None) -> None:

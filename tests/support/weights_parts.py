@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from edge.weights.retrying import Wanted
-from ringtune.rpc.connections import Server
-from ringtune.rpc.weights_servicer import WeightsServicer
+from edge.weights.weight_fetch import Wanted
+from ringtune.models.weights_by_digest import Offers
+from ringtune.transport.channels import Server
+from ringtune.transport.weights_servicer import WeightsServicer
 from ringtune.v1 import weights_pb2_grpc
-from ringtune.weights.source import Offers
 from tests.support.model_folder import bert_shapes, with_header
 
 RUN = "r20260101-000000-00000000"

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from coordinator.records.result_files import result_folder
+from coordinator.run.result_files import result_folder
 from edge.data.tokens import Batch
 from edge.model.heads import HEAD, task_of
-from edge.model.result.saving import result_files
-from edge.model.safetensors_files import SafetensorsFiles
+from edge.model.result import result_files
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import BlockRunner, materialise
-from ringtune.files.pieces import Pieces
-from ringtune.jobs.job import parse_job
+from edge.model.tensor_files import SafetensorsFiles
+from ringtune.job.job import parse_job
 from ringtune.models.result_files import model_result
+from ringtune.storage.pieces import Pieces
 from tests.support.tiny_data import labels_of
 
 NUM_BLOCKS = 4

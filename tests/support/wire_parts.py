@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edge.wire import frames, tensors
-from edge.wire.frames import Ack, Hello
-from edge.wire.link import METHOD, OutLink
-from edge.wire.server import RingServicer, RunExpectation
-from ringtune.engine.spans import Span
+from edge.transport import frames, tensors
+from edge.transport.frames import Ack, Hello
+from edge.transport.link import METHOD, OutLink
+from edge.transport.server import RingServicer, RunExpectation
+from ringtune.engine.events import Span
 from ringtune.errors import RingTuneError
-from ringtune.files.pieces import Pieces
-from ringtune.rpc.connections import Server, open_channel
 from ringtune.schedule.actions import TensorKey
-from ringtune.schedule.extent import Owner
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import Owner
+from ringtune.storage.pieces import Pieces
+from ringtune.transport.channels import Server, open_channel
 from ringtune.v1 import ring_pb2
 from tests.support.plans import changed, make_plan
 

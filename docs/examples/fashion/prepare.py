@@ -24,7 +24,7 @@ import numpy as np
 from docs.examples.fashion.pretrain import pretrain
 from docs.examples.prepare_parts import Package, get, main, say
 from ringtune.errors import DataError
-from ringtune.files.durable import write_durably
+from ringtune.storage.durable import write_durably
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ringtune.files.durable import write_durably
+from ringtune.storage.durable import write_durably
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

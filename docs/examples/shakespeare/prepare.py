@@ -16,7 +16,7 @@ from pathlib import Path
 from docs.examples.prepare_parts import Package, get, main, say
 from docs.examples.shakespeare.stories15m import convert
 from ringtune.errors import DataError
-from ringtune.files.durable import write_durably
+from ringtune.storage.durable import write_durably
 
 HELD_OUT = "macbeth_gut.txt"
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringtune.errors import ModelError
-from ringtune.files.durable import write_durably
+from ringtune.storage.durable import write_durably
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -19,11 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.demo.fetch import demo_cache, fetch
-from coordinator.demo.packages import MODEL, MODEL_FOLDER
+from coordinator.cli.demo_files import MODEL, MODEL_FOLDER, demo_cache, fetch
 from docs.examples.prepare_parts import Package, get, main, say
 from ringtune.errors import DataError
-from ringtune.files.durable import write_durably
+from ringtune.storage.durable import write_durably
 
 NUM_HELD_OUT = 5
 SPLIT_SEED = 0

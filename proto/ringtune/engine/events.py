@@ -1,15 +1,22 @@
-"""What a node's engine is told, and what it answers: values only.
+"""Events and commands of the engine of a node, and recordings of them: values only.
+
+What a node's engine is told, and what it answers: values only.
 
 Every driver (real agent, simulator, tests) turns its world into these events and carries these commands
 out. Both have a JSON form, so that a recorded run can be fed to an engine again.
+
+What a recording consists of: the calls of one engine.
+
+Spans: the actions that a node carried out, each with its start and end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from ringtune.schedule.actions import Action, TensorKey
-from ringtune.schedule.turns.turns import Turn
+from ringtune.schedule.actions import Action, Scope, TensorKey
+from ringtune.schedule.turns import Turn
 
 # ---- events: something happened ------------------------------------------------------------------
 
@@ -44,7 +51,7 @@ class ParcelArrived(NamedTuple):
 class CreditArrived(NamedTuple):
     """``source`` took one of this node's hidden states at ``boundary`` out of its inbox.
 
-    With the boundary ``schedule.parcels.credit_boundary`` of a kind of parcel it took one of these.
+    With the boundary ``schedule.lowering.credit_boundary`` of a kind of parcel it took one of these.
     """
 
     boundary: int
@@ -178,3 +185,29 @@ Command = (
     | ReportTurn
     | Fail
 )
+
+
+class Handled(NamedTuple):
+    """One call of an engine: time, event, answer. Feeding the events again gives the same answers."""
+
+    now_s: float
+    event: Event
+    commands: Sequence[Command]
+
+
+class Span(NamedTuple):
+    """One action of a node with its start and end, in seconds of the clock of whoever recorded it.
+
+    A node records monotonic seconds, its reports carry unix seconds, and a virtual ring has virtual seconds.
+    ``worked_s`` is what the action would have taken at the quota of processor time alone; 0 where no quota holds.
+    """
+
+    action: Action
+    start_s: float
+    end_s: float
+    worked_s: float = 0.0
+
+    @property
+    def is_compute(self) -> bool:
+        """Whether it kept the node's processor busy."""
+        return self.action.op.scope is not Scope.MESSAGE

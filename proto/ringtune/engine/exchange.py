@@ -1,4 +1,27 @@
-"""Updates that need something of another node, or give it something: of copies, of helpers, and of those they help.
+"""Updates that need something of another node, or give it something: copies, replicas and helpers.
+
+An owner's copies of embedding and head (``schedule.stages``): which gradients came, which may leave.
+
+A copy is updated by every item that trains its unit, in the order of the items. The update of an item of another owner
+waits for the gradient, and for own items before it that still use the unit as it is. It need not wait for own updates
+or checkpoints before it: the gradient could not have been computed before those were possible here, and they go first.
+
+The embedding is the largest unit, so its copy is not updated while blocks of this node keep graphs: its gradient and
+state take the room that graphs leave. Nothing that these graphs wait for waits for that update: whoever began an item
+has the embedding of all items before. It could wait for the head, which is updated at any time.
+
+Gradients that a host exchanges with the other hosts of its stage (``schedule.lowering``).
+
+Items are taken in their order: the gradients of an item leave when its last micro-batch here has gone backward and all
+items before have been updated here. Its updates wait for the gradients of every other host.
+
+What a node does as a helper (``schedule.placement``): the pairs that it fits, and the updates that follow.
+
+Everything is in the order of items and micro-batches, so that gradients are added up in one order: a range of blocks
+is updated when all its pairs of an item are fitted, even before those of blocks below are here. The next item's pairs
+come after all updates of an item.
+
+Updates that need something of another node, or give it something: of copies, of helpers, and of those they help.
 
 =========== ==================================================== ====================================
 part        whose updates                                        what travels
@@ -12,16 +35,296 @@ installs    of adapters that a helper has updated, at their host weights, before
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 
 from ringtune.engine import events as ev
-from ringtune.engine.awaited import awaited_copy, awaited_grads, awaited_weights
-from ringtune.engine.copies import Copies
-from ringtune.engine.flows import ItemState
-from ringtune.engine.helping import Helping, Installs
-from ringtune.engine.replica_sums import ReplicaSums
-from ringtune.schedule.actions import Action, Op, Payload
+from ringtune.engine.failure_texts import awaited_copy, awaited_grads, awaited_weights
+from ringtune.engine.paths import Flow, ItemState
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.course import Course
+from ringtune.schedule.lowering import credit_boundary, is_replicated, replica_grad_key, weights_key
+from ringtune.schedule.placement import Placement
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import other_owners, replicas, replicated_units, unit_grad_key
+from ringtune.schedule.units import EMBEDDING
+
+
+class Copies:
+    """The copies of one owner; those of a node that owns nothing, or with adapters, wait for nothing.
+
+    Args:
+        course: of the run.
+        node: which node.
+    """
+
+    __slots__ = ("_arrived", "_credit_boundary", "_queue", "_under_way")
+
+    def __init__(self, course: Course, node: str) -> None:
+        others = other_owners(course, node) if course.owner(node) is not None else ()
+        self._credit_boundary = credit_boundary(course, Payload.UNIT_GRAD)
+        self._under_way: Mapping[str, deque[int]] = {other: deque() for other in others}
+        self._queue: deque[ItemState] = deque()
+        self._arrived: dict[tuple[int, int], str] = {}
+
+    # ---- what comes in ------------------------------------------------------------------------------
+
+    def take_on(self, state: ItemState) -> None:
+        """Note an item of another owner that updates copies here."""
+        if state.copies:
+            self._queue.append(state)
+
+    def arrived(self, seq: int, unit: int, source: str) -> None:
+        """Note that the gradient of a unit is in the inbox."""
+        self._arrived[seq, unit] = source
+
+    def credit_came(self, source: str, boundary: int) -> bool:
+        """Note that ``source`` took the oldest gradient of this node; whether the credit was for one."""
+        units = self._under_way.get(source)
+        if not units or boundary != self._credit_boundary:
+            return False
+        units.popleft()
+        return True
+
+    # ---- what may go on -----------------------------------------------------------------------------
+
+    def may_save(self, seq: int) -> bool:
+        """Whether the copies have had all updates before an item."""
+        self._drop_done()
+        return not self._queue or self._queue[0].item.seq > seq
+
+    def may_send(self, unit: int) -> bool:
+        """Whether every other owner has taken the gradient of this unit that was sent before."""
+        return not any(unit in units for units in self._under_way.values())
+
+    def next_update(
+        self, heads: Iterable[ItemState], backwards: Iterable[ItemState]
+    ) -> tuple[Action, ItemState] | None:
+        """The update of a copy for the oldest item of another owner, if that is possible now.
+
+        Args:
+            heads: own items whose heads may still be to come.
+            backwards: items that may still go backward through blocks of this node.
+        """
+        self._drop_done()
+        if not self._queue:
+            return None
+        state = self._queue[0]
+        units = (unit for seq, unit in self._arrived if seq == state.item.seq)  # as they were sent: credits go by that
+        unit = next(units, None)
+        if unit is None or _is_used_before(state.item.seq, heads) or (unit == EMBEDDING and _keeps_graphs(backwards)):
+            return None
+        return next(update for update in state.copies if update.start == unit), state
+
+    def messages(self, update: Action, state: ItemState, course: Course) -> list[ev.Command]:
+        """What is done right before an update: the gradient of an own item leaves, that of another one is taken."""
+        unit = update.start
+        if unit not in replicated_units(course, state.item):
+            return []
+        if not state.is_own:
+            return [ev.AcceptParcel(unit_grad_key(update.seq, unit), self._arrived.pop((update.seq, unit)))]
+        for units in self._under_way.values():
+            units.append(unit)
+        return [ev.SendParcel(unit_grad_key(update.seq, unit), target) for target in self._under_way]
+
+    def awaited(self, state: ItemState) -> int | None:
+        """The unit whose gradient an item of another owner waits for; None if it waits for none."""
+        return next((update.start for update in state.copies if (update.seq, update.start) not in self._arrived), None)
+
+    def _drop_done(self) -> None:
+        while self._queue and not self._queue[0].copies:
+            self._queue.popleft()
+
+
+def _is_used_before(seq: int, heads: Iterable[ItemState]) -> bool:
+    """Whether an own micro-batch before an item needs the copies as they are: until its head, which may be tied."""
+    return any(own.heads and own.item.seq < seq for own in heads)
+
+
+def _keeps_graphs(backwards: Iterable[ItemState]) -> bool:
+    """Whether hosted blocks keep graphs of some micro-batch: it is through them and has not come back."""
+    going = (flow.place for state in backwards for flow in state.backwards)
+    return any(place is not None and not place.is_upward for place in going)
+
+
+class ReplicaSums:
+    """What one host owes the other hosts of its stage, and what they owe it; nothing where it is the only one.
+
+    Args:
+        plan: of the run.
+        node: the host.
+    """
+
+    __slots__ = ("_arrived", "_names", "_node", "_plan", "_queue", "_rank", "_sent")
+
+    def __init__(self, plan: Plan, node: str) -> None:
+        self._plan, self._node = plan, node
+        self._names = replicas(plan.placement, node)
+        self._rank = self._names.index(node) if self._names else 0
+        self._queue: deque[ItemState] = deque()
+        self._sent = -1
+        self._arrived: dict[TensorKey, str] = {}
+
+    def take_on(self, state: ItemState) -> None:
+        """Note an item that updates blocks here."""
+        if self._names and self._updates(state):
+            self._queue.append(state)
+
+    def arrived(self, event: ev.ParcelArrived) -> None:
+        """Note that gradients of another host are in the inbox."""
+        self._arrived[event.key] = event.source
+
+    def leaving(self) -> list[ev.Command]:
+        """The gradients of the oldest item, once all its micro-batches here have gone backward; each only once."""
+        while self._queue and not self._updates(self._queue[0]):
+            self._queue.popleft()
+        if not self._queue:
+            return []
+        state = self._queue[0]
+        if state.backwards or self._sent == state.item.seq:
+            return []
+        self._sent = state.item.seq
+        keys = [replica_grad_key(update, self._rank) for update in self._updates(state)]
+        return [ev.SendParcel(key, name) for key in keys for name in self._names if name != self._node]
+
+    def may_update(self, update: Action) -> bool:
+        """Whether own gradients have left and those of every other host are here."""
+        if not self._is_shared(update):
+            return True
+        return self._sent == update.seq and all(key in self._arrived for key in self._awaited(update))
+
+    def messages(self, update: Action) -> list[ev.Command]:
+        """What is done right before an update: the gradients of the other hosts are taken, in ring order."""
+        if not self._is_shared(update):
+            return []
+        return [ev.AcceptParcel(key, self._arrived.pop(key)) for key in self._awaited(update)]
+
+    def missing(self, update: Action) -> str:
+        """The first host whose gradients an update waits for; empty if it waits for none."""
+        keys = self._awaited(update) if self._is_shared(update) else []
+        return next((self._names[key.micro] for key in keys if key not in self._arrived), "")
+
+    def _awaited(self, update: Action) -> list[TensorKey]:
+        return [replica_grad_key(update, rank) for rank in range(len(self._names)) if rank != self._rank]
+
+    def _updates(self, state: ItemState) -> list[Action]:
+        return [update for update in state.updates if self._is_shared(update)]
+
+    def _is_shared(self, update: Action) -> bool:
+        return bool(self._names) and is_replicated(self._plan, self._node, update)
+
+
+class Helping:
+    """Items that one node helps with, and what of them is here.
+
+    Args:
+        placement: who helps whom.
+    """
+
+    __slots__ = ("_arrived", "_placement", "_queue")
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._queue: deque[ItemState] = deque()
+        self._arrived: dict[TensorKey, ev.ParcelArrived] = {}
+
+    def take_on(self, state: ItemState) -> None:
+        """Note an item that has pairs for this node."""
+        if state.fits or state.helped:
+            self._queue.append(state)
+
+    def arrived(self, event: ev.ParcelArrived) -> None:
+        """Note that pairs are in the inbox; they may be of a turn that is granted to others only."""
+        self._arrived[event.key] = event
+
+    def may_save(self, seq: int) -> bool:
+        """Whether everything before an item is fitted and updated."""
+        self._drop_done()
+        return not self._queue or self._queue[0].item.seq > seq
+
+    def next_update(self) -> tuple[Action, ItemState] | None:
+        """The update of a range of blocks for the oldest item, once all pairs of these are fitted."""
+        self._drop_done()
+        if not self._queue:
+            return None
+        state = self._queue[0]
+        update = next((one for one in state.helped if not any(_has_fit(flow, one) for flow in state.fits)), None)
+        return None if update is None else (update, state)
+
+    def next_fit(self) -> Flow | None:
+        """The oldest micro-batch whose pairs are here."""
+        self._drop_done()
+        if not self._queue or not self._queue[0].fits:
+            return None
+        flow = self._queue[0].fits[0]
+        place = flow.place
+        if place is None or place.receive is None:
+            return None
+        payload, boundary, _ = place.receive
+        found = self._arrived.pop(TensorKey(payload, flow.seq, flow.micro, boundary), None)
+        if found is not None:
+            flow.arrived = found
+        return flow if flow.arrived is not None else None
+
+    def passed(self, flow: Flow) -> None:
+        """Go on behind a fit of a micro-batch."""
+        place = flow.place
+        flow.place = None if place is None else place.next
+        if flow.place is None:
+            flow.state.fits.popleft()
+
+    def updated(self, update: Action, state: ItemState) -> list[ev.Command]:
+        """Note an update; the weights go to their host."""
+        state.helped.remove(update)
+        return [ev.SendParcel(weights_key(update), self._placement.host_of(update.start))]
+
+    def _drop_done(self) -> None:
+        while self._queue and not self._queue[0].fits and not self._queue[0].helped:
+            self._queue.popleft()
+
+
+def _has_fit(flow: Flow, update: Action) -> bool:
+    """Whether pairs of the blocks of an update are still to be fitted in a micro-batch."""
+    place = flow.place
+    while place is not None:
+        if place.start < update.stop and update.start < place.stop:
+            return True
+        place = place.next
+    return False
+
+
+class Installs:
+    """Weights that helpers of one host have sent back, and that it has not taken yet.
+
+    Args:
+        placement: who helps whom.
+        node: the host.
+    """
+
+    __slots__ = ("_arrived", "_helpers")
+
+    def __init__(self, placement: Placement, node: str) -> None:
+        self._helpers = placement.helpers_of(node)
+        self._arrived: dict[TensorKey, str] = {}
+
+    def helper_of(self, update: Action) -> str:
+        """The helper whose weights an update takes; empty if it is an update of this node's own."""
+        if not self._helpers:
+            return ""
+        return next((one.node for one in self._helpers if one.has_block(update.start)), "")
+
+    def arrived(self, event: ev.ParcelArrived) -> None:
+        """Note that weights are in the inbox."""
+        self._arrived[event.key] = event.source
+
+    def may_update(self, update: Action) -> bool:
+        """Whether what an update needs from a helper is here."""
+        return not self.helper_of(update) or weights_key(update) in self._arrived
+
+    def messages(self, update: Action) -> list[ev.Command]:
+        """What is done right before an update: the weights of a helper are taken."""
+        key = weights_key(update)
+        return [ev.AcceptParcel(key, self._arrived.pop(key))] if self.helper_of(update) else []
 
 
 class Exchange:

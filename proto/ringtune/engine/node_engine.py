@@ -25,16 +25,15 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ringtune.engine import events as ev
-from ringtune.engine.awaited import awaited_by
-from ringtune.engine.backlog import Backlog
-from ringtune.engine.flows import Flow, ItemState
-from ringtune.engine.head_keeping import HeadKeeping
+from ringtune.engine.failure_texts import awaited_by
+from ringtune.engine.paths import Flow, ItemState
+from ringtune.engine.ready_queue import Backlog, HeadKeeping
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.lowering import fit_legs, legs
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import StartPoint, Turn, items
-from ringtune.schedule.turns.versions import weight_version
+from ringtune.schedule.turns import StartPoint, Turn, items
+from ringtune.schedule.versions import weight_version
 
 WAIT_TIMER = "wait"
 _NEW: Final = tuple.__new__

@@ -2,7 +2,7 @@
 
 A pure description beside the code that computes (``edge.model.families``): which config keys count, where the blocks
 are, and the shapes by which a config is compared with the weights beside it. All other names and shapes are read from
-the header (``ringtune.models.tensors``), and loading compares each with the model that the library builds.
+the header (``ringtune.models.folder``), and loading compares each with the model that the library builds.
 """
 
 from __future__ import annotations

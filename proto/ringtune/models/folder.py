@@ -1,4 +1,20 @@
-"""What a model folder says about itself, read without torch and without trusting it.
+"""A model folder, given or in the cache of the hub, without torch and trust: tensors, configuration, consistency.
+
+Which tensors a model consists of, and where each lies: in one safetensors file, or in several with an index.
+
+Only headers are read. The index is not trusted: it may name files of the folder only, and what it says has to be
+in them. The config is not trusted either: the header has to have what it means.
+
+Source: the layouts that ``save_pretrained`` writes.
+
+Ids of models on a hub, and where the Hugging Face cache of this machine keeps them; no network is asked here.
+
+The cache has a folder for each model: ``models--OWNER--NAME/refs/REVISION`` names a commit, and
+``snapshots/COMMIT`` has its files. What is found is a model folder like any other, and is checked like one.
+
+Source: the documentation of huggingface_hub, "Understand caching".
+
+What a model folder says about itself, read without torch and without trusting it.
 
 ``config.json`` can name code to load, so only the keys of a known family are taken over, and the model is built of
 these alone. Each key of the file is carried out, refused by name, or known to change no number; there is no fourth
@@ -7,21 +23,280 @@ compared with what that config means, before anybody builds a model.
 
 Source: CVE-2026-4372 (code execution from a crafted config.json) and its siblings; transformers 5.24,
 ``RotaryEmbeddingConfigMixin`` and ``Gemma3TextConfig``.
+
+Hold the files of a model folder against each other: tokenizer, preprocessor, a head's classes against the config.
+
+Other weights are held against the config by ``ringtune.models.folder``. A folder that was put together of two models,
+or a token that was added without a row for it, would otherwise end a run at the first batch that has it. Tokens that no
+text has to have may be beyond the table, as in Gemma 3, whose tokenizer knows pictures too.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import Any, Final, NamedTuple
 
 from ringtune.errors import ModelError
-from ringtune.files.given_files import read_json
-from ringtune.files.pointers import is_lfs_pointer, pointer_advice
 from ringtune.models.families import FAMILIES, family_named
-from ringtune.models.family import MOST_BLOCKS, NO_NUMBER, ConfigKey, Dimensions, Family
-from ringtune.models.tensors import CONFIG_FILE, StoredTensor, base_name, read_headers, select_tensors
+from ringtune.models.family import LM_HEAD, MOST_BLOCKS, NO_NUMBER, ConfigKey, Dimensions, Family, Shapes
+from ringtune.storage.strict import is_lfs_pointer, pointer_advice, read_given, read_json
+from ringtune.storage.tensor_files import TensorInfo, read_safetensors_header
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "merges.txt",
+    "preprocessor_config.json",
+    "sentencepiece.bpe.model",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
+"""What an owner may need beside the weights to turn its rows into tensors."""
+
+MODEL_SIDE_FILES = ("generation_config.json", *TOKENIZER_FILES)
+"""Every file beside config and weights that the folder of a trained model takes over from its base."""
+
+SAMPLE_BYTES = 64
+"""Bytes of each tensor's middle that stand for its values."""
+
+_MAX_INDEX_BYTES = 20_000_000
+_LEGACY_ENDS = {".gamma": ".weight", ".beta": ".bias"}  # LayerNorm names of the first BERT files
+# What old files hold besides weights, because the library saved it once; and a token for training of another kind.
+_NO_WEIGHTS = (".position_ids", ".token_type_ids", ".attn.bias", ".attn.masked_bias", ".inv_freq", ".mask_token")
+
+
+class StoredTensor(NamedTuple):
+    """A tensor's header entry and the file that it is in."""
+
+    path: Path
+    info: TensorInfo
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape."""
+        return self.info.shape
+
+    def sample(self) -> bytes:
+        """Read a few bytes of the tensor's middle, where two trainings of one architecture differ."""
+        with self.path.open("rb") as file:
+            file.seek(self.info.offset + sample_start(self.info.nbytes))
+            return file.read(min(SAMPLE_BYTES, self.info.nbytes))
+
+
+def sample_start(nbytes: int) -> int:
+    """The offset in a tensor of ``nbytes`` at which its sample begins.
+
+    Example: 468 in 1,000 bytes, because the sample is the middle 64.
+    """
+    return max(0, nbytes - SAMPLE_BYTES) // 2
+
+
+def read_headers(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the folder by its name in the file.
+
+    Raises:
+        ModelError: no safetensors file, or an index that is not readable or does not fit its files.
+        IntegrityError: a file is damaged.
+    """
+    path = folder / WEIGHTS_FILE
+    if path.is_file():
+        return {name: StoredTensor(path, info) for name, info in read_safetensors_header(path).items()}
+    if not (folder / INDEX_FILE).is_file():
+        raise ModelError(_no_weights(folder))
+    file_of = _read_index(folder / INDEX_FILE)
+    headers = {file: read_safetensors_header(folder / file) for file in sorted(set(file_of.values()))}
+    for name, file in file_of.items():
+        if name not in headers[file]:
+            raise ModelError(f"{folder / file} has no tensor {name!r}, which {INDEX_FILE} says; fetch the model again")
+    return {name: StoredTensor(folder / file, headers[file][name]) for name, file in file_of.items()}
+
+
+def shard_name(number: int, count: int) -> str:
+    """The name of one of several weight files, the first of them with number 1.
+
+    Example: ``model-00002-of-00003.safetensors``.
+    """
+    return f"model-{number:05}-of-{count:05}.safetensors"
+
+
+def base_name(name: str, family: Family) -> str:
+    """The name in the base model of a file's tensor: without prefix, with today's ending.
+
+    Example: BERT's ``bert.embeddings.LayerNorm.gamma`` is ``embeddings.LayerNorm.weight``.
+    """
+    name = name.removeprefix(family.prefix)
+    for old, new in _LEGACY_ENDS.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def select_tensors(
+    shapes: Mapping[str, tuple[int, ...]],
+    config: Mapping[str, Any],
+    *,
+    where: str,
+    blocks: Iterable[int],
+    is_owner: bool,
+    with_decoder: bool,
+) -> list[str]:
+    """Names of the base model's tensors in some blocks and at an owner, compared with the config.
+
+    What a header has inside one block, every block has to have, in the same shape. A task head, and what is no
+    weight, is left out; so is a decoder that is tied to the token table, because it is that table.
+
+    Args:
+        shapes: by name in the base model, from headers.
+        config: from ``read_config``.
+        where: the model, for messages.
+        blocks: indices.
+        is_owner: also what an owner holds besides blocks.
+        with_decoder: an owner's head is the pretrained decoder.
+
+    Raises:
+        ModelError: a tensor is missing, or has another shape than the config means.
+    """
+    family = FAMILIES[config["model_type"]]
+    weights = {name: shape for name, shape in shapes.items() if not name.endswith(_NO_WEIGHTS)}
+    inside = dict(family.block_shapes(config))
+    for name, shape in weights.items():
+        if name.startswith(family.block_prefix):
+            inside.setdefault(name.removeprefix(family.block_prefix).partition(".")[2], shape)
+    wanted: Shapes = {
+        f"{family.block_prefix}{block}.{name}": shape for block in blocks for name, shape in inside.items()
+    }
+    if is_owner:
+        own = tuple(f"{path}." for path in family.owner_paths)
+        wanted |= {name: shape for name, shape in weights.items() if name.startswith(own)} | family.owner_shapes(config)
+        if with_decoder and not config["tie_word_embeddings"]:
+            dimensions = family.dimensions(config)
+            wanted[LM_HEAD] = (dimensions.vocab, dimensions.hidden)
+    for name, shape in wanted.items():
+        if name not in shapes:
+            raise ModelError(f"{where} has no tensor {name!r}, which {CONFIG_FILE} asks for; is the model complete?")
+        if shapes[name] != shape:
+            raise ModelError(f"{where}: tensor {name!r} has shape {shapes[name]}, {CONFIG_FILE} means {shape}")
+    return list(wanted)
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        if path.stat().st_size > _MAX_INDEX_BYTES:
+            raise ModelError(f"{path} has {path.stat().st_size:,} bytes, an index has {_MAX_INDEX_BYTES:,} at most")
+        weight_map = read_json(path)["weight_map"]
+        files = {str(name): str(file) for name, file in weight_map.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{path} is not a readable index ({error!r}); fetch the model again") from error
+    for file in files.values():
+        if Path(file).name != file or file in ("", ".", ".."):
+            raise ModelError(f"{path} names the file {file!r}, which is not in the folder; fetch the model again")
+    return files
+
+
+def _no_weights(folder: Path) -> str:
+    if any(folder.glob("*.bin")):
+        return f"{folder} has pickled weights only, which are never opened; save them as {WEIGHTS_FILE}"
+    return f"{folder} has no {WEIGHTS_FILE}; give a folder that has one, saved with safe_serialization=True"
+
+
+MAIN: Final = "main"
+_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_ID: Final = re.compile(rf"(?P<owner>{_NAME})/(?P<name>{_NAME})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]{{0,127}}))?")
+COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_MOST_REF_BYTES: Final = 128
+
+
+class HubId(NamedTuple):
+    """A model on a hub.
+
+    Attributes:
+        owner: who has it there.
+        name: of the model.
+        revision: branch, tag or commit.
+    """
+
+    owner: str
+    name: str
+    revision: str = MAIN
+
+    @property
+    def repository(self) -> str:
+        """The id without a revision."""
+        return f"{self.owner}/{self.name}"
+
+    def __str__(self) -> str:
+        """Write the id as a job does."""
+        return self.repository if self.revision == MAIN else f"{self.repository}@{self.revision}"
+
+
+def hub_id(text: str) -> HubId | None:
+    """Read ``OWNER/NAME`` or ``OWNER/NAME@REVISION``; None if a text is no such id, but a path.
+
+    Example: ``sentence-transformers/all-MiniLM-L6-v2`` is one; ``./models/tiny``, ``a/b/c`` and ``tiny`` are not.
+    """
+    found = _ID.fullmatch(text)
+    if found is None or any(".." in part for part in found.groups(default="")):
+        return None
+    return HubId(found["owner"], found["name"], found["revision"] or MAIN)
+
+
+def cached_folder(wanted: HubId, cache: Path) -> Path | None:
+    """The folder of a model's snapshot in a cache; None if the cache lacks it, its config or its weights.
+
+    Args:
+        wanted: the model and its revision.
+        cache: folder of the cache.
+    """
+    place = place_of(wanted, cache)
+    commit = wanted.revision if COMMIT.fullmatch(wanted.revision) else _commit_of(place / "refs" / wanted.revision)
+    folder = place / "snapshots" / commit
+    return folder if commit and _is_whole(folder) else None
+
+
+def place_of(wanted: HubId, cache: Path) -> Path:
+    """The folder of a model in a cache, whichever revisions are there."""
+    return cache / f"models--{wanted.owner}--{wanted.name}"
+
+
+def id_of_folder(folder: PurePath) -> str:
+    """The id of a model by its folder: of a snapshot in a cache ``OWNER/NAME``, of another folder its name."""
+    place = folder.parent.parent.name.split("--")
+    if folder.parent.name == "snapshots" and COMMIT.fullmatch(folder.name) and place[0] == "models":
+        return "/".join(place[1:3])
+    return folder.name
+
+
+def name_of_folder(folder: PurePath) -> str:
+    """The name of a model by its folder, without who owns it."""
+    return id_of_folder(folder).rpartition("/")[2]
+
+
+def _commit_of(ref: Path) -> str:
+    """Read the commit that a revision names; empty where the cache does not know it."""
+    try:
+        with ref.open("rb") as file:
+            text = file.read(_MOST_REF_BYTES).decode("ascii", errors="replace").strip()
+    except OSError:
+        return ""
+    return text if COMMIT.fullmatch(text) else ""
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether config and weights are there; that an index names files that are not is found when they are read."""
+    weights = [*folder.glob("*.safetensors"), *folder.glob(INDEX_FILE)]
+    return (folder / CONFIG_FILE).is_file() and any(path.is_file() for path in weights)
+
 
 _MAX_CONFIG_BYTES = 1_000_000
 _RUNS_CODE = {
@@ -220,3 +495,158 @@ def _config_value(path: Path, key: str, spec: ConfigKey, values: Mapping[str, An
     if isinstance(value, int | float) and not spec.at_least <= value < math.inf:
         raise ModelError(f"{path}: {key} is {value}, it has to be at least {spec.at_least}")
     return value
+
+
+_WHOLE: Final = "tokenizer.json"
+_LISTS: Final = ("vocab.txt", "vocab.json")
+_SETTINGS: Final = ("tokenizer_config.json", "special_tokens_map.json")
+_PREPROCESSOR: Final = "preprocessor_config.json"
+_HEADS: Final = ("classifier.weight", "classifier.out_proj.weight", "score.weight")
+_NAMED: Final = ("pad_token", "bos_token", "eos_token", "unk_token", "cls_token", "sep_token")
+
+
+class _Tokens(NamedTuple):
+    """What the files of a tokenizer say.
+
+    Attributes:
+        ids: number of each token of its vocabulary.
+        added: of each that was added to it.
+        around: of each that is put around every text.
+    """
+
+    ids: Mapping[str, int]
+    added: Mapping[str, int]
+    around: Mapping[str, int]
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return 1 + max([*self.ids.values(), *self.added.values()], default=-1)
+
+
+def check_files(folder: str | Path, config: Mapping[str, Any]) -> None:
+    """Refuse files of a model folder that do not belong together; files that are missing are not looked for.
+
+    Args:
+        folder: of the model.
+        config: from ``read_config``.
+
+    Raises:
+        ModelError: names both files and both numbers.
+        IntegrityError: a file of weights is damaged.
+    """
+    vocab = model_dimensions(config).vocab
+    if vocab:
+        _check_tokens(Path(folder), vocab)
+    else:
+        _check_pictures(Path(folder), config)
+    _check_classes(Path(folder))
+
+
+def _check_classes(folder: Path) -> None:
+    """Refuse weights whose head has another number of classes than the config names.
+
+    The head itself is made anew for the classes of the job; but one of the two files is of another model.
+    """
+    if not any((folder / name).is_file() for name in (WEIGHTS_FILE, INDEX_FILE)):
+        return
+    values = read_json(folder / CONFIG_FILE)
+    named = values.get("id2label") if isinstance(values, dict) else None
+    if not isinstance(named, dict):
+        return
+    for name, stored in read_headers(folder).items():
+        if name in _HEADS and stored.shape[0] != len(named):
+            raise ModelError(
+                f"{folder}: tensor {name} of {stored.path.name} has {stored.shape[0]} classes, id2label of "
+                f"{CONFIG_FILE} has {len(named)}; take both files of one model"
+            )
+
+
+def _check_tokens(folder: Path, vocab: int) -> None:
+    """Refuse a tokenizer of which tokens that texts have are beyond the table of the embedding."""
+    tokens = _tokens(folder)
+    if tokens is None:
+        return
+    used = {**tokens.ids, **tokens.around, **dict(_named(folder, tokens))}
+    token = max(used, key=used.__getitem__, default="")
+    if token and used[token] >= vocab:
+        count = max(len(tokens), used[token] + 1)
+        raise ModelError(
+            f"{folder}: the tokenizer has {count:,} tokens, the embedding {vocab:,} rows (vocab_size of config.json), "
+            f"and {token!r} is token {used[token]:,}, counted from 0; take the tokenizer that belongs to the model, or "
+            f"enlarge the embedding: model.resize_token_embeddings({count}) and save both"
+        )
+
+
+def _tokens(folder: Path) -> _Tokens | None:
+    """Read the tokens of the first file that has them; None if no such file is there."""
+    name = next((name for name in (_WHOLE, *_LISTS) if (folder / name).is_file()), None)
+    if name is None:
+        return None
+    status = (folder / name).stat()
+    return _tokens_of(folder / name, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=4)
+def _tokens_of(path: Path, changed_ns: int, size_bytes: int) -> _Tokens:
+    """Read a file of tokens, once as long as it does not change; one that is damaged is refused where it is loaded."""
+    try:
+        if path.name == "vocab.txt":
+            lines = read_given(path).splitlines()
+            return _Tokens({token: index for index, token in enumerate(lines)}, {}, {})
+        found = read_json(path)
+        if path.name != _WHOLE:
+            return _Tokens(dict(found), {}, {})
+        vocabulary = found["model"]["vocab"]
+        if isinstance(vocabulary, list):  # of a unigram model: tokens with their scores
+            vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
+        added = {str(token["content"]): int(token["id"]) for token in found.get("added_tokens") or ()}
+        return _Tokens(dict(vocabulary), added, dict(_around(found.get("post_processor"))))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _Tokens({}, {}, {})
+
+
+def _around(processor: Any) -> Iterator[tuple[str, int]]:
+    """Yield the tokens that a post-processor puts around every text, with their numbers."""
+    if not isinstance(processor, dict):
+        return
+    for part in processor.get("processors") or ():
+        yield from _around(part)
+    for token, entry in (processor.get("special_tokens") or {}).items():
+        yield from ((str(token), int(number)) for number in entry["ids"])
+    for key in ("cls", "sep"):
+        if isinstance(pair := processor.get(key), list):
+            yield str(pair[0]), int(pair[1])
+
+
+def _named(folder: Path, tokens: _Tokens) -> Iterator[tuple[str, int]]:
+    """Yield the tokens that the settings name; one that the tokenizer has not yet is put behind all others."""
+    for name in _SETTINGS:
+        path = folder / name
+        try:
+            found = read_json(path) if path.is_file() else {}
+            entries = [found.get(key) for key in _NAMED]
+        except (OSError, ValueError, AttributeError) as error:
+            raise ModelError(f"{path} is not JSON that can be read ({error}); fetch the model again") from error
+        for entry in entries:
+            token = entry.get("content") if isinstance(entry, dict) else entry
+            if isinstance(token, str) and token:
+                yield token, tokens.added.get(token, tokens.ids.get(token, len(tokens)))
+
+
+def _check_pictures(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a preprocessor that makes pictures of another size than the model takes."""
+    path = folder / _PREPROCESSOR
+    try:
+        found = read_json(path) if path.is_file() else {}
+        crops = bool(found.get("do_center_crop"))
+        size = found.get("crop_size" if crops else "size")
+        resizes = crops or bool(found.get("do_resize"))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{path} is not JSON that can be read ({error}); fetch the model again") from error
+    side = config["image_size"]
+    sides = (size.get("height"), size.get("width")) if isinstance(size, dict) else (size, size)
+    if resizes and all(isinstance(value, int) for value in sides) and sides != (side, side):
+        raise ModelError(
+            f"{folder}: {_PREPROCESSOR} makes pictures of {sides[0]} x {sides[1]} pixels, config.json has image_size "
+            f"{side}; make them equal"
+        )

@@ -6,7 +6,7 @@ Auxiliary models have no AdapterHub form either: ``adapter.json`` describes them
 tensors, and those of the library's adapters beside them. The head's files are the same in all three, and only there
 where a head was trained.
 
-Where each user has adapters of their own (``schedule.whose_rows.users``), each has a folder ``users/NAME`` in place of
+Where each user has adapters of their own (``techniques.offload``), each has a folder ``users/NAME`` in place of
 ``adapter``.
 Between machines only the tensors have a user's name; what is the same for all, the head and the config, comes once, and
 the coordinator puts it into each folder. The config of an adapter of another kind (``offload.adapters``) has a user's
@@ -22,11 +22,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ringtune.models.adapters.adapter_config import auxiliary_of, trains_own_weights
+from ringtune.models.adapter_config import auxiliary_of, trains_own_weights
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import FROZEN_HEAD_TASKS
-from ringtune.models.tensors import CONFIG_FILE, INDEX_FILE, MODEL_SIDE_FILES, WEIGHTS_FILE
-from ringtune.schedule.extent import check_user_name
+from ringtune.models.folder import CONFIG_FILE, INDEX_FILE, MODEL_SIDE_FILES, WEIGHTS_FILE
+from ringtune.schedule.run_shape import check_user_name
 
 ADAPTER_CONFIG_FILE: Final = "adapter_config.json"
 ADAPTER_FILE: Final = "adapter.safetensors"

@@ -1,4 +1,34 @@
-"""The course of a run: everything that its result depends on, as a value with a digest.
+"""The course of a run: everything that its result depends on, with the updates of helpers and frozen weights.
+
+How the weights that do not train are held, if it is not as float32: smaller, and rounded once.
+
+The result depends on it, so it is part of the course. With ``bfloat16`` a frozen matrix has 2 bytes a number, with
+``int8`` one byte a number and a scale for each row. Norms, biases and whatever trains stay float32.
+
+What frozen weights take where they are held small, and the room in which one matrix at a time is widened.
+
+A frozen matrix of 2,048 x 5,632 numbers has 46.1 MB in float32, 23.1 MB in bfloat16, and in int8 11.5 MB with a scale
+of 4 bytes for each row. Vectors (norms, biases) stay as they are.
+
+Offload: what of helpers (``schedule.placement``) a result depends on; a course without it trains as without helpers.
+
+A helper that fits after every step, from exact pairs, gives the weights of local training, and is of the placement
+alone. With an interval of I it adds up the gradients of I steps, and then updates once; the steps that are left over at
+the end of the run are one more update. With an interval of 4 a run of 10 steps::
+
+    step          0  1  2  3  4  5  6  7  8  9
+    updates after             1           2     3
+
+With overlap a host installs the update of a step when the backward of the next step of its turn is through. It never
+holds two versions, and its forwards see all updates but that of the step before; a turn ends with everything installed.
+The helper fits the pairs at its newest weights::
+
+    step            0  1  2  3 | 4  5         a turn of four steps
+    forward sees    0  0  1  2 | 4  4
+
+Source: ColA, section 3.2 (adaptation interval) and Algorithm 1.
+
+The course of a run: everything that its result depends on, as a value with a digest.
 
 Who carries it out is a :class:`~ringtune.schedule.placement.Placement`; no result depends on that. Two parties that
 hold courses of equal digests train the same weights, whatever their slices.
@@ -13,21 +43,231 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ringtune.errors import PlanError
-from ringtune.files.digests import json_digest
-from ringtune.files.strict import read_dataclass
-from ringtune.schedule.extent import Extent, Owner, check_owners
-from ringtune.schedule.frozen_weights import FrozenWeights
-from ringtune.schedule.helping.offload import Offload
+from ringtune.schedule.batches import BatchStream, num_batches
 from ringtune.schedule.methods import Method, method_from_json
-from ringtune.schedule.operations.choice import Choice
-from ringtune.schedule.operations.codes import block_row
-from ringtune.schedule.operations.origin import TableOrigin
-from ringtune.schedule.operations.table import Operations
-from ringtune.schedule.owner_turns import EQUAL, TURNS
+from ringtune.schedule.operation_tables import Choice, Operations, TableOrigin, block_row
 from ringtune.schedule.placement import Slice
-from ringtune.schedule.rows.batches import BatchStream, num_batches
-from ringtune.schedule.saving import Velora
+from ringtune.schedule.run_shape import EQUAL, TURNS, Extent, Owner, check_owners
+from ringtune.schedule.saved_activations import Velora, check_ranges, in_ranges, ranges_from_json, ranges_to_json
 from ringtune.schedule.units import EMBEDDING, Range, Units
+from ringtune.storage.strict import json_digest, read_dataclass
+
+BFLOAT16: Final = "bfloat16"
+INT8: Final = "int8"
+FROZEN_DTYPES: Final = (BFLOAT16, INT8)
+AS_COMPUTED: Final = "float32"
+"""The word for frozen weights that are held in the type of the computation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenWeights:
+    """The small number type of frozen matrices, and how they are multiplied.
+
+    Attributes:
+        dtype: one of ``FROZEN_DTYPES``.
+        native: whether products are computed in bfloat16, with sums in float32. Otherwise one matrix at a time is
+            widened to float32, and the product is one of float32.
+    """
+
+    dtype: str
+    native: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a type that weights are not held in.
+
+        Raises:
+            PlanError: names it.
+        """
+        if self.dtype not in FROZEN_DTYPES:
+            raise PlanError(f"frozen.dtype = {self.dtype!r} is not one of {', '.join(FROZEN_DTYPES)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Write both fields as a JSON-able table."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        """Print type and products: ``bfloat16 native`` or ``int8 widened``."""
+        return f"{self.dtype} {'native' if self.native else 'widened'}"
+
+
+def dtype_of(frozen: FrozenWeights | None) -> str:
+    """The word for the type of frozen weights, as ``runtime.frozen`` has it: ``float32`` where they are as computed."""
+    return frozen.dtype if frozen is not None else AS_COMPUTED
+
+
+def name_of(frozen: FrozenWeights | None) -> str:
+    """The words for how frozen weights are held: ``float32`` where they are as computed."""
+    return str(frozen) if frozen is not None else AS_COMPUTED
+
+
+MOST_WIDENED_BYTES: Final = 64 << 20
+"""What a widened matrix may take; one that would take more is widened and multiplied so many rows at a time."""
+
+_NUMBER_BYTES: Final = {"bfloat16": 2, "int8": 1}
+_SCALE_BYTES: Final = {"bfloat16": 0, "int8": 4}
+
+
+def frozen_bytes(whole_bytes: int, *, params: int, rows: int, item_bytes: int, frozen: FrozenWeights | None) -> int:
+    """Bytes of weights of which the frozen matrices are held small.
+
+    Args:
+        whole_bytes: of all these weights in the type of the computation.
+        params: numbers in their frozen matrices.
+        rows: of these matrices together.
+        item_bytes: of a number in the type of the computation.
+        frozen: how they are held; None = as computed.
+    """
+    if frozen is None:
+        return whole_bytes
+    small_bytes = params * _NUMBER_BYTES[frozen.dtype] + rows * _SCALE_BYTES[frozen.dtype]
+    return whole_bytes - params * item_bytes + small_bytes
+
+
+def widened_bytes(largest_params: int, *, item_bytes: int, frozen: FrozenWeights | None) -> int:
+    """Bytes of the room in which a frozen matrix is widened; 0 where it is multiplied as it is held.
+
+    Args:
+        largest_params: numbers of the largest frozen matrix.
+        item_bytes: of a number in the type of the computation.
+        frozen: how frozen weights are held.
+    """
+    if frozen is None or (frozen.native and frozen.dtype == BFLOAT16):
+        return 0
+    return min(MOST_WIDENED_BYTES, largest_params * (_NUMBER_BYTES[BFLOAT16] if frozen.native else item_bytes))
+
+
+EXACT: Final = "float32"
+PAIRS: Final = (EXACT, "bfloat16", "velora")
+"""How pairs travel: as they were computed, rounded to 16 bits, or with projections of inputs (``Velora``)."""
+
+JOINT: Final = "joint"
+ALONE: Final = "alone"
+COLLABORATION: Final = "collaboration"
+USERS: Final = (JOINT, ALONE, COLLABORATION)
+"""Whose adapters a row goes through: those of all users together, its user's own, or the sum of all users' own."""
+
+
+_MERGING: Final = {
+    ALONE: "gives each row the adapters of its user, which are beside the matrix and not inside",
+    COLLABORATION: "adds the adapters of all users to one matrix",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manner:
+    """How helpers fit adapters, as far as the result depends on it.
+
+    Attributes:
+        interval: steps of a block whose gradients are added up for one update.
+        pairs: one of ``PAIRS``.
+        merged: whether a host holds the adapters inside the matrices beside them, with the rounding of a matrix.
+        overlap: whether a host goes on to the next step of a turn before its helper has updated; see ``Offload.lag``.
+        users: one of ``USERS``; which rows are whose is in ``techniques.offload``.
+    """
+
+    interval: int = 1
+    pairs: str = EXACT
+    merged: bool = False
+    overlap: bool = False
+    users: str = JOINT
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown word, an interval below 1, and users whose adapters can't be merged so, or have to be.
+
+        Raises:
+            PlanError: names the value.
+        """
+        if self.interval < 1:
+            raise PlanError(f"offload.interval is {self.interval}, it has to be at least 1")
+        if self.pairs not in PAIRS:
+            raise PlanError(f"offload.pairs = {self.pairs!r} is not one of {', '.join(PAIRS)}")
+        if self.users not in USERS:
+            raise PlanError(f"offload.users = {self.users!r} is not one of {', '.join(USERS)}")
+        if self.users != JOINT and self.merged != (self.users == COLLABORATION):
+            raise PlanError(
+                f"offload.users = {self.users!r} {_MERGING[self.users]}; set offload.merged = "
+                f"{'false' if self.merged else 'true'}"
+            )
+
+    @property
+    def has_users(self) -> bool:
+        """Whether each user has adapters of their own."""
+        return self.users != JOINT
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the weights are those of local training."""
+        return (self.interval, self.pairs, self.merged, self.overlap, self.users) == (1, EXACT, False, False, JOINT)
+
+
+IN_STEP: Final = Manner()
+"""After every step, from exact pairs, with the host waiting: the weights are those of local training."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offload(Manner):
+    """What a result depends on where helpers fit adapters.
+
+    Attributes:
+        blocks: ranges of blocks whose adapters helpers fit, ascending.
+    """
+
+    blocks: tuple[Range, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse ranges that are none, and what ``Manner`` refuses.
+
+        Raises:
+            PlanError: names the value.
+        """
+        Manner.__post_init__(self)
+        check_ranges(self.blocks, where="offload.blocks")
+        if not self.blocks:
+            raise PlanError("offload.blocks is empty; name blocks, or leave offload out")
+
+    @property
+    def manner(self) -> Manner:
+        """How helpers fit, without which blocks."""
+        return Manner(**{entry.name: getattr(self, entry.name) for entry in dataclasses.fields(Manner)})
+
+    def lag(self, unit: int) -> int:
+        """How many steps of a turn a forward of a block is behind: 1 with overlap, where a helper fits the block."""
+        return 1 if self.overlap and self.has_block(unit) else 0
+
+    def has_block(self, unit: int) -> bool:
+        """Whether a helper fits the adapters of a block; embedding and head stay with their owner."""
+        return in_ranges(unit, self.blocks)
+
+    def updates(self, steps: int, *, is_over: bool) -> int:
+        """Updates of a block after so many steps that trained it.
+
+        Args:
+            steps: that trained it.
+            is_over: whether the run is at its end.
+        """
+        whole, rest = divmod(steps, self.interval)
+        return whole + (1 if is_over and rest else 0)
+
+    def rate_at(self, step: int, num_steps: int) -> tuple[int, int]:
+        """Where the learning rate of a helper's update stands: updates before it, and updates of the whole run."""
+        return step // self.interval, -(-num_steps // self.interval)
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the record as a JSON-able table."""
+        return {**dataclasses.asdict(self), "blocks": ranges_to_json(self.blocks)}
+
+    @staticmethod
+    def from_json(value: object, *, where: str = "offload") -> Offload:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            PlanError: a field is missing or unknown, or a rule is broken.
+        """
+        given: dict[str, object] = {}
+        if isinstance(value, Mapping) and "blocks" in value:
+            given["blocks"] = ranges_from_json(value["blocks"], where=f"{where}.blocks")
+        return read_dataclass(Offload, value, where=where, error=PlanError, given=given)
+
 
 TABLES_AT_ONCE: Final = 8
 """Chosen tables of which views are kept; turns under way have two at most."""

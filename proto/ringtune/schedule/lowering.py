@@ -1,4 +1,20 @@
-"""The way of one micro-batch: the ordered actions of every node, lowered from course and placement.
+"""The way of one micro-batch: the ordered actions of every node, and the side messages (parcels) of its updates.
+
+Parcels: messages of an item that are opaque to the wire, and how many of each kind may wait at a node.
+
+A parcel is one safetensors blob with the key of a tensor. Each kind has its own credits on a link; they are told from
+those of hidden states by a boundary above the head, which no hidden state enters.
+
+================ ===================================================== ==============
+payload          what is in it                                         waiting a link
+================ ===================================================== ==============
+``UNIT_GRAD``    gradient of embedding or head, for another owner      2: one a unit
+``PAIRS``        inputs and output gradients of adapters, for a helper 2 micro-batches
+``WEIGHTS``      adapters that a helper has updated, for their host    1 each range
+``REPLICA_GRAD`` gradients of adapters, for another host of the stage  2 each range
+================ ===================================================== ==============
+
+The way of one micro-batch: the ordered actions of every node, lowered from course and placement.
 
 The engine, the simulator and the printed table all use this one lowering::
 
@@ -21,6 +37,21 @@ is at a node anyway, skipped blocks are an ``S``, so that micro-batches pass eve
 An item whose rows come again may enter where its hidden state was kept, and nothing is below; see ``passage``.
 
 Source: RingAda, sections III-A and III-B.2 (early-stopped backward, terminator).
+
+Gradients that replicas send each other, so that each does the update of all micro-batches of a batch.
+
+Each host of a stage adds up the gradients of its own micro-batches. When it has its last one of an item, it sends the
+sum to every other host of the stage. Each host adds the sums up in ring order, its own among them, so that all compute
+the same bits, and updates. Hosts a and b of one stage, micro-batches 0 and 2 at a, 1 at b::
+
+    a | ... B7.0[2,4)  B7.2[2,4)  >r7.0#2@b               <r7.1#2@b  U7[2,4)
+    b | ... B7.1[2,4)  >r7.1#2@a             <r7.0#2@a    U7[2,4)
+
+The place of a micro-batch in the name is that of the sender among the hosts of the stage. A host whose micro-batches
+have no gradient sends an empty sum: nobody has to know what others did. It sends the sum of an item after its own
+update of the item before, so no more than two of them are under way on a link.
+
+Which parcels an item has on a link, so that a node refuses all others.
 """
 
 from __future__ import annotations
@@ -30,17 +61,50 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload
+from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload, TensorKey, message
 from ringtune.schedule.course import Course
-from ringtune.schedule.helping.helpers import Helper
-from ringtune.schedule.operations.codes import FULL, SHORTCUT
-from ringtune.schedule.passage import WHOLE, Passage, check_passage, with_cache
+from ringtune.schedule.operation_tables import FULL, SHORTCUT
+from ringtune.schedule.placement import WHOLE, Helper, Passage, check_passage, with_cache
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.stages.dealing import hosts_of_lane, lane_of, lanes, num_lanes_of, replica_links
-from ringtune.schedule.stages.replicas import copy_links
-from ringtune.schedule.turns.turns import Item, StartPoint, StepKind, hand_overs
-from ringtune.schedule.turns.versions import trained, updated
+from ringtune.schedule.stages import (
+    copy_links,
+    hosts_of_lane,
+    lane_of,
+    lanes,
+    num_lanes_of,
+    other_owners,
+    replica_links,
+    replicas,
+    replicated_units,
+    unit_grad_key,
+)
+from ringtune.schedule.turns import Item, StartPoint, StepKind, hand_overs
 from ringtune.schedule.units import EMBEDDING, Range, Units
+from ringtune.schedule.versions import trained, updated
+
+WAITING: Final[Mapping[str, int]] = {
+    Payload.UNIT_GRAD: 2,
+    Payload.PAIRS: 2,
+    Payload.WEIGHTS: 1,
+    Payload.REPLICA_GRAD: 2,
+}
+"""Parcels of a kind that may be on their way on a link or wait at its end; see ``expected_parcels.most_waiting``."""
+
+PARCELS: Final = frozenset(WAITING)
+"""Payloads that are parcels."""
+
+_ABOVE_HEAD: Final[Mapping[str, int]] = {payload: at for at, payload in enumerate(WAITING, start=1)}
+
+
+def credit_boundary(course: Course, payload: str) -> int:
+    """The boundary of the credits of a kind of parcel: above the head, which no hidden state enters."""
+    return course.head + _ABOVE_HEAD[payload]
+
+
+def weights_key(update: Action) -> TensorKey:
+    """The name of the weights that follow an update at a helper, and that come before the one at the host."""
+    return TensorKey(Payload.WEIGHTS, update.seq, -1, update.start)
+
 
 WAYS_AT_ONCE: Final = 512
 """Ways that are kept: of 12 blocks on four nodes each takes some 3 kB, and tables of whole blocks may bring any."""
@@ -333,7 +397,7 @@ def item_updates(plan: Plan, item: Item, node: str) -> tuple[Action, ...]:
 def _updated(plan: Plan, node: str, units: Units, has_ends: bool) -> tuple[Range, ...]:
     """The ranges that a node updates: of its slice, of blocks that it helps with, and of embedding and head.
 
-    The initiator has the last two, and every owner has copies where all parameters train (``schedule.replicas``).
+    The initiator has the last two, and every owner has copies where all parameters train (``schedule.stages``).
     Blocks of one helper are updated together at their host too, which takes them from that helper.
     """
     piece, head, placement = plan.slice_of(node), plan.course.head, plan.placement
@@ -395,3 +459,67 @@ def _rows(course: Course, owner: str) -> set[str]:
     """The rows of operations that micro-batches of ``owner`` may have; all full is always among them."""
     rows = course.operations.block_rows() if course.operations else frozenset()
     return {FULL * course.num_blocks, *(row for name, row in rows if name == owner)}
+
+
+def is_replicated(plan: Plan, node: str, update: Action) -> bool:
+    """Whether other hosts do the same update of the same blocks."""
+    if not replicas(plan.placement, node) or update.op is not Op.UPDATE:
+        return False
+    return EMBEDDING < update.start < plan.course.head
+
+
+def replica_grad_key(update: Action, rank: int) -> TensorKey:
+    """The name of the gradients that the host at place ``rank`` of a stage sends for an update."""
+    return TensorKey(Payload.REPLICA_GRAD, update.seq, rank, update.start)
+
+
+def replica_grads(plan: Plan, item: Item, source: str, target: str) -> tuple[TensorKey, ...]:
+    """The gradients that ``source`` sends to ``target`` for an item; none where they are no replicas."""
+    names = replicas(plan.placement, target)
+    if source not in names or source == target:
+        return ()
+    updates = (update for update in item_updates(plan, item, target) if is_replicated(plan, target, update))
+    return tuple(replica_grad_key(update, names.index(source)) for update in updates)
+
+
+def replica_messages(plan: Plan, node: str, update: Action) -> tuple[Action, ...]:
+    """The messages before an update: own gradients to every other replica, then theirs, in ring order."""
+    if not is_replicated(plan, node, update):
+        return ()
+    names = replicas(plan.placement, node)
+    own = replica_grad_key(update, names.index(node))
+    others = [(rank, name) for rank, name in enumerate(names) if name != node]
+    sends = [message(Op.SEND, own, name) for _, name in others]
+    return (*sends, *(message(Op.RECEIVE, replica_grad_key(update, rank), name) for rank, name in others))
+
+
+@functools.lru_cache(maxsize=256)
+def parcels(plan: Plan, item: Item, source: str, target: str) -> frozenset[TensorKey]:
+    """Every parcel that ``source`` sends to ``target`` for an item: gradients, pairs and weights."""
+    found = set(replica_grads(plan, item, source, target))
+    if item.owner == source and target in other_owners(plan.course, source):
+        found |= {unit_grad_key(item.seq, unit) for unit in replicated_units(plan.course, item)}
+    if not plan.placement.helpers:
+        return frozenset(found)
+    for micro, way in enumerate(fit_legs(plan, item, target)):
+        receives = (leg for leg in way if leg.op is Op.RECEIVE and leg.peer == source)
+        found |= {TensorKey(leg.payload, item.seq, micro, leg.start) for leg in receives}
+    updates = (update for update in item_updates(plan, item, target) if update.op is Op.UPDATE)
+    return frozenset(found | {weights_key(update) for update in updates if _is_helped(plan, update, source, target)})
+
+
+def most_waiting(plan: Plan, payload: str, source: str, target: str) -> int:
+    """How many parcels of a kind may be on their way on a link or wait at its end."""
+    if payload == Payload.REPLICA_GRAD:
+        return WAITING[payload] * max(1, -(-plan.slice_of(target).num_blocks // 2))
+    if payload != Payload.WEIGHTS:
+        return WAITING[payload]
+    ranges = sum(helper.node == source for helper in plan.placement.helpers_of(target))
+    offload = plan.course.offload
+    return WAITING[payload] * ranges * (2 if offload is not None and offload.overlap else 1)
+
+
+def _is_helped(plan: Plan, update: Action, helper: str, host: str) -> bool:
+    """Whether a helper updates the blocks of an update for their host."""
+    helpers = plan.placement.helpers_of(host)
+    return any(one.node == helper and one.has_block(update.start) for one in helpers)

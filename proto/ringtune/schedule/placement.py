@@ -1,4 +1,29 @@
-"""A placement: who carries a course out, from which turn on, as a value with a digest.
+"""A placement: who carries a course out, from which turn on, with its helpers and its cache of hidden states.
+
+Where the micro-batches of an item enter the ring, and where their hidden state is kept for a later visit.
+
+::
+
+    slices a [0,2)  b [2,4)  c [4,6)   owner o   the blocks [0, 5) are frozen
+
+    first visit, keeps 4    o | E  >h0@a      a | <h0 f f >h2@b    b | <h2 f f >h4@c    c | <h4  W  f F >h6@o
+    later visit, enters 4   o |               a |                  b |                  c | R  f F >h6@o
+
+The coordinator decides it when it grants a turn, and the turn says it of each of its items; nodes and simulator go by
+that. So whoever lost what it kept is no longer counted on from the next turn on.
+
+Helpers: nodes that fit adapters of blocks that another node hosts (ColA). No result depends on who helps.
+
+The host of the blocks does forward and backward, but for the gradients of its adapters: it ships each adapter's input
+with the gradient of its output. The helper computes the gradient from these *pairs*, keeps the optimizer state, updates
+the adapters and sends them back. Blocks [0, 2) of host a, helper z::
+
+    a | ... B12.0[0,2)  C12.0[0,2)  >c12.0#0@z                              <w12#0@z  U12[0,2)
+    z |                                         <c12.0#0@a  A12.0[0,2)  U12[0,2)  >w12#0@a
+
+Source: ColA, section 3.2 and Proposition 1.
+
+A placement: who carries a course out, from which turn on, as a value with a digest.
 
 No result depends on it: every split of the blocks among nodes gives the weights that one process would have given.
 """
@@ -7,17 +32,154 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from ringtune.errors import PlanError
-from ringtune.files.digests import json_digest
-from ringtune.files.strict import read_dataclass, with_renamed_key
-from ringtune.schedule.helping.helpers import Helper, check_helpers, helpers_from_json, helpers_to_json
-from ringtune.schedule.passage import PrefixCache
-from ringtune.schedule.saving import check_ranges, in_ranges, ranges_from_json, ranges_to_json
+from ringtune.schedule.actions import Leg, Op
+from ringtune.schedule.saved_activations import check_ranges, in_ranges, ranges_from_json, ranges_to_json
 from ringtune.schedule.units import Range
+from ringtune.storage.strict import json_digest, read_dataclass, with_renamed_key
+
+EXACT: Final = "float32"
+ROUNDED: Final = "bfloat16"
+ITEM_BYTES: Final = {"float64": 8, EXACT: 4, ROUNDED: 2}
+"""Bytes of a number, for each type in which hidden states are kept."""
+
+DEFAULT_MAX_BYTES: Final = 1 << 30
+
+
+class Passage(NamedTuple):
+    """Where every micro-batch of an item enters the ring, and where it is kept; 0 = at the embedding, and nowhere.
+
+    Attributes:
+        enters: the boundary at which its host reads the hidden state that it has kept.
+        keeps: the boundary at which its host keeps the hidden state.
+    """
+
+    enters: int = 0
+    keeps: int = 0
+
+
+WHOLE: Final = Passage()
+"""The passage of an item whose micro-batches are embedded, and not kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixCache:
+    """How hosts keep hidden states that enter their slices, of rows that come again.
+
+    Attributes:
+        max_bytes: that a host keeps at most.
+        dtype: in which it keeps them, one of ``ITEM_BYTES``; that of the computation changes no result.
+    """
+
+    max_bytes: int = DEFAULT_MAX_BYTES
+    dtype: str = EXACT
+
+    def __post_init__(self) -> None:
+        """Refuse a limit that is negative, and an unknown dtype.
+
+        Raises:
+            PlanError: names it.
+        """
+        if self.max_bytes < 0:
+            raise PlanError(f"the cache's max_bytes is {self.max_bytes}, it has to be at least 0")
+        if self.dtype not in ITEM_BYTES:
+            raise PlanError(f"the cache's dtype {self.dtype!r} is not one of {', '.join(ITEM_BYTES)}")
+
+
+def passage_at(passages: Sequence[Passage], offset: int) -> Passage:
+    """The passage of the item at a position of its turn; every one is whole where the turn says nothing."""
+    return passages[offset] if passages else WHOLE
+
+
+def check_passage(passage: Passage, highest: int) -> None:
+    """Refuse a passage that no coordinator decides.
+
+    Args:
+        passage: of an item.
+        highest: the highest boundary below which nothing gets a gradient, and above which there is a block.
+
+    Raises:
+        PlanError: it is beyond that, or the micro-batch is kept where it does not pass.
+    """
+    if not (0 <= passage.enters <= highest and 0 <= passage.keeps <= highest) or (passage.enters and passage.keeps):
+        raise PlanError(
+            f"an item enters at block {passage.enters} and is kept at block {passage.keeps}, but the frozen blocks of "
+            f"its way end at {highest}; use one version on all machines"
+        )
+
+
+def with_cache(parts: Iterable[Leg], passage: Passage) -> Iterator[Leg]:
+    """Yield a segment's forward legs, and where its input of one block is read or kept."""
+    for leg in parts:
+        for op, boundary in ((Op.READ, passage.enters), (Op.KEEP, passage.keeps)):
+            if boundary and leg.start == boundary:
+                yield Leg(op, boundary, boundary + 1)
+        yield leg
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Helper:
+    """A node that fits the adapters of the blocks ``[start, stop)``, which another node hosts."""
+
+    node: str
+    start: int
+    stop: int
+
+    def has_block(self, block: int) -> bool:
+        """Whether the helper fits the adapters of a block."""
+        return self.start <= block < self.stop
+
+    @property
+    def text(self) -> str:
+        """Which blocks the helper fits, in words: ``[2, 4)``."""
+        return f"[{self.start}, {self.stop})"
+
+
+def check_helpers(helpers: Sequence[Helper], slices: Iterable[tuple[str, int, int]]) -> None:
+    """Refuse helpers that are not in ascending order, or do not fit the slices.
+
+    Args:
+        helpers: of a placement.
+        slices: node, first block and one past the last block of every slice.
+
+    Raises:
+        PlanError: a range is empty, overlaps the one before, is of several hosts, or its host would help itself.
+    """
+    at = 0
+    hosts = tuple(slices)
+    for helper in helpers:
+        if not helper.node or helper.start >= helper.stop or helper.start < at:
+            raise PlanError(
+                f"helper {helper.node!r} has the blocks {helper.text}; helpers need names and ascending ranges that "
+                "don't overlap"
+            )
+        host = next((node for node, start, stop in hosts if start <= helper.start and helper.stop <= stop), "")
+        if not host:
+            raise PlanError(f"helper {helper.node} has the blocks {helper.text}, which no single node hosts")
+        if host == helper.node:
+            raise PlanError(f"node {host} hosts the blocks {helper.text}, so it can't be their helper; name another")
+        at = helper.stop
+
+
+def helpers_from_json(value: object, *, where: str) -> tuple[Helper, ...]:
+    """Read what ``helpers_to_json`` wrote.
+
+    Raises:
+        PlanError: it is no list, or a field is missing or unknown.
+    """
+    if not isinstance(value, list):
+        raise PlanError(f"{where} has to be a list of tables")
+    return tuple(read_dataclass(Helper, one, where=f"{where}[{at}]", error=PlanError) for at, one in enumerate(value))
+
+
+def helpers_to_json(helpers: Iterable[Helper]) -> list[dict[str, Any]]:
+    """Write helpers as JSON-able tables."""
+    return [dataclasses.asdict(helper) for helper in helpers]
+
 
 CREDITS = 8
 _LEFT_OUT = ("recompute", "state_on_disk", "helpers", "cache", "copies")

@@ -14,19 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ringtune.errors import PlanError
-from ringtune.files.digests import json_digest
-from ringtune.files.strict import check_keys
-from ringtune.schedule.changing_hands.placements import check_placements
 from ringtune.schedule.course import TABLES_AT_ONCE, Course
-from ringtune.schedule.extent import Owner
-from ringtune.schedule.helping.helpers import Helper
-from ringtune.schedule.operations.table import Operations
-from ringtune.schedule.placement import Placement, Slice
-from ringtune.schedule.prefixes.kept import why_no_cache
-from ringtune.schedule.saving import in_ranges, merged, ranges_to_json
-from ringtune.schedule.stages.refusals import check_replicas
-from ringtune.schedule.turns.versions import may_be_stale
+from ringtune.schedule.frozen_prefix import why_no_cache
+from ringtune.schedule.migration import check_placements
+from ringtune.schedule.operation_tables import Operations
+from ringtune.schedule.placement import Helper, Placement, Slice
+from ringtune.schedule.run_shape import Owner
+from ringtune.schedule.saved_activations import in_ranges, merged, ranges_to_json
+from ringtune.schedule.stages import check_replicas
 from ringtune.schedule.units import Range
+from ringtune.schedule.versions import may_be_stale
+from ringtune.storage.strict import check_keys, json_digest
 
 SCHEMA: Final = 2
 _ANEW = "make it anew with 'ringtune plan'"

@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from ringtune.costs.disk import DiskNeeds, disk_needs
-from ringtune.costs.memory.share import Share
-from ringtune.costs.memory.sizes import Sizes
-from ringtune.schedule.extent import Owner, UserRows
-from ringtune.schedule.helped import helped
-from ringtune.schedule.helping.offload import ALONE, COLLABORATION, Manner
+from ringtune.costs.memory_estimate import DiskNeeds, disk_needs
+from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.memory_terms import Share
+from ringtune.schedule.course import ALONE, COLLABORATION, Manner
 from ringtune.schedule.plan import Plan
-from tests.contract.costs.memory.by_method.test_full_parameters import plan
+from ringtune.schedule.run_shape import Owner, UserRows
+from ringtune.techniques.offload import helped
+from tests.contract.costs.test_full_parameters_costs import plan
 from tests.support.model_facts import ROUND as MODEL
 from tests.support.plans import changed, make_plan
 

@@ -7,12 +7,11 @@ import json
 
 import pytest
 
-from ringtune.costs.profile import NodeFacts
-from ringtune.costs.times.seconds import NodeCosts
-from ringtune.costs.work_times import Work, WorkTable, WorkTime
+from ringtune.costs.action_costs import NodeCosts
+from ringtune.costs.profile import NodeFacts, Work, WorkTable, WorkTime
 from ringtune.errors import InvalidInputError
 from ringtune.schedule.actions import Op
-from ringtune.schedule.turns.turns import StepKind
+from ringtune.schedule.turns import StepKind
 from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, node, part, point
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ringtune.engine import events as ev
 from ringtune.schedule.actions import Op
 from ringtune.schedule.methods import Hift
-from ringtune.schedule.stages.replicas import unit_grad_key
+from ringtune.schedule.stages import unit_grad_key
 from ringtune.schedule.units import EMBEDDING
 from tests.contract.engine.test_node_engine import EngineDriver
 from tests.support.plans import changed, make_plan

@@ -8,8 +8,8 @@ import pytest
 
 from ringtune.engine import events as ev
 from ringtune.schedule.actions import Op, TensorKey
-from ringtune.schedule.exchanges.parcels import credit_boundary
-from ringtune.schedule.helping.helpers import Helper
+from ringtune.schedule.lowering import credit_boundary
+from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from tests.contract.engine.test_node_engine import EngineDriver
 from tests.support.plans import make_plan

@@ -9,7 +9,7 @@ from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import FrameError, PlanError
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import turn_sequence
+from ringtune.schedule.turns import turn_sequence
 from tests.support.plans import make_plan
 
 HIDDEN, GRAD = Payload.HIDDEN, Payload.GRAD

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ringtune.costs.facts.model_facts import model_facts
+from ringtune.costs.model_facts import model_facts
 from ringtune.errors import IntegrityError, ModelError
-from ringtune.jobs.job import Job, Model
+from ringtune.job.job import Job, Model
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import TASKS
 from ringtune.models.folder import base_tensors, read_config

@@ -1,20 +1,30 @@
-"""Reading a model folder: what is taken over, what is refused, and the sizes that planning gets."""
+"""Tests of ``ringtune.models.folder``: folder, consistency, hub."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coordinator.cli.init_inspection import look_at_model
+from edge.doctor import check_model as doctor
+from edge.options import check_model as start
+from ringtune.costs.model_facts import model_facts
 from ringtune.errors import ModelError
-from ringtune.models.folder import base_tensors, read_config
-from tests.support.model_folder import (
-    CONFIG,
-    bert_shapes,
-    safetensors_bytes,
-    write_model,
+from ringtune.job.job import Job, Model
+from ringtune.models.folder import (
+    HubId,
+    base_tensors,
+    cached_folder,
+    check_files,
+    hub_id,
+    id_of_folder,
+    name_of_folder,
+    read_config,
 )
+from tests.support.model_folder import CONFIG, bert_shapes, safetensors_bytes, write_model
 
 
 def test_read_config_keeps_allowed_keys_only(tmp_path: Path) -> None:
@@ -144,3 +154,203 @@ def test_base_tensors_say_why_there_are_no_weights(tmp_path: Path, file: str, me
     (tmp_path / file).write_text("")
     with pytest.raises(ModelError, match=message):
         base_tensors(tmp_path, read_config(tmp_path))
+
+
+_ROWS = CONFIG["vocab_size"]
+_JOB = Job(model=Model(path="m")).with_overrides({"train.max_length": 16})
+
+
+def _words(count: int) -> dict[str, int]:
+    return {f"w{index}": index for index in range(count)}
+
+
+def _tokenizer(count: int = _ROWS, **more: Any) -> dict[str, Any]:
+    """What ``tokenizer.json`` says of a tokenizer of words."""
+    return {"model": {"type": "WordLevel", "vocab": _words(count)}, "added_tokens": [], **more}
+
+
+_UNIGRAM = {"model": {"type": "Unigram", "vocab": [[f"w{index}", -1.0] for index in range(_ROWS + 1)]}}
+_AROUND = {"type": "TemplateProcessing", "special_tokens": {"<s>": {"id": "<s>", "ids": [_ROWS]}}}
+_PAIR = {"type": "BertProcessing", "cls": ["[CLS]", 0], "sep": ["[SEP]", _ROWS + 4]}
+_ADDED = [{"id": _ROWS, "content": "[PAD]"}]
+_LONG: dict[str, tuple[dict[str, Any], str]] = {
+    "words": ({"tokenizer.json": _tokenizer(_ROWS + 2)}, "has 22 tokens"),
+    "pieces": ({"tokenizer.json": _UNIGRAM}, "has 21 tokens"),
+    "padding was added": (
+        {"tokenizer.json": _tokenizer(added_tokens=_ADDED), "tokenizer_config.json": {"pad_token": "[PAD]"}},
+        "has 21 tokens",
+    ),
+    "padding is added when it is loaded": (
+        {"tokenizer.json": _tokenizer(), "special_tokens_map.json": {"pad_token": {"content": "[PAD]"}}},
+        "has 21 tokens",
+    ),
+    "around texts": ({"tokenizer.json": _tokenizer(post_processor=_AROUND)}, "'<s>' is token 20"),
+    "around texts, in a sequence": (
+        {"tokenizer.json": _tokenizer(post_processor={"type": "Sequence", "processors": [_PAIR]})},
+        r"'\[SEP\]' is token 24",
+    ),
+    "a list of lines": ({"vocab.txt": "\n".join(_words(_ROWS + 3))}, "has 23 tokens"),
+    "a list of names": ({"vocab.json": _words(_ROWS + 1)}, "has 21 tokens"),
+}
+_FITS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "as long": {"tokenizer.json": _tokenizer(post_processor=None), "tokenizer_config.json": {"pad_token": "w0"}},
+    "shorter": {"vocab.txt": "\n".join(_words(3))},
+    "a token that no text needs": {"tokenizer.json": _tokenizer(added_tokens=[{"id": _ROWS, "content": "<image>"}])},
+}
+
+
+def _write(folder: Path, files: dict[str, Any]) -> Path:
+    write_model(folder)
+    for name, content in files.items():
+        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("case", _LONG)
+def test_tokenizer_beyond_the_embedding_is_refused_with_both_numbers(tmp_path: Path, case: str) -> None:
+    """Wherever the files say that a token is used: words, padding, what is put around every text."""
+    files, message = _LONG[case]
+    folder = _write(tmp_path, files)
+    with pytest.raises(ModelError, match=message) as caught:
+        check_files(folder, read_config(folder))
+    assert f"the embedding {_ROWS} rows" in str(caught.value) and "resize_token_embeddings" in str(caught.value)
+    assert caught.value.exit_code == 5
+
+
+@pytest.mark.parametrize("case", _FITS)
+def test_tokenizer_within_the_embedding_is_taken(tmp_path: Path, case: str) -> None:
+    """Also one that knows a token more, which no text has by itself, as in Gemma 3."""
+    folder = _write(tmp_path, _FITS[case])
+    check_files(folder, read_config(folder))
+
+
+def test_every_door_holds_files_against_each_other(tmp_path: Path) -> None:
+    """What ``doctor``, ``init``, a node at its start, and ``plan`` and ``train`` look at."""
+    folder = _write(tmp_path, _LONG["padding was added"][0])
+    said = [check.found for check in doctor(folder) if check.name == "model files"]
+    for door in (start, lambda path: look_at_model(path, "m"), lambda path: model_facts(path, _JOB)):
+        with pytest.raises(ModelError) as caught:
+            door(folder)
+        said.append(str(caught.value))
+    assert len(said) == 4
+    assert all("the tokenizer has 21 tokens, the embedding 20 rows" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("preprocessor", "fits"),
+    [
+        ({"do_resize": True, "size": {"height": 8, "width": 8}}, False),
+        ({"do_resize": True, "size": {"height": 12, "width": 12}}, True),
+        ({"do_resize": True, "size": 8}, False),
+        ({"do_resize": True, "size": {"shortest_edge": 16}, "do_center_crop": True, "crop_size": 8}, False),
+        ({"do_resize": True, "size": {"shortest_edge": 16}, "do_center_crop": True, "crop_size": 12}, True),
+        ({"do_resize": False, "size": 8}, True),
+        ({}, True),
+    ],
+)
+def test_pictures_of_another_size_are_refused(tmp_path: Path, preprocessor: dict[str, Any], fits: bool) -> None:
+    """As far as the preprocessor says what size its pictures have."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "image_size": 12, "patch_size": 4}))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+    config = read_config(tmp_path)
+    if fits:
+        check_files(tmp_path, config)
+        return
+    with pytest.raises(ModelError, match=r"makes pictures of 8 x 8 pixels, config\.json has image_size 12"):
+        check_files(tmp_path, config)
+
+
+@pytest.mark.parametrize("name", ["classifier.weight", "classifier.out_proj.weight", "score.weight"])
+@pytest.mark.parametrize("classes", [2, 3, None])
+def test_classes_of_a_head_and_of_the_config_are_one_number(tmp_path: Path, name: str, classes: int | None) -> None:
+    """By every door, before a node starts; a config that names no classes says nothing of a head."""
+    named = {} if classes is None else {"id2label": {str(index): f"c{index}" for index in range(classes)}}
+    weights = safetensors_bytes({**bert_shapes(), name: (3, 8), "classifier.dense.weight": (8, 8)})
+    folder = write_model(tmp_path, config=named, weights=weights)
+    for door in (start, lambda path: look_at_model(path, "m"), lambda path: model_facts(path, _JOB)):
+        if classes == 2:
+            with pytest.raises(
+                ModelError, match=rf"{name} of model\.safetensors has 3 classes, id2label .* has 2; take"
+            ):
+                door(folder)
+        else:
+            door(folder)
+
+
+def test_padding_beyond_the_table_is_refused(tmp_path: Path) -> None:
+    """In every family; transformers would fail in the midst of building it."""
+    with pytest.raises(ModelError, match="pad_token_id 20 is no row of a table of 20"):
+        read_config(write_model(tmp_path, config={"pad_token_id": _ROWS}))
+
+
+COMMIT, OTHER = "0123456789" * 4, "ab" * 20
+MINI = HubId("acme", "mini-v2")
+
+
+def write_cache(cache: Path, *, commit: str = COMMIT, revision: str = "main") -> Path:
+    """Write a cache that has a small model; return the folder of its snapshot."""
+    place = cache / "models--acme--mini-v2"
+    (place / "refs").mkdir(parents=True, exist_ok=True)
+    (place / "refs" / revision).write_text(commit)
+    return write_model(place / "snapshots" / commit)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("acme/mini-v2", MINI),
+        ("acme/mini-v2@main", MINI),
+        ("acme/mini-v2@v1.0", HubId("acme", "mini-v2", "v1.0")),
+        (f"acme/mini-v2@{COMMIT}", HubId("acme", "mini-v2", COMMIT)),
+        ("mini-v2", None),
+        ("./models/tiny", None),
+        ("/srv/models", None),
+        ("a/b/c", None),
+        ("../x/y", None),
+        ("a/..b", None),
+        ("a/b..c", None),
+        ("a/b@../../etc", None),
+        ("a/b@", None),
+        ("~/models", None),
+    ],
+)
+def test_hub_id_is_told_from_a_path(text: str, found: HubId | None) -> None:
+    """One slash, no dots that climb; a revision stands behind an @."""
+    assert hub_id(text) == found
+
+
+def test_hub_id_is_written_as_it_is_read() -> None:
+    """The usual revision is left out."""
+    assert [str(hub_id(text)) for text in ("acme/mini-v2@main", "acme/mini-v2@v1")] == [
+        "acme/mini-v2",
+        "acme/mini-v2@v1",
+    ]
+
+
+def test_hub_cache_gives_the_snapshot_that_a_revision_names(tmp_path: Path) -> None:
+    """A branch by its file, a commit by itself."""
+    first, second = write_cache(tmp_path), write_cache(tmp_path, commit=OTHER, revision="v1")
+    assert cached_folder(MINI, tmp_path) == first
+    assert cached_folder(MINI._replace(revision="v1"), tmp_path) == second
+    assert cached_folder(MINI._replace(revision=OTHER), tmp_path) == second
+    assert cached_folder(MINI._replace(revision="v2"), tmp_path) is None
+    assert cached_folder(MINI._replace(name="other"), tmp_path) is None
+
+
+@pytest.mark.parametrize("lost", ["config.json", "model.safetensors", "refs"])
+def test_hub_cache_lacks_a_model_that_is_not_whole(lost: str, tmp_path: Path) -> None:
+    """Other files alone, as pickled weights, are no model; a reference that is no commit names nothing."""
+    folder = write_cache(tmp_path)
+    if lost == "refs":
+        (tmp_path / "models--acme--mini-v2/refs/main").write_text("../../../outside")
+    else:
+        (folder / lost).rename(folder / "pytorch_model.bin")
+    assert cached_folder(MINI, tmp_path) is None
+
+
+def test_hub_name_of_a_snapshot_is_the_models(tmp_path: Path) -> None:
+    """Not its commit; another folder is called what it is called."""
+    folder = write_cache(tmp_path)
+    assert (id_of_folder(folder), name_of_folder(folder)) == ("acme/mini-v2", "mini-v2")
+    assert (id_of_folder(tmp_path / "tiny"), name_of_folder(Path("/snapshots/tiny"))) == ("tiny", "tiny")

@@ -20,10 +20,10 @@ from ringtune.schedule.lowering import (
     way,
 )
 from ringtune.schedule.methods import RingAda
-from ringtune.schedule.operations.table import BatchOperations, Operations
+from ringtune.schedule.operation_tables import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns.turns import Item, StartPoint, StepKind
-from ringtune.schedule.turns.versions import trained
+from ringtune.schedule.turns import Item, StartPoint, StepKind
+from ringtune.schedule.versions import trained
 from tests.support.plans import changed, make_plan, random_plan, train_items
 
 AB = [("a", 0, 2), ("b", 2, 4)]

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 
 from ringtune.errors import IntegrityError, PlanError
-from ringtune.rounds.copy_digests import CopyComparison, CopyDigest, compared_at
-from ringtune.schedule.helping.helpers import Helper
 from ringtune.schedule.methods import Hift, PipeAdapter
-from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.placement import Helper, Placement, Slice
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saving import Velora
-from ringtune.schedule.stages.dealing import hosts_of_lane, lane_of, lanes, num_dealt, num_lanes_of, replicas
-from ringtune.schedule.turns.turns import turn_sequence
+from ringtune.schedule.saved_activations import Velora
+from ringtune.schedule.stages import hosts_of_lane, lane_of, lanes, num_dealt, num_lanes_of, replicas
+from ringtune.schedule.turns import turn_sequence
 from ringtune.schedule.units import Range
+from ringtune.techniques.replicas import CopyComparison, CopyDigest, compared_at
 from tests.support.plans import changed, make_plan
 
 

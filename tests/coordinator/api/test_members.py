@@ -11,7 +11,7 @@ import pytest
 import ringtune
 from coordinator.api.members import Coordinator
 from ringtune.errors import ConnectionFailedError, DeadlineError, InterruptedRunError, InvalidInputError, UsageError
-from ringtune.trust.speaking import speaker
+from ringtune.transport.speaker import speaker
 from tests.support.fake_agents import CALL_S, job
 from tests.support.kept_runs import JOB, LONG, Gate, keeping
 

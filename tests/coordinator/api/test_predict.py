@@ -1,9 +1,13 @@
-"""``Run.predict``: rows of a file or given ones, what comes back, and the errors of the command."""
+"""Predictions: the process and its errors, rows beside their columns, a sample of text, and ``Run.predict``."""
 
 from __future__ import annotations
 
 import csv
+import io
+import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +16,238 @@ from typing import Any
 import pytest
 
 import ringtune
-from coordinator.predicting import process
-from ringtune.errors import DataError, RingTuneError, UsageError
-from tests.coordinator.predicting.test_process import started
+from coordinator.api import predict
+from coordinator.api.predict import CsvWriter, JsonWriter, Predicted, Sampling, Summary, _read, writer_to
+from coordinator.screen.progress import Progress
+from ringtune.errors import (
+    DataError,
+    DeadlineError,
+    InvalidInputError,
+    ModelError,
+    PeerLostError,
+    RingTuneError,
+    UsageError,
+)
+from ringtune.job.job import Job, Model
+from ringtune.storage.tables import table_rows
+from tests.support.fake_agents import job
 from tests.support.saved_runs import write_run
+
+LINE = 'print(\'{"row": {"text": "a"}, "predicted": {"predicted": "pos"}}\', flush=True)\n'
+
+
+def started(code: str, log: Path) -> subprocess.Popen[str]:
+    """Start Python with some code in place of a model."""
+    with log.open("w", encoding="utf-8") as errors:
+        return subprocess.Popen(  # noqa: S603
+            [sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8"
+        )
+
+
+def read(code: str, folder: Path, *, wait_s: float = 60.0, most: int = 10) -> list[str]:
+    """Read what is predicted, at most so many rows; the process has ended then."""
+    process = started(code, folder / "log")
+    lines = _read(process, folder / "log", wait_s=wait_s)
+    try:
+        return [found.said["predicted"] for found in itertools.islice(lines, most)]
+    finally:
+        lines.close()  # type: ignore[attr-defined]
+        assert process.wait(10) is not None
+        process.stdout.close()
+
+
+def test_process_gives_every_line_and_ends(tmp_path: Path) -> None:
+    """More lines than are read ahead; and whoever reads no more leaves no process behind."""
+    assert read(LINE * 3, tmp_path) == ["pos"] * 3
+    assert read(f"while True: {LINE}", tmp_path, most=700) == ["pos"] * 700
+    told = list[str]()
+    process = started(LINE + """print('{"told": "1 of 1 rows"}')""", tmp_path / "log")
+    assert len(list(_read(process, tmp_path / "log", wait_s=60.0, tell=told.append))) == 1 and told == ["1 of 1 rows"]
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_process_that_fails_tells_its_own_error(tmp_path: Path) -> None:
+    """After the rows before it; with the class that its exit code says, or as one that was lost."""
+    code = LINE + "import sys; sys.stderr.write('error: a column is missing\\n'); sys.exit(5)"
+    with pytest.raises(InvalidInputError, match="column is missing"):
+        read(code, tmp_path)
+    with pytest.raises(PeerLostError, match="predicting was ended by SIGTERM"):
+        read("import os; os.kill(os.getpid(), 15)", tmp_path)
+
+
+def test_process_that_says_nothing_has_a_deadline(tmp_path: Path) -> None:
+    """What was waited for, how long, and which key is the remedy; the process is ended."""
+    with pytest.raises(DeadlineError, match=r"waited 0\.2 s for the next row .* raise runtime\.wait_s"):
+        read("import time; time.sleep(600)", tmp_path, wait_s=0.2)
+
+
+PROMPT = "Once\n upon"
+
+
+class Notes(Progress):
+    """Remembers what is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Remember it."""
+        self.told.append(text)
+
+
+def shown(folder: Path, prompt: str = PROMPT) -> list[str]:
+    """What is told of a sample."""
+    notes = Notes()
+    predict.show_sample(job(model__task="causal-lm", train__sample_prompt=prompt), folder, notes)
+    return notes.told
+
+
+def test_sample_goes_on_from_the_prompt_and_stands_in_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt goes to the one that predicts as it is; the report keeps what it had."""
+    folder = write_run(tmp_path / "run")
+    before = json.loads((folder / "report.json").read_text())
+
+    def fake(run: Any, data: Path, how: Sampling) -> Iterator[Predicted]:
+        ((_, row),) = table_rows(data, {"data.text": "text"})
+        assert (row["text"], how) == (PROMPT, Sampling(max_new_tokens=40))
+        yield Predicted(row, {"predicted": " a time.\nThe end", "tokens": 6})
+
+    monkeypatch.setattr(predict, "predict_rows", fake)
+    assert shown(folder) == [
+        "sample of text, 6 tokens after train.sample_prompt:",
+        "  Once",
+        "   upon a time.",
+        "  The end",
+    ]
+    wanted = {"prompt": PROMPT, "text": " a time.\nThe end", "tokens": 6}
+    assert json.loads((folder / "report.json").read_text()) == before | {"sample": wanted}
+
+
+def test_sample_is_not_made_without_a_prompt(tmp_path: Path) -> None:
+    """Nothing is read or told."""
+    assert shown(tmp_path / "gone", "") == []
+
+
+def test_sample_that_can_not_be_made_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line with the reason and the way; the report is as it was."""
+    folder = write_run(tmp_path / "run")
+    before = (folder / "report.json").read_bytes()
+
+    def fails(*_: Any) -> Iterator[Predicted]:
+        raise ModelError("the base model is not here")
+
+    monkeypatch.setattr(predict, "predict_rows", fails)
+    (told,) = shown(folder)
+    assert told == "no sample of text: the base model is not here; 'ringtune predict' makes one where the base model is"
+    assert (folder / "report.json").read_bytes() == before
+
+
+SAID = {"predicted": "pos", "probability": 0.75, "of_class": {"neg": 0.25, "pos": 0.75}}
+
+
+def found(said: dict[str, Any] | None = None, **row: Any) -> Predicted:
+    """A row with a prediction."""
+    return Predicted(row=row, said=said or SAID)
+
+
+def test_writing_keeps_the_columns_of_a_row_and_adds_its_own() -> None:
+    """In csv each class has a column, in jsonl a table; commas, lists and null survive."""
+    text, lines = io.StringIO(newline=""), io.StringIO()
+    rows = [found(id=1, text="a, b", tags=["x"], note=None), found(id=2, text="c", tags=[], note="d")]
+    table, objects = CsvWriter(text), JsonWriter(lines)
+    for row in rows:
+        table.add(row)
+        objects.add(row)
+    header, first, second = csv.reader(text.getvalue().splitlines())
+    assert header == ["id", "text", "tags", "note", "predicted", "probability", "probability_neg", "probability_pos"]
+    assert first == ["1", "a, b", '["x"]', "", "pos", "0.75", "0.25", "0.75"] and second[3] == "d"
+    assert json.loads(lines.getvalue().splitlines()[0]) == {
+        **rows[0].row,
+        "predicted": "pos",
+        "probability": 0.75,
+        "probabilities": {"neg": 0.25, "pos": 0.75},
+    }
+
+
+def test_writing_refuses_a_column_that_is_called_like_a_prediction() -> None:
+    """Nothing of the row is lost silently."""
+    for writer in (CsvWriter(io.StringIO()), JsonWriter(io.StringIO())):
+        with pytest.raises(DataError, match="a column 'predicted', which a prediction is called; rename it"):
+            writer.add(found(predicted="mine"))
+
+
+def test_writing_refuses_rows_that_differ_in_csv() -> None:
+    """The form that can say it is named."""
+    writer = CsvWriter(io.StringIO())
+    writer.add(found(text="a"))
+    with pytest.raises(DataError, match=r"rows differ in column 'id', which csv can't say; write .jsonl"):
+        writer.add(found(text="a", id=1))
+
+
+def test_writing_leaves_no_half_file(tmp_path: Path) -> None:
+    """A file that was there stays as it was when a row can't be written; whole, it takes its place."""
+    path, mine = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
+    path.write_text("before")
+    mine.write_text("of the user")
+    with pytest.raises(DataError), writer_to(path, tmp_path / "rows.csv") as writer:
+        writer.add(found(predicted=1))
+    assert path.read_text() == "before" and sorted(tmp_path.iterdir()) == [path, mine]
+    with writer_to(path, tmp_path / "rows.csv") as writer:
+        writer.add(found(text="a"))
+    assert json.loads(path.read_text())["predicted"] == "pos" and sorted(tmp_path.iterdir()) == [path, mine]
+    assert mine.read_text() == "of the user"
+
+
+def test_writing_refuses_other_endings_and_the_rows_themselves(tmp_path: Path) -> None:
+    """Before anything is predicted."""
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text\n")
+    with pytest.raises(UsageError, match=r"ends in '\.txt'"), writer_to(tmp_path / "a.txt", rows):
+        pass
+    with pytest.raises(UsageError, match="would replace the rows"), writer_to(rows, rows):
+        pass
+
+
+def test_summary_counts_classes_and_what_is_right() -> None:
+    """Rows without a class are predicted and not judged; whole numbers are class names."""
+    summary = Summary(Job(model=Model(path="m")))
+    for row in (found(label="pos"), found(label="neg"), found(label=""), found(text="x")):
+        summary.add(row)
+    assert summary.to_json() == {"rows": 4, "classes": {"pos": 4}, "judged": 2, "accuracy": 0.5}
+    assert list(summary.lines()) == ["4 rows: 4 pos", "accuracy 0.5000 on the 2 rows that have a 'label' of their own"]
+    numbers = Summary(Job(model=Model(path="m")))
+    numbers.add(found(label=""))
+    assert next(iter(numbers.lines())) == "1 row: 1 pos"
+    numbers = Summary(Job(model=Model(path="m")))
+    numbers.add(found({**SAID, "predicted": "3"}, label=3))
+    assert numbers.to_json()["accuracy"] == 1.0
+
+
+def test_summary_judges_words_and_numbers() -> None:
+    """A word that is cut counts as none; a row without a number is predicted and not judged."""
+    tags = Summary(Job(model=Model(path="m", task="token-classification")))
+    tags.add(Predicted({"words": ["a", "b", "c"], "tags": ["X", "O", "O"]}, {"predicted": ["X", "X", None]}))
+    tags.add(Predicted({"words": ["a"]}, {"predicted": ["O"]}))
+    assert tags.to_json() == {"rows": 2, "tags": {"O": 1, "X": 2}, "judged": 2, "accuracy": 0.5}
+    assert list(tags.lines())[1] == "accuracy 0.5000 on the 2 words that have a 'tags' of their own"
+    numbers = Summary(Job(model=Model(path="m", task="regression")))
+    for truth in (1.0, "3", "high", None, "nan"):
+        numbers.add(Predicted({"text": "a", "label": truth}, {"predicted": 2.0}))
+    assert numbers.to_json() == {"rows": 5, "judged": 2, "mse": 1.0, "mae": 1.0}
+    assert list(numbers.lines())[1] == "mse 1.0000, mae 1.0000 on the 2 rows that have a 'label' of their own"
+
+
+def test_summary_tells_of_texts_that_ended_at_once() -> None:
+    """An empty cell is no failure, and nobody has to guess that."""
+    texts = Summary(Job(model=Model(path="m", task="causal-lm")))
+    for said in ({"predicted": "", "tokens": 0}, {"predicted": " a", "tokens": 1}):
+        texts.add(Predicted({"text": "a"}, said))
+    assert texts.to_json() == {"rows": 2, "ended_at_once": 1}
+    assert list(texts.lines())[1] == "1 of them got an empty text: the model's first token was that of the end"
+
 
 ROWS = [{"text": "good"}, {"text": "bad", "label": "neg"}]
 
@@ -36,7 +268,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ringtune.Run:
         if process.stdout is not None:
             process.stdout.close()
 
-    monkeypatch.setattr(process, "_started", fake)
+    monkeypatch.setattr(predict, "_started", fake)
     return ringtune.Run(write_run(tmp_path / "run"))
 
 

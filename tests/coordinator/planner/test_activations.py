@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.explaining.plan import explain, explanation_text
-from coordinator.planner.fitting.slice_saving import KEEPS_ALL, extra_share
-from coordinator.planner.given.given_plan import GivenPlan, accept_plan
+from coordinator.planner.explain import explain, explanation_text
+from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import make_plan
+from coordinator.planner.memory import KEEPS_ALL, extra_share
 from coordinator.planner.planned import Planned
-from coordinator.screen.planned.plan_text import plan_text
+from coordinator.screen.plan_text import plan_text
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, JobError, PlanError
-from ringtune.jobs.job import Job
-from ringtune.models.adapters.kept_inputs import KeptInput
+from ringtune.job.job import Job
+from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.units import Range
 from tests.support import fake_agents
 from tests.support.fake_agents import facts, job

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from coordinator.commands.plan import app
-from coordinator.planner.alternatives import microbatch_choices, wire_choices
-from coordinator.planner.effort import Effort
-from coordinator.planner.explaining.plan import explain, explanation_text
+from coordinator.cli.plan import app
+from coordinator.planner.explain import explain, explanation_text
+from coordinator.planner.limits import Effort, microbatch_choices, wire_choices
 from coordinator.planner.make_plan import check_inputs, make_plan
 from coordinator.planner.planned import Planned
 from ringtune.costs.profile import LinkFacts, Profile, TimedShape
 from ringtune.errors import InvalidInputError, PlanError, UsageError
-from ringtune.jobs.job import Job, parse_job
+from ringtune.job.job import Job, parse_job
 from ringtune.schedule.plan import Plan
 from sim.prediction import predict
 from tests.support.planner_rings import MIB, TOKENS, class_ring, device

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.copies import copies_line
-from coordinator.planner.drafting.job_draft import job_draft
-from coordinator.planner.explaining.plan import explain
-from coordinator.planner.fitting.memory_caps import MemoryCaps
-from coordinator.planner.given.given_plan import GivenPlan, accept_plan
+from coordinator.planner.draft import job_draft
+from coordinator.planner.explain import explain
+from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import make_plan
-from coordinator.planner.planned import Planned
+from coordinator.planner.memory import MemoryCaps
+from coordinator.planner.planned import Planned, copies_line
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, PlanError
-from ringtune.jobs.job import Job, parse_job
+from ringtune.job.job import Job, parse_job
 from tests.support.planner_rings import device
 
 

@@ -10,8 +10,8 @@ import pytest
 from coordinator.planner.make_plan import keep_plan, make_plan
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import StorageError
-from ringtune.schedule.helped import helpers_by_host
 from ringtune.schedule.plan import Plan
+from ringtune.techniques.offload import helpers_by_host
 from tests.coordinator.planner.test_full_parameters import board, wanted
 from tests.coordinator.planner.test_helper_needed import job_of, of_users
 from tests.coordinator.planner.test_helpers import PAIRS

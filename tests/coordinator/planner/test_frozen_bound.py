@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.choose import choose_plan
-from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.make_plan import make_plan
+from coordinator.planner.memory import MemoryCaps
+from coordinator.planner.search import choose_plan
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError
-from ringtune.jobs.job import Job
-from tests.coordinator.planner.test_frozen import LARGE
+from ringtune.job.job import Job
+from tests.coordinator.planner.test_draft import LARGE
 from tests.support.fake_agents import NO_TIMES, facts, job
 
 BLOCK_BYTES = LARGE.block_bytes

@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.choose import plan_of
+from coordinator.api.prediction_text import prediction_lines
 from coordinator.planner.draft import Draft
-from coordinator.planner.explaining.plan import explain, explanation_text
+from coordinator.planner.explain import explain, explanation_text
+from coordinator.planner.judge import simulated_job_s
 from coordinator.planner.make_plan import keep_plan, make_plan
-from coordinator.planner.predict.judge import simulated_job_s
-from coordinator.planner.predict.ring_costs import ring_costs
-from coordinator.planner.predict.step_time import Ring, job_s
-from coordinator.screen.prediction_text import prediction_lines
-from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.costs.times.seconds import CourseCosts
-from ringtune.costs.work_times import Work
+from coordinator.planner.ring_costs import ring_costs
+from coordinator.planner.search import plan_of
+from coordinator.planner.step_time import Ring, job_s
+from ringtune.costs.action_costs import CourseCosts
+from ringtune.costs.profile import NodeFacts, Profile, Work
 from ringtune.errors import CapacityError, JobError, PlanError
-from ringtune.jobs.job import Job, parse_job
+from ringtune.job.job import Job, parse_job
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan

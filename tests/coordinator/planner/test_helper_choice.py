@@ -6,15 +6,14 @@ import dataclasses
 
 import pytest
 
-from coordinator.planner.explaining.plan import explain, explanation_text
-from coordinator.planner.job_time import measured_time
+from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.make_plan import make_plan
-from coordinator.planner.planned import Planned
-from coordinator.what_if.what_if import WhatIf
+from coordinator.planner.planned import Planned, measured_time
+from coordinator.planner.what_if import WhatIf
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError, PlanError
-from ringtune.jobs.job import Job
-from ringtune.schedule.helped import helped, helpers_by_host
+from ringtune.job.job import Job
+from ringtune.techniques.offload import helped, helpers_by_host
 from tests.support import offloading
 from tests.support.fake_agents import job
 from tests.support.offloading import LINEAR_PARAMS, LOW_RANK_PARAMS, MEGABIT

@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.drafting.job_draft import job_draft
-from coordinator.planner.explaining.plan import explain, explanation_text
-from coordinator.planner.fitting.memory_caps import MemoryCaps
-from coordinator.planner.given.given_plan import GivenPlan, accept_plan
+from coordinator.planner.draft import job_draft
+from coordinator.planner.explain import explain, explanation_text
+from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import keep_plan, make_plan
+from coordinator.planner.memory import MemoryCaps
 from coordinator.planner.planned import Planned
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import CapacityError, DataError, JobError, PlanError
-from ringtune.jobs.job import Job
-from ringtune.schedule.extent import UserRows
-from ringtune.schedule.helped import helped, helpers_by_host
-from ringtune.schedule.helping.offload import Manner
-from ringtune.schedule.whose_rows.users import users_of
+from ringtune.job.job import Job
+from ringtune.schedule.course import Manner
+from ringtune.schedule.run_shape import UserRows
+from ringtune.techniques.offload import helped, helpers_by_host, users_of
 from tests.coordinator.planner.test_helper_choice import nodes, wanted
 from tests.coordinator.planner.test_helpers import PAIRS
 from tests.support.fake_agents import facts, job

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.given.given_plan import GivenPlan, accept_plan
+from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import make_plan, refuse_if_full
 from coordinator.planner.planned import Planned
-from coordinator.screen.planned.plan_text import plan_text
+from coordinator.screen.plan_text import plan_text
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, JobError, PlanError
 from ringtune.quantities import format_bytes
-from ringtune.schedule.helping.helpers import Helper
-from ringtune.schedule.helping.offload import Offload
+from ringtune.schedule.course import Offload
+from ringtune.schedule.placement import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
 from tests.support.fake_agents import MODEL, facts, job

@@ -6,14 +6,12 @@ import dataclasses
 
 import pytest
 
-from coordinator.planner.explaining.plan import explain, explanation_text
-from coordinator.planner.job_time import guessed_time, measured_time
+from coordinator.planner.explain import explain, explanation_text
+from coordinator.planner.judge import plan_job_s, score_pass_s
 from coordinator.planner.make_plan import make_plan
-from coordinator.planner.planned import Planned
-from coordinator.planner.predict.plan_time import plan_job_s
-from coordinator.planner.predict.score_time import score_pass_s
+from coordinator.planner.planned import Planned, guessed_time, measured_time
 from ringtune.costs.profile import LinkFacts, Profile
-from ringtune.jobs.job import Job
+from ringtune.job.job import Job
 from ringtune.quantities import format_seconds
 from tests.support.fake_agents import facts, job
 

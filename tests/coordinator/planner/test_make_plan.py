@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from coordinator.planner.make_plan import make_plan
-from ringtune.costs.links.assumed import with_assumed
+from ringtune.costs.links import with_assumed
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, DataError, ModelError, PlanError
-from ringtune.jobs.job import Job
+from ringtune.job.job import Job
 from ringtune.schedule.plan import Plan
 from tests.support.fake_agents import MODEL, facts, job
 

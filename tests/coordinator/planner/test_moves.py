@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from coordinator.planner.given.given_plan import GivenPlan, accept_plan
+from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import make_plan, plan_memory
-from ringtune.costs.memory.moves import moving_memory, refuse_full_moves
+from ringtune.costs.memory_estimate import moving_memory, refuse_full_moves
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, PlanError
-from ringtune.jobs.job import Job
+from ringtune.job.job import Job
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 from tests.coordinator.planner.test_replicas import boards, job_of

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.explaining.plan import explain, explanation_text
-from coordinator.planner.job_time import measured_time
-from coordinator.planner.phases import choice
-from coordinator.planner.planned import Planned
-from ringtune.costs.times import moves
+from coordinator.planner import phases
+from coordinator.planner.explain import explain, explanation_text
+from coordinator.planner.planned import Planned, measured_time
+from ringtune.costs import action_costs
 from ringtune.schedule.plan import Plan
 from tests.coordinator.planner.test_replicas import boards, job_of
 from tests.coordinator.planner.test_replicas import planned as planned_of
@@ -58,7 +57,7 @@ def test_slices_do_not_follow_the_schedule_unless_the_job_says_so() -> None:
 
 def test_slices_stay_where_moves_take_longer_than_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a minute for each move all steps are done on one placement."""
-    monkeypatch.setattr(moves, "BASE_S", 60.0)
+    monkeypatch.setattr(action_costs, "BASE_S", 60.0)
     found = planned()
     assert found.phases is not None and not found.phases.is_taken and not found.plan.moves
     assert found.phases.moving_s == found.phases.fixed_s
@@ -83,7 +82,7 @@ def test_why_nothing_is_looked_at(changes: dict[str, Any], why_not: str) -> None
 def test_run_whose_losses_decide_stays_on_one_placement() -> None:
     """Nobody knows when more trains."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], unfreeze="auto")
-    assert choice._why_not(plan, "none") == "the losses decide what trains when"
+    assert phases._why_not(plan, "none") == "the losses decide what trains when"
 
 
 def test_explanation_says_what_each_move_gains() -> None:
@@ -102,9 +101,9 @@ def test_explanation_says_what_each_move_gains() -> None:
 def test_best_way_is_the_best_of_all_ways(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compared with every way through the stretches."""
     rng = random.Random(seed)
-    starts = [choice._Stretch(depth, depth, 10 * depth, rng.randint(1, 20)) for depth in range(4)]
+    starts = [phases._Stretch(depth, depth, 10 * depth, rng.randint(1, 20)) for depth in range(4)]
     plans = [object() for _ in range(3)]
-    found: list[Any] = [choice._Candidate(plan, {depth: rng.random() for depth in range(4)}) for plan in plans]  # type: ignore[arg-type]
+    found: list[Any] = [phases._Candidate(plan, {depth: rng.random() for depth in range(4)}) for plan in plans]  # type: ignore[arg-type]
     costs = {(one, other): rng.choice([0.5, 3.0]) if one is not other else 0.0 for one in plans for other in plans}
 
     class Moves:
@@ -117,6 +116,6 @@ def test_best_way_is_the_best_of_all_ways(seed: int, monkeypatch: pytest.MonkeyP
         steps = sum(stretch.steps * one.step_s[stretch.depth] for one, stretch in zip(way, starts, strict=True))
         return float(steps + sum(costs[one.plan, other.plan] for one, other in itertools.pairwise(way)))
 
-    seconds, way = choice._best_way(found, starts, Moves())  # type: ignore[arg-type]
+    seconds, way = phases._best_way(found, starts, Moves())  # type: ignore[arg-type]
     assert seconds == pytest.approx(total(tuple(way)))
     assert seconds == pytest.approx(min(map(total, itertools.product(found, repeat=len(starts)))))

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.explaining.cache import cache_lines
-from coordinator.planner.given.given_plan import GivenPlan, accept_plan
+from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import keep_plan, make_plan
-from coordinator.planner.planned import Planned
+from coordinator.planner.planned import Planned, cache_lines
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import JobError, PlanError, StorageError
-from ringtune.jobs.job import Job, parse_job
-from ringtune.schedule.passage import PrefixCache
+from ringtune.job.job import Job, parse_job
+from ringtune.schedule.frozen_prefix import most_kept_bytes
+from ringtune.schedule.placement import PrefixCache
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.prefixes.kept import most_kept_bytes
 from tests.support.planner_rings import MIB, device
 
 

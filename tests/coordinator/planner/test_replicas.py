@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from coordinator.planner.drafting.job_draft import job_draft
-from coordinator.planner.explaining.plan import explain, explanation_text
+from coordinator.planner import replicas
+from coordinator.planner.draft import job_draft
+from coordinator.planner.explain import explain, explanation_text
+from coordinator.planner.judge import simulated_steps_s
 from coordinator.planner.make_plan import make_plan, refuse_if_full
 from coordinator.planner.planned import Planned
-from coordinator.planner.predict.judge import simulated_steps_s
-from coordinator.planner.predict.ring_costs import ring_costs
-from coordinator.planner.replicating import choice
-from coordinator.planner.replicating.layouts import neighbours, ranked_layouts, shares_of, slices_of_layout, step_s
-from coordinator.planner.replicating.reason import replicas_lines
-from ringtune.costs import blobs
+from coordinator.planner.replicas import neighbours, ranked_layouts, replicas_lines, shares_of, slices_of_layout, step_s
+from coordinator.planner.ring_costs import ring_costs
+from ringtune.costs import links as blobs
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import PlanError
-from ringtune.jobs.job import Job, parse_job
+from ringtune.job.job import Job, parse_job
 from ringtune.schedule.plan import Plan
 from tests.support.planner_rings import MIB, device
 
@@ -183,7 +182,7 @@ def test_judged_layouts_are_of_every_number_of_stages_and_differ(monkeypatch: py
     The few that it judges well are the best of all.
     """
     few = planned(job_of(), (1, 1, 1, 1)).replicas
-    monkeypatch.setattr(choice, "_FINALISTS", 100)
+    monkeypatch.setattr(replicas, "_FINALISTS", 100)
     found = planned(job_of(), (1, 1, 1, 1)).replicas
     assert few is not None and found is not None
     texts = [text for text, _ in found.judged]

@@ -1,18 +1,27 @@
-"""What the user sees: JSON lines, plain lines, and the terminal."""
+"""Progress as JSON lines, as plain lines and on a terminal, and what a command waits for."""
 
 from __future__ import annotations
 
 import io
 import json
+import threading
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from coordinator.screen.live_progress import LiveProgress
-from coordinator.screen.output import make_progress
-from coordinator.screen.progress import JsonProgress, PlainProgress, Progress
-from coordinator.screen.progress_lines import evaluating_line, evaluation_line, operations_line, report_lines
+from coordinator.api.output import make_progress
+from coordinator.screen.live_tables import LiveProgress
+from coordinator.screen.progress import (
+    JsonProgress,
+    PlainProgress,
+    Progress,
+    Waiting,
+    evaluating_line,
+    evaluation_line,
+    operations_line,
+    report_lines,
+)
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
@@ -187,3 +196,53 @@ def test_progress_is_plain_where_there_is_no_terminal() -> None:
     """Pipes and files get plain lines."""
     assert isinstance(make_progress(as_json=False, stream=io.StringIO()), PlainProgress)
     assert isinstance(make_progress(as_json=True, stream=io.StringIO()), JsonProgress)
+
+
+WAIT_S = 30.0
+
+
+class Screen(io.StringIO):
+    """A stream that knows when something was written, and may be a terminal."""
+
+    def __init__(self, *, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+        self.written = threading.Event()
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return self._is_terminal
+
+    def write(self, text: str) -> int:
+        """Take a text, and tell."""
+        count = super().write(text)
+        self.written.set()
+        return count
+
+
+def test_waiting_says_each_thing_once_where_nothing_can_be_redrawn() -> None:
+    """A line for each thing that takes long; the result of the work is not touched."""
+    screen = Screen(is_terminal=False)
+    with Waiting("reading train.csv", stream=screen, quiet_s=0.0) as waiting:
+        assert screen.written.wait(WAIT_S)
+        screen.written.clear()
+        waiting.state("joining")
+        assert screen.written.wait(WAIT_S)
+    assert screen.getvalue() == "reading train.csv ...\nwaiting for nodes to join ...\n"
+
+
+def test_waiting_leaves_a_terminal_as_it_was() -> None:
+    """The line with the seconds is written over with blanks in the end."""
+    screen = Screen(is_terminal=True)
+    with Waiting("planning", stream=screen, quiet_s=0.0):
+        assert screen.written.wait(WAIT_S)
+    first, *_, blank, end = screen.getvalue().split("\r")[1:]
+    assert first.startswith("planning ... ") and blank.isspace() and end == ""
+
+
+def test_waiting_for_what_is_quick_says_nothing() -> None:
+    """Nothing is written before the quiet time is over, whatever ends it."""
+    screen = Screen(is_terminal=True)
+    with pytest.raises(ValueError, match="wrong"), Waiting("planning", stream=screen, quiet_s=WAIT_S):
+        raise ValueError("wrong")
+    assert screen.getvalue() == ""

@@ -10,10 +10,9 @@ import pytest
 
 from coordinator.server.coordinator import model_folder
 from coordinator.server.server import CoordinatorServer
-from ringtune.jobs.job import Job, Model
+from ringtune.job.job import Job, Model
+from ringtune.models.weights_by_digest import ModelSource, manifest_from_proto
 from ringtune.v1 import weights_pb2, weights_pb2_grpc
-from ringtune.weights.codec import manifest_from_proto
-from ringtune.weights.source import ModelSource
 from tests.support.model_folder import write_model
 
 RUN = "r20260101-000000-00000000"

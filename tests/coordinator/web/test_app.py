@@ -10,11 +10,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from coordinator.web.app import MOST_QUESTION_BYTES, STATIC, make_app
-from coordinator.web.asking import Asking
-from coordinator.web.streams import MOST_STREAMS, Streams
-from coordinator.web.watching import Watching
+from coordinator.web.streams import MOST_STREAMS, Streams, Watching
+from coordinator.web.what_if import Asking
 from ringtune.errors import BusyError, DeadlineError, RingTuneError
-from ringtune.web.guard import Guard
+from ringtune.transport.page_access import Guard
 from tests.support.page_runs import RUN_ID, trained
 
 TOKEN = "t" * 32

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.web import connections
-from coordinator.web.at_coordinator import watch
+from coordinator.web import app
+from coordinator.web.feeds import watch
 from coordinator.web.server import PageServer, require_web
-from coordinator.web.watching import Watching
+from coordinator.web.streams import Watching
 from ringtune.errors import ConnectionFailedError, UsageError
-from ringtune.rpc.addresses import split_address
+from ringtune.transport.endpoints import split_address
 from tests.support.fake_agents import FakeCluster
 from tests.support.fake_runs import run
 from tests.support.page_runs import RUN_ID, beginning
@@ -126,7 +126,7 @@ def visiting() -> Iterator[tuple[PageServer, Callable[..., socket.socket]]]:
 
 def test_server_gives_no_address_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection beyond an address's share is closed unanswered; another address is served."""
-    monkeypatch.setattr(connections, "MOST_OF_AN_ADDRESS", 2)
+    monkeypatch.setattr(app, "MOST_OF_AN_ADDRESS", 2)
     with visiting() as (page, connect):
         whole = f"GET / HTTP/1.1\r\nhost: {page.address}\r\n\r\n".encode()
         first, _ = connect(whole), connect(whole)
@@ -139,7 +139,7 @@ def test_server_gives_no_address_all_places(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.promise("6 every wait ends")
 def test_server_lets_go_of_who_makes_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing, a part of a line, a part of the headers, a part of a second request: all are closed."""
-    monkeypatch.setattr(connections, "REQUEST_S", 0.1)
+    monkeypatch.setattr(app, "REQUEST_S", 0.1)
     with visiting() as (page, connect):
         idle = [connect(b""), connect(b"GET / HT"), connect(b"GET / HTTP/1.1\r\nhost: x\r\nx:")]
         again, answer = connect(f"HEAD / HTTP/1.1\r\nhost: {page.address}\r\n\r\n".encode()), b""

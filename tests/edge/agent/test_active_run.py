@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from edge.agent.active_run import ActiveRun
-from edge.run.reporter import Arrived
-from edge.run.shared_clock import SharedClock
+from edge.runtime.reporter import Arrived, SharedClock
 from ringtune.errors import DivergedError, FrameError
 from tests.support.plans import make_plan
 

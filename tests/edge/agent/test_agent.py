@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from edge.measuring.timing_request import TimingRequest
-from edge.shards.state_folder import StateFolder
+from edge.checkpoint.state_folder import StateFolder
+from edge.profiler.timing import TimingRequest
 from ringtune.errors import (
     ConnectionFailedError,
     DataError,
@@ -22,11 +22,11 @@ from ringtune.errors import (
     PlanError,
     RingTuneError,
 )
-from ringtune.files.chunks import cut_file
-from ringtune.files.pieces import Pieces
 from ringtune.models.result_files import ADAPTER_FILES
 from ringtune.schedule.actions import Payload, TensorKey
-from ringtune.schedule.turns.turns import turn_sequence
+from ringtune.schedule.turns import turn_sequence
+from ringtune.storage.chunks import cut_file
+from ringtune.storage.pieces import Pieces
 from ringtune.v1 import control_pb2
 from tests.support.fakes import WAIT_S, FakeExecutor
 from tests.support.plans import changed, make_plan
@@ -249,7 +249,7 @@ def test_agent_lost_link_is_reported_with_the_peer(ring: TwoAgents) -> None:
 )
 def test_agent_refused_frame_of_ours_ends_the_run(ring: TwoAgents, error: str, message: str) -> None:
     """A peer that dropped our tensor will wait for ever: the run fails with its reason, at once."""
-    from edge.wire.frames import Ack
+    from edge.transport.frames import Ack
 
     ring.prepare_all()
     active = ring.network["a"].active

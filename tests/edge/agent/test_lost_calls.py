@@ -13,18 +13,16 @@ import pytest
 
 from coordinator.server.server import CoordinatorServer
 from edge.agent.membership import Membership
-from edge.agent.moving.fetch import fetch
-from edge.agent.moving.keeping import TurnKeeper, _Copy
-from edge.agent.moving.kept import KeptTurns
-from edge.agent.moving.servicer import SnapshotServicer
-from edge.agent.moving.shelf import SnapshotShelf
 from edge.agent.process import _peers
+from edge.checkpoint.snapshot_servicer import SnapshotServicer, fetch
+from edge.checkpoint.snapshots import KeptTurns, SnapshotShelf
+from edge.checkpoint.turn_snapshots import TurnKeeper, _Copy
 from ringtune import __version__
-from ringtune.files.safetensors_stream import TensorFile
-from ringtune.rpc.connections import Server, open_channel
-from ringtune.schedule.changing_hands.placements import Source
+from ringtune.schedule.migration import Source
+from ringtune.storage.tensor_files import TensorFile
+from ringtune.transport.channels import Server, open_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc
-from tests.edge.agent.test_kept import file_of
+from tests.edge.checkpoint.test_snapshots import file_of
 from tests.support import failpoints
 from tests.support.failpoints import DONE_SUFFIX
 from tests.support.plans import make_plan

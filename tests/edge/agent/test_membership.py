@@ -13,7 +13,7 @@ import pytest
 from edge.agent import membership as ms
 from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, TrustError
 from ringtune.v1 import control_pb2
-from tests.edge.run.test_reporter import CallError
+from tests.edge.runtime.test_reporter import CallError
 
 WAIT_S = 20.0
 

@@ -10,8 +10,8 @@ import pytest
 
 from edge.agent.servicer import AgentServicer
 from ringtune.errors import ConnectionFailedError, PlanError, RingTuneError
-from ringtune.files.pieces import Pieces
-from ringtune.rpc.statuses import error_of_status
+from ringtune.storage.pieces import Pieces
+from ringtune.transport.status import error_of_status
 from ringtune.v1 import control_pb2
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from edge.compute.executor import NodeExecutor
-from edge.data.language import Language, LanguageExamples
+from edge.data.texts import Language, LanguageExamples
 from edge.data.tokens import IGNORED
+from edge.runtime.executor import NodeExecutor
 from ringtune.errors import DataError, ModelError
 from tests.support import hand_ring as ring
 from tests.support import tiny
@@ -64,7 +64,7 @@ def test_language_blocks_do_not_depend_on_pieces(
     path = tmp_path / "text.txt"
     path.write_text("\n".join(" ".join(tiny.words()[start : start + 5]) for start in range(0, 150, 5)))
     whole = read(model_folder, path)
-    monkeypatch.setattr("edge.data.language._PIECE_CHARACTERS", 60)
+    monkeypatch.setattr("edge.data.texts._PIECE_CHARACTERS", 60)
     pieces = read(model_folder, path)
     assert torch.equal(whole.batch(range(9), {}).ids, pieces.batch(range(9), {}).ids)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from edge.data.dataset import OwnerDataset
 from edge.data.examples import Values
-from edge.data.rows import OwnerDataset
 from edge.data.tagged import TaggedExamples, TaggedTexts
 from edge.data.tokens import IGNORED, NoTokenError
 from ringtune.errors import DataError

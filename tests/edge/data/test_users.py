@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from edge.compute.hosting import _check_data
-from edge.data.rows import OwnerDataset
+from edge.data.dataset import OwnerDataset
+from edge.runtime.node_model import _check_data
 from ringtune.errors import DataError
-from ringtune.jobs.job import Job
-from ringtune.jobs.parts.users import count_users, sorted_by_user
-from ringtune.schedule.extent import Owner, UserRows
+from ringtune.job.job import Job
+from ringtune.job.rows import count_users, sorted_by_user
+from ringtune.schedule.run_shape import Owner, UserRows
 from tests.support import hand_ring as ring
 from tests.support import tiny
 from tests.support.tiny_data import make_questions

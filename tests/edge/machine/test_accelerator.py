@@ -1,4 +1,4 @@
-"""What is told and budgeted of an accelerator; a fake of ``torch.cuda`` stands for it."""
+"""What is told and budgeted of an accelerator, and whether it is fast in bfloat16."""
 
 from __future__ import annotations
 
@@ -9,12 +9,44 @@ from typing import Any
 import pytest
 import torch
 
-from edge.doctor.check import Level
-from edge.doctor.machine import check_device
-from edge.machine import memory_budget
-from edge.machine.accelerator import capacity_errors, device_budget, device_memory, numerics_of, settle_of
-from ringtune.costs.memory.sizes import CONTEXT_BYTES
+from edge.doctor import Level, check_device
+from edge.machine import resources
+from edge.machine.accelerator import (
+    INSTRUCTIONS,
+    capacity_errors,
+    device_budget,
+    device_memory,
+    multiplies_bfloat16_fast,
+    numerics_of,
+    settle_of,
+)
+from ringtune.costs.memory_sizes import CONTEXT_BYTES
 from ringtune.errors import CapacityError
+
+
+@pytest.mark.parametrize(
+    ("says", "is_fast"),
+    [
+        *(({name: True}, True) for name in INSTRUCTIONS),
+        ({"avx512_f": True, "amx_int8": True}, False),
+        ({"avx512_bf16": False, "amx_bf16": False}, False),
+        ({}, False),
+    ],
+)
+def test_processor_with_instructions_for_bfloat16_is_fast(
+    monkeypatch: pytest.MonkeyPatch, says: dict[str, bool], is_fast: bool
+) -> None:
+    """AVX512 alone computes them by other means, and slowly."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: says)
+    assert multiplies_bfloat16_fast("cpu") is is_fast
+
+
+def test_torch_without_its_kernels_is_not_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The instructions are used by oneDNN."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not multiplies_bfloat16_fast("cpu")
+
 
 GIB = 1 << 30
 HELD = 64 << 20
@@ -95,8 +127,8 @@ def test_card_without_room_for_a_context_is_an_error_of_capacity(monkeypatch: py
 
 def test_memory_is_given_back_and_peaks_begin_anew_where_the_card_was_used(card: dict[str, Any]) -> None:
     """After measuring, the cache of torch would count as taken when the budget is read."""
-    memory_budget.give_memory_back()
-    memory_budget.reset_peak()
+    resources.give_memory_back()
+    resources.reset_peak()
     assert card == {"emptied": 1, "reset": 1}
 
 

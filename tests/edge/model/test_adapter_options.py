@@ -9,8 +9,7 @@ from adapters import BnConfig, LoRAConfig, MTLLoRAConfig, ReftConfig
 from adapters.methods.modeling import Activation_Function_Class
 
 from ringtune.errors import JobError
-from ringtune.models.adapters.adapter_config import parse_adapter_config
-from ringtune.models.adapters.adapter_options import option_rules
+from ringtune.models.adapter_config import option_rules, parse_adapter_config
 
 LIBRARY = {"bottleneck": BnConfig, "lora": LoRAConfig, "mtl_lora": MTLLoRAConfig, "reft": ReftConfig}
 # Weights that blocks share, weights at the embedding, and what the library sets itself.

@@ -10,7 +10,7 @@ import torch
 
 from edge.model.heads import HEAD, task_of
 from edge.model.owner import OwnerParts
-from ringtune.jobs.job import Train
+from ringtune.job.job import Train
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION
 from ringtune.schedule.units import EMBEDDING
 from tests.support import whole_models as whole

@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from edge.data.tokens import Batch, check_ids
 from edge.model.heads import task_of
 from edge.model.owner import OwnerParts
-from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import build_skeleton
 from edge.model.slice import materialise
+from edge.model.tensor_files import SafetensorsFiles
 from ringtune.errors import ModelError
-from ringtune.jobs.job import Adapter, Job, Model
+from ringtune.job.job import Adapter, Job, Model
 from tests.support.plain_rows import Ours
 from tests.support.tiny_families import write_family
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge.compute.executor import NodeExecutor
-from edge.model.dropout import block_unit, seed_unit, unit_seed
+from edge.model.skeleton import block_unit, seed_unit, unit_seed
+from edge.runtime.executor import NodeExecutor
 from ringtune.schedule.actions import Op, TensorKey
-from ringtune.schedule.turns.turns import StepKind, Turn
+from ringtune.schedule.turns import StepKind, Turn
 from tests.support import hand_ring as ring
 from tests.support import tiny
 

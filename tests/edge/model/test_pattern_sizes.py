@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from edge.measuring import bench_plan
-from edge.measuring.rows import uneven_mask
-from edge.measuring.works import Bench
-from ringtune.costs.facts.model_facts import model_facts
-from ringtune.costs.memory.sizes import Sizes
-from ringtune.jobs.job import Adapter, Job, Model
-from ringtune.models.adapters.adapter_config import trains_own_weights
+from edge.profiler import bench_inputs
+from edge.profiler.bench_inputs import uneven_mask
+from edge.profiler.works import Bench
+from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.model_facts import model_facts
+from ringtune.job.job import Adapter, Job, Model
+from ringtune.models.adapter_config import trains_own_weights
 from ringtune.models.families import FAMILIES
 from ringtune.schedule.actions import Op
-from ringtune.schedule.operations.choice import BlockCapacity, Choice
-from ringtune.schedule.turns.turns import StepKind
+from ringtune.schedule.operation_tables import BlockCapacity, Choice
+from ringtune.schedule.turns import StepKind
 from tests.support import tiny_families
 from tests.support.hand_ring import make_bench
 from tests.support.plans import make_plan
@@ -87,7 +87,7 @@ def test_graphs_of_scores_keep_at_most_what_is_counted(
 ) -> None:
     """Linear layers whose weights get a gradient keep their inputs, each once; own weights that train do so anyway."""
     chosen = Choice(policy="two-stage", subnets=2, capacities=(_CAPACITY,), backward_score="fisher")
-    monkeypatch.setattr(bench_plan, "_any_table", lambda subnets: chosen)
+    monkeypatch.setattr(bench_inputs, "_any_table", lambda subnets: chosen)
     folder, job = make_case(tmp_path, model_type, adapter)
     facts = model_facts(folder, job)
     bench = make_bench(folder, job, subnets=2)

@@ -13,10 +13,10 @@ from transformers import BertConfig
 
 from edge.model.heads import task_of
 from edge.model.skeleton import build_skeleton
-from ringtune.costs.facts.model_facts import computed_token_bytes, model_facts
-from ringtune.costs.memory.units.unit_state import factor_numbers
-from ringtune.jobs.job import Adapter, Job, Model
-from ringtune.models.adapters.adapter_config import adapter_block_params
+from ringtune.config.optimizers import factor_numbers
+from ringtune.costs.model_facts import computed_token_bytes, model_facts
+from ringtune.job.job import Adapter, Job, Model
+from ringtune.models.adapter_config import adapter_block_params
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, TASKS
 from ringtune.models.folder import read_config

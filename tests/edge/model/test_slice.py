@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge.compute.executor import NodeExecutor
-from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.slice import Empty
-from ringtune.costs.facts.model_facts import model_facts
+from edge.model.tensor_files import SafetensorsFiles
+from edge.runtime.executor import NodeExecutor
+from ringtune.costs.model_facts import model_facts
 from ringtune.errors import IntegrityError, JobError, ModelError
 from ringtune.models.families import FAMILIES
-from ringtune.models.tensors import INDEX_FILE, WEIGHTS_FILE
+from ringtune.models.folder import INDEX_FILE, WEIGHTS_FILE
 from tests.support import hand_ring as ring
 from tests.support import reference, tiny
 

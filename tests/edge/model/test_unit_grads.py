@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from edge.model import unit_grads
-from edge.model.tensor_bytes import pieces_of
+from edge.model.tensor_files import pieces_of
 from edge.model.unit_grads import add_up_rows, collect_sparse, complete, grad_blob, load_grads
 from ringtune.errors import DivergedError, IntegrityError
-from ringtune.files.pieces import PIECE_BYTES, Pieces
-from ringtune.files.safetensors_stream import write_tensors
+from ringtune.storage.pieces import PIECE_BYTES, Pieces
+from ringtune.storage.tensor_files import write_tensors
 
 ROWS, WIDTH = 9, 3
 

@@ -9,7 +9,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from edge.model.unit_grads import collect_sparse, grad_blob, load_grads
-from ringtune.files.pieces import Pieces
+from ringtune.storage.pieces import Pieces
 
 WIDTH, VOCABULARY = 48, 60
 

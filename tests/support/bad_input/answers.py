@@ -24,9 +24,9 @@ from typing import Final
 import psutil
 import pytest
 
+from coordinator.client import connection
+from coordinator.client.local_nodes import AgentTemplate
 from coordinator.server.server import CoordinatorServer
-from coordinator.submit import connection
-from coordinator.submit.local.agent_template import AgentTemplate
 from edge.agent import process
 from ringtune import cli
 from tests.support import leaks, tiny

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 
-from ringtune.jobs.job import Job
+from ringtune.job.job import Job
 from tests.support.bad_input.case import BASE_JOB, Case, job_case, set_case, text_case
 
 HUGE = "1" + "0" * 22

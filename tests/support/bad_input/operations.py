@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from safetensors.numpy import load_file, save
 
-from ringtune.schedule.operations.table import BatchOperations, Operations
+from ringtune.schedule.operation_tables import BatchOperations, Operations
 from tests.support.bad_input.case import BASE_JOB, PLAN, TRAIN, Case, Place, job_case
 
 CHOSEN = '[operations]\npolicy = "two-stage"\n'

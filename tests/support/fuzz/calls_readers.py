@@ -10,14 +10,11 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from coordinator.members.member_codec import entry_of, member_of
-from ringtune.rpc.codecs.grants import GrantReader, GrantWriter
-from ringtune.rpc.codecs.report_checks import check_report
-from ringtune.rpc.codecs.scores_codec import scores_from_proto
-from ringtune.schedule.turns.turns import turn_sequence
+from coordinator.server.server import entry_of, member_of
+from ringtune.models.weights_by_digest import ModelSource, manifest_from_proto, manifest_to_proto, pieces_from_proto
+from ringtune.schedule.turns import turn_sequence
+from ringtune.transport.codecs import GrantReader, GrantWriter, check_report, scores_from_proto
 from ringtune.v1 import control_pb2, weights_pb2
-from ringtune.weights.codec import manifest_from_proto, manifest_to_proto, pieces_from_proto
-from ringtune.weights.source import ModelSource
 from tests.support.choosing import make_choice, table_of
 from tests.support.fuzz.reader import Reader
 from tests.support.plans import changed, make_plan

@@ -13,23 +13,20 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from coordinator.kept_runs.record import RunRecord
-from edge.compute import snapshot
-from ringtune.files import chunks
-from ringtune.files.pieces import Pieces
-from ringtune.files.safetensors_header import header_bytes, header_of
-from ringtune.files.safetensors_stream import TensorFile
-from ringtune.files.tables import table_rows
-from ringtune.rounds.checkpoint import CheckpointManifest
-from ringtune.trust.certificates import facts_of, make_key, make_request, read_key, requested_key
-from ringtune.trust.identity import read_identity
-from ringtune.trust.places import IDENTITY
-from ringtune.trust.tokens import parse_token
+from coordinator.server.run_record import RunRecord
+from edge.agent import torch_backend
+from ringtune.run_control.checkpoint import CheckpointManifest
+from ringtune.storage import chunks
+from ringtune.storage.pieces import Pieces
+from ringtune.storage.tables import table_rows
+from ringtune.storage.tensor_files import TensorFile, header_bytes, header_of
+from ringtune.transport.identity import facts_of, make_key, make_request, read_identity, read_key, requested_key
+from ringtune.transport.parties import IDENTITY, parse_token
 from ringtune.v1 import control_pb2
-from sim.recorded import read_trace
-from tests.contract.rounds.test_checkpoint import manifest
-from tests.coordinator.kept_runs.test_record import record
-from tests.edge.shards.test_shard_file import METADATA, load_shard, optimizer_of, parameters, to_shard, train
+from sim.recorded_run import read_trace
+from tests.contract.run_control.test_checkpoint import manifest
+from tests.coordinator.server.test_run_record import record
+from tests.edge.checkpoint.test_shard_file import METADATA, load_shard, optimizer_of, parameters, to_shard, train
 from tests.support.fuzz.plan_readers import _text, _with_right_digest
 from tests.support.fuzz.reader import Reader
 from tests.support.trust_parts import speaker_of
@@ -121,8 +118,8 @@ def _shard_of_text(data: bytes) -> object:
 
 def _snapshot(data: bytes) -> object:
     file = TensorFile(Pieces.of(data), where="a snapshot")
-    snapshot._check(file, _SNAPSHOT)
-    return [snapshot._block_of(name) for name in file.infos]
+    torch_backend._check(file, _SNAPSHOT)
+    return [torch_backend._block_of(name) for name in file.infos]
 
 
 def _framed(messages: list[control_pb2.FileChunk]) -> bytes:

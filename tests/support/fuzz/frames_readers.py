@@ -9,14 +9,13 @@ from typing import Final
 
 import torch
 
-from edge.wire import frames, tensors
-from edge.wire.checks import FrameCheck, check_hello
-from edge.wire.frames import DTYPE_NAMES, Assembler, unpack
-from edge.wire.kinds import BLOBS, NAMES
-from edge.wire.server import RunExpectation
+from edge.transport import frames, tensors
+from edge.transport.admission import FrameCheck, check_hello
+from edge.transport.frames import BLOBS, DTYPE_NAMES, NAMES, Assembler, unpack
+from edge.transport.server import RunExpectation
 from ringtune.errors import RingTuneError
-from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.storage.pieces import Pieces
 from ringtune.v1 import ring_pb2
 from tests.support.fuzz.reader import Reader
 from tests.support.wire_parts import expectation, hello, hidden, plan

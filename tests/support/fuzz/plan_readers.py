@@ -7,18 +7,16 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from coordinator.drive.request_codec import read_run_request, run_request_to_proto
-from coordinator.drive.requests import RunRequest
-from coordinator.planner.given.given_plan import GivenPlan
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.run.requests import RunRequest, read_run_request, run_request_to_proto
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.files.digests import json_digest
-from ringtune.files.strict import read_object
-from ringtune.jobs.job import Job, Model, parse_job
-from ringtune.rounds.checkpoint import CheckpointManifest, Resume
-from ringtune.schedule.operations.table import Operations
+from ringtune.job.job import Job, Model, parse_job
+from ringtune.run_control.checkpoint import CheckpointManifest, Resume
+from ringtune.schedule.operation_tables import Operations
 from ringtune.schedule.plan import Plan
-from tests.contract.rounds.test_checkpoint import JOB, manifest
-from tests.contract.rounds.test_checkpoint import PLAN as PLAN_OF_MANIFEST
+from ringtune.storage.strict import json_digest, read_object
+from tests.contract.run_control.test_checkpoint import JOB, manifest
+from tests.contract.run_control.test_checkpoint import PLAN as PLAN_OF_MANIFEST
 from tests.support.fake_agents import facts, job
 from tests.support.fuzz.reader import Reader
 from tests.support.moves import moving

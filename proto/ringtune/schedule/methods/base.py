@@ -1,4 +1,8 @@
-"""What a training method is: a value with a few pure functions of (extent, step); all else follows from them.
+"""A training method: a value with a few pure functions of (extent, step); all else follows from them.
+
+When a loss counts as one that has stopped improving: the settings of methods that let the run decide.
+
+What a training method is: a value with a few pure functions of (extent, step); all else follows from them.
 
 A method says which units train at a step, how many updates a unit has had by then, how many items may be between a
 unit's forward and its update, and which step the learning rate counts. Where backward stops, which version a forward
@@ -14,14 +18,40 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, TypeVar
 
 from ringtune.errors import JobError, PlanError
-from ringtune.files.strict import nearest, read_dataclass
-from ringtune.schedule.extent import Extent
-from ringtune.schedule.methods.patience import Patience
 from ringtune.schedule.placement import Slice
+from ringtune.schedule.run_shape import Extent
 from ringtune.schedule.units import Units
+from ringtune.storage.strict import nearest, read_dataclass
+
+PATIENCE_STEPS: Final = 20
+MIN_IMPROVEMENT: Final = 0.01
+TURNS_AHEAD: Final = 2
+"""Turns after which a turn's loss decides: turn t + 1 is granted already while turn t trains."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """When the loss counts as one that has stopped improving.
+
+    Attributes:
+        patience_steps: so many steps without improvement.
+        min_improvement: how far the loss has to fall to count as improved, as a share of the best loss.
+    """
+
+    patience_steps: int = PATIENCE_STEPS
+    min_improvement: float = MIN_IMPROVEMENT
+
+    def __post_init__(self) -> None:
+        """Refuse a patience below one step, and an improvement outside ``[0, 1)``."""
+        if self.patience_steps < 1:
+            raise PlanError(f"patience_steps is {self.patience_steps}, it has to be at least 1")
+        if not 0 <= self.min_improvement < 1:
+            raise PlanError(f"min_improvement is {self.min_improvement}, it has to be in [0, 1)")
+
 
 M = TypeVar("M", bound="type[Method]")
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringtune.schedule.extent import Extent
 from ringtune.schedule.methods.base import Method, method
+from ringtune.schedule.run_shape import Extent
 from ringtune.schedule.units import Units
 
 

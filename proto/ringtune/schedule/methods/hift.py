@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ringtune.errors import PlanError
-from ringtune.schedule.extent import Extent
+from ringtune.schedule.batches import RandomStream
 from ringtune.schedule.methods.base import Method, method
-from ringtune.schedule.rows.random_stream import RandomStream
+from ringtune.schedule.run_shape import Extent
 from ringtune.schedule.units import EMBEDDING, Units, head_of
 
 BOTTOM_UP: Final = "bottom2up"
@@ -129,7 +129,7 @@ class Hift(Method):
 
     @classmethod
     def from_settings(cls, settings: Any, *, seed: int = 0) -> Method:
-        """Make the method from ``[hift]`` (``jobs.hift.HiftSettings``)."""
+        """Make the method from ``[hift]`` (``techniques.full_parameters.HiftSettings``)."""
         if settings is None:
             return cls()
         return cls(

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringtune.errors import PlanError
-from ringtune.schedule.extent import Extent
 from ringtune.schedule.methods.base import Method, method
 from ringtune.schedule.methods.everything import Everything
 from ringtune.schedule.placement import Slice
+from ringtune.schedule.run_shape import Extent
 
 
 @method

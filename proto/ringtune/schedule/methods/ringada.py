@@ -1,7 +1,7 @@
 """``ringada``: the head and the top block train first, and one more block is unfrozen at a time, top-down.
 
 Which steps those are is settled by the job (every k steps, or a list), or decided by the run itself when the loss has
-stopped improving (``schedule.unfreezing``).
+stopped improving (``schedule.turns``).
 
 Source: RingAda, section III-A (top-down unfreezing) and IV (every k = 40 steps).
 """
@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ringtune.errors import PlanError
-from ringtune.schedule.extent import Extent
-from ringtune.schedule.methods.base import Method, method
-from ringtune.schedule.methods.patience import TURNS_AHEAD, Patience
+from ringtune.schedule.methods.base import TURNS_AHEAD, Method, Patience, method
+from ringtune.schedule.run_shape import Extent
 from ringtune.schedule.units import Units, head_of
 
 EVERY_STEPS: Final = 40
@@ -132,7 +131,7 @@ class RingAda(Method):
 
     @classmethod
     def from_settings(cls, settings: Any, *, seed: int = 0) -> Method:
-        """Make the method from ``[unfreeze]`` (``jobs.sections.Unfreeze``)."""
+        """Make the method from ``[unfreeze]`` (``config.sections.Unfreeze``)."""
         if settings is None:
             return cls()
         if settings.every_steps is not None:

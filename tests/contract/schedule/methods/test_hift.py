@@ -9,8 +9,8 @@ import pytest
 
 from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
-from ringtune.schedule.extent import Extent, Owner
 from ringtune.schedule.methods import Everything, Hift, method_from_json
+from ringtune.schedule.run_shape import Extent, Owner
 from ringtune.schedule.units import Range, Units
 
 

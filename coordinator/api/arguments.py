@@ -1,0 +1,180 @@
+"""Arguments of commands and functions: a job with its changes, a run by its folder, errors in words of Python."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
+
+from ringtune.errors import JobError, RingTuneError, UsageError
+from ringtune.job.job import Job, load_job, sections_of, with_absolute_paths
+from ringtune.techniques.operations import with_table_read
+
+
+def changed_job(path: Path, changes: Iterable[str]) -> Job:
+    """Read a job file and change it; a file that ``--set operations.table=FILE`` names is read too.
+
+    A model that the job names by its id on a hub is a folder of this machine from here on.
+
+    Raises:
+        JobError: of the file, or of a changed value.
+        UsageError: a change is not ``KEY=VALUE``.
+        ConnectionFailedError: the model is not in the cache and can't be fetched.
+    """
+    from coordinator.client.hub import with_model_here
+
+    job = with_model_here(load_job(path).with_overrides(parse_changes(changes)))
+    return dataclasses.replace(job, operations=with_table_read(job.operations, Path.cwd()))
+
+
+def parse_changes(changes: Iterable[str]) -> dict[str, object]:
+    """Split each ``KEY=VALUE`` into a dotted key and its value.
+
+    Raises:
+        UsageError: not ``KEY=VALUE``, or a key without a section.
+    """
+    values: dict[str, object] = {}
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or key.count(".") != 1:
+            raise UsageError(f"--set {change!r} is not SECTION.KEY=VALUE, e.g. train.seed=1")
+        values[key.strip()] = _value(text.strip())
+    return values
+
+
+def _value(text: str) -> object:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    except (RecursionError, ValueError) as error:
+        raise UsageError(f"--set has a value of {len(text):,} characters that is no text and no number") from error
+
+
+JobLike: TypeAlias = str | PathLike[str] | Mapping[str, Any] | Job | None
+"""A job file, its sections as a mapping, a job, or nothing where keywords say it all."""
+
+
+def read_job(job: JobLike, keys: Mapping[str, object]) -> Job:
+    """Make a job from what was given; keywords win.
+
+    Args:
+        job: a file, whose relative paths are relative to its folder, or the sections of one as a mapping.
+        keys: keywords ``SECTION__KEY``, as ``train__rounds``; relative paths are relative to the current folder.
+
+    Raises:
+        JobError: the job is wrong; names the key.
+        UsageError: a keyword is neither an option nor a key of a job, or there is no job.
+    """
+    overrides = {_dotted(name): _plain(value) for name, value in keys.items()}
+    if job is None and not overrides:
+        raise UsageError("give a job: a file, a mapping of its sections, or keywords such as model__path='DIR'")
+    if job is None:
+        return with_absolute_paths(Job.from_tables(_nested(overrides)), Path.cwd())
+    if isinstance(job, Mapping):
+        job = Job.from_tables(_tables(job))
+    elif not isinstance(job, Job):
+        job = load_job(Path(job))
+    return with_absolute_paths(job.with_overrides(overrides), Path.cwd())
+
+
+def _dotted(keyword: str) -> str:
+    """The key of a job that a keyword names: ``train__rounds`` is ``train.rounds``.
+
+    Raises:
+        UsageError: it names none; with the nearest that does.
+    """
+    section, underscores, key = keyword.partition("__")
+    if underscores and section and key:
+        return f"{section}.{key}"
+    near = difflib.get_close_matches(keyword, [name.partition("__")[2] for name in _keywords()], n=1)
+    named = next((name for name in _keywords() if near and name.endswith(f"__{near[0]}")), "train__rounds")
+    raise UsageError(f"there is no option {keyword!r}; a key of the job is written SECTION__KEY, e.g. {named}")
+
+
+def _keywords() -> list[str]:
+    return [f"{section}__{key}" for section, keys in sections_of(Job).items() for key in sorted(keys)]
+
+
+def _tables(job: Mapping[str, Any]) -> dict[str, object]:
+    """The sections of a mapping with plain values.
+
+    Raises:
+        JobError: a section is no mapping.
+    """
+    found: dict[str, object] = {}
+    for section, keys in job.items():
+        if not isinstance(keys, Mapping):
+            raise JobError(f"{section} has to be a section, e.g. {{'train': {{'rounds': 5}}}}")
+        found[str(section)] = {str(key): _plain(value) for key, value in keys.items()}
+    return found
+
+
+def _nested(values: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """The sections that dotted keys make up."""
+    tables: dict[str, dict[str, object]] = {}
+    for name, value in values.items():
+        section, _, key = name.partition(".")
+        tables.setdefault(section, {})[key] = value
+    return tables
+
+
+def _plain(value: object) -> object:
+    """The value as a TOML reader would give it: a path is text, a tuple a list."""
+    if isinstance(value, PathLike):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return value
+
+
+_OPTION: Final = re.compile(r"(?<![\w-])--([a-z][a-z-]*)(?: (?=[A-Z])|=)?")
+_COMMAND: Final = "ringtune "
+
+
+class HasFolder(Protocol):
+    """What a ``Run`` is to those who only want its files."""
+
+    @property
+    def folder(self) -> Path:
+        """Where they are."""
+
+
+RunLike: TypeAlias = HasFolder | str | PathLike[str]
+
+
+def folder_of(run: RunLike) -> Path:
+    """Return the folder of a run, or the path that was given for one."""
+    return Path(run) if isinstance(run, str | PathLike) else run.folder
+
+
+@contextmanager
+def python_words(names: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Say errors with arguments of Python: ``--data FILE`` is ``data=FILE``, ``--column`` an entry of ``columns``.
+
+    A command that a message tells to type stays as it is.
+
+    Args:
+        names: parts of messages -> what stands in their place, such as a temporary file.
+    """
+    try:
+        yield
+    except RingTuneError as error:
+        error.args = tuple(_in_python(part, names or {}) if isinstance(part, str) else part for part in error.args)
+        raise
+
+
+def _in_python(text: str, names: Mapping[str, str]) -> str:
+    for name, instead in names.items():
+        text = text.replace(name, instead)
+    before, command, rest = text.partition(_COMMAND)
+    before = re.sub(r"--column (\w+)=([\w.]+)", r"columns={'\1': '\2'}", before)
+    return _OPTION.sub(lambda found: found[1].replace("-", "_") + "=", before) + command + rest

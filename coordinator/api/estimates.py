@@ -1,0 +1,331 @@
+"""Estimate the facts of nodes that do not exist yet: rows, classes and tokens, counted in the files of a job.
+
+A table's rows and images are counted. How long a text is in tokens only its tokenizer knows, which is not here; where
+the number of examples depends on it (windows of a question's context, blocks of a plain text) it is estimated from
+characters. The reader is that of a node, so what is wrong inside a row is found here, before any node is started.
+
+Sizes come from the model folder's config and safetensors header, rows from the data files (``count_rows``); speeds
+are taken as equal, and what a forward keeps for backward is computed instead of measured.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from coordinator.api.npz_headers import Archive
+from coordinator.client.local_nodes import LocalSetup, node_name
+from ringtune.costs.memory_sizes import data_bytes
+from ringtune.costs.model_facts import computed_token_bytes, model_facts
+from ringtune.costs.profile import LeftOut, NodeFacts
+from ringtune.errors import DataError
+from ringtune.job.job import Job
+from ringtune.job.rows import (
+    Question,
+    count_users,
+    input_columns,
+    is_plain_text,
+    list_pictures,
+    read_rows,
+    refuse_plain_text,
+    target_columns,
+)
+from ringtune.models.family import CAUSAL_LM, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
+from ringtune.schedule.batches import even_share, hold_out, split_rows
+from ringtune.storage.text_files import read_text
+
+CHARACTERS_PER_TOKEN: Final = 3.8
+"""Measured: 4.8 (MiniLM) and 4.1 (a Llama of 32,000 tokens) in SQuAD's contexts, 4.3 and 3.9 in film reviews, 3.8 and
+3.0 in Shakespeare's plays. So an estimate is off by up to a third, and by more in other languages than English."""
+
+_SPECIAL_TOKENS = 3
+_LEAST_BLOCK_TOKENS = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowCounts:
+    """The rows of one file, in file order.
+
+    Attributes:
+        examples: how many examples each row becomes.
+        labels: class name of each; empty for a task without classes.
+        users: whose each is; empty where the job names no column of users.
+        tags: names of the tags of each, each name once; empty for a task without tags.
+        left_out: rows of the file that are left out, by why.
+        columns: of the file; empty where it has none.
+        notes: what a person has to know of how the file was read.
+        left_out_lines: sentences on ``left_out``, with the first lines of the file.
+    """
+
+    examples: tuple[int, ...]
+    labels: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    tags: tuple[frozenset[str], ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    left_out_lines: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all classes or tags, sorted."""
+        return tuple(sorted({*self.labels, *(name for names in self.tags for name in names)}))
+
+    def taken(self, rows: Iterable[int]) -> RowCounts:
+        """Count these rows alone."""
+        chosen = list(rows)
+        return RowCounts(
+            examples=tuple(self.examples[row] for row in chosen),
+            labels=tuple(self.labels[row] for row in chosen) if self.labels else (),
+            users=tuple(self.users[row] for row in chosen) if self.users else (),
+            tags=tuple(self.tags[row] for row in chosen) if self.tags else (),
+        )
+
+    @property
+    def by_user(self) -> list[tuple[str, int]]:
+        """User and number of examples of each row; none where the job names no column of users."""
+        return list(zip(self.users, self.examples, strict=True)) if self.users else []
+
+
+def count_rows(file: str, job: Job) -> RowCounts:
+    """Count the rows of a file as the job's task reads it.
+
+    Raises:
+        DataError: there is no such file, it is not readable, has another form, lacks a column, has rows that can't be
+            used, or none.
+    """
+    path, task = Path(file), job.model.task
+    if task == IMAGE_CLASSIFICATION:
+        counts = _count_images(path, job)
+    elif task == CAUSAL_LM and is_plain_text(path):
+        counts = _count_blocks(path, job)
+    else:
+        rows = read_rows(path, task, job.data, is_own=True)
+        counts = RowCounts(
+            examples=tuple(_num_windows(row, job) if isinstance(row, Question) else 1 for row in rows.rows),
+            labels=rows.labels,
+            users=rows.users,
+            tags=tuple(map(frozenset, rows.tags)),
+            left_out=rows.left_out,
+            columns=rows.columns,
+            notes=rows.notes,
+            left_out_lines=rows.left_out_lines,
+        )
+    if not sum(counts.examples):
+        raise DataError(f"{path} has no rows")
+    return counts
+
+
+def rows_text(counts: Sequence[RowCounts], job: Job) -> list[str]:
+    """Say what is learned from which columns, what is not used, left out, and to be known of the files."""
+    task, data = job.model.task, job.data
+    if task == IMAGE_CLASSIFICATION:
+        lines = [f"{task} of pictures"]
+    else:
+        columns = input_columns(task, data) | target_columns(task, data)
+        named = [f"{key.removeprefix('data.')} = {name!r}" for key, name in columns.items()]
+        has_columns = any(count.columns for count in counts)
+        lines = [f"{task}: {', '.join(named)}" if has_columns else f"{task} of plain text"]
+        unused = dict.fromkeys(name for count in counts for name in count.columns if name not in columns.values())
+        lines += [f"columns not used: {', '.join(map(repr, unused))}"] if unused else []
+    told = [line for count in counts for line in (*count.notes, *count.left_out_lines)]
+    return [*lines, *dict.fromkeys(told)]
+
+
+def estimate_note(job: Job) -> str:
+    """Say in words which counts are only estimates; empty if every row is counted."""
+    what = ""
+    if job.model.task == QUESTION_ANSWERING:
+        what = "windows of the questions' contexts"
+    elif job.model.task == CAUSAL_LM and any(is_plain_text(Path(file)) for file in (job.data.train, job.data.eval)):
+        what = "blocks of plain text"
+    if not what:
+        return ""
+    return (
+        f"rows are an estimate: {what}, at {CHARACTERS_PER_TOKEN:g} characters a token; a node counts them with the "
+        "tokenizer, and the number of steps follows that"
+    )
+
+
+def _count_blocks(path: Path, job: Job) -> RowCounts:
+    """Estimate the blocks of ``max_length`` tokens, with the rest as one more if it has two tokens at least.
+
+    Example: 3,800 characters are 1,000 tokens, which are 8 blocks of at most 128.
+    """
+    refuse_plain_text(path, job.data)
+    text, note = read_text(path, job.data.encoding)
+    whole, rest = divmod(round(len(text) / CHARACTERS_PER_TOKEN), job.train.max_length)
+    return RowCounts(examples=(1,) * (whole + (rest >= _LEAST_BLOCK_TOKENS)), notes=(note,) if note else ())
+
+
+def _num_windows(row: Question, job: Job) -> int:
+    """Estimated number of windows; each holds the question, cut to half a window, and a piece of its context.
+
+    Pieces overlap by the stride. Example: windows of 128 tokens, stride 42, question 10 tokens, context 200. A piece
+    has 128 - 10 - 3 = 115 tokens and begins 73 after the one before, so there are 3 windows.
+    """
+    longest = job.train.max_length
+    question = min(round(len(row.question) / CHARACTERS_PER_TOKEN), longest // 2)
+    room = max(1, longest - question - _SPECIAL_TOKENS)
+    step = room - min(job.data.stride or longest // 3, room - 1)
+    beyond = round(len(row.context) / CHARACTERS_PER_TOKEN) - room
+    return 1 + max(0, -(-beyond // step))
+
+
+def _count_images(path: Path, job: Job) -> RowCounts:
+    if not path.is_dir():
+        labels = _labels_of_archive(path, job)
+        return RowCounts(examples=(1,) * len(labels), labels=tuple(labels))
+    found = list_pictures(path)
+    lines = tuple(f"{count:,} left out in {path}: {why}" for why, count in found.passed_over.items())
+    return RowCounts(
+        examples=(1,) * len(found.files),
+        labels=found.labels,
+        left_out=found.passed_over,
+        left_out_lines=lines,
+    )
+
+
+def _labels_of_archive(path: Path, job: Job) -> list[str]:
+    if path.suffix.lower() != ".npz":
+        raise DataError(f"{path} ends in {path.suffix!r}; images are read from .npz or a folder per class")
+    with Archive(path) as arrays:
+        for key, name in (("data.image", job.data.image), ("data.label", job.data.label)):
+            if name not in arrays.names:
+                raise DataError(f"{path} has no array {name!r}; it has {', '.join(arrays.names)}; set {key}")
+        shape = arrays.header(job.data.image).shape
+        labels = arrays.labels(job.data.label)
+    if shape[:1] != (len(labels),):
+        raise DataError(f"{path} has images of shape {shape} and {len(labels)} labels")
+    return labels
+
+
+_DEFAULT_NODES = 2
+
+
+class Estimated(NamedTuple):
+    """What is known of nodes that do not exist yet.
+
+    Attributes:
+        facts: by node name.
+        rows: what is to be said of the files of rows, a sentence each.
+        notes: of these what a person has to know of how the files were read.
+    """
+
+    facts: dict[str, NodeFacts]
+    rows: list[str]
+    notes: list[str]
+
+
+def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[str, NodeFacts]:
+    """The facts alone; see ``estimate``."""
+    return estimate(job, num_nodes, memory_bytes=memory_bytes).facts
+
+
+def estimate(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> Estimated:
+    """Estimate the facts of equal nodes, as ``--local N`` would start them.
+
+    Args:
+        job: names model and data.
+        num_nodes: how many; 0 = as many as own data, or two.
+        memory_bytes: budget of each; 0 = a share of this machine.
+
+    Raises:
+        ModelError, DataError, JobError, CapacityError: as training would.
+    """
+    num_nodes = num_nodes or job.data.owners or _DEFAULT_NODES
+    available = num_nodes * memory_bytes if memory_bytes else None
+    setup = LocalSetup.of(job, num_nodes, available_bytes=available, base_bytes=0 if memory_bytes else None)
+    model = model_facts(job.model.path, job)
+    token_bytes = computed_token_bytes(model, job)
+    counted = _counted(job)
+    train, held_out = _divided(counted, job)
+    files = tuple(Path(file) for file in (job.data.train, job.data.eval) if file)
+    found: dict[str, NodeFacts] = {}
+    for index in range(num_nodes):
+        own, own_eval = _share(job, train, held_out, index, setup.num_owners)
+        left_out = _left_out(counted, index, setup.num_owners)
+        name = node_name(index, num_nodes)
+        found[name] = NodeFacts(
+            node=name,
+            train_rows=sum(own.examples),
+            eval_rows=sum(own_eval.examples),
+            users=count_users(own.by_user, own_eval.by_user),
+            skipped_rows=sum(each.rows for each in left_out),
+            left_out=left_out,
+            labels=own.names,
+            eval_labels=own_eval.names,
+            memory_bytes=setup.memory_bytes,
+            threads=setup.threads,
+            device="cpu",
+            block_forward_s=0.0,
+            block_graph_s=0.0,
+            block_backward_s=0.0,
+            activation_token_bytes=token_bytes,
+            model=model,
+            data_bytes=data_bytes(
+                model,
+                files,
+                num_owners=setup.num_owners,
+                rows=sum(own.examples) + sum(own_eval.examples),
+                max_length=job.train.max_length,
+            )
+            if own.examples
+            else 0,
+        )
+    notes = list(dict.fromkeys(note for counts in counted for note in counts.notes))
+    return Estimated(found, rows_text(counted, job), notes)
+
+
+def _counted(job: Job) -> list[RowCounts]:
+    """Count the rows of the job's files.
+
+    Raises:
+        DataError: as ``count_rows``, of both files at once.
+    """
+    counts, problems = [], list[str]()
+    for file in filter(None, (job.data.train, job.data.eval)):
+        try:
+            counts.append(count_rows(file, job))
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError("; ".join(dict.fromkeys(problems)))
+    return counts
+
+
+def _left_out(counted: Sequence[RowCounts], index: int, num_owners: int) -> tuple[LeftOut, ...]:
+    """A node's share of the rows that are left out."""
+    if index >= num_owners:
+        return ()
+    total = sum((Counter(counts.left_out) for counts in counted), Counter[str]())
+    shares = {why: len(even_share(rows, num_owners=num_owners, share=index)) for why, rows in sorted(total.items())}
+    return tuple(LeftOut(why=why, rows=rows) for why, rows in shares.items())
+
+
+def _divided(counted: Sequence[RowCounts], job: Job) -> tuple[RowCounts, RowCounts]:
+    """Count the rows that are trained on, and those that are evaluated."""
+    train = counted[0]
+    if job.data.eval:
+        return train, counted[1]
+    kept, held_out = hold_out(len(train.examples), share=job.data.held_out, seed=job.train.seed)
+    return train.taken(kept), train.taken(held_out)
+
+
+def _share(job: Job, train: RowCounts, held_out: RowCounts, index: int, num_owners: int) -> tuple[RowCounts, RowCounts]:
+    """Count the training and evaluation rows that a node would own; a node that is no owner has none."""
+    if index >= num_owners:
+        return RowCounts(examples=()), RowCounts(examples=())
+    mine = split_rows(
+        len(train.examples),
+        num_owners=num_owners,
+        share=index,
+        seed=job.train.seed,
+        split=job.data.split,
+        labels=train.labels or None,
+    )
+    theirs = even_share(len(held_out.examples), num_owners=num_owners, share=index)
+    return train.taken(mine), held_out.taken(theirs)

@@ -1,0 +1,201 @@
+"""Evaluate the adapter or model of a finished run on a file: alone in one process, or on a coordinator's nodes.
+
+Either way an agent is started here, beside the file: it is the only owner, so the rows stay on this machine.
+Alone, it is also the only host; on a ring it is one of them.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from coordinator.client.follow import Outcome
+from coordinator.client.local_nodes import OWN_COORDINATOR, LocalNodes, LocalSetup
+from coordinator.client.saved_run import SavedRun, evaluation_job
+from coordinator.client.submit import Client
+from coordinator.screen.progress import Progress
+from coordinator.server.server import CoordinatorServer
+from ringtune.errors import BusyError, DataError, DeadlineError, IntegrityError, RingTuneError, UsageError
+from ringtune.job.job import Data, Job
+from ringtune.job.rows import check_rows
+from ringtune.storage.durable import write_durably
+from ringtune.transport.speaker import is_encrypted
+
+_POLL_S = 0.1
+_STOP_S = 8.0
+
+
+def rows_to_evaluate(given: Path | None, of_job: Data, *, on_ring: bool) -> Path | None:
+    """Choose the file of an evaluation: the one given, or that of the run's job.
+
+    Returns:
+        None for the rows of a ring's nodes, or those that the job holds out of its training rows.
+
+    Raises:
+        DataError: the file is not there.
+        UsageError: none is given, and the job has none.
+    """
+    if given is None and (on_ring or of_job.held_out):
+        return None
+    if given is None and not of_job.eval:
+        raise UsageError("the run's job has no data.eval; give --data FILE, or nodes with --eval-data")
+    rows = given or Path(of_job.eval)
+    if not rows.exists():
+        raise DataError(f"{rows} is not there; give --data a file with the columns of the run's data.train")
+    return rows
+
+
+def evaluate_alone(
+    run: SavedRun, data: Path | None, *, progress: Progress, join_s: float, model: Path | None
+) -> dict[str, Any]:
+    """Evaluate in one process on this machine, and leave nothing behind.
+
+    Args:
+        run: whose adapter or model.
+        data: rows, as the job's columns name them; None = those that the job holds out of its training rows.
+        progress: where it is shown.
+        join_s: how long the process may take to start, seconds.
+        model: folder that replaces the job's.
+
+    Returns:
+        ``count``, ``loss``, ``accuracy`` and what else the task counts.
+
+    Raises:
+        RingTuneError: whatever it failed with.
+    """
+    job = evaluation_job(run, data, model=model)
+    for note in check_rows(job.model.task, job.data):
+        progress.note(note)
+    with CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s) as server:
+        try:
+            return _evaluate(run, job, server.address, progress=progress, join_s=join_s, options=[OWN_COORDINATOR])
+        finally:
+            server.coordinator.stop("the evaluation is over", _STOP_S)
+
+
+def evaluate_on_ring(
+    run: SavedRun,
+    data: Path | None,
+    address: str,
+    *,
+    progress: Progress,
+    join_s: float,
+    model: Path | None,
+    insecure: bool,
+) -> dict[str, Any]:
+    """Evaluate on the nodes of a running coordinator, with one more node here that owns the rows.
+
+    Args:
+        run: whose adapter or model.
+        data: rows; they stay on this machine. None = those that the nodes have for evaluation.
+        address: ``host:port`` of the coordinator.
+        progress: where it is shown.
+        join_s: how long the node here may take to join, seconds.
+        model: folder that replaces the job's, on this machine; other nodes use their own.
+        insecure: whether the coordinator may be on another machine, without encryption.
+
+    Returns:
+        As ``evaluate_alone``.
+
+    Raises:
+        RingTuneError: whatever it failed with.
+    """
+    if data is None:
+        with _free_coordinator(address, insecure=insecure) as client:
+            came = client.evaluate(evaluation_job(run, None), owner="", saved=run.saved, progress=progress)
+        return _figures(came)
+    options = ["--guest"]  # rows to evaluate on: no training run may take them
+    options += ["--insecure"] if insecure else []
+    if model is not None:
+        options += ["--model", str(model.resolve())]
+    job = evaluation_job(run, data)
+    for note in check_rows(job.model.task, job.data):
+        progress.note(note)
+    return _evaluate(run, job, address, progress=progress, join_s=join_s, insecure=insecure, options=options)
+
+
+def _evaluate(
+    run: SavedRun,
+    job: Job,
+    address: str,
+    *,
+    progress: Progress,
+    join_s: float,
+    insecure: bool | None = None,
+    options: list[str] | None = None,
+) -> dict[str, Any]:
+    owner = f"eval-{secrets.token_hex(4)}"
+    ended: list[RingTuneError] = []
+
+    def note_end(_: str, error: RingTuneError) -> None:
+        ended.append(error)
+
+    setup = LocalSetup.of(job, 1)
+    with (
+        _free_coordinator(address, insecure=insecure) as client,
+        tempfile.TemporaryDirectory(prefix="ringtune-") as name,
+        LocalNodes(
+            setup,
+            job,
+            address,
+            logs=Path(name),
+            on_exit=note_end,
+            names=[owner],
+            options=[*(options or []), *_invitation(client, owner, Path(name) / "token")],
+            states=Path(name) / "states",
+        ),
+    ):
+        _await_member(client, owner, ended, join_s)
+        try:
+            came = client.evaluate(job, owner=owner, saved=run.saved, progress=progress)
+        except RingTuneError as error:
+            raise (ended or [error])[0] from error
+    return _figures(came)
+
+
+def _figures(came: Outcome) -> dict[str, Any]:
+    evaluation = came.report.get("eval")
+    if not isinstance(evaluation, dict) or "count" not in evaluation:
+        raise IntegrityError("the coordinator sent no evaluation; use one version on all machines")
+    return evaluation
+
+
+def _invitation(client: Client, node: str, file: Path) -> list[str]:
+    """Get a token for the node of this machine, where the coordinator takes nobody without; return its options."""
+    if not is_encrypted():
+        return []
+    write_durably(file, client.invite(node).encode(), mode=0o600)
+    return ["--token-file", str(file)]
+
+
+def _free_coordinator(address: str, *, insecure: bool | None) -> Client:
+    """Connect to a coordinator that drives nothing now; refuse a busy one before an agent starts, which takes seconds.
+
+    Raises:
+        BusyError: the coordinator drives a run.
+    """
+    client = Client(address, insecure=insecure)
+    try:
+        status = client.status()
+        if status.HasField("run") and not status.run.is_over:
+            raise BusyError(
+                f"coordinator {address} drives run {status.run.run_id} ({status.run.phase}); wait for its end"
+            )
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def _await_member(client: Client, name: str, ended: list[RingTuneError], join_s: float) -> None:
+    """Wait until the agent ``name`` has joined; raise why it did not."""
+    deadline_s = time.monotonic() + join_s
+    while name not in {entry.joined.node for entry in client.nodes()}:
+        if ended:
+            raise ended[0]
+        if time.monotonic() >= deadline_s:
+            raise DeadlineError(f"waited {join_s:g} s for node {name} of this machine to join; raise --join-s")
+        time.sleep(_POLL_S)

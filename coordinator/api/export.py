@@ -1,0 +1,369 @@
+"""Export a run's adapter or model: its folder with a model card, checked, and without anything local in it.
+
+The folder is written under another name and gets its own when it is whole, so a full disk leaves nothing half.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from coordinator.api.model_card import adapter_card, whole_model_card
+from coordinator.api.user_adapters import adapter_of, as_of, check_can_merge, merge_into, require_user
+from coordinator.client.saved_run import SavedRun, read_run, read_run_file
+from ringtune.errors import IntegrityError, StorageError, UsageError
+from ringtune.models.adapter_config import FULL, trains_own_weights
+from ringtune.models.auxiliary_models import Described, described, is_of_library, own_tensors
+from ringtune.models.family import NAMED_TASKS
+from ringtune.models.folder import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    base_tensors,
+    id_of_folder,
+    model_dimensions,
+    read_config,
+    read_headers,
+)
+from ringtune.models.result_files import AUXILIARY_CONFIG_FILE, BLOCKS_FILE, INTERFACE_FILE, model_result
+from ringtune.storage.durable import make_folder, rename_durably, write_pieces_durably
+from ringtune.storage.pieces import FilePieces, Pieces
+from ringtune.storage.tensor_files import TensorInfo, read_safetensors_header
+
+_BLOCK = re.compile(r"\.(\d+)\.")
+_MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def check_adapter(run: SavedRun, config: Mapping[str, Any], *, where: str) -> None:
+    """Refuse an adapter whose tensors are not what config and plan say.
+
+    Args:
+        run: whose adapter.
+        config: content of the file that describes it.
+        where: name of that file: ``adapter_config.json``, or ``adapter.json`` of auxiliary models.
+
+    Raises:
+        IntegrityError: a file is damaged, or blocks lack tensors.
+    """
+    tensors = read_safetensors_header(run.saved / "adapter.safetensors")
+    facts = described(config, where=where) if where == AUXILIARY_CONFIG_FILE else None
+    if facts is None and not (isinstance(config.get("config"), dict) and config.get("model_type")):
+        raise IntegrityError("adapter_config.json does not describe an adapter; copy the run's folder again")
+    blocks: dict[int, set[str]] = {}
+    for name in tensors:
+        found = _BLOCK.search(name)
+        if found is None:
+            raise IntegrityError(f"adapter.safetensors has {name}, which belongs to no block; train again")
+        blocks.setdefault(int(found[1]), set()).add(name[found.end() :])
+    num_blocks = run.plan.course.num_blocks
+    if facts is None:
+        _check_alike(blocks, num_blocks, leaves_out=_leaves_blocks_out(config))
+    else:
+        library = {
+            block: {name for name in names if is_of_library(name, facts.name)} for block, names in blocks.items()
+        }
+        _check_own({block: names - library[block] for block, names in blocks.items()}, num_blocks, facts)
+        if facts.library is not None:
+            some = {block: names for block, names in library.items() if names}
+            _check_alike(some, num_blocks, leaves_out=_leaves_blocks_out(facts.library))
+    if not blocks or max(blocks) >= num_blocks:
+        raise IntegrityError(
+            f"adapter.safetensors has blocks {sorted(blocks)}, the model has {num_blocks}; it mixes runs"
+        )
+
+
+def _check_alike(blocks: Mapping[int, set[str]], num_blocks: int, *, leaves_out: bool) -> None:
+    """Refuse adapters of the library of which a block lacks tensors that others have."""
+    expected = set().union(*blocks.values())
+    for block in range(num_blocks):
+        missing = sorted(expected - blocks.get(block, set()))
+        if missing and not (block not in blocks and leaves_out):
+            raise IntegrityError(
+                f"adapter.safetensors lacks {missing[0]} of block {block}; copy the run's folder again"
+            )
+    if not expected:
+        raise IntegrityError("adapter.safetensors lacks all tensors of the library's adapters; copy the folder again")
+
+
+def _check_own(blocks: Mapping[int, set[str]], num_blocks: int, facts: Described) -> None:
+    """Refuse auxiliary models of which a block has not as many tensors as their description says."""
+    for block in range(num_blocks):
+        count, wanted = len(blocks.get(block, ())), own_tensors(facts.parts, block)
+        if count != wanted:
+            raise IntegrityError(
+                f"adapter.safetensors has {count} tensors of the auxiliary models of block {block}, {wanted} are "
+                f"described in {AUXILIARY_CONFIG_FILE}; copy the run's folder again"
+            )
+
+
+def _leaves_blocks_out(value: Any) -> bool:
+    """Whether a configuration, or a part of it, is for some blocks only."""
+    if isinstance(value, dict):
+        named = any(isinstance(value.get(key), list) and value[key] for key in ("leave_out", "layers"))
+        return named or any(_leaves_blocks_out(part) for part in value.values())
+    return isinstance(value, list) and any(_leaves_blocks_out(part) for part in value)
+
+
+def check_head(run: SavedRun, config: Mapping[str, Any]) -> None:
+    """Refuse a head that is damaged or has other classes than the plan.
+
+    Args:
+        run: whose head.
+        config: content of ``head_config.json``.
+
+    Raises:
+        IntegrityError: a file is damaged, or the classes differ.
+    """
+    tensors = read_safetensors_header(run.saved / "model_head.safetensors")
+    if run.job.model.task not in NAMED_TASKS:
+        return
+    described = config.get("config")
+    ids = (described if isinstance(described, dict) else config).get("label2id")
+    labels = run.plan.course.labels
+    if ids != {label: index for index, label in enumerate(labels)}:
+        raise IntegrityError(f"head_config.json has the classes {ids}, the run had {labels}; it mixes runs")
+    if len(labels) not in _outputs(tensors):
+        raise IntegrityError(
+            f"model_head.safetensors has no output of {len(labels)} classes; copy the run's folder again"
+        )
+
+
+def _outputs(tensors: Mapping[str, TensorInfo]) -> set[int]:
+    return {info.shape[0] for info in tensors.values() if info.shape}
+
+
+def checked_id(base_model: str) -> str:
+    """Return the id of a base model, ``name`` or ``owner/name``.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not _MODEL_ID.fullmatch(base_model):
+        raise UsageError(f"{base_model!r} is no model id; give one with --base-model NAME or OWNER/NAME")
+    return base_model
+
+
+def private_paths(run: SavedRun) -> tuple[str, ...]:
+    """List the paths of this machine that an export must not name: of model, data, run and home."""
+    data = run.job.data
+    named = [run.job.model.path, data.train, data.eval]
+    parents = [str(Path(path).parent) for path in named if path]
+    folders = [str(run.folder.resolve()), str(Path.home())]
+    found = {path for path in (*named, *parents, *folders) if len(Path(path).parts) > 2 or path in named}
+    return tuple(sorted(path for path in found if path.startswith("/")))
+
+
+def check_private(name: str, text: str, paths: Iterable[str]) -> None:
+    """Refuse a text that names one of these paths.
+
+    Raises:
+        IntegrityError: the text names one; says which.
+    """
+    for path in paths:
+        if path in text:
+            raise IntegrityError(f"{name} names the local path {path}; remove it there and export again")
+
+
+def model_contents(
+    run: SavedRun, base_model: str, *, saved: Path | None = None, what: str = "all parameters"
+) -> tuple[dict[str, Pieces], str]:
+    """Check the model, and return the content of its files by name, and of its card.
+
+    Args:
+        run: whose model.
+        base_model: id of the model that it was trained from; empty = the name of its folder.
+        saved: folder of the model; None = the run's own result.
+        what: trained, in words.
+
+    Raises:
+        UsageError: ``base_model`` is no id.
+        ModelError: a tensor is missing, or has another shape than the config says.
+        IntegrityError: a file is damaged, or the model is not of this run.
+    """
+    saved = saved or run.saved
+    config = read_run_file(saved / CONFIG_FILE)
+    _check(run, saved, config)
+    base_model = checked_id(base_model or id_of_folder(Path(run.job.model.path)))
+    names = [
+        CONFIG_FILE,
+        *_weight_files(saved),
+        *(name for name in model_result().more if (saved / name).is_file()),
+    ]
+    contents: dict[str, Pieces] = {name: FilePieces(saved / name) for name in names}
+    digests = {name: content.sha256() for name, content in contents.items()}
+    return contents, whole_model_card(run, base_model=base_model, config=config, digests=digests, what=what)
+
+
+def _check(run: SavedRun, saved: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a model that lacks a tensor, or has another size or other classes than the plan."""
+    known = read_config(saved)
+    base_tensors(saved, known)
+    size, course = model_dimensions(known), run.plan.course
+    if (size.num_blocks, size.hidden) != (course.num_blocks, course.hidden_size):
+        raise IntegrityError(
+            f"{CONFIG_FILE} has {size.num_blocks} blocks of width {size.hidden}, the run had {course.num_blocks} of "
+            f"{course.hidden_size}; it mixes runs"
+        )
+    classes = {label: index for index, label in enumerate(course.labels)}
+    if run.job.model.task in NAMED_TASKS and config.get("label2id") != classes and _head_classes(config) != classes:
+        raise IntegrityError(f"{CONFIG_FILE} has the classes {config.get('label2id')}, the run had {course.labels}")
+
+
+def _head_classes(config: Mapping[str, Any]) -> object:
+    """Return the classes of AdapterHub's head, if the model has one."""
+    heads = config.get("prediction_heads")
+    found = [head.get("label2id") for head in heads.values()] if isinstance(heads, dict) else []
+    return found[0] if found else None
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """List the files that have the weights, with their index if there is one."""
+    files = {stored.path.name for stored in read_headers(folder).values()}
+    return sorted(files) + ([INDEX_FILE] if len(files) > 1 or (folder / INDEX_FILE).is_file() else [])
+
+
+_CARD = "README.md"
+
+
+def export_run(
+    folder: Path,
+    target: Path,
+    *,
+    base_model: str = "",
+    merge: bool = False,
+    model: Path | None = None,
+    user: str = "",
+) -> dict[str, str]:
+    """Write the adapter or model of a run with a model card to the folder ``target``.
+
+    Args:
+        folder: of the run.
+        target: has to be absent or empty.
+        base_model: id of the base model, ``name`` or ``owner/name``; by default the name of its folder.
+        merge: write a whole model, with the adapter merged into its weights, instead of the adapter.
+        model: folder of the base model, to merge into; None = the run's own.
+        user: whose adapters, where each user has their own; empty = see ``require_user``.
+
+    Returns:
+        SHA-256 of every file, by name.
+
+    Raises:
+        UsageError: there is no result, or the blocks' own weights trained instead of one; the target is taken, or
+            ``base_model`` is no id; or the adapter can't be merged; or a user is missing or unknown.
+        IntegrityError: the result is damaged, or would tell a local path.
+        StorageError: it can't be written.
+    """
+    run = read_run(folder)
+    _check_can_be_given(run)
+    require_user(run, user)
+    _check_target(target)
+    if not merge:
+        with adapter_of(run, user) as chosen:
+            return _write(_contents(chosen, base_model), target)
+    check_can_merge(run)
+    return _export_merged(as_of(run, user), target, base_model, model, user)
+
+
+def _export_merged(run: SavedRun, target: Path, base_model: str, model: Path | None, user: str) -> dict[str, str]:
+    """Let a process write the merged model beside the target, and export that."""
+    try:
+        merged = _beside(target)
+    except OSError as error:
+        raise StorageError(f"can't write {target}: {error.strerror}; choose another --out or make room") from error
+    try:
+        merge_into(run, merged, model=model, user=user)
+        what = f"adapter configuration `{run.job.adapter.config}`, merged into the weights"
+        contents, card = model_contents(run, base_model, saved=merged, what=what)
+        return _write(_checked(run, contents, card, is_model=True), target)
+    except OSError as error:
+        raise StorageError(f"can't write {merged}: {error.strerror}; choose another --out or make room") from error
+    finally:
+        shutil.rmtree(merged, ignore_errors=True)
+
+
+def _write(contents: Mapping[str, Pieces], target: Path) -> dict[str, str]:
+    """Write the files beside the target, look at them, and give the folder its name; return their digests."""
+    try:
+        part = _beside(target)
+    except OSError as error:
+        raise StorageError(f"can't write {target}: {error.strerror}; choose another --out or make room") from error
+    try:
+        for name, content in contents.items():
+            write_pieces_durably(part / name, content)
+        digests = {name: FilePieces(part / name).sha256() for name in contents}
+        if digests != {name: content.sha256() for name, content in contents.items()}:
+            raise IntegrityError(f"{part} does not hold what was written; check the disk")
+        if target.exists():
+            target.rmdir()
+        rename_durably(part, target)
+    except StorageError:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise StorageError(f"can't write {target}: {error.strerror}; choose another --out or make room") from error
+    return digests
+
+
+def _beside(target: Path) -> Path:
+    """Make a folder of a name that nobody has, beside the target."""
+    make_folder(target.parent)
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    part.mkdir()
+    return part
+
+
+def _check_can_be_given(run: SavedRun) -> None:
+    if trains_own_weights(run.job.adapter.config) and not run.result.is_model:
+        raise UsageError(
+            f"{run.folder} has no adapter to export: with adapter.config = {FULL!r} the blocks' own weights trained; "
+            f"they are in {run.saved / BLOCKS_FILE}, load them with load_state_dict(..., strict=False)"
+        )
+
+
+def _check_target(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} is there already; choose another --out or remove it")
+
+
+def _contents(run: SavedRun, base_model: str) -> dict[str, Pieces]:
+    """Check the result, and return the content of every file of the export by name."""
+    make = model_contents if run.result.is_model else _adapter_contents
+    contents, card = make(run, base_model)
+    return _checked(run, contents, card, is_model=run.result.is_model)
+
+
+def _checked(run: SavedRun, contents: Mapping[str, Pieces], card: str, *, is_model: bool) -> dict[str, Pieces]:
+    """Add the card, and refuse files that name a path of this machine."""
+    contents = {**contents, _CARD: Pieces.of(card.encode())}
+    paths = private_paths(run)
+    for name, content in contents.items():
+        if not (is_model and name.endswith(".safetensors")):  # their headers are checked, their numbers not
+            check_private(name, bytes(content).decode("utf-8", errors="replace"), paths)
+    return contents
+
+
+def _adapter_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces], str]:
+    """Check the adapter, and return the content of its files by name, and of its card."""
+    names = (*run.result.files, *(name for name in run.result.more if (run.saved / name).is_file()))
+    configs = {name: read_run_file(run.saved / name) for name in names if name.endswith(".json")}
+    adapter = configs[names[0]]
+    check_adapter(run, adapter, where=names[0])
+    if "head_config.json" in configs:
+        check_head(run, configs["head_config.json"])
+    base_model = checked_id(base_model or str(adapter.get("model_name", "")))
+    contents: dict[str, Pieces] = {name: FilePieces(run.saved / name) for name in names}
+    for name, config in configs.items():
+        if name == INTERFACE_FILE:
+            continue
+        contents[name] = _json({**config, "model_name": base_model})
+    digests = {name: content.sha256() for name, content in contents.items()}
+    return contents, adapter_card(run, base_model=base_model, adapter=adapter, digests=digests)
+
+
+def _json(value: dict[str, Any]) -> Pieces:
+    return Pieces.of((json.dumps(value, indent=2) + "\n").encode())

@@ -1,0 +1,306 @@
+"""Write the page of an exported adapter or model: what it is, how it was trained, and how it is used.
+
+Nothing in it says on which machines or by whom it was made: owners are counted, paths and node names left out.
+
+Source: the metadata block of model cards, https://huggingface.co/docs/hub/model-cards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coordinator.client.saved_run import SavedRun
+from coordinator.run.run_text import rows_of
+from ringtune.models.adapter_config import auxiliary_of, library_config
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import CAUSAL_LM, PAIR_TASKS, REGRESSION
+from ringtune.models.folder import CONFIG_FILE, with_old_rope
+from ringtune.models.plugged import WRITTEN_OUT
+from ringtune.models.result_files import INTERFACE_FILE, has_trained_head
+from ringtune.quantities import format_seconds
+from ringtune.storage.strict import read_json
+
+_LOADING = """```python
+from adapters import AutoAdapterModel
+
+model = AutoAdapterModel.from_pretrained({base})
+model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
+```"""
+_LOADING_WITH_OWN_HEAD = """```python
+import adapters
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained({base})
+adapters.init(model)
+model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
+```
+
+The head is the base model's own: it did not train, so it is not in this folder."""
+_LOADING_PLUGGED = """```python
+import json
+
+import adapters
+from transformers import {loader}
+
+with open("PATH_OF_THIS_FOLDER/adapter_interface.json") as file:
+    interface = adapters.AdapterModelInterface(**json.load(file)["interface"])
+model = {loader}.from_pretrained({base}{choices})
+adapters.init(model, interface=interface)
+model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
+```
+
+AdapterHub has no class for this model: the plug-in interface that this folder describes puts its adapters in.{what}"""
+_OWN_HEAD = " The head is the base model's own: it did not train, so it is not in this folder."
+
+_LOADING_AUXILIARY = """```python
+from adapters import AutoAdapterModel
+from edge.model.auxiliary import load_auxiliary
+
+model = AutoAdapterModel.from_pretrained({base})
+model.load_head("PATH_OF_THIS_FOLDER", use_safetensors=True)
+load_auxiliary(model, "PATH_OF_THIS_FOLDER")
+```
+
+{what}"""
+_LOADING_AUXILIARY_WITH_OWN_HEAD = """```python
+from edge.model.auxiliary import load_auxiliary
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained({base})
+load_auxiliary(model, "PATH_OF_THIS_FOLDER")
+```
+
+The head is the base model's own: it did not train, so it is not in this folder. {what}"""
+_READS_LAST = (
+    "The head reads the last token of a text, whatever that token is. {library} finds it by the padding id of the "
+    "tokenizer, so its logits are others for a text that has this id in it; give it texts without."
+)
+_SINCE_5 = (
+    "The `config.json` of the base model was written by transformers 5; transformers 4 does not read its rotary "
+    "positions. Load the base model with `{arguments}` there."
+)
+_AUXILIARY = (
+    "`edge` is a package of RingTune. Beside each matrix with the input x stands a model g, and the matrix gives "
+    "h + alpha * g(x); `adapter.json` says what g is, and the names in `adapter.safetensors` where."
+)
+_WITH_LIBRARY = (
+    " The adapters of AdapterHub that were trained beside them are in the same two files, and `load_auxiliary` loads "
+    "both; the library's own `load_adapter` can't read a part of this folder."
+)
+
+_MODEL_LOADING = """```python
+from {library} import {loader}
+
+model = {loader}.from_pretrained("PATH_OF_THIS_FOLDER")
+```"""
+
+
+def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], digests: Mapping[str, str]) -> str:
+    """Write the text of ``README.md`` beside an adapter.
+
+    Args:
+        run: what is exported.
+        base_model: id of the model that the adapter belongs to.
+        adapter: content of the file that describes it.
+        digests: SHA-256 of the other files, by name.
+    """
+    has_head = has_trained_head(run.job.model.task)
+    loading, library = _LOADING if has_head else _LOADING_WITH_OWN_HEAD, "adapters"
+    what = _AUXILIARY + (_WITH_LIBRARY if library_config(run.job.adapter.config) else "")
+    if auxiliary_of(run.job.adapter.config):
+        loading = _LOADING_AUXILIARY if has_head else _LOADING_AUXILIARY_WITH_OWN_HEAD
+        library = "ringtune"
+    choices, loader = "", "AutoModelForCausalLM"
+    if INTERFACE_FILE in digests:
+        loading, what = _LOADING_PLUGGED, "" if has_head else _OWN_HEAD
+        loader = "AutoModelForSequenceClassification" if has_head else loader
+        choices = _choices(run, str(adapter.get("model_type", "")))
+    return _card(
+        run,
+        digests,
+        model_type=str(adapter.get("model_type", "")),
+        front=_front_matter(base_model, library, str(adapter.get("model_type", ""))),
+        title=f"# Adapter for {base_model}",
+        what=f"adapter configuration `{run.job.adapter.config}`",
+        loading="\n\n".join(
+            [
+                loading.format(base=json.dumps(base_model), what=what, loader=loader, choices=choices),
+                *_of_transformers_5(Path(run.job.model.path) / CONFIG_FILE),
+            ]
+        ),
+        library=("library", adapter.get("version", "") if library == "adapters" else ""),
+    )
+
+
+def _choices(run: SavedRun, model_type: str) -> str:
+    """Write the further arguments with which a model that is plugged in has to be loaded."""
+    labels = run.plan.course.labels
+    outputs = len(labels) or (1 if run.job.model.task == REGRESSION else 0)
+    found = [f"num_labels={outputs}"] if outputs else []
+    found += ['attn_implementation="eager"'] if model_type in WRITTEN_OUT else []
+    return "".join(f", {choice}" for choice in found)
+
+
+def whole_model_card(
+    run: SavedRun,
+    *,
+    base_model: str,
+    config: Mapping[str, Any],
+    digests: Mapping[str, str],
+    what: str = "all parameters",
+) -> str:
+    """Write the text of ``README.md`` beside a whole model.
+
+    Args:
+        run: what is exported.
+        base_model: id of the model that it was trained from.
+        config: content of ``config.json``.
+        digests: SHA-256 of the other files, by name.
+        what: trained, in words.
+    """
+    architecture, loader = architecture_of(config), model_loader(config)
+    return _card(
+        run,
+        digests,
+        model_type=str(config.get("model_type", "")),
+        front=_front_matter(base_model, "transformers", str(config.get("model_type", ""))),
+        title=f"# Model trained from {base_model}",
+        what=what,
+        loading=_MODEL_LOADING.format(library=loader[0], loader=loader[1]),
+        library=("architecture", architecture),
+    )
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """Name the class that a model's ``config.json`` names first, such as ``BertForSequenceClassification``."""
+    return str(next(iter(config.get("architectures") or ("AutoModel",))))
+
+
+def model_loader(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Name the package and the class that load a whole model with its head."""
+    return (
+        ("adapters", "AutoAdapterModel") if "prediction_heads" in config else ("transformers", architecture_of(config))
+    )
+
+
+def _card(
+    run: SavedRun,
+    digests: Mapping[str, str],
+    *,
+    model_type: str,
+    front: str,
+    title: str,
+    what: str,
+    loading: str,
+    library: tuple[str, object],
+) -> str:
+    parts = [
+        front,
+        title,
+        f"Trained with RingTune: {run.job.model.task}, {what}, {_owners(run)}. Rows and labels stayed with their "
+        "owners; hidden states passed between the nodes.",
+        loading,
+        *_of_last_token(run, model_type),
+        "## Training",
+        _table(("", ""), _facts(run, library)),
+        "## Figures",
+        _figures(run),
+        "## Files",
+        _table(("file", "SHA-256"), [(f"`{name}`", f"`{digest}`") for name, digest in sorted(digests.items())]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _of_transformers_5(config: Path) -> list[str]:
+    """Tell how transformers 4 loads a base model whose config only 5 reads; nothing of others, or if it is not here."""
+    values = read_json(config) if config.is_file() else {}
+    if not isinstance(values, dict) or not values.get("rope_parameters"):
+        return []
+    moved = {key: value for key, value in with_old_rope(values, where=config).items() if values.get(key) != value}
+    return [_SINCE_5.format(arguments=", ".join(f"{key}={value!r}" for key, value in moved.items()))]
+
+
+def _of_last_token(run: SavedRun, model_type: str) -> list[str]:
+    """Tell by which rule a decoder that classifies finds the token that its head reads; nothing for other models."""
+    family = FAMILIES.get(model_type)
+    if family is None or CAUSAL_LM not in family.tasks or run.job.model.task not in PAIR_TASKS:
+        return []
+    return [_READS_LAST.format(library="transformers" if family.plugged else "AdapterHub")]
+
+
+def _front_matter(base_model: str, library: str, model_type: str) -> str:
+    tags = dict.fromkeys([library, model_type, "ringtune"])
+    lines = ["---", f"base_model: {json.dumps(base_model)}", f"library_name: {library}", "tags:"]
+    return "\n".join([*lines, *(f"- {json.dumps(tag)}" for tag in tags if tag), "---"])
+
+
+def _owners(run: SavedRun) -> str:
+    count = len(run.plan.course.owners)
+    return f"{count} data owner" + ("" if count == 1 else "s")
+
+
+def _facts(run: SavedRun, library: tuple[str, object]) -> list[tuple[str, object]]:
+    plan, train = run.plan, run.job.train
+    facts: list[tuple[str, object]] = [
+        ("task", run.job.model.task),
+        ("labels", ", ".join(plan.course.labels)),
+        ("method", plan.course.method.name),
+        *_settings(plan.course.method.name, plan.course.method),
+        *_settings("velora", plan.course.velora),
+        ("steps", run.report.get("steps", plan.course.num_steps)),
+        ("batch size", plan.course.batch_size),
+        ("longest input", f"{plan.course.max_length} tokens"),
+        ("optimizer", f"{train.optimizer}, learning rate {train.learning_rate:g}, {train.lr_schedule}"),
+        ("frozen weights", f"in {plan.course.frozen.dtype}" if plan.course.frozen else ""),
+        ("seed", plan.course.seed),
+        ("data owners", len(plan.course.owners)),
+        ("users", run.whose),
+        ("hosts", len(plan.placement.slices)),
+        ("whole run took", format_seconds(run.report["wall_s"]) if "wall_s" in run.report else ""),
+        ("RingTune", run.report.get("version", "")),
+        library,
+    ]
+    return [(name, value) for name, value in facts if value != ""]
+
+
+def _settings(name: str, value: Any) -> list[tuple[str, object]]:
+    """List the settings of a method, or of VeLoRA, which the result depends on; those that are off are left out.
+
+    Example: of HiFT ``hift, group size`` 1 and ``hift, order`` bottom2up.
+    """
+    found: list[tuple[str, object]] = []
+    for field in dataclasses.fields(value) if value is not None else ():
+        setting, title = getattr(value, field.name), f"{name}, {field.name.replace('_', ' ')}"
+        if dataclasses.is_dataclass(setting):
+            found += _settings(name, setting)
+        elif setting:
+            words = ", ".join(map(str, setting)) if isinstance(setting, tuple) else setting
+            found.append((title, "yes" if setting is True else words))
+    return found
+
+
+def _figures(run: SavedRun) -> str:
+    found = run.report.get("eval", {})
+    if not found.get("count"):
+        return "It was not evaluated while it was trained."
+    plain = {name: value for name, value in found.items() if not isinstance(value, dict)}
+    of_all = rows_of(found, "loss")
+    rows = [
+        (name if (of := rows_of(found, name)) == of_all else f"{name} on {of}", "-" if value is None else value)
+        for name, value in sorted(plain.items())
+    ]
+    return _table(("on the owners' evaluation rows", ""), rows)
+
+
+def _table(titles: tuple[str, str], rows: list[tuple[str, object]]) -> str:
+    lines = [titles, ("---", "---"), *rows]
+    return "\n".join(f"| {_cell(left)} | {_cell(right)} |" for left, right in lines)
+
+
+def _cell(value: object) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return " ".join(text.replace("|", "\\|").split())

@@ -1,0 +1,183 @@
+"""Output of commands and functions: progress that suits the terminal, notebook or file, and small tables."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TextIO, overload
+
+from coordinator.run.run_text import STEP_KIND
+from coordinator.screen.progress import JsonProgress, PlainProgress, Progress, evaluating_line, step_line
+from coordinator.screen.tables import table_lines
+from ringtune.errors import RingTuneError, UsageError
+from ringtune.texts import printable
+
+
+def make_progress(*, as_json: bool, live: bool = True, stream: TextIO | None = None) -> Progress:
+    """Make the progress that suits the output: JSON lines, a redrawn terminal, or plain lines.
+
+    Args:
+        as_json: JSON lines, wherever it goes.
+        live: whether a terminal may be redrawn.
+        stream: the standard output if not given.
+    """
+    stream = sys.stdout if stream is None else stream
+    if as_json:
+        return JsonProgress(stream)
+    if live and stream.isatty():
+        from coordinator.screen.live_tables import LiveProgress
+
+        return LiveProgress()
+    return PlainProgress(stream)
+
+
+def choose_progress(wanted: bool) -> Progress:
+    """Make the progress that suits the standard output.
+
+    Args:
+        wanted: False = nothing is shown.
+    """
+    if not wanted:
+        return Progress()
+    return NotebookProgress(sys.stdout) if is_notebook() else make_progress(as_json=False)
+
+
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook; IPython is asked only if it is loaded already."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookProgress(PlainProgress):
+    """Shows a run below the cell of a notebook: one line for the steps, written over, and others above it.
+
+    A carriage return brings a notebook's output back to the line's begin, as on a terminal. Nothing is HTML, so the
+    saved notebook reads well everywhere.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._width = 0
+
+    def step(self, step: Mapping[str, Any]) -> None:
+        """Write the newest step over the one before; of an evaluation how far it is."""
+        if self._last.take(step):
+            self._over(step_line(step))
+        elif step["kind"] != STEP_KIND:
+            self._over(evaluating_line(step))
+
+    def note(self, text: str) -> None:
+        """Write the text on a line of its own; the next step begins a new one."""
+        if self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._width = 0
+        super().note(text)
+
+    def _over(self, text: str) -> None:
+        line = printable(text)
+        self._stream.write("\r" + line.ljust(self._width))
+        self._stream.flush()
+        self._width = max(self._width, len(line))
+
+
+_MOST_SHOWN: Final = 20
+_HALF: Final = _MOST_SHOWN // 2
+
+
+class Table(Sequence[Mapping[str, Any]]):
+    """Rows in their order.
+
+    ``table["loss"]`` is a column, ``table[0]`` a row, ``table[-10:]`` a table of the last ten rows.
+
+    Args:
+        rows: a mapping each, from names of columns to values.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = tuple(rows)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of all columns that a row has, in the order in which they first come."""
+        return tuple(dict.fromkeys(name for row in self._rows for name in row))
+
+    @overload
+    def __getitem__(self, wanted: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, wanted: slice) -> Table: ...
+    @overload
+    def __getitem__(self, wanted: str) -> list[Any]: ...
+    def __getitem__(self, wanted: int | slice | str) -> Mapping[str, Any] | Table | list[Any]:
+        """Return a row by its place, a column by its name, or the rows of a slice.
+
+        Raises:
+            UsageError: no row has such a column; lists those that there are.
+            IndexError: there is no such row.
+        """
+        if isinstance(wanted, str):
+            if wanted not in self.columns:
+                raise UsageError(f"there is no column {wanted!r}; there are {', '.join(self.columns) or 'no rows'}")
+            return [row.get(wanted) for row in self._rows]
+        return Table(self._rows[wanted]) if isinstance(wanted, slice) else self._rows[wanted]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self._rows)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and self._rows == other._rows
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        if not self._rows:
+            return "(no rows)"
+        titles = self.columns
+        cells = [[_cell(row.get(name)) for name in titles] for row in self._rows]
+        if len(cells) > _MOST_SHOWN:
+            cells = [*cells[:_HALF], ["..."] * len(titles), *cells[-_HALF:]]
+        return "\n".join([*table_lines(titles, cells), f"({len(self._rows)} rows)"])
+
+    def to_pandas(self) -> Any:
+        """Return the rows as a ``pandas.DataFrame``.
+
+        Raises:
+            RingTuneError: pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ModuleNotFoundError as error:
+            raise RingTuneError("to_pandas() needs the package 'pandas'; pip install pandas") from error
+        return pandas.DataFrame([dict(row) for row in self._rows], columns=list(self.columns))
+
+
+class Metrics(Table):
+    """The training steps of a run, a row each, and beside them everything else that it noted.
+
+    Args:
+        rows: of the steps.
+        others: rows of other kinds, such as ``evaluation`` and ``unfreeze``.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(rows)
+        self._others = tuple(others)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of rows beside the steps, sorted."""
+        return tuple(sorted({str(row["kind"]) for row in self._others}))
+
+    def of(self, kind: str) -> Table:
+        """Return the rows of another kind, e.g. ``run.metrics.of("evaluation")``; a run may have none."""
+        return Table([row for row in self._others if row["kind"] == kind])
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,309 @@
+"""Read the inputs of a prediction: a plan or a run's folder, a profile, and what a real run measured."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.client.run_files import TablesFile
+from coordinator.client.saved_run import read_run_file
+from coordinator.planner.what_if import Recorded
+from ringtune.costs.measurement import job_shape
+from ringtune.costs.profile import Profile, TimedShape
+from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
+from ringtune.job.job import Job, load_job
+from ringtune.schedule.migration import first_step
+from ringtune.schedule.operation_tables import GivenTable, table_before
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, holder_after
+from ringtune.techniques.operations import expected_table
+from sim.prediction import Prediction, recorded_shape
+from sim.recorded_run import Recording, read_trace
+
+_OPTIMIZER, _DTYPE = "adamw", "float32"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """A plan and a profile, with everything else that a prediction needs.
+
+    Attributes:
+        plan: what to run.
+        profile: of its nodes.
+        run: the folder of a run, None if only a plan was given.
+        job: of that run.
+        shape: what the profile's timings have to belong to; None = not known.
+        optimizer: of the job.
+        dtype: of the computation.
+        move_s: the median seconds of the moves that the run has made; None = it has made none.
+    """
+
+    plan: Plan
+    profile: Profile
+    run: Path | None
+    job: Job | None
+    shape: TimedShape | None
+    optimizer: str
+    dtype: str
+    move_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredRun:
+    """The times and bytes of a real run.
+
+    Attributes:
+        recording: its compute actions.
+        sent_bytes: of each link, by (source, target).
+        start: where that run began; None = it did all steps of the plan.
+        unfreeze_at: the steps at which it unfroze, where the plan leaves that to the run; None = the plan says it.
+        tables: the operation tables that it chose, where the plan leaves that to the run.
+        stayed: numbers of placements of the plan to which the run did not move, because a move failed.
+        steps_s: seconds of its steps alone; None in a report of an older version.
+    """
+
+    recording: Recording
+    sent_bytes: Mapping[tuple[str, str], int]
+    start: StartPoint | None
+    unfreeze_at: tuple[int, ...] | None = None
+    tables: tuple[GivenTable, ...] = ()
+    stayed: tuple[int, ...] = ()
+    steps_s: float | None = None
+
+
+def read_inputs(plan: Path, profile: Path | None) -> Inputs:
+    """Read a plan and a profile.
+
+    Args:
+        plan: ``plan.json``, the line that ``ringtune plan --json`` printed, or a run's folder.
+        profile: ``profile.json``; None = that of the run.
+
+    Raises:
+        UsageError: there is no profile, or no run in the folder.
+        IntegrityError: a file is not readable.
+        InvalidInputError: a plan or profile that breaks a rule; names the file.
+    """
+    run = plan if plan.is_dir() else None
+    plan_file = plan / "plan.json" if run else plan
+    profile_file = profile or (plan / "profile.json" if run else None)
+    if plan_file.suffix == ".toml":
+        raise UsageError(
+            f"{plan_file} is a job, a prediction needs a plan with measured times; give the --out of a "
+            "'ringtune train', or a plan.json with --profile FILE"
+        )
+    if not plan.exists():
+        raise UsageError(f"{plan} is not there; give plan.json or the --out of a 'ringtune train'")
+    if profile_file is None:
+        raise UsageError(f"{plan_file} alone has no times; give --profile FILE, or a run's folder, which has one")
+    for file, hint in ((plan_file, "plan.json or the --out of a 'ringtune train'"), (profile_file, "--profile FILE")):
+        if not file.is_file():
+            raise UsageError(f"{file} is not there; give {hint}")
+    found_plan, found_profile = read_plan(plan_file), read_profile(profile_file)
+    job = load_job(plan / "job.toml") if run and (plan / "job.toml").is_file() else None
+    fixed_tokens = max((node.model.fixed_tokens for node in found_profile.nodes), default=0)
+    shape = job_shape(job, fixed_tokens=fixed_tokens) if job else recorded_shape(found_profile, found_plan)
+    return Inputs(
+        plan=found_plan,
+        profile=found_profile,
+        run=run,
+        job=job,
+        shape=shape,
+        optimizer=(shape.optimizer if shape else "") or _OPTIMIZER,
+        dtype=(shape.dtype if shape else "") or _DTYPE,
+        move_s=_move_s(plan / "report.json") if run and found_plan.moves else None,
+    )
+
+
+def _move_s(report_file: Path) -> float | None:
+    made = [seconds for _, seconds, problem in _moves(report_file) if not problem]
+    return statistics.median(made) if made else None
+
+
+def _moves(report_file: Path) -> list[tuple[int, float, str]]:
+    """List placement number, seconds, and problem if it failed, of each move of a run; none without a report."""
+    entries = read_run_file(report_file).get("moves", []) if report_file.is_file() else []
+    try:
+        return [(int(one["to"]), float(one["seconds"]), str(one.get("problem", ""))) for one in entries]
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise IntegrityError(f"{report_file}: moves is no list of moves; copy the run's folder again") from error
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a plan from a file.
+
+    Raises:
+        IntegrityError: it is not readable.
+        InvalidInputError: it breaks a rule; names the file.
+    """
+    value = read_run_file(path)
+    if value.get("event") == "plan" and isinstance(value.get("plan"), dict):
+        value = value["plan"]
+    with _named(path):
+        return Plan.from_json(value)
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a profile from a file.
+
+    Raises:
+        IntegrityError: it is not readable.
+        InvalidInputError: it breaks a rule; names the file.
+    """
+    value = read_run_file(path)
+    with _named(path):
+        return Profile.from_json(value)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Put the file's path before the message of an error that is raised inside."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def read_recording(trace: Path, plan: Plan) -> tuple[Recording, bool]:
+    """Read a recorded run, from which a prediction may draw its times.
+
+    Args:
+        trace: ``trace.json`` or a run's folder.
+        plan: to be predicted.
+
+    Returns:
+        The recording, and whether it is of this very plan (taken as so if no ``plan.json`` lies beside it).
+
+    Raises:
+        UsageError: there is no trace in that folder.
+        IntegrityError: it is cut off or damaged; says where.
+        PlanError: it is of other nodes, or of micro-batches of another size.
+    """
+    file = trace / "trace.json" if trace.is_dir() else trace
+    if not file.is_file():
+        raise UsageError(f"{file} is not there; give a run's folder or its trace.json")
+    beside = file.with_name("plan.json")
+    recorded = read_plan(beside) if beside.is_file() else None
+    recording = read_trace(file, recorded.course.num_blocks if recorded else plan.course.num_blocks)
+    if recorded is not None:
+        before, now = recorded.course, plan.course
+        sizes = [(each.course.microbatch_sizes()[0], each.course.max_length) for each in (recorded, plan)]
+        if sizes[0] != sizes[1] or before.num_blocks != now.num_blocks:
+            raise PlanError(
+                f"{file} is of {before.num_blocks} blocks and micro-batches of {sizes[0][0]} x {sizes[0][1]} tokens, "
+                f"the plan has {now.num_blocks} and {sizes[1][0]} x {sizes[1][1]}; its times say nothing about it"
+            )
+    if not any(node in recording.busy_s for node in plan.nodes):
+        raise PlanError(
+            f"{file} is of nodes {', '.join(sorted(recording.busy_s))}, the plan has {', '.join(plan.nodes)}"
+        )
+    return recording, recorded is None or recorded.digest == plan.digest
+
+
+def read_recorded(trace: Path, plan: Plan, *, seed: int) -> Recorded:
+    """Read a recorded run for a what-if; see ``read_recording``.
+
+    Args:
+        trace: ``trace.json`` or a run's folder.
+        plan: as it is before the change.
+        seed: of draws where the plan is another than the recorded one.
+    """
+    recording, is_of_plan = read_recording(trace, plan)
+    return Recorded(recording=recording, plan=plan, is_of_plan=is_of_plan, seed=seed)
+
+
+def read_measured(inputs: Inputs) -> MeasuredRun | None:
+    """Read what the run in the folder took; None without a run, or if it did not end.
+
+    Raises:
+        IntegrityError: trace or report is damaged; says where.
+        PlanError: the trace is not of the plan.
+    """
+    if inputs.run is None:
+        return None
+    trace, report_file = inputs.run / "trace.json", inputs.run / "report.json"
+    if not (trace.is_file() and report_file.is_file()):
+        return None
+    recording, report = read_trace(trace, inputs.plan.course.num_blocks), read_run_file(report_file)
+    left_out = inputs.plan.course.num_steps - recording.num_steps
+    if left_out < 0:
+        raise PlanError(
+            f"{trace} has {recording.num_steps} steps, the plan {inputs.plan.course.num_steps}: they are not of one run"
+        )
+    tables = TablesFile(inputs.run).read() if inputs.plan.course.choice is not None else ()
+    return MeasuredRun(
+        recording=recording,
+        steps_s=_seconds(report, report_file),
+        sent_bytes=_sent_bytes(report.get("links", {}), report_file),
+        start=_resumed_at(inputs.plan, left_out, tables) if left_out else None,
+        unfreeze_at=_unfreeze_at(report, report_file) if inputs.plan.course.decides else None,
+        tables=tables,
+        stayed=tuple(placement_number for placement_number, _, problem in _moves(report_file) if problem),
+    )
+
+
+def _resumed_at(plan: Plan, step: int, tables: Sequence[GivenTable]) -> StartPoint:
+    """Make the point where a run went on whose trace lacks the first ``step`` steps of the plan."""
+    course = plan.course
+    operations = table_before(tables, step) or (expected_table(course) if course.choice is not None else None)
+    placement_number = max(one.placement_number for one in plan.placements if first_step(course, one) <= step)
+    return StartPoint.of(
+        course, step=step, holder=holder_after(course, step), operations=operations, placement_number=placement_number
+    )
+
+
+def _unfreeze_at(report: Mapping[str, Any], path: Path) -> tuple[int, ...]:
+    steps = report.get("unfreeze_at", [])
+    if not isinstance(steps, list) or not all(type(step) is int for step in steps):
+        raise IntegrityError(f"{path}: unfreeze_at is no list of steps; copy the run's folder again")
+    return tuple(steps)
+
+
+def _seconds(report: Mapping[str, Any], path: Path) -> float | None:
+    """Seconds of the steps that the report has; None in one of an older version."""
+    steps_s = report.get("steps_s")
+    if steps_s is not None and (isinstance(steps_s, bool) or not isinstance(steps_s, int | float)):
+        raise IntegrityError(f"{path}: steps_s is no number; copy the run's folder again")
+    return steps_s
+
+
+def _sent_bytes(links: object, path: Path) -> dict[tuple[str, str], int]:
+    found = {}
+    for name, num_bytes in links.items() if isinstance(links, dict) else ():
+        source, arrow, target = name.partition(">")
+        if not arrow or not isinstance(num_bytes, int):
+            raise IntegrityError(f"{path}: {json.dumps(name)} is no link with bytes; copy the run's folder again")
+        found[source, target] = num_bytes
+    return found
+
+
+def plan_as_run(plan: Plan, measured: MeasuredRun | None) -> Plan:
+    """Put the steps at which a measured run unfroze into the plan; placements that it did not reach are left out."""
+    if measured is None or (measured.unfreeze_at is None and not measured.stayed):
+        return plan
+    course = plan.course
+    if measured.unfreeze_at is not None:
+        course = course.with_method(course.method.decided(measured.unfreeze_at))
+    return Plan(course, tuple(one for one in plan.placements if one.placement_number not in measured.stayed))
+
+
+def measured_json(measured: MeasuredRun, predicted: Prediction) -> dict[str, Any]:
+    """List the measured seconds, steps and bytes, and the errors of the predicted seconds.
+
+    ``wall_s`` is from the first action to the last one, of the run as of its prediction, ``steps_s`` that of steps
+    alone; None if the run did not tell. Example: predicted 110 s, measured 100 s is an ``error_share`` of 0.1.
+    """
+    real_s, steps_s = measured.recording.wall_s, measured.steps_s
+    return {
+        "wall_s": real_s,
+        "error_share": predicted.wall_s / real_s - 1 if real_s else None,
+        "steps_s": steps_s,
+        "steps_error_share": predicted.train_s / steps_s - 1 if steps_s else None,
+        "busy_s": dict(sorted(measured.recording.busy_s.items())),
+        "steps": measured.recording.num_steps,
+        "sent_bytes": {f"{source}>{target}": count for (source, target), count in sorted(measured.sent_bytes.items())},
+    }

@@ -1,0 +1,156 @@
+"""Adapters of a run with several users: which user's adapter is taken, and the sum with the model's weights.
+
+In collaboration every row goes through the sum of all users' adapters, so that is what the run trained, and what is
+taken if no user is named. Adapters that were trained alone are for the rows of one user, so one has to be named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from coordinator.client.saved_run import SavedRun
+from ringtune.errors import DeadlineError, UsageError
+from ringtune.job.job import job_of_sum, job_of_user
+from ringtune.machine.process import exit_error
+from ringtune.models.adapter_support import merge_refusal
+from ringtune.models.result_files import of_user
+from ringtune.schedule.course import COLLABORATION
+
+MERGE_S: Final = 3600.0
+"""Most seconds that reading, merging and writing a model may take."""
+
+
+def check_can_merge(run: SavedRun) -> None:
+    """Refuse a run whose adapter is no change of matrices.
+
+    Raises:
+        UsageError: says why, and what can be done.
+    """
+    adapter = run.job.adapter.config
+    if run.result.is_model:
+        raise UsageError(f"{run.folder} has a whole model, there is nothing to merge; leave --merge out")
+    if problem := merge_refusal(adapter):
+        raise UsageError(
+            f"adapter.config = {adapter!r} can't be merged: {problem}; leave --merge out, or train linear or lora"
+        )
+
+
+def merge_into(run: SavedRun, target: Path, *, model: Path | None, user: str = "") -> None:
+    """Write the merged model of a run, without a card.
+
+    Args:
+        run: one that ``check_can_merge`` takes.
+        target: folder that takes the files.
+        model: folder of the base model; None = the run's own.
+        user: whose adapters, where each user has their own; empty = those of all added up.
+
+    Raises:
+        RingTuneError: what went wrong in the process.
+        DeadlineError: it took too long.
+    """
+    _start(run, target, [*(["--model", str(model)] if model is not None else []), *(["--user", user] if user else [])])
+
+
+def sum_into(run: SavedRun, target: Path) -> None:
+    """Write the adapters of all users of a run added up, as the folder of one adapter.
+
+    Raises:
+        RingTuneError: what went wrong in the process.
+        DeadlineError: it took too long.
+    """
+    _start(run, target, ["--sum"])
+
+
+def _start(run: SavedRun, target: Path, more: Sequence[str]) -> None:
+    command = [sys.executable, "-P", "-m", "edge.model.merge", str(run.folder), str(target), *more]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own module
+            command, capture_output=True, text=True, timeout=MERGE_S, check=False, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired as error:
+        raise DeadlineError(f"the model is not merged after {MERGE_S:g} s; export on a faster disk") from error
+    if done.returncode:
+        raise exit_error("merging", done.returncode, done.stderr[-4096:], log=target)
+
+
+_MOST_NAMED: Final = 20
+
+
+def require_user(run: SavedRun, user: str) -> None:
+    """Refuse a user whom the run does not have, and no user where one has to be named.
+
+    Args:
+        run: of which an adapter is to be taken.
+        user: whose; empty = of all.
+
+    Raises:
+        UsageError: lists the users.
+    """
+    if not run.users:
+        if user:
+            raise UsageError(
+                f"{run.folder} has no adapters of single users, all rows trained the same; leave --user out"
+            )
+        return
+    if user and user not in run.users:
+        raise UsageError(f"{run.folder} has no user {user!r}; give --user with one of {_listed(run.users)}")
+    if not user and not _adds_up(run):
+        raise UsageError(
+            f"in {run.folder} each user's adapters were trained alone, for that user's rows; give --user with one of "
+            f"{_listed(run.users)}"
+        )
+    if not user:
+        job_of_sum(run.job, run.users)
+
+
+def as_of(run: SavedRun, user: str) -> SavedRun:
+    """Return a run as that of the adapters of one user, or of all added up; as it is where users have none.
+
+    The figures of a run are those of all its users, so one user's adapters have none.
+    """
+    if not run.users:
+        return run
+    count = f"{len(run.users)} users with adapters of their own"
+    if not user:
+        job = job_of_sum(run.job, run.users)
+        return dataclasses.replace(run, job=job, whose=f"all {count}, added up")
+    report = {name: value for name, value in run.report.items() if name != "eval"}
+    job = job_of_user(run.job, user)
+    return dataclasses.replace(run, job=job, report=report, saved=run.folder / of_user(user), whose=f"one of {count}")
+
+
+@contextmanager
+def adapter_of(run: SavedRun, user: str) -> Iterator[SavedRun]:
+    """Give a run with the folder of one adapter, which lasts as long as the context.
+
+    Args:
+        run: of which it is taken.
+        user: one that ``require_user`` takes.
+
+    Raises:
+        RingTuneError: the adapters could not be added up.
+    """
+    if not run.users or user:
+        yield as_of(run, user)
+        return
+    with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
+        sum_into(run, Path(name))
+        yield dataclasses.replace(as_of(run, user), saved=Path(name))
+
+
+def _adds_up(run: SavedRun) -> bool:
+    offload = run.plan.course.offload
+    return offload is not None and offload.users == COLLABORATION
+
+
+def _listed(names: Sequence[str]) -> str:
+    """List names, of many the first ones."""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more

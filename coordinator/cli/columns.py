@@ -1,0 +1,366 @@
+"""Columns of a table of rows: their contents and lengths, and which of them is the text, the class or the question."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ringtune.errors import DataError, UsageError
+from ringtune.job.job_reference import Chosen
+from ringtune.job.rows import CONVERSATION_REMEDY, conversation_format
+from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, PAIR_TASKS, QUESTION_ANSWERING, REGRESSION, TAGGING
+from ringtune.storage.tables import RowAccount, table_rows
+from ringtune.storage.text_files import form_suffix
+
+MOST_CLASSES: Final = 1000
+"""Most different values that are told apart in a column; beyond them it has no classes."""
+_MOST_LENGTHS = 20_000
+_MOST_COLUMNS = 1000
+_SHOWN_CLASSES = 6
+_SHOWN_CHARACTERS = 24
+
+
+@dataclass(slots=True)
+class Column:
+    """What is in one column of a table.
+
+    Attributes:
+        name: of the column.
+        rows: rows that have a value in it.
+        empty: rows whose value is empty, null or missing.
+        kinds: how many values are text, whole numbers, fractions, or lists and tables.
+        values: how often each short value is there, as text; empty once there are more than ``MOST_CLASSES``.
+        characters: lengths of the first texts.
+        has_many: whether there are more different values than are told apart.
+    """
+
+    name: str
+    rows: int = 0
+    empty: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    values: Counter[str] = field(default_factory=Counter)
+    characters: list[int] = field(default_factory=list)
+    has_many: bool = False
+
+    def add(self, value: object) -> None:
+        """Take the value of one row."""
+        if value is None or (isinstance(value, str) and not value.strip()):
+            self.empty += 1
+            return
+        self.rows += 1
+        self.kinds[_kind(value)] += 1
+        text = str(value)
+        if len(self.characters) < _MOST_LENGTHS:
+            self.characters.append(len(text))
+        if not self.has_many:
+            self.values[text] += 1
+            if len(self.values) > MOST_CLASSES:
+                self.has_many, self.values = True, Counter()
+
+    @property
+    def kind(self) -> str:
+        """The kind that all values have; ``mixed`` where they differ, whole numbers counting as numbers."""
+        if set(self.kinds) <= {"whole number", "number"}:
+            return "number" if self.kinds["number"] else "whole number"
+        return next(iter(self.kinds)) if len(self.kinds) == 1 else "mixed"
+
+    @property
+    def mean_characters(self) -> float:
+        """Mean length of its values."""
+        return sum(self.characters) / max(1, len(self.characters))
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether its values repeat as class names do: two at least, each twice on average, and none is a fraction.
+
+        1.0 is no fraction: spreadsheets and pandas write whole numbers so.
+        """
+        return (
+            not self.has_many
+            and 2 <= len(self.values) <= self.rows / 2
+            and self.kind in ("text", "whole number", "mixed")
+            and not self.kinds["list or table"]
+        )
+
+    def at_share(self, share: float) -> int:
+        """Characters that so large a share of the values has at most; of none 0."""
+        lengths = sorted(self.characters)
+        return lengths[min(len(lengths) - 1, int(share * len(lengths)))] if lengths else 0
+
+    def in_words(self) -> str:
+        """Describe the column: ``'label' (2 classes: neg, pos)``."""
+        if not self.rows:
+            return f"{self.name!r} (empty)"
+        if self.has_classes:
+            names = [name[:_SHOWN_CHARACTERS] for name in sorted(self.values)]
+            more = ", ..." if len(names) > _SHOWN_CLASSES else ""
+            return f"{self.name!r} ({len(names)} different values: {', '.join(names[:_SHOWN_CLASSES])}{more})"
+        if self.has_many:
+            different = f"more than {MOST_CLASSES:,} different values"
+        elif len(self.values) in (1, self.rows):
+            different = "always the same" if len(self.values) == 1 else "all different"
+        else:
+            different = f"{len(self.values):,} different values in {self.rows:,} rows"
+        kind = "numbers with fractions" if self.kind == "number" else self.kind
+        return f"{self.name!r} ({kind}, {self.mean_characters:.0f} characters, {different})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """A table that was looked at.
+
+    Attributes:
+        path: of the file.
+        rows: lines with values.
+        columns: by name, in the order of the file.
+    """
+
+    path: Path
+    rows: int
+    columns: Mapping[str, Column]
+
+    def in_words(self) -> str:
+        """Describe the table for whoever has to find out why it makes no sense."""
+        return f"{self.path} has {self.rows:,} rows and the columns {', '.join(map(Column.in_words, self.all))}"
+
+    @property
+    def all(self) -> list[Column]:
+        """The columns in the order of the file."""
+        return list(self.columns.values())
+
+
+def look_at_table(path: Path) -> Table:
+    """Look at every row of a table once; what is wrong in a row is told when its columns are chosen.
+
+    Raises:
+        DataError: it is no such table, or it has no rows; says what was seen.
+    """
+    columns: dict[str, Column] = {}
+    account = RowAccount(path, is_own=True)
+    for line, found in table_rows(path, {}, account):
+        for name, value in found.items():
+            if name not in columns and len(columns) >= _MOST_COLUMNS:
+                raise DataError(f"{path}, line {line}: there are more than {_MOST_COLUMNS:,} columns; is it a table?")
+            columns.setdefault(name, Column(name)).add(value)
+    if not account.rows:
+        account.check()
+        if not account.columns:
+            raise DataError(f"{path} is empty; give it a line with the names of the columns, and a line for each row")
+        names = ",".join(account.columns)[:_SHOWN_CHARACTERS]
+        raise DataError(f"{path} has one line and no rows ({names!r}); give it a header and a line for each row")
+    _check_header(path, columns)
+    return Table(path=path, rows=account.rows, columns=columns)
+
+
+def _check_header(path: Path, columns: Mapping[str, Column]) -> None:
+    """Refuse a csv file whose first line is a row: a name of a column that stands in that column, as a class."""
+    for column in columns.values():
+        if form_suffix(path) != ".jsonl" and column.has_classes and column.values[column.name]:
+            names = ", ".join(repr(name[:_SHOWN_CHARACTERS]) for name in columns)
+            raise DataError(
+                f"{path}: the first line ({names}) looks like a row and not like names of columns, as "
+                f"{column.name!r} is also a value below it; put a line with names at the top, such as text,label"
+            )
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, bool | list | dict):
+        return "list or table"
+    text = str(value).strip()
+    try:
+        return "whole number" if float(text).is_integer() else "number"
+    except ValueError:
+        return "text"
+
+
+NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "text": (
+        *("text", "sentence", "review", "content", "comment", "message", "tweet", "document", "body", "utterance"),
+        *("description", "query", "input", "prompt", "title"),
+    ),
+    "label": (
+        *("label", "labels", "class", "category", "target", "sentiment", "intent", "topic", "emotion", "rating"),
+        *("stars", "y", "tag", "output"),
+    ),
+    "number": ("score", "label", "labels", "similarity", "similarity_score", "target", "rating", "stars", "value", "y"),
+    "words": ("words", "tokens", "word", "token", "text", "sentence"),
+    "tags": ("tags", "ner_tags", "pos_tags", "ner", "pos", "labels", "upos", "tag", "label"),
+    "question": ("question", "query"),
+    "context": ("context", "passage", "paragraph", "document"),
+    "answer": ("answer", "answers"),
+}
+"""Usual names of columns by the key of ``[data]``, the likeliest first; compared without capitals."""
+
+COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    CLASSIFICATION: ("text", "label"),
+    REGRESSION: ("text", "label"),
+    TAGGING: ("words", "tags"),
+    CAUSAL_LM: ("text",),
+    QUESTION_ANSWERING: ("question", "context", "answer"),
+}
+"""The keys of ``[data]`` that name a column, by task."""
+
+PAIR: Final = "text_pair"
+"""The key of a column that a task with texts may have besides."""
+
+_PAIRS: Final = (
+    *(("sentence1", "sentence2"), ("text1", "text2"), ("text_a", "text_b"), ("sentence_a", "sentence_b")),
+    *(("premise", "hypothesis"), ("question1", "question2"), ("text", "text_pair")),
+)
+"""Usual names of two columns that are compared."""
+
+_LEAST_WORDS_CHARACTERS = 8.0
+"""A column of texts has longer values than this on average, where no name says that it is one."""
+
+
+def tasks_of(table: Table) -> tuple[str, ...]:
+    """List the tasks that a table has columns for, the likeliest first.
+
+    Example: of ``question, context, answers`` question answering; of ``tokens, ner_tags`` with lists token
+    classification; of ``review, mood`` classification, and a language model could learn the reviews.
+    """
+    likeliest = (QUESTION_ANSWERING, TAGGING, CLASSIFICATION, REGRESSION, CAUSAL_LM)
+    return tuple(task for task in likeliest if _find(table, task, {}))
+
+
+def refuse_conversations(table: Table, task: str, given: Mapping[str, str]) -> None:
+    """Refuse chat data, of which any guess would learn a half; who names task and columns means them.
+
+    Raises:
+        DataError: names the format, and what to do.
+    """
+    form = conversation_format(table.columns)
+    if form and not (task in COLUMNS and given.keys() >= set(COLUMNS[task])):
+        names = ", ".join(map(repr, table.columns))
+        raise DataError(f"{table.path} has {form}, in the columns {names}; {CONVERSATION_REMEDY}")
+
+
+def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[str, Chosen]:
+    """Choose the columns of a task.
+
+    Args:
+        table: that was looked at.
+        task: one of ``COLUMNS``.
+        given: key -> column, of those that the user named.
+
+    Returns:
+        Key of ``[data]`` -> name of the column, and why it was chosen.
+
+    Raises:
+        DataError: a named column is not there, or none fits; says what was seen.
+    """
+    for key, name in given.items():
+        known = (*COLUMNS[task], *((PAIR,) if task in PAIR_TASKS else ()))
+        if key not in known:
+            raise DataError(f"--column {key}={name}: {task} has the columns {', '.join(known)}; name one")
+        if name not in table.columns:
+            raise DataError(f"--column {key}={name}: {table.in_words()}; name one of them")
+    found = _find(table, task, given)
+    if not found:
+        raise DataError(f"can't tell the columns of {task}: {table.in_words()}; {_remedy(table, task)}")
+    return {key: Chosen(name, _reason(table.columns[name], task, key, given)) for key, name in found.items()}
+
+
+def _reason(column: Column, task: str, key: str, given: Mapping[str, str]) -> str:
+    """Say why a column was chosen."""
+    if key in given:
+        return "as was said"
+    names = NAMES.get("number" if (task, key) == (REGRESSION, "label") else key, ())
+    how = "by its name" if column.name.strip().lower() in names or key == PAIR else ""
+    if key == "label" and task == REGRESSION:
+        number = "its numbers have fractions" if column.kind == "number" else "its numbers differ too much for classes"
+        return f"{how}; {number}" if how else number
+    if key == "label":
+        many = f"{len(column.values)} different values repeat as classes do"
+        numbers = "" if column.kind != "whole number" else f"; --task {REGRESSION} would learn them as numbers"
+        return f"{how}; {many}{numbers}" if how else f"its {many}{numbers}"
+    return how or "it has the longest texts"
+
+
+def _remedy(table: Table, task: str) -> str:
+    """Say what would help."""
+    wanted = " ".join(f"--column {key}=NAME" for key in COLUMNS[task])
+    numbers = [column.name for column in table.all if column.kind == "number"]
+    if task == CLASSIFICATION and numbers:
+        return (
+            f"a class is a name or a whole number that many rows share, and {numbers[0]!r} has fractions; put them "
+            f"into classes, learn the numbers with --task {REGRESSION}, or name the columns: {wanted}"
+        )
+    return f"name them: {wanted}"
+
+
+def _find(table: Table, task: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Key -> column of a task; empty where one is missing."""
+    if task == QUESTION_ANSWERING:
+        found = {key: given.get(key) or _by_name(table, key, table.all) for key in COLUMNS[task]}
+    elif task == TAGGING:
+        lists = [column for column in table.all if column.kind == "list or table"]
+        found = {key: given.get(key) or _by_name(table, key, lists) for key in COLUMNS[task]}
+    elif task in PAIR_TASKS:
+        pair = _pair(table, given)
+        texts = {**pair, **given}
+        found = _text_and_label(table, texts) if task == CLASSIFICATION else _text_and_number(table, texts)
+        found |= {key: name for key, name in texts.items() if key == PAIR}
+    else:
+        found = {"text": given.get("text") or _text(table, table.all)}
+    names = list(found.values())
+    return {} if "" in names or len(set(names)) < len(names) else found
+
+
+def _text_and_label(table: Table, given: Mapping[str, str]) -> dict[str, str]:
+    label = given.get("label") or _by_name(table, "label", [column for column in table.all if column.has_classes])
+    others = [column for column in table.all if column.name != label]
+    text = given.get("text") or _text(table, others)
+    if not label:
+        classes = [column for column in table.all if column.has_classes and column.name != text]
+        label = min(classes, key=lambda column: len(column.values)).name if classes else ""
+    return {"text": text, "label": label}
+
+
+def _text_and_number(table: Table, given: Mapping[str, str]) -> dict[str, str]:
+    """The columns of text and number: one with fractions, or of a usual name with more values than classes have."""
+    numbers = [column for column in table.all if column.kind == "number"]
+    many = [column for column in table.all if column.kind == "whole number" and not column.has_classes]
+    number = given.get("label") or _by_name(table, "number", [*numbers, *many])
+    number = number or (numbers[0].name if len(numbers) == 1 else "")
+    return {"text": given.get("text") or _text(table, table.all), "label": number}
+
+
+def _pair(table: Table, given: Mapping[str, str]) -> dict[str, str]:
+    """The two columns of texts that usually are compared; none where a text was named, or there are no such names."""
+    texts = {column.name.strip().lower(): column.name for column in table.all if column.kind in ("text", "mixed")}
+    if "text" in given:
+        return {}
+    return next(({"text": texts[a], PAIR: texts[b]} for a, b in _PAIRS if a in texts and b in texts), {})
+
+
+def _text(table: Table, columns: Sequence[Column]) -> str:
+    """The column of texts: of a usual name, else the one with the longest values."""
+    texts = [column for column in columns if column.kind in ("text", "mixed") and not column.kinds["list or table"]]
+    named = _by_name(table, "text", texts)
+    longest = max(texts, key=lambda column: column.mean_characters, default=None)
+    if named or longest is None or longest.mean_characters < _LEAST_WORDS_CHARACTERS:
+        return named
+    return longest.name
+
+
+def _by_name(table: Table, key: str, columns: Sequence[Column]) -> str:
+    """The column of a usual name of a key; empty if there is none."""
+    by_name = {column.name.strip().lower(): column.name for column in columns}
+    return next((by_name[name] for name in NAMES[key] if name in by_name), "")
+
+
+def parse_columns(words: Sequence[str]) -> dict[str, str]:
+    """Read ``KEY=COLUMN``, several times.
+
+    Raises:
+        UsageError: a word is something else.
+    """
+    pairs = {word: word.partition("=") for word in words}
+    for word, (key, equals, name) in pairs.items():
+        if not (key and equals and name):
+            raise UsageError(f"--column {word!r} is not KEY=COLUMN, e.g. label=mood")
+    return {key: name for key, _, name in pairs.values()}

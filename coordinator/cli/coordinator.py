@@ -1,0 +1,246 @@
+"""``ringtune coordinator``: listen for nodes and jobs; ``init`` makes its authority and ``token`` invites to it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ringtune import options
+from ringtune.transport.parties import AUTHORITY, coordinator_trust
+from ringtune.transport.speaker import refuse_both, speak_as
+
+if TYPE_CHECKING:
+    from coordinator.server.certificate_authority import Keeper
+
+
+def keeper_of(trust: Path | None, *, insecure: bool) -> Keeper | None:
+    """Speak as the coordinator of a trust folder from now on; in plain text if there is none, or with ``insecure``.
+
+    Args:
+        trust: as the user said; None = the default one, if it is there.
+        insecure: whether the user wants plain text.
+
+    Raises:
+        TrustError: the folder has no authority, or can't be used.
+        UsageError: a folder is given together with ``insecure``.
+    """
+    refuse_both(trust, insecure=insecure)
+    folder = trust or coordinator_trust()
+    if insecure or (trust is None and not (folder / AUTHORITY).is_file()):
+        speak_as(None)
+        return None
+    from coordinator.server.certificate_authority import Keeper
+
+    keeper = Keeper(folder)
+    speak_as(keeper.speaker)
+    return keeper
+
+
+def authority_of(keeper: Keeper | None) -> str:
+    """Return the SHA-256 of the coordinator's authority, hex; empty in plain text."""
+    if keeper is None:
+        return ""
+    from ringtune.transport.identity import fingerprint
+
+    return fingerprint(keeper.speaker.identity.authority_pem)
+
+
+def init(trust: options.Trust = None, json: options.Json = False) -> None:
+    """Create a certificate authority (CA); from then on every connection uses mutual TLS."""
+    import json as json_module
+
+    from coordinator.server.certificate_authority import ADMIN, init_trust
+    from ringtune.transport.identity import fingerprint
+    from ringtune.transport.parties import coordinator_trust
+
+    folder = trust or coordinator_trust()
+    found = fingerprint(init_trust(folder, time.time()).certificate_pem)
+    admin = folder / ADMIN.name
+    if json:
+        told = {"event": "made", "trust": str(folder), "admin": str(admin), "authority_sha256": found}
+        typer.echo(json_module.dumps(told))
+        return
+    typer.echo(f"the certificate authority (CA) is in {folder}; keep this folder secret, and a copy of it")
+    typer.echo(f"commands of this user on this machine use {admin}")
+    typer.echo("next: 'ringtune coordinator', and for each node 'ringtune coordinator token NAME'")
+
+
+def token(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The node, or with --role submitter the user.")],
+    role: Annotated[str, typer.Option(help="node, or submitter: a user of another machine.")] = "node",
+    ttl: Annotated[
+        str, typer.Option("--ttl", metavar="TIME", help="How long it may be used, once: e.g. 30m, 24h, 7d.")
+    ] = "24h",
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the token into this new file, which only you can read.")
+    ] = None,
+    trust: options.Trust = None,
+    json: options.Json = False,
+) -> None:
+    """Make a join token for one node or user; whoever has it gets a certificate of that name, once.
+
+    Pass it on in secret, as a file or on standard input.
+    """
+    import json as json_module
+
+    from coordinator.server.certificate_authority import make_token
+    from ringtune.errors import UsageError
+    from ringtune.quantities import parse_seconds
+    from ringtune.storage.durable import check_writable, require_absent, write_durably
+    from ringtune.transport.parties import NODE_ROLE, SUBMITTER_ROLE, Party, coordinator_trust
+
+    if role not in (NODE_ROLE, SUBMITTER_ROLE):
+        raise UsageError(f"--role {role!r} is not one of {NODE_ROLE}, {SUBMITTER_ROLE}")
+    if save is not None:
+        require_absent(save)
+        check_writable(save)
+    ends_unix_s = time.time() + parse_seconds(ttl)
+    made = make_token(
+        trust or coordinator_trust(), Party("node" if role == NODE_ROLE else "submitter", name), ends_unix_s
+    )
+    if save is not None:
+        write_durably(save, f"{made}\n".encode(), mode=0o600)
+    if json:
+        told = {"event": "token", "name": name, "role": role, "ends_unix_s": ends_unix_s}
+        typer.echo(json_module.dumps(told | ({"file": str(save)} if save else {"token": str(made)})))
+    else:
+        typer.echo(f"the token of {made.party} is in {save}" if save else str(made))
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command()(init)
+app.command()(token)
+
+
+@app.callback(invoke_without_command=True)
+def coordinator(
+    context: typer.Context,
+    bind: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address to listen at; port 0 = any.")
+    ] = "127.0.0.1:7070",
+    lease_s: Annotated[
+        float,
+        typer.Option(
+            "--lease", metavar="SECONDS", min=0.1, help="A node that is silent for so long is lost, in seconds."
+        ),
+    ] = 10.0,
+    insecure: options.Insecure = False,
+    trust: options.Trust = None,
+    join_port: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=65535,
+            metavar="PORT",
+            show_default=False,
+            help="Port for those who join with a token. Default: the one after the port of --bind.",
+        ),
+    ] = 0,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where runs are kept until they are fetched. Default: in the user's state folder."
+        ),
+    ] = None,
+    keep_days: Annotated[
+        float, typer.Option(metavar="DAYS", min=0, help="How long a run stays after it was fetched.")
+    ] = 7.0,
+    keep_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="What all runs may take; one that nobody fetched stays all the same.")
+    ] = "10GiB",
+    keep_unfetched_days: Annotated[
+        float | None,
+        typer.Option(metavar="DAYS", min=0, help="How long a run stays that nobody fetches. Default: for ever."),
+    ] = None,
+    take_up_hours: Annotated[
+        float,
+        typer.Option(
+            "--take-up",
+            metavar="HOURS",
+            min=0,
+            help="Go on by itself with the run that a crash interrupted at most so long ago; 0 = never.",
+        ),
+    ] = 24.0,
+    web: options.Web = "",
+    web_token: options.WebToken = None,
+    announce: Annotated[
+        bool,
+        typer.Option("--announce", help="Announce it on the local network though it listens for this machine only."),
+    ] = False,
+    no_announce: Annotated[
+        bool, typer.Option("--no-announce", help="Don't announce it on the local network, though others can reach it.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Listen for nodes and jobs until stopped with Ctrl-C, SIGTERM or SIGHUP; a run is saved before.
+
+    A run goes on when the command that submitted it is gone. Its files are kept here until they are fetched. After a
+    crash of the coordinator, the next one with the same --state goes on with the run from its newest checkpoint.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from coordinator.api.output import make_progress
+    from coordinator.screen.progress import reachable_address
+    from coordinator.server.coordinator import Coordinator, Ending
+    from coordinator.server.run_store import KeptRuns, default_folder
+    from coordinator.server.server import CoordinatorServer, announcing
+    from coordinator.web.feeds import watch
+    from coordinator.web.server import PageServer, require_web
+    from ringtune.errors import InterruptedRunError, UsageError
+    from ringtune.quantities import parse_bytes
+    from ringtune.storage.durable import keep_files_private
+    from ringtune.transport.endpoints import own_host
+
+    keep_files_private()
+    if announce and no_announce:
+        raise UsageError("--announce and --no-announce exclude each other; give one of them, or none")
+    asked = announce or (False if no_announce else None)
+    keep_bytes = parse_bytes(keep_size)
+    if web:
+        require_web()
+    keeper = keeper_of(trust, insecure=insecure)
+    after = contextlib.ExitStack()
+
+    def keep_runs(coordinator: Coordinator, address: str) -> None:
+        """Before the first call is answered: a run that begins is kept, and one that was interrupted taken up."""
+        kept = KeptRuns(
+            state or default_folder(address),
+            keep_days=keep_days,
+            keep_bytes=keep_bytes,
+            keep_unfetched_days=math.inf if keep_unfetched_days is None else keep_unfetched_days,
+        )
+        coordinator.kept = after.enter_context(contextlib.closing(kept))
+        coordinator.say = first_lines.append
+        if web:  # before a run is taken up, so that the page sees all of it
+            page = after.enter_context(PageServer(watch(coordinator), web, token_file=web_token))
+            first_lines.extend(page.lines())
+        coordinator.take_up(within_s=take_up_hours * 3600)
+
+    first_lines: list[str] = []
+    with (
+        Ending() as ending,
+        after,
+        CoordinatorServer(
+            bind, lease_s=lease_s, insecure=insecure, keeper=keeper, join_port=join_port, before=keep_runs
+        ) as server,
+    ):
+        progress = make_progress(as_json=json, live=False)
+        progress.listening(server.address, reachable_address(server.address, own_host()), trust=trust)
+        server.coordinator.say = progress.note
+        for line in first_lines:
+            progress.note(line)
+        after.enter_context(
+            announcing(server.address, asked=asked, authority_sha256=authority_of(keeper), say=progress.note)
+        )
+        while not ending.wait():
+            server.coordinator.say_who_is_lost()
+            if keeper is not None:
+                keeper.renew_own(time.time())
+        ending.save(server.coordinator)
+    if ending.by_ctrl_c:
+        raise InterruptedRunError("stopped by Ctrl-C")

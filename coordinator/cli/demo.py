@@ -1,0 +1,70 @@
+"""``ringtune demo``: a real model, real sentences, four nodes on this machine, a few minutes."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ringtune import options
+
+NUM_NODES = 4
+MOST_NODES = 6
+
+LOAD_LINES = """\
+from adapters import AutoAdapterModel
+
+model = AutoAdapterModel.from_pretrained({model})
+model.load_adapter({adapter}, use_safetensors=True, set_active=True)"""
+
+
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for sentences, job and run.")] = Path(
+        "ringtune-demo"
+    ),
+    cache: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for fetched files; default: ringtune/demo in the user's cache."),
+    ] = None,
+    local: options.Local = NUM_NODES,
+    web: options.Web = "",
+    web_token: options.WebToken = None,
+    json: options.Json = False,
+) -> None:
+    """Train MiniLM on film reviews, on four nodes of this machine."""
+    from coordinator.api.output import make_progress
+    from coordinator.cli.demo_files import demo_cache, is_cached, prepare
+    from coordinator.cli.train import train
+    from ringtune.errors import UsageError
+
+    if not 1 <= local <= MOST_NODES:
+        raise UsageError(f"--local {local}: the demo's model has {MOST_NODES} blocks, give 1 to {MOST_NODES} nodes")
+    progress = make_progress(as_json=json, live=False)
+    cache = cache or demo_cache()
+    if not is_cached(cache):
+        progress.note("bringing model and sentences into the cache (only the first time: 97 MB) ...")
+    workspace = prepare(out, cache)
+    counts = f"{workspace.num_train} sentences to train on, {workspace.num_held_out} held out"
+    progress.note(f"{counts}; job: {workspace.job}")
+    train(workspace.job, local=local, out=workspace.run, replace=True, web=web, web_token=web_token, json=json)
+    report = json_module.loads((workspace.run / "report.json").read_text(encoding="utf-8"))
+    adapter = workspace.run / "adapter"
+    if json:
+        typer.echo(json_module.dumps({"event": "demo", "adapter": str(adapter), "eval": report["eval"]}))
+    else:
+        typer.echo(closing_lines(report, model=workspace.model, adapter=adapter))
+
+
+def closing_lines(report: Mapping[str, object], *, model: Path, adapter: Path) -> str:
+    """Write the demo's last lines: the accuracy, and plain AdapterHub code that loads the result."""
+    evaluation = report["eval"]
+    if not isinstance(evaluation, dict):
+        raise TypeError(f"report.json has no evaluation: {evaluation!r}")
+    code = LOAD_LINES.format(model=json_module.dumps(str(model)), adapter=json_module.dumps(str(adapter)))
+    return (
+        f"\naccuracy {evaluation['accuracy']:.4f} on {evaluation['count']} held-out sentences\n"
+        f"the result is a normal AdapterHub adapter; this loads it, without ringtune:\n\n{code}\n"
+    )

@@ -1,0 +1,62 @@
+"""``ringtune export``: a run's adapter or model as a folder to give away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ringtune import options
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def export(
+    folder: options.RunFolder,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; absent or empty.")],
+    base_model: Annotated[
+        str, typer.Option(metavar="ID", help="Id of the base model, NAME or OWNER/NAME. Default: its folder's name.")
+    ] = "",
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Write a whole model with the adapter merged into it; linear and lora only.")
+    ] = False,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path."),
+    ] = None,
+    user: options.User = "",
+    json: options.Json = False,
+) -> None:
+    """Write the adapter or model of a run as a folder with a model card, checked, with no local path in it."""
+    import json as json_module
+
+    from coordinator.api.export import export_run
+    from coordinator.screen.progress import Waiting
+    from ringtune.errors import UsageError
+    from ringtune.models.result_files import AUXILIARY_CONFIG_FILE
+
+    if model is not None and not merge:
+        raise UsageError("--model is the base model to merge into; give --merge too, or leave it out")
+    with Waiting(f"merging {folder} into its base model" if merge else f"writing {out}"):
+        digests = export_run(folder, out, base_model=base_model, merge=merge, model=model, user=user)
+    if json:
+        typer.echo(json_module.dumps({"event": "export", "folder": str(out), "sha256": digests}))
+        return
+    for name, digest in sorted(digests.items()):
+        typer.echo(f"{digest}  {name}")
+    as_adapter = f"model.load_adapter({str(out)!r}, use_safetensors=True, set_active=True)"
+    if AUXILIARY_CONFIG_FILE in digests:
+        as_adapter = f"edge.model.auxiliary.load_auxiliary(model, {str(out)!r})"
+    typer.echo(f"exported to {out}; load it with {_as_model(out) if 'config.json' in digests else as_adapter}")
+
+
+def _as_model(out: Path) -> str:
+    """Write the call that loads an exported model with its head."""
+    import json as json_module
+
+    from coordinator.api.model_card import model_loader
+
+    config = json_module.loads((out / "config.json").read_text(encoding="utf-8"))
+    return f"{'.'.join(model_loader(config))}.from_pretrained({str(out)!r})"

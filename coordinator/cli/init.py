@@ -1,0 +1,119 @@
+"""``ringtune init``: look at rows and a model, and write the job that follows from them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ringtune import options
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The job file to write.")] = Path("job.toml"),
+    task: Annotated[
+        str,
+        typer.Option(
+            metavar="TASK",
+            help="What is learned: sequence-classification, regression, token-classification, question-answering, "
+            "causal-lm or image-classification. Default: what the rows have columns for and the model a head.",
+        ),
+    ] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR", help="Folder of the base model, for model.path. Default: the one that lies beside FILE."
+        ),
+    ] = "",
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Training rows, for data.train. Default: those that lie beside FILE."),
+    ] = None,
+    eval_data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Evaluation rows, for data.eval. Default: test, eval or valid beside the training rows; else a tenth "
+            "of these is held out.",
+        ),
+    ] = None,
+    column: options.Columns = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: take what is found, and the defaults.")] = False,
+    template: Annotated[
+        bool, typer.Option("--template", help="Look at nothing: write the common keys of --task, to be filled in.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Look at rows (a table, conll, npz, text, a folder of images) and a model folder, and write a commented job.
+
+    On a terminal at most five questions are asked, each with a default; elsewhere none. No file is overwritten.
+    """
+    import json as json_module
+
+    from coordinator.cli.columns import parse_columns
+    from coordinator.cli.init_wizard import Begun, NobodyAsked, OnTerminal, Wishes, begin
+    from ringtune.errors import UsageError
+    from ringtune.job.job_reference import toml_value
+    from ringtune.models.family import CLASSIFICATION, TASKS
+    from ringtune.storage.durable import require_absent, write_durably
+    from ringtune.storage.strict import nearest
+
+    if task and task not in TASKS:
+        raise UsageError(f"--task {task!r} is not known; {nearest(task, TASKS)}")
+    require_absent(file)
+    if template:
+        if column:
+            raise UsageError("--template looks at no rows, so --column has no meaning; leave one of them out")
+        found = Begun(text=_template(task, model, data, eval_data), task=task or CLASSIFICATION, saw=(), chosen={})
+    else:
+        wishes = Wishes(
+            folder=file.parent,
+            task=task,
+            model=model,
+            data=data,
+            eval_data=eval_data,
+            columns=parse_columns(column or []),
+        )
+        asks = not (yes or json) and sys.stdin.isatty()
+        found = begin(wishes, OnTerminal() if asks else NobodyAsked())
+    write_durably(file, found.text.encode())
+    if json:
+        values = {name: choice.value for name, choice in found.chosen.items()}
+        event = {"event": "init", "file": str(file), "task": found.task, "chosen": values, "problems": found.problems}
+        typer.echo(json_module.dumps(event))
+        return
+    for line in found.saw:
+        typer.echo(line)
+    for name, choice in found.chosen.items():
+        if choice.reason:
+            typer.echo(f"  {name} = {toml_value(choice.value)}: {choice.reason}")
+    if found.problems:
+        typer.echo(f"training will refuse these rows: {found.problems}")
+    _tell_what_next(file)
+
+
+def _template(task: str, model: str, data: Path | None, eval_data: Path | None) -> str:
+    """Write the common keys of a task, with places to fill in where nothing was given."""
+    from ringtune.job.job_reference import job_template
+    from ringtune.models.family import CLASSIFICATION
+
+    return job_template(
+        task or CLASSIFICATION,
+        model=model or "models/all-MiniLM-L6-v2",
+        train=str(data or "train.csv"),
+        evaluate=str(eval_data or ""),
+    )
+
+
+def _tell_what_next(file: Path) -> None:
+    """Print the commands that see what would happen, and that train."""
+    from ringtune.hints import hint
+
+    typer.echo(f"wrote {file}; change it, then see what would happen, and train:")
+    typer.echo(f"  {hint('plan', str(file), '--assume', '2')}")
+    typer.echo(f"  {hint('train', str(file), '--local', '2', '--out', 'run')}")

@@ -1,0 +1,316 @@
+"""Inspect what lies in a folder without loading torch: files of rows, a model, labelled images, tagged texts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from coordinator.api.npz_headers import Archive
+from coordinator.cli.columns import Column
+from ringtune.errors import DataError, InvalidInputError, ModelError
+from ringtune.job.job import Data
+from ringtune.job.rows import PICTURES, list_pictures
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    TAGGING,
+    Dimensions,
+)
+from ringtune.models.folder import CONFIG_FILE, base_tensors, check_files, model_dimensions, read_config
+from ringtune.storage.strict import read_json
+from ringtune.storage.tables import CONLL_SUFFIXES, TABLE_SUFFIXES, RowAccount, tagged_rows
+from ringtune.storage.text_files import form_suffix
+
+ROWS: Final = (*TABLE_SUFFIXES, ".npz", ".txt", *CONLL_SUFFIXES)
+TRAIN_NAMES: Final = ("train", "training", "data")
+EVAL_NAMES: Final = ("eval", "test", "valid", "validation", "dev", "held_out", "heldout")
+_NO_ROWS = ("requirements.txt", "readme.txt", "license.txt", "vocab.txt", "merges.txt")
+_SHOWN_NAMES = 12
+
+
+def find_rows(folder: Path) -> tuple[Path, Path | None]:
+    """Find the rows to train on, and those to evaluate on if a file is called so.
+
+    Example: of ``train.csv`` and ``test.csv`` the first and the second; of ``reviews.csv`` alone that and none.
+
+    Raises:
+        DataError: nothing looks like rows, or several files do and none is called ``train``.
+    """
+    found = [path for path in _entries(folder) if _has_rows(path)]
+    held_out = [path for path in found if _name(path) in EVAL_NAMES]
+    others = [path for path in found if path not in held_out]
+    named = [path for name in TRAIN_NAMES for path in others if _name(path) == name]
+    chosen = named[:1] or others
+    if len(chosen) == 1:
+        beside = [path for path in held_out if form_suffix(path) == form_suffix(chosen[0])]
+        return chosen[0], next(iter(beside), None)
+    raise _none_or_many(DataError, folder, others, "rows", f"--data FILE ({', '.join(ROWS)} or a folder of images)")
+
+
+def find_model(folder: Path) -> Path:
+    """Find the model folder in a folder, in folders in it, or in its ``models``.
+
+    Raises:
+        ModelError: there is none, or there are several.
+    """
+    places = [folder, *_entries(folder), *_entries(folder / "models")]
+    found = [path for path in places if (path / CONFIG_FILE).is_file()]
+    if len(found) == 1:
+        return found[0]
+    how = "--model DIR, a folder with config.json, model.safetensors and the tokenizer, or --model OWNER/NAME of a hub"
+    raise _none_or_many(ModelError, folder, found, "a model", how)
+
+
+def _none_or_many(
+    error: type[InvalidInputError], folder: Path, found: Sequence[Path], what: str, how: str
+) -> InvalidInputError:
+    if found:
+        names = ", ".join(path.name for path in found[:_SHOWN_NAMES])
+        return error(f"{folder} has several that could be {what} ({names}); give one: {how}")
+    names = ", ".join(path.name for path in _entries(folder)[:_SHOWN_NAMES]) or "nothing"
+    return error(f"nothing in {folder} looks like {what} (it has {names}); give {how}")
+
+
+def _entries(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def _name(path: Path) -> str:
+    """The name of a file without its suffixes, in small letters."""
+    return path.name.lower().partition(".")[0]
+
+
+def _has_rows(path: Path) -> bool:
+    if path.is_dir():
+        return any(file.suffix.lower() in PICTURES for file in path.glob("*/*"))
+    return form_suffix(path) in ROWS and path.name.lower() not in _NO_ROWS
+
+
+_MADE_FOR: Final = {
+    "ForCausalLM": CAUSAL_LM,
+    "LMHeadModel": CAUSAL_LM,
+    "ForQuestionAnswering": QUESTION_ANSWERING,
+    "ForSequenceClassification": CLASSIFICATION,
+    "ForTokenClassification": TAGGING,
+    "ForImageClassification": IMAGE_CLASSIFICATION,
+}
+"""How the class in ``architectures`` ends -> the task that it is for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A model that was looked at.
+
+    Attributes:
+        path: as the job names it.
+        model_type: its family.
+        tasks: that the family has a head for.
+        made_for: task of the class that saved it; empty where that says none.
+        dimensions: blocks, width, longest row.
+        config: its allowed keys.
+    """
+
+    path: str
+    model_type: str
+    tasks: tuple[str, ...]
+    made_for: str
+    dimensions: Dimensions
+    config: dict[str, Any]
+
+    def in_words(self) -> str:
+        """Describe the model."""
+        found = self.dimensions
+        made = f", made for {self.made_for}" if self.made_for else ""
+        return f"{self.path}: {self.model_type}, {found.num_blocks} blocks of width {found.hidden}{made}"
+
+
+def look_at_model(folder: Path, path: str) -> Model:
+    """Look at a model folder: its config, and that there are weights.
+
+    Args:
+        folder: where the files are.
+        path: as the job names it.
+
+    Raises:
+        ModelError: it can't be used; says why.
+        IntegrityError: a file of weights is damaged.
+    """
+    config = read_config(folder)
+    base_tensors(folder, config)
+    check_files(folder, config)
+    values = read_json(folder / CONFIG_FILE)
+    named = values.get("architectures") if isinstance(values, dict) else None
+    classes = [str(name) for name in named] if isinstance(named, list) else []
+    family = FAMILIES[config["model_type"]]
+    made_for = (task for name in classes for end, task in _MADE_FOR.items() if name.endswith(end))
+    return Model(
+        path=path,
+        model_type=family.model_type,
+        tasks=family.tasks,
+        made_for=next(made_for, ""),
+        dimensions=model_dimensions(config),
+        config=config,
+    )
+
+
+def choose_task(model: Model, possible: tuple[str, ...], saw: str) -> str:
+    """Choose what is learned: what the rows have columns for, and the model a head.
+
+    Example: rows with texts and classes are classified, also by a decoder; rows with texts alone are learned by a
+    language model.
+
+    Args:
+        model: that was looked at.
+        possible: tasks of the rows, the likeliest first.
+        saw: the rows in words.
+
+    Raises:
+        ModelError: the model has a head for none of them.
+    """
+    fitting = [task for task in possible if task in model.tasks]
+    if not fitting:
+        fits = ", ".join(possible) or "no task"
+        raise ModelError(
+            f"{saw}; that fits {fits}, and a model of type {model.model_type!r} has heads for "
+            f"{', '.join(model.tasks)}; give another --model, other rows, or --task"
+        )
+    return fitting[0]
+
+
+_SHOWN = 6
+_LEAST_AXES = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Images:
+    """Images that were looked at.
+
+    Attributes:
+        path: of the file or folder.
+        classes: how many images each class has.
+        columns: key of ``[data]`` -> name of an array; none of a folder.
+        passed_over: how many other files a folder has, by why.
+    """
+
+    path: Path
+    classes: Mapping[str, int]
+    columns: Mapping[str, str]
+    passed_over: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Number of images."""
+        return sum(self.classes.values())
+
+    def in_words(self) -> str:
+        """Describe the images."""
+        names = sorted(self.classes)
+        more = ", ..." if len(names) > _SHOWN else ""
+        return f"{self.path} has {self.rows:,} images of {len(names)} classes ({', '.join(names[:_SHOWN])}{more})"
+
+
+def look_at_images(path: Path) -> Images:
+    """Count the images of each class.
+
+    Raises:
+        DataError: there are none, or of one class only; says what was seen.
+    """
+    found = _look_at_folder(path) if path.is_dir() else _look_at_archive(path)
+    if len(found.classes) < 2:
+        raise DataError(f"{found.in_words()}; give it two classes or more")
+    return found
+
+
+def _look_at_folder(path: Path) -> Images:
+    found = list_pictures(path)
+    if not found.files:
+        most = sorted(found.suffixes.items(), key=lambda item: -item[1])[:_SHOWN]
+        ends = ", ".join(f"{count} of {name}" for name, count in most) or "none"
+        raise DataError(
+            f"{path} is a folder without images in folders below it (files there: {ends}); give a folder for each "
+            f"class with {', '.join(PICTURES)}, or a .csv or .jsonl file"
+        )
+    return Images(path=path, classes=Counter(found.labels), columns={}, passed_over=found.passed_over)
+
+
+def _look_at_archive(path: Path) -> Images:
+    """Find the array of images and that of labels: by their usual names, else by their shapes."""
+    with Archive(path) as arrays:
+        headers = {name: arrays.header(name) for name in arrays.names}
+        images = [name for name, header in headers.items() if len(header.shape) >= _LEAST_AXES]
+        labels = [name for name, header in headers.items() if len(header.shape) == 1 and header.kind in "iuU"]
+        usual = Data()
+        image = usual.image if usual.image in images else next(iter(images), "")
+        label = usual.label if usual.label in labels else next(iter(labels), "")
+        if not image or not label or headers[image].shape[:1] != headers[label].shape:
+            shapes = ", ".join(f"{name!r} {list(header.shape)}" for name, header in headers.items())
+            raise DataError(
+                f"{path} has the arrays {shapes or 'none'}; images are an array with three axes or more, and labels "
+                "one of as many whole numbers or names; write it with numpy.savez(FILE, image=..., label=...)"
+            )
+        return Images(path=path, classes=Counter(arrays.labels(label)), columns={"image": image, "label": label})
+
+
+_MOST_TAGS: Final = 1000
+_SHOWN_TAGS: Final = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tagged:
+    """Tagged texts that were looked at.
+
+    Attributes:
+        path: of the file.
+        rows: number of texts.
+        words: number of their words.
+        text: lengths of the texts, with a blank between two words.
+        tags: names of the tags, sorted.
+    """
+
+    path: Path
+    rows: int
+    words: int
+    text: Column
+    tags: tuple[str, ...]
+
+    def in_words(self) -> str:
+        """Describe the texts: ``train.conll has 3 texts with 20 words and the tags B-PER, O``."""
+        more = ", ..." if len(self.tags) > _SHOWN_TAGS else ""
+        names = ", ".join(self.tags[:_SHOWN_TAGS])
+        return f"{self.path} has {self.rows:,} texts with {self.words:,} words and the tags {names}{more}"
+
+
+def look_at_tagged(path: Path, *, words: str, tags: str) -> Tagged:
+    """Look at every text of a jsonl or CoNLL file once.
+
+    Args:
+        path: of the file.
+        words: column of the words; a CoNLL file has none.
+        tags: column of the tags.
+
+    Raises:
+        DataError: a row can't be used, there are none, or so many tags that they are none; says where.
+    """
+    account = RowAccount(path, is_own=True)
+    text, names, rows, num_words = Column(words), set[str](), 0, 0
+    for row in tagged_rows(path, account, words=words, tags=tags):
+        rows, num_words = rows + 1, num_words + len(row.words)
+        text.add(" ".join(row.words))
+        names.update(row.tags)
+        if len(names) > _MOST_TAGS:
+            raise DataError(
+                f"{path}, line {row.record[0]}: there are more than {_MOST_TAGS:,} tags; name the right column with "
+                "--column tags=NAME"
+            )
+    if not rows:
+        account.check()
+        raise DataError(f"{path} has no rows; give it a text, or another file with --data")
+    return Tagged(path=path, rows=rows, words=num_words, text=text, tags=tuple(sorted(names)))

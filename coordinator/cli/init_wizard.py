@@ -1,0 +1,432 @@
+"""The steps of ``ringtune init``: inspect rows and model, ask for what is left open, choose settings, write the job.
+
+Choose the settings of a job by its rows and its model: how long a row, how many steps, when blocks unfreeze.
+
+These are places to begin, not rules of a run: each stands in the job with its reason, and may be changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import typer
+
+from coordinator.cli.columns import (
+    COLUMNS,
+    Column,
+    Table,
+    choose_columns,
+    look_at_table,
+    parse_columns,
+    refuse_conversations,
+    tasks_of,
+)
+from coordinator.cli.init_inspection import (
+    Model,
+    Tagged,
+    choose_task,
+    find_model,
+    find_rows,
+    look_at_images,
+    look_at_model,
+    look_at_tagged,
+)
+from coordinator.client.hub import model_folder
+from coordinator.screen.progress import Waiting
+from ringtune.errors import DataError, InvalidInputError, UsageError
+from ringtune.job.job import Data, Job, parse_job
+from ringtune.job.job_reference import Chosen, job_template
+from ringtune.job.rows import account_of, is_plain_text, look_alike_lines, task_rows
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+)
+from ringtune.schedule.batches import hold_out
+from ringtune.storage.tables import RowAccount, is_conll
+from ringtune.storage.text_files import form_suffix, read_text
+
+MOST_QUESTIONS: Final = 5
+
+
+class Ask(Protocol):
+    """Answers the questions that looking leaves open."""
+
+    def choose(self, question: str, default: str, choices: Sequence[str] = ()) -> str:
+        """Answer with one of the choices, where there are any; the default is one of them."""
+
+    def place(self, question: str, find: Callable[[], str]) -> str:
+        """Answer with a path; ``find`` finds the default, or raises where there is none."""
+
+
+class NobodyAsked:
+    """Takes every default; what can't be found is an error."""
+
+    def choose(self, question: str, default: str, choices: Sequence[str] = ()) -> str:
+        """Return the default."""
+        return default
+
+    def place(self, question: str, find: Callable[[], str]) -> str:
+        """Return what is found.
+
+        Raises:
+            InvalidInputError: as ``find``.
+        """
+        return find()
+
+
+class OnTerminal:
+    """Asks on the terminal; an empty line takes the default."""
+
+    def choose(self, question: str, default: str, choices: Sequence[str] = ()) -> str:
+        """Ask until the answer is one of the choices."""
+        among = f" ({', '.join(choices)})" if choices else ""
+        while True:
+            answer = str(typer.prompt(f"{question}{among}", default=default, err=True)).strip()
+            if not choices or answer in choices:
+                return answer
+            typer.echo(f"{answer!r} is none of {', '.join(choices)}", err=True)
+
+    def place(self, question: str, find: Callable[[], str]) -> str:
+        """Ask for a path; where nothing is found, say so, and ask without a default."""
+        try:
+            return str(typer.prompt(question, default=find(), err=True)).strip()
+        except InvalidInputError as error:
+            typer.echo(str(error), err=True)
+            return str(typer.prompt(question, err=True)).strip()
+
+
+LENGTHS: Final = {"quick": 0.5, "normal": 1.0, "thorough": 2.5}
+"""How long a run shall be -> times as many steps."""
+
+_CHARACTERS_PER_TOKEN = 3.5
+_SPECIAL_TOKENS = 3
+_COVERED = 0.95
+_LEAST_TOKENS, _MOST_TOKENS, _STEP_TOKENS = 32, 256, 16
+_LONG_TOKENS = 160
+_PASSES = 4.0
+_LEAST_STEPS, _MOST_STEPS = 80, 600
+_WIDE = 1024
+_HELD_OUT = 0.1
+_EVALUATIONS = 8
+_LEAST_ROWS_TO_HOLD_OUT = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """What the settings follow from.
+
+    Attributes:
+        task: what is learned.
+        rows: to train on, before any is held out.
+        texts: columns that become tokens; none of images and plain text.
+        longest: tokens that the model takes at most.
+        blocks: of the model.
+        hidden: width of the model.
+        has_eval: whether there is a file of rows to evaluate on.
+    """
+
+    task: str
+    rows: int
+    texts: Sequence[Column]
+    longest: int
+    blocks: int
+    hidden: int
+    has_eval: bool
+
+
+def choose_settings(seen: Seen, length: str) -> dict[str, Chosen]:
+    """Choose the values of a job's keys, each with its reason.
+
+    Args:
+        seen: rows and model.
+        length: one of ``LENGTHS``.
+    """
+    found: dict[str, Chosen] = {}
+    tokens = _max_length(seen)
+    if seen.task != IMAGE_CLASSIFICATION:
+        found["train.max_length"] = tokens
+    batch = _batch_size(seen, int(str(tokens.value)))
+    found["train.batch_size"] = batch
+    size = int(str(batch.value))
+    found["train.microbatches"] = Chosen(min(4, size), "")
+    steps = _steps(seen, size, LENGTHS[length])
+    holds_out = not seen.has_eval and seen.rows >= _LEAST_ROWS_TO_HOLD_OUT
+    trained = len(hold_out(seen.rows, share=_HELD_OUT, seed=0)[0]) if holds_out else seen.rows
+    found["train.max_steps"] = Chosen(steps, f"{steps * size / trained:.1f} epochs of {trained:,} rows")
+    rate = 1e-3 if seen.hidden < _WIDE else 5e-4
+    found["train.learning_rate"] = Chosen(rate, f"usual for adapters of a model of width {seen.hidden}")
+    found["train.lr_schedule"] = Chosen("linear", "")
+    every = max(1, steps // (2 * max(1, seen.blocks - 1)))
+    found["unfreeze.every_steps"] = Chosen(every, f"all {seen.blocks} blocks train after half of the steps")
+    if holds_out:
+        found["data.held_out"] = Chosen(_HELD_OUT, "there is no file of rows to evaluate on")
+    if seen.has_eval or "data.held_out" in found:
+        between = max(10, steps // (10 * _EVALUATIONS) * 10)
+        found["train.eval_every"] = Chosen(between, f"{steps // between} evaluations show whether it still learns")
+        found["train.keep_best"] = Chosen(True, "the result is that of the evaluation with the lowest loss")
+    return found
+
+
+def _max_length(seen: Seen) -> Chosen:
+    """Tokens that nearly all rows fit in, by their characters; a question's context is cut into windows instead."""
+    most = min(seen.longest or _MOST_TOKENS, _MOST_TOKENS)
+    if not seen.texts:
+        return Chosen(min(most, 128), "")
+    characters = sum(column.at_share(_COVERED) for column in seen.texts)
+    tokens = math.ceil(characters / _CHARACTERS_PER_TOKEN) + _SPECIAL_TOKENS
+    rounded = -(-tokens // _STEP_TOKENS) * _STEP_TOKENS
+    value = min(max(rounded, _LEAST_TOKENS), most)
+    share = f"{_COVERED:.0%} of the rows have at most {characters:,} characters, some {tokens:,} tokens"
+    cut = {QUESTION_ANSWERING: "; longer contexts become windows"}.get(seen.task, "; the rest is cut")
+    return Chosen(value, share + (cut if tokens > value else ""))
+
+
+def _batch_size(seen: Seen, tokens: int) -> Chosen:
+    usual = 8 if tokens > _LONG_TOKENS or seen.task == CAUSAL_LM else 16
+    fitting = 1 << max(0, (seen.rows // 8).bit_length() - 1)
+    return Chosen(min(usual, fitting), "few rows" if fitting < usual else "")
+
+
+def _steps(seen: Seen, batch_size: int, times: float) -> int:
+    """Steps for some epochs, of few rows more and of many fewer; in tens."""
+    wanted = _PASSES * seen.rows / batch_size
+    bounded = min(max(wanted, _LEAST_STEPS), _MOST_STEPS)
+    return max(20, round(bounded * times / 10) * 10)
+
+
+_NORMAL = "normal"
+_SHOWN_COLUMNS = 12
+_SIGNS: Final = {
+    CLASSIFICATION: "texts with values that repeat as classes do",
+    REGRESSION: "texts with numbers",
+    TAGGING: "lists of words and tags",
+    QUESTION_ANSWERING: "questions with contexts and answers",
+    CAUSAL_LM: "texts",
+    IMAGE_CLASSIFICATION: "pictures of several classes",
+}
+"""Task -> what of the rows tells it."""
+_CHARACTERS_PER_ROW = 450  # a plain text of which some 128 tokens are a row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wishes:
+    """What was typed; whatever is empty is found, asked or chosen.
+
+    Attributes:
+        folder: of the job file, from which its paths count.
+        task: what is learned.
+        model: folder, or id on a hub.
+        data: file or folder of rows.
+        eval_data: the same for evaluation.
+        columns: key of ``[data]`` -> column.
+    """
+
+    folder: Path
+    task: str = ""
+    model: str = ""
+    data: Path | None = None
+    eval_data: Path | None = None
+    columns: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """A job that was written.
+
+    Attributes:
+        text: of the job file.
+        task: what is learned.
+        saw: rows, model, task and what is not used, a line each.
+        chosen: values with their reasons, by key.
+        problems: what of the rows can't be used, as training would say it; empty if all can.
+    """
+
+    text: str
+    task: str
+    saw: tuple[str, ...]
+    chosen: Mapping[str, Chosen]
+    problems: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rows:
+    """Rows that were looked at: what they are, how many, for which tasks; a table or CoNLL only where they are one."""
+
+    words: str
+    rows: int
+    tasks: tuple[str, ...]
+    table: Table | None = None
+    columns: Mapping[str, str] | None = None
+    notes: tuple[str, ...] = ()
+    tagged: Tagged | None = None
+
+
+def begin(wishes: Wishes, ask: Ask) -> Begun:
+    """Look, ask at most five questions, and write the job.
+
+    Raises:
+        DataError: the rows make no sense; says what was seen.
+        ModelError: the model can't be used, or not for these rows.
+        ConnectionFailedError: it is the id of a hub, not in the cache, and can't be fetched.
+        UsageError: a column is named that the rows don't have the form for.
+    """
+    data, evaluate = _choose_rows(wishes, ask)
+    place = wishes.model or ask.place("Folder of the model", lambda: str(find_model(wishes.folder)))
+    here = model_folder(place)
+    model = look_at_model(here, written(here, wishes.folder) if str(here) == str(Path(place)) else place)
+    with Waiting(f"reading {data}"):
+        rows = _look(data)
+    if rows.table is not None:
+        refuse_conversations(rows.table, wishes.task, wishes.columns or {})
+    task = wishes.task or _choose_task(model, rows, ask)
+    chosen_columns = _choose_columns(rows, task, wishes.columns or {}, ask)
+    columns = {key: str(found.value) for key, found in chosen_columns.items()}
+    choose_task(model, (task,), rows.words)
+    length = ask.choose("How long shall it train", _NORMAL, tuple(LENGTHS))
+    tagged = _look_at_tagged(data, rows, columns) if task == TAGGING else None
+    texts: Sequence[Column] = ()
+    if tagged is not None:
+        texts = [tagged.text]
+    elif rows.table is not None:
+        texts = [rows.table.columns[name] for key, name in columns.items() if key not in ("label", "answer")]
+    seen = Seen(
+        task=task,
+        rows=rows.rows,
+        texts=texts,
+        longest=0 if model.dimensions.fixed else model.dimensions.longest,
+        blocks=model.dimensions.num_blocks,
+        hidden=model.dimensions.hidden,
+        has_eval=evaluate is not None,
+    )
+    chosen = {f"data.{key}": found for key, found in chosen_columns.items()} | choose_settings(seen, length)
+    if tagged is not None:  # a rare one may be in rows alone that are evaluated
+        chosen["data.labels"] = Chosen(list(tagged.tags), "the tags of all rows")
+    labels = _labels(rows, task, columns, tagged)
+    evaluated = written(evaluate, wishes.folder) if evaluate else ""
+
+    def job_text(saw: Sequence[str]) -> str:
+        train = written(data, wishes.folder)
+        return job_template(task, model=model.path, train=train, evaluate=evaluated, chosen=chosen, saw=saw)
+
+    job = parse_job(job_text(()), source="the job that init wrote")
+    accounts = [_account(path, job) for path in (data, evaluate) if path is not None]
+    saw = (
+        f"Rows: {tagged.in_words() if tagged else rows.words}.",
+        f"Model: {model.in_words()}.",
+        *_task_lines(task, wishes, rows, model),
+        *_unused(rows.table, columns),
+        *(f"{note}." for note in rows.notes),
+        *(f"{note}." for account in accounts if account for note in (*account.notes, *account.lines_left_out())),
+        *(f"{line}." for line in look_alike_lines(labels)),
+    )
+    problems = "; ".join(account.problems() for account in accounts if account and account.problems())
+    return Begun(text=job_text(saw), task=task, saw=saw, chosen=chosen, problems=problems)
+
+
+def _labels(rows: _Rows, task: str, columns: Mapping[str, str], tagged: Tagged | None) -> Sequence[str]:
+    """The names of classes or tags that were seen."""
+    if tagged is not None:
+        return tagged.tags
+    return tuple(rows.table.columns[columns["label"]].values) if rows.table and task == CLASSIFICATION else ()
+
+
+def _account(path: Path, job: Job) -> RowAccount | None:
+    """Read a file as training would; None where it has no rows that could miss a value."""
+    if job.model.task == IMAGE_CLASSIFICATION or is_plain_text(path):
+        return None
+    account = account_of(path, job.data, is_own=True)
+    for _ in task_rows(path, job.model.task, job.data, account):
+        pass
+    return account
+
+
+def _task_lines(task: str, wishes: Wishes, rows: _Rows, model: Model) -> list[str]:
+    """Say what is learned, and what else the rows could be for."""
+    others = [name for name in rows.tasks if name != task and name in model.tasks]
+    else_ = f"; the rows would also do for {', '.join(others)}: --task says so" if others else ""
+    return [f"Task: {task}, {'as was said' if wishes.task else f'by {_SIGNS[task]}{else_}'}."]
+
+
+def _unused(table: Table | None, columns: Mapping[str, str]) -> list[str]:
+    """Name the columns that the job does not read."""
+    names = [repr(name) for name in table.columns if name not in columns.values()] if table else []
+    more = f" and {len(names) - _SHOWN_COLUMNS} more" if len(names) > _SHOWN_COLUMNS else ""
+    return [f"Columns not used: {', '.join(names[:_SHOWN_COLUMNS])}{more}."] if names else []
+
+
+def written(path: Path, folder: Path) -> str:
+    """Write a path as a job in ``folder`` names it: relative where it lies in it, else absolute."""
+    full, base = path.resolve(), folder.resolve()
+    return str(full.relative_to(base)) if full.is_relative_to(base) and full != base else str(full)
+
+
+def _choose_rows(wishes: Wishes, ask: Ask) -> tuple[Path, Path | None]:
+    """The rows to train on, and those to evaluate on; a file for them is taken from the folder with the others only."""
+    if wishes.data is not None:
+        return wishes.data, wishes.eval_data
+    given = Path(ask.place("File or folder of rows", lambda: str(find_rows(wishes.folder)[0])))
+    beside = None
+    if wishes.eval_data is None and given.parent.resolve() == wishes.folder.resolve():
+        found = find_rows(wishes.folder)
+        beside = found[1] if found[0].resolve() == given.resolve() else None
+    return given, wishes.eval_data or beside
+
+
+def _look(path: Path) -> _Rows:
+    if path.is_dir() or form_suffix(path) == ".npz":
+        images = look_at_images(path)
+        notes = tuple(f"{count:,} are passed over: {why}" for why, count in images.passed_over.items())
+        tasks = (IMAGE_CLASSIFICATION,)
+        return _Rows(words=images.in_words(), rows=images.rows, tasks=tasks, columns=images.columns, notes=notes)
+    if is_plain_text(path):
+        text, note = read_text(path)
+        rows = max(1, len(text) // _CHARACTERS_PER_ROW)
+        words = f"{path} is a plain text of {len(text):,} characters"
+        return _Rows(words=words, rows=rows, tasks=(CAUSAL_LM,), notes=(note,) if note else ())
+    if is_conll(path):
+        found = look_at_tagged(path, words="", tags="tags")
+        return _Rows(words=found.in_words(), rows=found.rows, tasks=(TAGGING,), tagged=found)
+    table = look_at_table(path)
+    return _Rows(words=table.in_words(), rows=table.rows, tasks=tasks_of(table), table=table)
+
+
+def _look_at_tagged(path: Path, rows: _Rows, columns: Mapping[str, str]) -> Tagged:
+    return rows.tagged or look_at_tagged(path, words=columns["words"], tags=columns["tags"])
+
+
+def _choose_task(model: Model, rows: _Rows, ask: Ask) -> str:
+    if not rows.tasks and rows.table is not None:
+        raise DataError(
+            f"can't tell what is to be learned: {rows.words}; init looks for texts with classes or numbers "
+            "(text, label), questions (question, context, answer), lists of words with tags (words, tags) or texts "
+            "alone (text); rename the columns, or give --task and --column text=NAME"
+        )
+    task = choose_task(model, rows.tasks, rows.words)
+    fitting = [name for name in rows.tasks if name in model.tasks]
+    return ask.choose("What shall be learned", task, fitting) if len(fitting) > 1 else task
+
+
+def _choose_columns(rows: _Rows, task: str, given: Mapping[str, str], ask: Ask) -> dict[str, Chosen]:
+    if rows.table is None:
+        if given:
+            raise UsageError(f"--column names a column of a table, and {rows.words}; leave it out")
+        if task not in rows.tasks:
+            raise DataError(f"{rows.words}, which is for {', '.join(rows.tasks)}; --task {task} needs other rows")
+        usual = Data()
+        return {key: Chosen(name, "") for key, name in (rows.columns or {}).items() if name != getattr(usual, key)}
+    if task not in COLUMNS:
+        raise DataError(f"{rows.words}; --task {task} needs an npz file or a folder of images")
+    found = choose_columns(rows.table, task, given)
+    if given.keys() >= set(COLUMNS[task]):
+        return found
+    words = " ".join(f"{key}={choice.value}" for key, choice in found.items())
+    answer = ask.choose("Columns", words)
+    return found if answer == words else choose_columns(rows.table, task, parse_columns(answer.split()))

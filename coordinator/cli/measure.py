@@ -1,0 +1,90 @@
+"""``ringtune measure``: how fast the nodes and their links are for a job."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ringtune import options
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def measure(
+    job: options.JobFile,
+    coordinator: options.CoordinatorOrLocal = "",
+    local: options.Local = 0,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the profile there, for --profile of 'ringtune train'.")
+    ] = None,
+    nodes: options.Nodes = 0,
+    join_s: options.JoinS = 60.0,
+    no_links: Annotated[bool, typer.Option("--no-links", help="Only the nodes themselves.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what nodes remember.")] = False,
+    busy: Annotated[
+        bool,
+        typer.Option(
+            "--busy/--one-by-one",
+            help="Nodes of one machine all at once, as they compute in a run, or one after another.",
+        ),
+    ] = True,
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse/--no-rehearsal", help="End with some steps of the job, and correct times by them."),
+    ] = True,
+    change: options.Changes = None,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """Let the nodes time every kind of work of a job, and their links; a node remembers its part.
+
+    The job's model, adapter, micro-batch and length are what is timed. In the end the nodes train some steps of the
+    job together and throw away what they trained: the times are corrected by what a whole ring takes.
+    """
+    import json as json_module
+
+    from coordinator.api.arguments import changed_job
+    from coordinator.api.output import make_progress
+    from coordinator.api.train import local_ring
+    from coordinator.client.submit import Client
+    from coordinator.screen.tables import profile_json, profile_text
+    from ringtune.errors import UsageError
+    from ringtune.storage.durable import check_writable, write_durably
+
+    if bool(local) == bool(coordinator):
+        raise UsageError("give one of --local N and --coordinator HOST:PORT")
+    if nodes and local:
+        raise UsageError("--nodes is for --coordinator; --local says how many nodes there are")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    wanted = changed_job(job, change or [])
+    if save is not None:
+        check_writable(save)
+    ring = local_ring(wanted, local) if local else Client(coordinator, insecure=insecure)
+    told = sys.stderr if json else sys.stdout  # JSON is alone on the standard output
+    with make_progress(as_json=False, live=False, stream=told) as progress, contextlib.ExitStack() as stack:
+        if local:
+            progress.state(f"starting {local} local node{'s' if local > 1 else ''}")
+        client = stack.enter_context(ring)
+        found = client.measure(
+            wanted,
+            progress=progress,
+            num_nodes=local or nodes,
+            join_s=join_s,
+            with_links=not no_links,
+            is_fresh=fresh,
+            one_by_one=not busy,
+        )
+        if rehearse and not no_links:
+            found = client.rehearse(wanted, found, progress=progress, num_nodes=local or nodes, join_s=join_s)
+    if save is not None:
+        write_durably(save, (json_module.dumps(found.to_json(), indent=1) + "\n").encode())
+    for line in [profile_json(found)] if json else profile_text(found):
+        typer.echo(line)
+    if save is not None and not json:
+        typer.echo(f"the profile is in {save}")

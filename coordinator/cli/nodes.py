@@ -1,0 +1,109 @@
+"""``ringtune nodes``: who has joined a coordinator, and who shall not stay."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ringtune import options
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The node.")]
+
+
+@app.callback(invoke_without_command=True)
+def nodes(
+    context: typer.Context,
+    watch: Annotated[bool, typer.Option("--watch", help="Show them again each second, until Ctrl-C.")] = False,
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """List the nodes of a coordinator."""
+    if context.invoked_subcommand is not None:
+        return
+    from coordinator.client.connection import Connection
+    from coordinator.screen.listing import node_lines, node_table
+
+    with Connection(coordinator, insecure=insecure) as client:
+        if watch:
+            from coordinator.screen.live_tables import watch_nodes
+
+            watch_nodes(client.nodes, coordinator, as_json=json)
+            return
+        members = client.nodes()
+    for line in node_lines(members) if json else node_table(members, coordinator):
+        typer.echo(line)
+
+
+@app.command()
+def show(
+    name: Name,
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """Show one node, a line for each thing that is known of it."""
+    from coordinator.client.connection import Connection
+    from coordinator.screen.listing import node_details, node_lines
+    from ringtune.errors import UsageError
+
+    with Connection(coordinator, insecure=insecure) as client:
+        found = [entry for entry in client.nodes() if entry.joined.node == name]
+    if not found:
+        raise UsageError(f"node {name} is no member of this coordinator; 'ringtune nodes' lists them")
+    for line in node_lines(found) if json else node_details(found[0]):
+        typer.echo(line)
+
+
+@app.command()
+def drain(
+    name: Name,
+    undo: Annotated[bool, typer.Option("--undo", help="Take it into runs again.")] = False,
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """Take a node into no new run; one that it works on goes on to its end."""
+    import json as json_module
+
+    from coordinator.client.connection import Connection
+
+    with Connection(coordinator, insecure=insecure) as client:
+        run_id = client.drain_node(name, undo=undo)
+    if json:
+        typer.echo(json_module.dumps({"event": "undrained" if undo else "drained", "node": name, "run_id": run_id}))
+    elif undo:
+        typer.echo(f"node {name} takes part in runs again")
+    else:
+        typer.echo(
+            f"node {name} takes part in no new run" + (f"; it works on run {run_id} to its end" if run_id else "")
+        )
+
+
+@app.command()
+def remove(
+    name: Name,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="What the node is told.")] = "",
+    role: Annotated[str, typer.Option(help="node, or submitter: a user of another machine.")] = "node",
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """Refuse a node, or a user, from now on; with a new token it may join again. A run goes on as if it were lost."""
+    import json as json_module
+
+    from coordinator.client.connection import Connection
+    from ringtune.errors import UsageError
+    from ringtune.transport.parties import NODE_ROLE, SUBMITTER_ROLE
+
+    if role not in (NODE_ROLE, SUBMITTER_ROLE):
+        raise UsageError(f"--role {role!r} is not one of {NODE_ROLE}, {SUBMITTER_ROLE}")
+    with Connection(coordinator, insecure=insecure) as client:
+        reply = client.remove(name, role=role, reason=reason)
+    if json:
+        told = {"event": "removed", "role": role, "name": name, "certificates": reply.certificates}
+        typer.echo(json_module.dumps(told | {"was_member": reply.was_member}))
+    else:
+        typer.echo(f"{role} {name} is refused from now on ({reply.certificates} certificates hold no longer)")

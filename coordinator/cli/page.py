@@ -1,0 +1,65 @@
+"""``ringtune page``: show the run in a folder, or one that a coordinator keeps, on a page."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ringtune import options
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+_RUN = "Folder of a run, the --out of 'ringtune train'; or the id of one that a coordinator keeps."
+
+
+@app.command()
+def page(
+    run: Annotated[str, typer.Argument(metavar="RUN", help=_RUN)],
+    web: options.Web = "127.0.0.1:7080",
+    web_token: options.WebToken = None,
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """Show a finished run on a page until Ctrl-C; for a run in progress, its history and live updates.
+
+    The page of a run that is under way comes with --web of 'ringtune train' or 'ringtune coordinator', too. That one
+    also shows what nodes did in the last step.
+    """
+    import functools
+    import json as json_module
+    import sys
+    from contextlib import ExitStack
+    from pathlib import Path
+
+    from coordinator.client.connection import Connection
+    from coordinator.client.detached_runs import kept_record
+    from coordinator.server.coordinator import Ending
+    from coordinator.web.feeds import FolderFeed, RunFeed
+    from coordinator.web.server import PageServer, require_web
+    from coordinator.web.streams import Feed, Watching
+    from ringtune.errors import InterruptedRunError
+    from ringtune.ids import RUN_ID
+
+    require_web()
+    with ExitStack() as stack:
+        feed: Feed
+        if RUN_ID.fullmatch(run) and not Path(run).exists():
+            client = stack.enter_context(Connection(coordinator, insecure=insecure))
+            run_id = kept_record(client, run).run_id
+            follow = functools.partial(client.events, run_id, wait=True, whole=True, with_files=False)
+            feed = stack.enter_context(RunFeed(follow))
+        else:
+            feed = FolderFeed(Path(run))
+        ending = stack.enter_context(Ending())
+        server = stack.enter_context(PageServer(Watching(feed=feed), web, token_file=web_token))
+        if json:
+            typer.echo(json_module.dumps({"event": "page", "url": server.url}))
+        else:
+            for line in (*server.lines(), "Ctrl-C ends it"):
+                typer.echo(line)
+        sys.stdout.flush()  # who reads it from a pipe waits for the address
+        while not ending.wait():
+            pass
+        if ending.by_ctrl_c:
+            raise InterruptedRunError("stopped by Ctrl-C")

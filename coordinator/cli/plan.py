@@ -1,0 +1,88 @@
+"""``ringtune plan``: who would host what, what it needs, and what happens when; without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ringtune import options
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def plan(
+    job: options.JobFile,
+    assume: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, max=4096, help="Plan for N equal nodes that are not there; nothing is started."
+        ),
+    ] = 0,
+    memory: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE", help="Budget of each assumed node, e.g. 512MiB. Default: N share what is free here."
+        ),
+    ] = "",
+    coordinator: Annotated[str, options.coordinator_option("assume", "memory", "profile")] = "",
+    profile: options.ProfileFile = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also say why: times by depth, who is left out, what came second.")
+    ] = False,
+    microbatches: options.MicrobatchChoices = "",
+    wire_dtypes: options.WireChoices = "",
+    nodes: options.Nodes = 0,
+    join_s: options.JoinS = 60.0,
+    table: Annotated[bool, typer.Option("--table", help="Also show what every node does when, with a legend.")] = False,
+    at_step: Annotated[int, typer.Option(min=0, help="With --table: its first step.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, max=100, help="With --table: how many steps.")] = 1,
+    change: options.Changes = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the plan there, for --plan of 'ringtune train'.")
+    ] = None,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """Show who would host what, what it needs and how long it would take, without training.
+
+    Without --coordinator nothing is started. With --profile the nodes and links are those that were measured;
+    otherwise sizes come from the model's files, nodes are taken as equal, and the time is a rough guess. Where rows
+    depend on the tokenizer (question answering, plain text) they are estimated, and the plan says so.
+    """
+    from coordinator.api import plan as planning
+    from coordinator.api.arguments import changed_job
+    from coordinator.planner.limits import read_choices
+    from ringtune.errors import UsageError
+    from ringtune.storage.durable import check_writable
+
+    wanted = changed_job(job, change or [])
+    choices = read_choices(microbatches, wire_dtypes, batch_size=wanted.train.batch_size)
+    if coordinator and profile:
+        raise UsageError("give one of --coordinator and --profile: nodes that are asked, or nodes measured before")
+    if (profile or coordinator) and (assume or memory):
+        raise UsageError("--assume and --memory are for nodes that are not there; coordinator and profile have some")
+    if nodes and not coordinator:
+        raise UsageError(f"--nodes is for --coordinator; to plan for equal nodes that are not there: --assume {nodes}")
+    if save is not None:
+        check_writable(save)
+    if profile:
+        found = planning.plan_measured(wanted, profile, choices=choices, why=explain)
+    elif coordinator:
+        found = planning.plan_there(
+            wanted, coordinator, insecure=insecure, num_nodes=nodes, join_s=join_s, choices=choices, why=explain
+        )
+    else:
+        found = planning.plan_assumed(wanted, assume, memory, choices=choices, why=explain)
+    if save is not None:
+        found.save(save)
+    if json:
+        typer.echo(found.text())
+        return
+    is_shown = table or at_step > 0 or steps > 1
+    for line in found.lines(at_step=at_step, num_steps=steps if is_shown else 0):
+        typer.echo(line)
+    if save is not None:
+        typer.echo(f"the plan is in {save}")

@@ -1,0 +1,127 @@
+"""``ringtune runs``, ``logs``, ``fetch`` and ``stop``: runs that go on without the command that submitted them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ringtune import options
+
+_RUN = "Id of the run, or its folder, which tells where it is driven. Default: the only run."
+Run = Annotated[str, typer.Argument(metavar="RUN", help=_RUN, show_default=False)]
+
+
+def runs(
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """List the runs that a coordinator keeps: state, steps, the step of the newest checkpoint, and who started it."""
+    from coordinator.client.connection import Connection
+    from coordinator.screen.listing import run_lines, run_table
+
+    with Connection(coordinator, insecure=insecure) as client:
+        records = client.runs()
+    for line in run_lines(records) if json else run_table(records):
+        typer.echo(line)
+
+
+def logs(
+    run: Run = "",
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is over.")] = False,
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """Show what a run said so far, and with --follow what it says until it is over.
+
+    Ctrl-C ends this command, not the run.
+    """
+    from coordinator.api.output import make_progress
+    from coordinator.client.connection import Connection
+    from coordinator.client.detached_runs import find_run, only_run
+    from coordinator.client.follow import show_events, show_file
+    from coordinator.server.restart import last_of
+
+    found = find_run(run, coordinator)
+    if found.place is not None and found.folder is not None and found.place.is_local:
+        show_file(found.folder, found.place, follow=follow)
+        return
+    with Connection(
+        found.coordinator, insecure=None if found.place is not None and found.place.is_local else insecure
+    ) as client:
+        records = client.runs()
+        run_id = found.run_id or only_run(records, lambda _: True, "run").run_id
+        run_id = last_of({record.run_id: record for record in records}, run_id)
+        with make_progress(as_json=json, live=False) as progress:
+            show_events(client, run_id, follow=follow, progress=progress)
+
+
+def fetch(
+    run: Run = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for the run's files. Default: the folder, or one named by the id."),
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Put an earlier run's files aside.")] = False,
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """Write the files of a run that a coordinator keeps: job, plan, metrics, report, trace, adapter, checkpoints.
+
+    The folder is then as if 'ringtune train' had written it: it can be evaluated, exported and gone on with.
+    """
+    import dataclasses
+    import json as json_module
+
+    from coordinator.client.connection import Connection
+    from coordinator.client.detached_runs import fetch_run, find_run, kept_record
+    from ringtune.errors import UsageError
+
+    found = find_run(run, coordinator)
+    if found.place is not None and found.place.is_local:
+        raise UsageError(f"{run} is the folder of a local run: its files are there already")
+    with Connection(
+        found.coordinator, insecure=None if found.place is not None and found.place.is_local else insecure
+    ) as client:
+        record = kept_record(client, found.run_id)
+        target = out or found.folder or Path(found.run_id or record.run_id)
+        say = (lambda line: None) if json else typer.echo
+        fetch_run(client, record, target, replace=replace or target == found.folder, say=say)
+    if json:
+        typer.echo(json_module.dumps({"event": "fetched", **dataclasses.asdict(record), "out": str(target)}))
+        return
+    typer.echo(f"run {record.run_id} ({record.state}, {record.steps_done} steps) is in {target}")
+
+
+def stop(
+    run: Run = "",
+    now: Annotated[bool, typer.Option("--now", help="At once, without a further checkpoint.")] = False,
+    wait_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for its end, in seconds.")
+    ] = 300.0,
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """Stop a run after the turns that are under way, with a checkpoint from which it can go on."""
+    import json as json_module
+
+    from coordinator.client.connection import Connection
+    from coordinator.client.detached_runs import find_run, stop_run
+    from ringtune.errors import ConnectionFailedError, UsageError
+
+    found = find_run(run, coordinator)
+    try:
+        with Connection(
+            found.coordinator, insecure=None if found.place is not None and found.place.is_local else insecure
+        ) as client:
+            ended = stop_run(client, found.run_id, now=now, wait_s=wait_s)
+    except ConnectionFailedError as error:
+        if found.place is None or not found.place.is_local:
+            raise
+        raise UsageError(f"the run in {run} is not under way; 'ringtune logs {run}' tells how it ended") from error
+    typer.echo(json_module.dumps({"event": "stopped", "text": ended}) if json else ended)

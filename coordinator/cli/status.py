@@ -1,0 +1,25 @@
+"""``ringtune status``: what a coordinator does now."""
+
+from __future__ import annotations
+
+import typer
+
+from ringtune import options
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def status(
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """Show the run that a coordinator drives: phase, step, loss, who helps whom, and every node with its state."""
+    from coordinator.client.connection import Connection
+    from coordinator.screen.listing import status_json, status_lines
+
+    with Connection(coordinator, insecure=insecure) as client:
+        found = client.status()
+    for line in [status_json(found)] if json else status_lines(found, coordinator):
+        typer.echo(line)

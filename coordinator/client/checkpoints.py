@@ -1,0 +1,413 @@
+"""Checkpoints and best results in a run's folder, and which of them a run can resume from.
+
+The best results of a run in its folder, each of the step after which its evaluation was (``train.keep_best``).
+
+::
+
+    DIR/best/<N>/adapter/   what was trained up to step N
+    DIR/best/<N>/complete   written last: all files of that step are there
+
+When the run is done the best one is copied to its place. It stays here as well, for a run that is made longer. Older
+ones stay as long as a run may go on from a checkpoint at which they were the best.
+
+::
+
+    DIR/checkpoints/step-<N>.json    a complete checkpoint: the shard of every node with its digest
+    DIR/checkpoints/lengths.json     how long the run was before it was made longer
+    DIR/checkpoints/nodes/<node>/    with --local: where that node keeps its shards
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from coordinator.run.run_text import is_settled
+from ringtune.errors import IntegrityError, JobError, PlanError, UsageError
+from ringtune.job.job import Job, parse_job
+from ringtune.models.result_files import BEST_FOLDER, RESULT_FOLDERS
+from ringtune.run_control.checkpoint import KEPT, CheckpointManifest, Resume
+from ringtune.run_control.continuation import (
+    LENGTH_KEYS,
+    STATE_KEY,
+    Length,
+    as_it_was,
+    changed_keys,
+    describe_changes,
+    digests,
+    longer,
+    num_steps_of,
+    only_moves_state,
+    with_state_where_asked,
+)
+from ringtune.schedule.plan import Plan
+from ringtune.storage.durable import (
+    drop_file,
+    is_plain_file,
+    make_way,
+    remove_folder,
+    remove_partial_files,
+    replace_folder,
+    storage_errors,
+    write_durably,
+)
+from ringtune.storage.strict import parse_json, read_given, read_json
+
+_COMPLETE: Final = "complete"
+
+
+class BestFolder:
+    """The best results of one run.
+
+    Args:
+        run_folder: of the run.
+    """
+
+    def __init__(self, run_folder: Path) -> None:
+        self._run, self._folder = run_folder, run_folder / BEST_FOLDER
+
+    def steps(self) -> tuple[int, ...]:
+        """List the steps that have a folder, ascending, whether it is complete or not."""
+        names = [entry.name for entry in self._folder.iterdir()] if self._folder.is_dir() else []
+        return tuple(sorted(int(name) for name in names if name.isdecimal()))
+
+    def has(self, step: int) -> bool:
+        """Whether the result of a step is there."""
+        return (self._folder / str(step) / _COMPLETE).is_file()
+
+    def complete(self, step: int) -> None:
+        """Note that all files of a step are there.
+
+        Raises:
+            StorageError: no room.
+        """
+        write_durably(self._folder / str(step) / _COMPLETE, b"")
+
+    def put_in_place(self, step: int) -> None:
+        """Make the result of a step that of the run.
+
+        Raises:
+            IntegrityError: it is not there.
+            StorageError: no room.
+        """
+        if not self.has(step):
+            raise IntegrityError(
+                f"the run's best result, that of step {step}, is not in {self._folder}; fetch the run into the folder "
+                "that it was resumed from"
+            )
+        for name in RESULT_FOLDERS:
+            source, target = self._folder / str(step) / name, self._run / name
+            part = target.with_name(target.name + ".part")
+            if source.is_dir():
+                remove_folder(part)
+                with storage_errors(target):
+                    shutil.copytree(source, part, copy_function=_copy_durably)
+                replace_folder(part, target)
+
+    def go_back_to(self, step: int) -> None:
+        """Drop the results of later steps: they may never come to be."""
+        self._drop(later for later in self.steps() if later > step)
+
+    def keep_for(self, manifests: Iterable[CheckpointManifest]) -> None:
+        """Drop the results that are older than the best ones of these checkpoints."""
+        found = [one.evaluations.best_step for one in manifests if one.evaluations.best is not None]
+        self._drop(step for step in self.steps() if found and step < min(found))
+
+    def _drop(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            shutil.rmtree(self._folder / str(step), ignore_errors=True)
+
+
+def with_best(
+    run_folder: Path, manifests: Iterable[CheckpointManifest]
+) -> tuple[tuple[CheckpointManifest, ...], tuple[str, ...]]:
+    """Leave out the checkpoints whose best result is not in the run's folder; return also what is wrong with those."""
+    best, found, problems = BestFolder(run_folder), list[CheckpointManifest](), list[str]()
+    for manifest in manifests:
+        known = manifest.evaluations
+        if known.best is None or best.has(known.best_step):
+            found.append(manifest)
+        else:
+            lacks = f"{run_folder / BEST_FOLDER / str(known.best_step)}, the best result until then, is not there"
+            problems.append(f"{manifest.name} can't be used: {lacks}")
+    return tuple(found), tuple(problems)
+
+
+def _copy_durably(source: str, target: str) -> None:
+    shutil.copyfile(source, target)
+    with Path(target).open("rb") as file:
+        os.fsync(file.fileno())
+
+
+FOLDER = "checkpoints"
+NODES = "nodes"
+_LENGTHS = "lengths.json"
+_NAME = re.compile(r"step-(\d{1,18})\.json")
+
+
+class RunCheckpoints:
+    """The manifests of one run.
+
+    Args:
+        run_folder: of the run.
+    """
+
+    def __init__(self, run_folder: Path) -> None:
+        self._folder = run_folder / FOLDER
+
+    def node_states(self) -> Path:
+        """Path of the folder in which local nodes keep their shards, each in a folder with its name."""
+        return self._folder / NODES
+
+    def path(self, step: int) -> Path:
+        """Path of the manifest of a step."""
+        return self._folder / f"step-{step}.json"
+
+    def steps(self) -> tuple[int, ...]:
+        """List the steps that have a manifest, newest first."""
+        if not self._folder.is_dir():
+            return ()
+        found = (_NAME.fullmatch(entry.name) for entry in self._folder.iterdir())
+        return tuple(sorted((int(match[1]) for match in found if match), reverse=True))
+
+    def add(self, manifest: CheckpointManifest) -> None:
+        """Write a manifest to disk, which makes the checkpoint complete; then drop all but the ``KEPT`` newest.
+
+        Raises:
+            StorageError: no room; manifests that were there are intact.
+        """
+        make_way(self.path(manifest.step))
+        write_durably(self.path(manifest.step), (json.dumps(manifest.to_json(), indent=1) + "\n").encode())
+        for old in self.steps()[KEPT:]:
+            drop_file(self.path(old))
+
+    def read(self) -> tuple[tuple[CheckpointManifest, ...], tuple[str, ...]]:
+        """Read the manifests, newest first; return also what is wrong with those that can't be used."""
+        found, damaged = [], []
+        for step in self.steps():
+            try:
+                if not is_plain_file(self.path(step)):
+                    raise IntegrityError("a link or folder is in its place")
+                manifest = CheckpointManifest.parse(self.path(step).read_text(encoding="utf-8", errors="replace"))
+                if manifest.step != step:
+                    raise IntegrityError(f"it is of step {manifest.step}")
+                found.append(manifest)
+            except (OSError, IntegrityError) as error:
+                damaged.append(f"{self.path(step)} can't be used: {error}")
+        return tuple(found), tuple(damaged)
+
+    def lengths(self) -> tuple[Length, ...]:
+        """List the lengths that the run had before it was made longer, oldest first.
+
+        Raises:
+            IntegrityError: the file is damaged.
+        """
+        path = self._folder / _LENGTHS
+        try:
+            return tuple(Length.from_json(value) for value in read_json(path))
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError, TypeError, IntegrityError) as error:
+            raise IntegrityError(f"{path} can't be read ({error}); without it the run can't go on") from error
+
+    def was_as_long_as(self, length: Length) -> None:
+        """Remember a length that the run had, before its job is written over.
+
+        Raises:
+            StorageError: no room.
+        """
+        if length not in self.lengths():
+            lengths = [dataclasses.asdict(entry) for entry in (*self.lengths(), length)]
+            write_durably(self._folder / _LENGTHS, json.dumps(lengths).encode())
+
+    def go_back_to(self, step: int) -> None:
+        """Delete the manifests after ``step``, from which the run goes on now."""
+        for newer in self.steps():
+            if newer > step:
+                drop_file(self.path(newer))
+        if self._folder.is_dir():
+            remove_partial_files(self._folder)
+
+
+def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resume | None:
+    """Find the plan and the checkpoints that a run can go on from.
+
+    Args:
+        run_folder: of the run.
+        job: that is asked for.
+        note: told what the user should know.
+
+    Returns:
+        Plan and manifests; None if the run was stopped before its first checkpoint.
+
+    Raises:
+        UsageError: there is no run, or it is finished.
+        JobError: the run is of another job.
+        IntegrityError: every manifest, or the plan, is damaged.
+        PlanError: the checkpoints are of another plan.
+    """
+    if not run_folder.is_dir():
+        raise UsageError(f"{run_folder} holds no run to go on with; correct --out, or leave --resume out")
+    checkpoints = RunCheckpoints(run_folder)
+    lengths = _lengths_before(run_folder / "job.toml", job, checkpoints)
+    if not lengths:
+        _require_unfinished(run_folder)
+    manifests, damaged = checkpoints.read()
+    if job.train.keep_best:
+        manifests, lacking = with_best(run_folder, manifests)
+        damaged = (*damaged, *lacking)
+    for problem in damaged:
+        note(problem)
+    if not manifests:
+        if damaged:
+            raise IntegrityError(f"{'; '.join(damaged)}; no other checkpoint is left, start the run without --resume")
+        if (run_folder / "report.json").exists():
+            raise UsageError(
+                f"the run in {run_folder} has no checkpoint, so it can't be made longer; repeat it: --replace"
+            )
+        note(f"{run_folder} has no complete checkpoint yet: the run begins anew")
+        return None
+    found = _read_plan(run_folder / "plan.json")
+    plan = as_it_was(job, with_state_where_asked(found, job), [manifests[0].plan_digest], lengths)
+    if plan.course.left_out != found.course.left_out:
+        back = [owner.node for owner in plan.course.owners if found.course.owner(owner.node) is None]
+        note(f"the newest checkpoint is from before the rows of {', '.join(back)} were left out: they are needed again")
+    manifests = _of_plan(manifests, job, plan, lengths, note)
+    if plan.placements != found.placements:
+        where = "on the disks of the nodes" if job.keeps_state_on_disk else "in memory"
+        note(f"optimizer state of groups that rest is {where} from here on (hift.state); the result is the same")
+    if lengths and num_steps_of(job, plan) != plan.course.num_steps:
+        plan = _made_longer(plan, job, note)
+        manifests = _at_turns(manifests, plan, note)
+    elif lengths:
+        _require_unfinished(run_folder)
+    resume = Resume(plan=plan, manifests=manifests, lengths=lengths)
+    resume.check(job)
+    return resume
+
+
+def _of_plan(
+    manifests: tuple[CheckpointManifest, ...],
+    job: Job,
+    plan: Plan,
+    lengths: tuple[Length, ...],
+    note: Callable[[str], None],
+) -> tuple[CheckpointManifest, ...]:
+    """Leave out checkpoints from before an owner was left out, where there is a newer one."""
+    if not plan.course.left_out:
+        return manifests
+    known = set[str]().union(*digests(job, plan, lengths).values())
+    found = tuple(one for one in manifests if one.plan_digest in known or one is manifests[0])
+    for one in manifests[len(found) :]:
+        note(f"the checkpoint of step {one.step} is from before an owner was left out, so it is not used")
+    return found
+
+
+def _lengths_before(path: Path, job: Job, checkpoints: RunCheckpoints) -> tuple[Length, ...]:
+    """List the lengths that a run had, and that it has if the job asks for another one.
+
+    Raises:
+        JobError: the run is of another job.
+    """
+    try:
+        before = parse_job(read_given(path), source=str(path))
+    except FileNotFoundError:
+        return ()  # stopped before anything was decided; a checkpoint has its own digest of the job
+    except OSError as error:
+        raise IntegrityError(f"can't read {path}: {error.strerror}") from error
+    changed = changed_keys(before, job)
+    may_change = (*LENGTH_KEYS, STATE_KEY) if only_moves_state(before, job) else LENGTH_KEYS
+    if not set(changed) <= set(may_change):
+        changes = describe_changes(before, job, but=may_change)
+        raise JobError(
+            f"{path} is of another job: {changes}; give the job that the run was started with, or another --out"
+        )
+    is_longer = not set(changed).isdisjoint(LENGTH_KEYS)
+    return (*checkpoints.lengths(), Length.of(before)) if is_longer else checkpoints.lengths()
+
+
+def _made_longer(plan: Plan, job: Job, note: Callable[[str], None]) -> Plan:
+    """Make the plan of the longer run, and say so.
+
+    Raises:
+        JobError: the run can't be made longer.
+    """
+    made = longer(plan, job)
+    note(f"the run had {plan.course.num_steps} steps and gets {made.course.num_steps}")
+    return made
+
+
+def _at_turns(
+    manifests: tuple[CheckpointManifest, ...], plan: Plan, note: Callable[[str], None]
+) -> tuple[CheckpointManifest, ...]:
+    """Leave out the checkpoint of a last turn that was cut short, which the longer run does to its end.
+
+    Raises:
+        UsageError: none is left.
+    """
+    length = plan.course.local_iterations
+    usable = tuple(manifest for manifest in manifests if manifest.step % length == 0)
+    for manifest in manifests:
+        if manifest not in usable:
+            note(f"the checkpoint of step {manifest.step} is within a turn of {length} steps of the longer run")
+    if not usable:
+        raise UsageError("no checkpoint is at the end of a turn of the longer run; train it from its start, --replace")
+    return usable
+
+
+def _require_unfinished(run_folder: Path) -> None:
+    """Refuse to go on with a finished run: its report, trace and adapter would be written over.
+
+    The report is the last file that a run writes, and a run that goes on puts it away first.
+
+    Raises:
+        UsageError: the run is finished.
+    """
+    if (run_folder / "report.json").exists():
+        raise UsageError(
+            f"the run in {run_folder} is finished, nothing was changed; its results are there, --replace repeats it"
+        )
+
+
+def _read_plan(path: Path) -> Plan:
+    try:
+        value = read_json(path)
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"{path} can't be read ({error}); without it the run can't go on") from error
+    try:
+        return Plan.from_json(value)
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from error
+
+
+def cut_metrics(path: Path, step: int) -> None:
+    """Delete what comes after the first ``step`` steps, and a torn last line, from ``metrics.jsonl``.
+
+    Raises:
+        StorageError: the file can't be written; its content is as before.
+    """
+    if not path.exists():
+        return
+    with storage_errors(path):
+        lines = path.read_bytes().splitlines(keepends=True)
+    write_durably(path, b"".join(line for line in lines if _stays(line, step)))
+
+
+def _stays(line: bytes, step: int) -> bool:
+    try:
+        return line.endswith(b"\n") and is_settled(parse_json(line), step)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def force_to_disk(path: Path) -> None:
+    """Force what was appended to a file to the disk."""
+    if path.exists():
+        with storage_errors(path), path.open("rb") as file:
+            os.fsync(file.fileno())

@@ -1,0 +1,223 @@
+"""A connection to a coordinator: who is there, what it drives, and the runs that it keeps."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Self, TypeVar
+
+import grpc
+
+from coordinator.server.run_record import RunRecord
+from ringtune.errors import ConnectionFailedError, DeadlineError, TrustError
+from ringtune.hints import hint_to_start_coordinator
+from ringtune.transport import speaker as speaking
+from ringtune.transport.channels import open_channel
+from ringtune.transport.endpoints import require_compatible, require_private
+from ringtune.transport.parties import COORDINATOR
+from ringtune.transport.refusals import why_refused
+from ringtune.transport.speaker import speak_as_user
+from ringtune.transport.status import error_of_call
+from ringtune.v1 import control_pb2, control_pb2_grpc, trust_pb2, trust_pb2_grpc
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+CONNECT_S = 5.0
+_ASK_AGAIN_S = 0.5
+CALL_S = 10.0
+"""Deadline of a call that is answered at once."""
+
+
+class Connection:
+    """A connection to a coordinator of a compatible version, checked when it is made.
+
+    Args:
+        address: ``host:port``.
+        insecure: whether to speak in plain text, even with another machine; else as this user, if the user has an
+            identity. None = as the process speaks already, with a coordinator of its own.
+
+    Attributes:
+        address: as given.
+
+    Raises:
+        UsageError: the address is no address, or leaves this machine without ``insecure``; or the versions differ.
+        ConnectionFailedError: nobody answers there within a few seconds.
+        TrustError: one side does not take the other's certificate, or only one of them encrypts.
+    """
+
+    def __init__(self, address: str, *, insecure: bool | None = None) -> None:
+        self._trust = None if insecure is None else speak_as_user(insecure=insecure)
+        require_private(address, option="--coordinator", insecure=insecure or False)
+        self.address = address
+        self._channel = open_channel(address, peer=COORDINATOR)
+        self._stub = control_pb2_grpc.CoordinatorStub(self._channel)
+        self._membership = trust_pb2_grpc.MembershipStub(self._channel)
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=CONNECT_S)
+        except grpc.FutureTimeoutError as error:
+            self.close()
+            why = why_refused(address, COORDINATOR, time.time())
+            if why:
+                raise TrustError(why) from error
+            raise ConnectionFailedError(
+                f"no coordinator answers at {address} (waited {CONNECT_S:g} s); start it there with "
+                f"'{hint_to_start_coordinator(address)}', or correct --coordinator"
+            ) from error
+        try:
+            require_compatible(f"coordinator {address}", self.status().version)
+            self._renew()
+        except BaseException:
+            self.close()
+            raise
+
+    def _renew(self) -> None:
+        """Renew this user's certificate at two thirds of its life; a command goes on without."""
+        speaker = speaking.speaker()
+        if self._trust is not None and speaker is not None:
+            from ringtune.transport.enrollment import renew_if_due
+
+            renew_if_due(self._membership, speaker, self._trust, time.time())
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        """Return the connection."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connection."""
+        self.close()
+
+    def nodes(self) -> list[control_pb2.NodeEntry]:
+        """List the coordinator's members."""
+        return list(self._checked(lambda: self._stub.Nodes(control_pb2.Empty(), timeout=CALL_S)).nodes)
+
+    def status(self) -> control_pb2.StatusReply:
+        """Ask where the run stands, and for the members."""
+        return self._checked(lambda: self._stub.Status(control_pb2.Empty(), timeout=CALL_S))
+
+    # ---- runs that the coordinator keeps ----------------------------------------------------------
+
+    def runs(self) -> list[RunRecord]:
+        """List the runs that the coordinator keeps, oldest first.
+
+        Raises:
+            RingTuneError: it keeps none, or can't be asked.
+        """
+        reply = self._checked(lambda: self._stub.Runs(control_pb2.Empty(), timeout=CALL_S))
+        return [RunRecord.parse(run.record_json) for run in reply.runs]
+
+    def await_answer(self, wait_s: float, *, on_silence: Callable[[], None]) -> bool:
+        """Ask until the coordinator answers.
+
+        Args:
+            wait_s: how long, in seconds.
+            on_silence: called when it does not answer at once.
+
+        Returns:
+            Whether it answered at once.
+
+        Raises:
+            ConnectionFailedError: it did not answer within that time.
+            RingTuneError: it is of another version.
+        """
+        deadline_s, is_first = time.monotonic() + wait_s, True
+        while True:
+            try:
+                require_compatible(f"coordinator {self.address}", self.status().version)
+            except (ConnectionFailedError, DeadlineError) as error:
+                if time.monotonic() + _ASK_AGAIN_S > deadline_s:
+                    text = (
+                        f"coordinator {self.address} has not answered for {wait_s:g} s; once it is started again, it "
+                        "goes on by itself"
+                    )
+                    raise ConnectionFailedError(text) from error
+            else:
+                return is_first
+            if is_first:
+                on_silence()
+            is_first = False
+            time.sleep(_ASK_AGAIN_S)
+
+    def events(self, run_id: str, *, wait: bool, whole: bool, with_files: bool) -> Iterator[control_pb2.RunEvent]:
+        """Yield the events of a run that the coordinator keeps.
+
+        Args:
+            run_id: of the run.
+            wait: until it is over; else those that are there.
+            whole: first those of the runs that it goes on with.
+            with_files: whether pieces of result files are among them.
+
+        Raises:
+            RingTuneError: there is no such run, or the connection is lost.
+        """
+        request = control_pb2.FollowRequest(run_id=run_id, wait=wait, without_files=not with_files, whole=whole)
+        call = self._stub.Follow(request)  # no deadline: a run may take days
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise error_of_call(error, peer=f"coordinator {self.address}") from error
+        finally:
+            call.cancel()
+
+    def fetched(self, run_id: str) -> None:
+        """Tell the coordinator that all events of a run are here; one that does not hear it keeps them for longer."""
+        try:
+            self._stub.Fetched(control_pb2.RunRef(run_id=run_id), timeout=CALL_S)
+        except grpc.RpcError as error:
+            _LOG.info("the coordinator did not hear that run %s was fetched: %s", run_id, error)
+
+    # ---- who stays a member -----------------------------------------------------------------------
+
+    def invite(self, node: str) -> str:
+        """Get a token for a node of this machine that evaluates once."""
+        request = trust_pb2.InviteRequest(node=node)
+        return self._checked(lambda: self._membership.Invite(request, timeout=CALL_S)).token
+
+    def remove(self, node: str, *, role: str, reason: str) -> trust_pb2.RemoveReply:
+        """Have a node or a user refused from now on.
+
+        Raises:
+            RingTuneError: the coordinator never knew it, or can't be asked.
+        """
+        request = trust_pb2.RemoveRequest(node=node, role=role, reason=reason)
+        return self._checked(lambda: self._membership.Remove(request, timeout=CALL_S))
+
+    def drain_node(self, node: str, *, undo: bool) -> str:
+        """Have a node taken into no new run, or again; return the run that it still works on.
+
+        Raises:
+            RingTuneError: it is no member, or the coordinator can't be asked.
+        """
+        request = trust_pb2.DrainNodeRequest(node=node, undo=undo)
+        return self._checked(lambda: self._membership.DrainNode(request, timeout=CALL_S)).run_id
+
+    def stop_run(self, run_id: str, reason: str, *, now: bool) -> None:
+        """Ask for the end of a run: after the turns that are under way and with a checkpoint, or at once.
+
+        Raises:
+            RingTuneError: it is over, or the coordinator can't be asked.
+        """
+        request = control_pb2.DrainRequest(run_id=run_id, reason=reason, now=now)
+        self._checked(lambda: self._stub.Drain(request, timeout=CALL_S))
+
+    def _checked(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            raise error_of_call(error, peer=f"coordinator {self.address}") from error
+
+
+def who_submits() -> str:
+    """Return ``user@host`` of this process, for the list of runs."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,453 @@
+"""Runs that continue without the command that submitted them: start, find, stop and fetch them.
+
+::
+
+    DIR/fetching/    what has come so far; goes if the rest does not come
+    DIR/             gets it when all has come: first run.json, last the checkpoints and report.json
+
+By the checkpoints and the report others judge whether the folder is up to date, so one in which the change was cut
+short is not: it is fetched again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from coordinator.client.checkpoints import FOLDER, RunCheckpoints
+from coordinator.client.connection import Connection, who_submits
+from coordinator.client.run_folder import (
+    FETCHING,
+    KIND,
+    LOG,
+    OF_COMMAND,
+    PART,
+    EventFiles,
+    RunFolder,
+    claim_run_folder,
+    files_of_run,
+    lock_of,
+    put_run_aside,
+    remove_if_nothing_began,
+    require_no_run,
+)
+from coordinator.client.saved_run import PLACE, RunPlace, read_place, read_run_file
+from coordinator.server.restart import last_of, taken_up_by
+from coordinator.server.run_record import RunRecord, chain_of
+from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, IntegrityError, RingTuneError, UsageError
+from ringtune.hints import hint
+from ringtune.ids import RUN_ID
+from ringtune.machine.process import exit_error
+from ringtune.storage.durable import (
+    claim,
+    drop_file,
+    is_claimed,
+    is_plain_file,
+    remove_folder,
+    rename_durably,
+    storage_errors,
+)
+from ringtune.v1 import control_pb2
+
+_LAST = (FOLDER, "report.json")
+
+
+@contextmanager
+def fetched_folder(
+    out: Path, *, replace: bool, goes_on: bool, is_same: bool = False, say: Callable[[str], object] = lambda line: None
+) -> Iterator[RunFolder]:
+    """Yield a folder whose files take the place of a run's when the context ends without an error.
+
+    Args:
+        out: folder of the run; made if it is not there.
+        replace: whether files of a run there may be replaced.
+        goes_on: the folder yielded has a copy of the files that are there; else none.
+        is_same: the files that are there are of the same run, so they go once all have come. Those of another run
+            are put aside, and so are files among them that the run has not written.
+        say: takes a line on what was put aside.
+
+    Raises:
+        UsageError: there is a run already, and it may not be replaced; or something else.
+        BusyError: another process writes there.
+        StorageError: the folder can't be used, or there is no room; the files in it are as before.
+    """
+    is_new = not out.exists()
+    claim_run_folder(out)
+    with lock_of(out):
+        before = tuple(name for name in files_of_run(out) if name != FETCHING)
+        coming = out / FETCHING
+        if is_claimed(coming, KIND):
+            remove_folder(coming)
+        if not goes_on:
+            require_no_run(out, before, replace=replace)
+        is_same = is_same or goes_on
+        replaced = tuple(name for name in before if not is_same or name not in OF_COMMAND)
+        try:
+            claim(coming, KIND)
+            if goes_on:
+                _copy(out, coming, replaced)
+            with RunFolder(coming, resume=True) as folder:
+                yield folder
+        except BaseException:
+            if is_claimed(coming, KIND):
+                shutil.rmtree(coming, ignore_errors=True)
+            if is_new:
+                remove_if_nothing_began(out)
+            raise
+        aside = _take_over(coming, out, replaced)
+        if aside is None:
+            return
+        if goes_on:  # all of them were copied
+            remove_folder(aside)
+        elif not is_same:
+            say(f"the files of the earlier run are in {aside}")
+        elif _has_others(aside, out):
+            say(f"files that the run has not written are in {aside}")
+
+
+def _copy(source: Path, target: Path, names: Iterable[str]) -> None:
+    with storage_errors(target):
+        for name in names:
+            copy = shutil.copytree if (source / name).is_dir() else shutil.copyfile
+            copy(source / name, target / name)
+
+
+def _take_over(coming: Path, out: Path, replaced: Iterable[str]) -> Path | None:
+    """Put new files in the place of the old ones, in an order that never leaves what looks complete but is not.
+
+    Returns:
+        Where the old ones are now.
+    """
+    aside = put_run_aside(out, sorted(replaced, key=_LAST.__contains__, reverse=True))
+    if (coming / PLACE).exists():
+        rename_durably(coming / PLACE, out / PLACE)
+    for name in sorted(files_of_run(coming), key=_LAST.__contains__):
+        rename_durably(coming / name, out / name)
+    remove_folder(coming)
+    return aside
+
+
+def _has_others(aside: Path, out: Path) -> bool:
+    """Remove the files that the same run wrote earlier; whether others are left, such as a user's notes.
+
+    Its own are the files beside its folders, and in them those that it has written again, whole or in part, and the
+    manifests of older checkpoints.
+    """
+    checkpoints = RunCheckpoints(aside)
+    for step in checkpoints.steps():
+        drop_file(checkpoints.path(step))
+    for name, _folders, files in os.walk(aside, topdown=False):
+        folder = Path(name)
+        again = out / folder.relative_to(aside)
+        for file in files:
+            is_own = folder == aside or is_plain_file(again / file.removesuffix(PART))
+            if is_own and is_plain_file(folder / file):
+                drop_file(folder / file)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    return aside.exists()
+
+
+class FoundRun(NamedTuple):
+    """A run that was meant.
+
+    Attributes:
+        run_id: empty = the only one at the coordinator.
+        coordinator: ``host:port``.
+        place: as the folder tells; None = no folder was given.
+        folder: of the run; None = no folder was given.
+    """
+
+    run_id: str
+    coordinator: str
+    place: RunPlace | None = None
+    folder: Path | None = None
+
+
+def find_run(text: str, coordinator: str) -> FoundRun:
+    """Find where a run is driven.
+
+    Args:
+        text: its id, its folder, or nothing.
+        coordinator: ``host:port`` where to look unless the folder tells.
+
+    Raises:
+        UsageError: neither an id nor the folder of a run.
+    """
+    if not text or RUN_ID.fullmatch(text):
+        return FoundRun(text, coordinator)
+    folder = Path(text)
+    if not folder.is_dir():
+        raise UsageError(f"{text} is neither the id of a run nor its folder; 'ringtune runs' lists ids")
+    place = read_place(folder)
+    if place is None:
+        raise UsageError(f"{text} does not tell where its run is driven; name the run by its id")
+    return FoundRun(place.run_id, place.coordinator, place, folder)
+
+
+def only_run(records: Sequence[RunRecord], may: Callable[[RunRecord], bool], what: str) -> RunRecord:
+    """Choose the only run of which something may be true; one that another run goes on with is not meant.
+
+    Args:
+        records: of all runs.
+        may: whether it can be meant.
+        what: those that can be, in words, for the message.
+
+    Raises:
+        UsageError: there is none, or more than one; names them.
+    """
+    by_id = {record.run_id: record for record in records}
+    found = [record for record in records if may(record) and taken_up_by(by_id, record.run_id) is None]
+    if not found:
+        raise UsageError(f"there is no {what} at this coordinator; 'ringtune runs' lists what it keeps")
+    if len(found) > 1:
+        names = ", ".join(record.run_id for record in found)
+        raise UsageError(f"there is more than one {what} at this coordinator: {names}; name one")
+    return found[0]
+
+
+def kept_record(client: Connection, run_id: str) -> RunRecord:
+    """Find the run that is to be fetched: the last one of those that go on with it.
+
+    Args:
+        client: of the coordinator.
+        run_id: of the run; empty = the only one that is new.
+
+    Raises:
+        UsageError: the coordinator does not keep it, or there is more than one new run, or none.
+    """
+    records = {record.run_id: record for record in client.runs()}
+    if not run_id:
+        new = only_run(list(records.values()), lambda record: record.has_books and not record.is_fetched, "new run")
+        run_id = new.run_id
+    if run_id not in records:
+        raise UsageError(f"run {run_id} is not kept there; 'ringtune runs' lists those that are")
+    return records[last_of(records, run_id)]
+
+
+def fetch_run(
+    client: Connection,
+    record: RunRecord,
+    out: Path,
+    *,
+    replace: bool,
+    say: Callable[[str], object] = lambda line: None,
+) -> None:
+    """Write what a coordinator keeps of a run into a folder, and tell it that this was done.
+
+    A run that goes on another one gets the files of both, as if one submitter had followed them. Of a run that is
+    under way the folder gets what there is; it can be fetched again. Files that are there stay until all have come;
+    those of another run are then put aside.
+
+    Args:
+        client: of the coordinator.
+        record: of the run.
+        out: folder of the run; made if it is not there.
+        replace: whether files of a run there may be replaced.
+        say: takes a line on what was put aside.
+
+    Raises:
+        RingTuneError: the folder holds another run, can't be written, or the connection is lost.
+    """
+    events = client.events(record.run_id, wait=False, whole=True, with_files=True)
+    first = next(events, control_pb2.RunEvent())
+    has_beginning = first.run_id == record.first_run
+    place = RunPlace(run_id=record.run_id, coordinator=client.address, is_local=False, pid=os.getpid())
+    before = read_place(out) if out.is_dir() else None
+    chain = chain_of({known.run_id: known for known in client.runs()}, record.run_id)
+    is_same = before is not None and before.run_id in {known.run_id for known in chain}
+    goes_on = not has_beginning
+    with fetched_folder(out, replace=replace, goes_on=goes_on, is_same=is_same, say=say) as folder:
+        place.write(folder.path)
+        write = EventFiles(folder, on_saved=lambda _run_id, _step: None)
+        write(first)
+        for event in events:
+            write(event)
+    client.fetched(record.run_id)
+
+
+def bring_up_to_date(client: Connection, out: Path) -> str:
+    """Fetch what a run has done since its folder was written, before it is gone on with.
+
+    Returns:
+        What was fetched, in words; empty = nothing.
+
+    Raises:
+        BusyError: the run goes on.
+        RingTuneError: it can't be fetched.
+    """
+    place = read_place(out) if out.is_dir() else None
+    try:
+        records = {record.run_id: record for record in client.runs()}
+    except UsageError:  # the coordinator keeps none
+        return ""
+    if place is None or place.run_id not in records:
+        return ""
+    record = records[last_of(records, place.run_id)]
+    if record.state == "running":
+        follow = hint("logs", record.run_id, "--follow", coordinator=client.address)
+        raise BusyError(f"run {record.run_id} of {out} goes on; follow it with '{follow}'")
+    if _is_up_to_date(record, out):
+        return ""
+    fetch_run(client, record, out, replace=True)
+    return f"fetched what run {record.run_id} did without this folder, up to step {record.steps_done}"
+
+
+def _is_up_to_date(record: RunRecord, out: Path) -> bool:
+    """Whether a folder has what a run that is over has left: its own report if it is done, else its last checkpoint."""
+    if record.state != "done":
+        return record.saved_step < 0 or record.saved_step in RunCheckpoints(out).steps()[:1]
+    try:
+        is_its_report = read_run_file(out / "report.json").get("run_id") == record.run_id
+    except IntegrityError:  # there is none
+        return False
+    return is_its_report and not (out / "trace.json.part").exists()
+
+
+_POLL_S = 0.2
+
+
+def stop_run(client: Connection, run_id: str, *, now: bool, wait_s: float) -> str:
+    """Stop a run and wait until it is over.
+
+    Args:
+        client: of the coordinator.
+        run_id: of the run; empty = the one that is driven.
+        now: at once, without a further checkpoint.
+        wait_s: how long to wait for its end, seconds.
+
+    Returns:
+        How it ended.
+
+    Raises:
+        UsageError: no run is driven, or another one.
+        DeadlineError: it goes on for longer.
+    """
+    driven = client.status().run
+    if run_id and run_id != driven.run_id:
+        run_id = last_of({record.run_id: record for record in client.runs()}, run_id)
+    if not driven.run_id or driven.is_over or (run_id and run_id != driven.run_id):
+        raise UsageError(f"run {run_id} is not driven there now" if run_id else "no run is driven there now")
+    client.stop_run(driven.run_id, f"stopped by {who_submits()}", now=now)
+    return _end_of(client, driven.run_id, wait_s)
+
+
+def _end_of(client: Connection, run_id: str, wait_s: float) -> str:
+    deadline_s = time.monotonic() + wait_s
+    status = control_pb2.RunStatus()
+    while time.monotonic() < deadline_s:
+        try:
+            status = client.status().run
+        except ConnectionFailedError:  # the coordinator of a local run ends with it
+            return f"run {run_id} is over"
+        if status.is_over or status.run_id != run_id:
+            return f"run {run_id}: {status.message or status.phase}"
+        time.sleep(_POLL_S)
+    raise DeadlineError(
+        f"run {run_id} has not ended within {wait_s:g} s (it is {status.phase}); it ends when its turns are done, "
+        "or stop it with --now"
+    )
+
+
+DETACH = "--detach"
+BEGIN_S = 300.0
+_LATER_PHASES = ("training", "collecting")
+_TAIL_BYTES = 4096
+
+
+def start_in_background(out: Path, arguments: Sequence[str]) -> tuple[RunPlace, subprocess.Popen[bytes]]:
+    """Start the command in a session of its own, and wait until its run trains.
+
+    What it prints goes to the log in the run's folder. Closing the terminal does not reach it.
+
+    Args:
+        out: folder of the run.
+        arguments: of ``ringtune``, ``--detach`` among them.
+
+    Returns:
+        Where its run is driven, and the process.
+
+    Raises:
+        DeadlineError: it has not begun in time.
+        RingTuneError: it ended before; its own error.
+    """
+    log = out / LOG
+    process = _start(log, [argument for argument in arguments if argument != DETACH])
+    deadline_s = time.monotonic() + BEGIN_S
+    try:
+        while time.monotonic() < deadline_s:
+            code = process.poll()
+            place = read_place(out)
+            if place is not None and place.pid == process.pid and (code == 0 or _trains(place)):
+                return place, process
+            if code is not None:
+                raise ended_error(code, log)
+            time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        raise
+    raise DeadlineError(f"the detached run does not train after {BEGIN_S:g} s; see {log}, or end process {process.pid}")
+
+
+def _start(log: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            return subprocess.Popen(  # noqa: S603 - our own module
+                [sys.executable, "-P", "-m", "ringtune.cli", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+    except OSError as error:
+        raise UsageError(f"can't use {log.parent} for the run's files: {error.strerror}; choose another") from error
+
+
+def ended_error(code: int, log: Path) -> RingTuneError:
+    """Make the error of a detached run whose command has ended.
+
+    Args:
+        code: its exit code, negative for a signal.
+        log: what it printed.
+    """
+    return exit_error("the detached run", code, _tail(log), log=log)
+
+
+def _trains(place: RunPlace) -> bool:
+    try:
+        with Connection(place.coordinator) as client:
+            status = client.status().run
+    except RingTuneError:  # it has ended meanwhile
+        return False
+    return status.run_id == place.run_id and status.phase in _LATER_PHASES
+
+
+def _tail(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - _TAIL_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def lines_of_detached(place: RunPlace, out: Path | None) -> list[str]:
+    """Write the commands for a run that was detached, a line each."""
+    coordinator = "" if place.is_local else place.coordinator
+    name = str(out) if place.is_local and out is not None else place.run_id
+    lines = [
+        f"run {place.run_id} goes on without this command",
+        f"follow it:        {hint('logs', name, '--follow', coordinator=coordinator)}",
+        f"stop and save it: {hint('stop', name, coordinator=coordinator)}",
+    ]
+    if place.is_local:
+        return [*lines, f"its files are in {out}"]
+    return [*lines, f"get its files:    {hint('fetch', name, '--out', str(out or 'DIR'), coordinator=coordinator)}"]

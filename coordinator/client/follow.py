@@ -1,0 +1,373 @@
+"""Follow a run by its events: its outcome, its steps on the screen, and a coordinator that was away.
+
+::
+
+    the stream of events breaks --> ask until the coordinator answers, for ``wait_s`` at most
+        the run goes on, or is over     --> hear the events that are missing, and go on
+        the run was interrupted         --> hear the events that are missing, then those of the run that takes it up
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from coordinator.client.connection import Connection
+from coordinator.client.run_folder import LOG, RunFolder
+from coordinator.client.saved_run import RunPlace, is_running
+from coordinator.planner.make_plan import plan_memory
+from coordinator.run.run_text import STEP_KIND
+from coordinator.screen.progress import Progress
+from coordinator.server.restart import taken_up_by
+from coordinator.server.run_record import RunRecord
+from ringtune.costs.measurement import REHEARSAL_S
+from ringtune.costs.profile import Profile
+from ringtune.errors import ConnectionFailedError, RingTuneError, UsageError, error_from_name
+from ringtune.job.job import Job, parse_job
+from ringtune.schedule.plan import Plan
+from ringtune.storage.strict import read_object
+from ringtune.v1 import control_pb2
+
+
+class Outcome:
+    """What events told about a run.
+
+    Args:
+        job: of the run.
+
+    Attributes:
+        run_id: once it has begun.
+        is_kept: whether the coordinator keeps the run, which goes on without its submitter.
+        phase: the one that it entered last.
+        plan: once it is made.
+        profile: once it is measured.
+        memory: what each node needs at most, in bytes; once there is a plan.
+        report: once the run is done.
+        notes: sentences for the user.
+        is_done: whether it ended well.
+        error: with which the run failed.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.run_id = ""
+        self.is_kept = False
+        self.phase = ""
+        self.plan: Plan | None = None
+        self.profile: Profile | None = None
+        self.memory: dict[str, int] = {}
+        self.report: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self.error: RingTuneError | None = None
+        self._job = job
+        self.is_done = False
+
+    def __call__(self, event: control_pb2.RunEvent) -> None:
+        """Note one event.
+
+        Raises:
+            RingTuneError: the event is not readable.
+        """
+        match event.WhichOneof("event"):
+            case "run_id":
+                self.run_id = event.run_id
+            case "kept":
+                self.is_kept = event.kept
+            case "state":
+                self.phase = event.state
+            case "profile_json":
+                self.profile = Profile.from_json(read_object(event.profile_json, "the profile"))
+            case "plan_json":
+                self.plan = Plan.from_json(read_object(event.plan_json, "the plan"))
+                self.memory = self._memory_of(self.plan)
+            case "note":
+                self.notes.append(event.note)
+            case "report_json":
+                self.report = read_object(event.report_json, "the report")
+            case "failure":
+                self.error = error_from_name(event.failure.error, event.failure.message)
+            case "done":
+                self.is_done = True
+
+    def require_end(self) -> None:
+        """Refuse a run that did not end well.
+
+        Raises:
+            RingTuneError: the run failed.
+            ConnectionFailedError: the events end without telling how the run ended.
+        """
+        if self.error is not None:
+            raise self.error
+        if not self.is_done:
+            raise ConnectionFailedError("the coordinator ended before the run did; see its log and repeat the run")
+
+    def _memory_of(self, plan: Plan) -> dict[str, int]:
+        if self.profile is None:
+            return {}
+        memory = plan_memory(self._job, plan, {node.node: node for node in self.profile.nodes})
+        return {node: estimate.total_bytes for node, estimate in memory.items()}
+
+
+class ShownEvents:
+    """Shows what events tell.
+
+    Args:
+        progress: where.
+        outcome: heard the same event before.
+    """
+
+    def __init__(self, progress: Progress, outcome: Outcome) -> None:
+        self._progress, self._outcome = progress, outcome
+
+    def __call__(self, event: control_pb2.RunEvent) -> None:
+        """Show one event.
+
+        Raises:
+            IntegrityError: the event is not readable.
+        """
+        match event.WhichOneof("event"):
+            case "state":
+                self._progress.state(event.state)
+            case "plan_json" if self._outcome.plan is not None:
+                self._progress.plan(self._outcome.plan, self._outcome.memory)
+            case "step_json":
+                show_step(self._progress, read_object(event.step_json, "a step"))
+            case "note":
+                self._progress.note(event.note)
+            case "resumed_json":
+                self._show_resumed(read_object(event.resumed_json, "where the run goes on"))
+            case "done" if self._outcome.report:
+                self._progress.report(self._outcome.report)
+
+    def _show_resumed(self, resumed: dict[str, Any]) -> None:
+        for reason in resumed["passed_over"]:
+            self._progress.note(str(reason))
+        self._progress.note(f"going on after step {int(resumed['step'])}")
+
+
+def show_step(progress: Progress, step: Mapping[str, Any]) -> None:
+    """Show an item that is done, an evaluation, or a decision of a run.
+
+    Args:
+        progress: where.
+        step: its numbers, with its ``kind``; a step without is one that trains.
+    """
+    match step.get("kind"):
+        case "evaluation":
+            progress.evaluation(step)
+        case "unfreeze":
+            progress.unfreeze(step)
+        case "operations":
+            progress.operations(step)
+        case _:
+            progress.step(step)
+
+
+class Rehearsing:
+    """An event sink that ends a rehearsal after so many steps, or after ``REHEARSAL_S`` seconds of training.
+
+    Args:
+        num_steps: how many are enough.
+        end: ends the run of this id.
+        clock: seconds; for tests.
+
+    Attributes:
+        is_enough: whether the end was asked for.
+    """
+
+    def __init__(
+        self, num_steps: int, end: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.is_enough = False
+        self._left = num_steps
+        self._end = end
+        self._clock = clock
+        self._run_id = ""
+        self._until_s = float("inf")
+
+    def __call__(self, event: control_pb2.RunEvent) -> None:
+        """Take one event."""
+        match event.WhichOneof("event"):
+            case "run_id":
+                self._run_id = event.run_id
+            case "state" if event.state == "training":
+                self._until_s = self._clock() + REHEARSAL_S
+            case "step_json":
+                self._left -= read_object(event.step_json, "a step").get("kind") == STEP_KIND
+        if not self.is_enough and (self._left <= 0 or self._clock() > self._until_s):
+            self.is_enough = True
+            self._end(self._run_id)
+
+
+class Following:
+    """Where the follower of a kept run stands; hears its events to know it.
+
+    Args:
+        client: of the coordinator.
+        outcome: of the run, which hears all events.
+        folder: of the run; None = nowhere.
+        submission: by which the run is found where its id has not come.
+        say: takes a line for the user.
+
+    Attributes:
+        is_left: whether the coordinator came back and does not go on with the run.
+    """
+
+    def __init__(
+        self,
+        client: Connection,
+        outcome: Outcome,
+        folder: RunFolder | None,
+        *,
+        submission: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self.is_left = False
+        self._submission = submission
+        self._client, self._outcome, self._folder, self._say = client, outcome, folder, say
+        self._run_id = ""
+        self._num_heard = 0
+
+    def __call__(self, event: control_pb2.RunEvent) -> None:
+        """Count an event if it is in the books of the run."""
+        match event.WhichOneof("event"):
+            case "kept":
+                return
+            case "run_id":
+                self._run_id, self._num_heard = event.run_id, 0
+        self._num_heard += 1
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the run may go on without its follower: it is kept, or nothing of it has come."""
+        return not self._is_over() and (self._outcome.is_kept or not self._num_heard)
+
+    def go_on(self, wait_s: float, hear: Callable[[Iterable[control_pb2.RunEvent]], object]) -> None:
+        """Hear the rest of the run, however often the connection breaks.
+
+        Args:
+            wait_s: how long to wait for the coordinator each time, in seconds.
+            hear: takes events until they end or the run is over.
+
+        Raises:
+            ConnectionFailedError: it did not come back in time, or does not go on with the run.
+            RingTuneError: the run can't be followed there any more.
+        """
+        while not self._is_over():
+            self._await(wait_s)
+            try:
+                self._run_id = self._run_id or self._find()
+                if self._run_id in self._records():  # one that began anew as another may be dropped
+                    events = self._client.events(self._run_id, wait=True, whole=False, with_files=True)
+                    hear(itertools.islice(events, self._num_heard, None))
+                records = self._records()
+            except ConnectionFailedError:
+                if self.is_left:
+                    raise
+                continue
+            if not self._is_over():
+                self._turn_to(taken_up_by(records, self._run_id))
+
+    def _is_over(self) -> bool:
+        return self._outcome.is_done or self._outcome.error is not None
+
+    def _await(self, wait_s: float) -> None:
+        address = self._client.address
+
+        def say() -> None:
+            self._say(f"coordinator {address} does not answer; waiting up to {wait_s:g} s until it does")
+
+        if not self._client.await_answer(wait_s, on_silence=say):
+            self._say(f"coordinator {address} answers again")
+
+    def _records(self) -> dict[str, RunRecord]:
+        return {record.run_id: record for record in self._client.runs()}
+
+    def _find(self) -> str:
+        """Find the run whose id has not come.
+
+        Raises:
+            ConnectionFailedError: the coordinator ended before it began.
+        """
+        for record in self._client.runs():
+            if record.submission == self._submission:
+                return record.run_id
+        self.is_left = True
+        raise ConnectionFailedError(f"coordinator {self._client.address} has not begun the run; submit it again")
+
+    def _turn_to(self, after: RunRecord | None) -> None:
+        if after is None:
+            self.is_left = True
+            raise ConnectionFailedError(
+                f"coordinator {self._client.address} ended before run {self._run_id} did, and does not go on with it "
+                "by itself: its first lines say why"
+            )
+        is_anew = after.first_run == after.run_id
+        self._say(
+            f"run {self._run_id} was interrupted when the coordinator ended; run {after.run_id} "
+            + ("begins anew, as there was no checkpoint" if is_anew else "goes on from what its nodes have saved")
+        )
+        if is_anew and self._folder is not None:
+            aside = self._folder.begin_anew()
+            if aside is not None:
+                self._say(f"what it had written until then is in {aside}")
+        self._run_id, self._num_heard = after.run_id, 0
+
+
+_POLL_S = 0.5
+_PIECE_BYTES = 1 << 16
+
+
+def show_events(client: Connection, run_id: str, *, follow: bool, progress: Progress) -> Outcome | None:
+    """Show the events of a run as the command shows them that follows it from its start.
+
+    Args:
+        client: of the coordinator.
+        run_id: of the run.
+        follow: until the run is over; else those that are there.
+        progress: where they are shown.
+
+    Returns:
+        What has come of the run so far; None if it has not begun.
+
+    Raises:
+        RingTuneError: there is no such run, or the connection is lost.
+    """
+    outcome: Outcome | None = None
+    for event in client.events(run_id, wait=follow, whole=False, with_files=False):
+        if event.WhichOneof("event") == "job_toml":
+            outcome = Outcome(parse_job(event.job_toml, source=f"run {run_id}"))
+        if outcome is not None:
+            outcome(event)
+            ShownEvents(progress, outcome)(event)
+    if outcome is not None and outcome.error is not None:
+        progress.note(f"the run ended: {outcome.error}")
+    return outcome
+
+
+def show_file(folder: Path, place: RunPlace, *, follow: bool) -> None:
+    """Show what a detached local run printed.
+
+    Args:
+        folder: of the run.
+        place: which process prints.
+        follow: until the process has ended; else what is there.
+
+    Raises:
+        UsageError: the run was not detached.
+    """
+    path = folder / LOG
+    if not path.is_file():
+        raise UsageError(f"{path} is not there: the run was not detached, so it speaks in its own terminal")
+    with path.open(encoding="utf-8", errors="replace") as file:
+        while True:
+            goes_on = follow and is_running(place.pid)
+            while piece := file.read(_PIECE_BYTES):
+                typer.echo(piece, nl=False)
+            if not goes_on:
+                return
+            time.sleep(_POLL_S)

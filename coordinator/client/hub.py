@@ -1,0 +1,304 @@
+"""Models of a hub: ``python -m coordinator.client.hub OWNER/NAME REVISION CACHE`` fetches one into a cache.
+
+A process of its own, so that a network that hangs has a deadline. Only configuration, safetensors and the tokenizer
+are fetched: no pickled weights, and no code. The library finds the hub, its address and who asks; nothing that a hub
+answers becomes a path before it was checked, and each file has the digest that the hub's listing gives::
+
+    CACHE/models--OWNER--NAME/fetching/COMMIT/NAME.part   grows; gets its name when size and digest are right
+    CACHE/models--OWNER--NAME/snapshots/COMMIT/           gets its name when all files are there
+    CACHE/models--OWNER--NAME/refs/REVISION               the commit, written last
+
+What a fetch that was cut short has left whole is used by the next one.
+
+Source: the documentation of huggingface_hub, "Understand caching"; git-hash-object(1) for small files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import hashlib
+import importlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from platformdirs import user_cache_path
+
+from coordinator.screen.progress import Waiting
+from ringtune.errors import ConnectionFailedError, DeadlineError, IntegrityError, UsageError
+from ringtune.job.job import Job
+from ringtune.models.folder import COMMIT, HubId, cached_folder, hub_id, place_of
+from ringtune.storage.durable import FileLock, make_folder, rename_durably, storage_errors, write_durably
+
+FETCH_S: Final = 1800.0
+"""Most seconds that fetching a model may take."""
+
+_SHOWN = 300
+
+Fetch = Callable[[HubId, Path], str]
+"""Fetches a model into a cache; returns why it could not, or nothing."""
+
+
+def hub_cache(environment: Mapping[str, str]) -> Path:
+    """The folder of the Hugging Face cache, as its library finds it.
+
+    Args:
+        environment: variables of the process.
+    """
+    if direct := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(direct).expanduser()
+    if home := environment.get("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    base = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "huggingface" / "hub"
+
+
+def own_cache() -> Path:
+    """The folder into which models are fetched; the library's cache is only read."""
+    return user_cache_path("ringtune") / "hub"
+
+
+def with_model_here(job: Job) -> Job:
+    """The job whose ``model.path`` is a folder: an id of a hub is looked up in the cache, or else fetched.
+
+    Raises:
+        ConnectionFailedError: as ``model_folder``.
+    """
+    folder = model_folder(job.model.path)
+    return job if str(folder) == job.model.path else job.with_overrides({"model.path": str(folder)})
+
+
+def model_folder(path: str, *, cache: Path | None = None, own: Path | None = None, fetch: Fetch | None = None) -> Path:
+    """Find the folder of a model; a path that exists wins, and no network is asked where a cache has it.
+
+    Args:
+        path: of a folder, or the id of a hub.
+        cache: folder of the Hugging Face cache, which is only read; None = that of this user.
+        own: folder of our own cache, into which is fetched; None = that of this user.
+        fetch: fetches what both caches lack; None = with huggingface_hub.
+
+    Raises:
+        ConnectionFailedError: the cache lacks it, and it can't be fetched; says how to get it.
+    """
+    wanted = hub_id(path)
+    if wanted is None or Path(path).exists():
+        return Path(path)
+    cache = cache or hub_cache(os.environ)
+    own = own or own_cache()
+    found = cached_folder(wanted, cache) or cached_folder(wanted, own)
+    problem = "" if found else (fetch or _fetch_in_process)(wanted, own)
+    found = found or cached_folder(wanted, own)
+    if found is None:
+        problem = problem or "the hub has no config.json and .safetensors of it"
+        raise ConnectionFailedError(_lacks(wanted, cache, problem))
+    return found.absolute()
+
+
+def _fetch_in_process(wanted: HubId, cache: Path) -> str:
+    command = [sys.executable, "-P", "-m", "coordinator.client.hub", wanted.repository, wanted.revision, str(cache)]
+    try:
+        with Waiting(f"fetching the model {wanted} from its hub into {cache}"):
+            done = subprocess.run(  # noqa: S603 - our own module
+                command, capture_output=True, text=True, timeout=FETCH_S, check=False, stdin=subprocess.DEVNULL
+            )
+    except subprocess.TimeoutExpired:
+        return f"it is not there after {FETCH_S:g} s"
+    lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+    return lines[-1][:_SHOWN] if done.returncode else ""
+
+
+def _lacks(wanted: HubId, cache: Path, problem: str) -> str:
+    revision = f" --revision {wanted.revision}" if str(wanted) != wanted.repository else ""
+    return (
+        f"model.path = '{wanted}' is no folder here, the Hugging Face cache {cache} lacks it, and it can't be fetched "
+        f"({problem}); where there is a network: hf download {wanted.repository}{revision}, or name a folder"
+    )
+
+
+FILES: Final = (
+    *("config.json", "generation_config.json", "preprocessor_config.json"),
+    *("model.safetensors", "model.safetensors.index.json", "model-*.safetensors"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "sentencepiece.bpe.model", "spiece.model"),
+)
+"""Names of what is fetched; all else stays where it is."""
+
+ANSWER_S: Final = 20.0
+"""So long may a hub take for an answer, and for the next bytes of a file."""
+WINDOW_S: Final = 60.0
+LEAST_BYTES: Final = 64 << 10
+"""Fewer bytes within ``WINDOW_S`` are no progress."""
+
+_CHUNK_BYTES: Final = 1 << 20
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SHA1: Final = re.compile(r"[0-9a-f]{40}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+Get = Callable[[str], AbstractContextManager[Iterable[bytes]]]
+"""Opens a file of the commit by its name, as pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    r"""A file as the hub's listing describes it.
+
+    Attributes:
+        name: without a folder.
+        size_bytes: of it.
+        digest: SHA-256 of a large file; of a small one SHA-1 of ``blob <size>\0`` and its content, as git has it.
+    """
+
+    name: str
+    size_bytes: int
+    digest: str
+
+    def hasher(self) -> Any:
+        """The digest of no bytes yet."""
+        if _SHA256.fullmatch(self.digest):
+            return hashlib.sha256()
+        return hashlib.sha1(b"blob %d\0" % self.size_bytes, usedforsecurity=False)
+
+    def is_at(self, path: Path) -> bool:
+        """Whether a file is there with the right content."""
+        if not path.is_file() or path.stat().st_size != self.size_bytes:
+            return False
+        found = self.hasher()
+        with path.open("rb") as file:
+            while data := file.read(_CHUNK_BYTES):
+                found.update(data)
+        return bool(found.hexdigest() == self.digest)
+
+
+def wanted_files(siblings: Iterable[Any]) -> tuple[HubFile, ...]:
+    """Choose from a hub's listing what is fetched; names that lead elsewhere are none of ours.
+
+    Raises:
+        IntegrityError: a file that is fetched has no size or digest.
+    """
+    found = []
+    for entry in siblings:
+        name = entry.rfilename
+        if not (_NAME.fullmatch(name) and any(fnmatch.fnmatchcase(name, pattern) for pattern in FILES)):
+            continue
+        digest = str(entry.lfs.sha256 if entry.lfs else entry.blob_id)
+        kind = _SHA256 if entry.lfs else _SHA1
+        if not isinstance(entry.size, int) or entry.size < 0 or not kind.fullmatch(digest):
+            raise IntegrityError(f"the hub tells no size and digest of {name}; name a folder that has the model")
+        found.append(HubFile(name, entry.size, digest))
+    return tuple(sorted(found, key=lambda file: file.name))
+
+
+def store(wanted: HubId, commit: str, files: Sequence[HubFile], cache: Path, get: Get) -> Path:
+    """Fetch files into the cache; return the folder of the snapshot.
+
+    Raises:
+        IntegrityError: the commit is none, or a file came with another size or digest.
+        DeadlineError: a file came too slowly.
+        BusyError: another process fetches the model.
+        StorageError: no room.
+    """
+    if not COMMIT.fullmatch(commit) or (COMMIT.fullmatch(wanted.revision) and commit != wanted.revision):
+        raise IntegrityError(f"the hub answers with commit {commit[:60]!r} for {wanted}")
+    place = place_of(wanted, cache)
+    folder, coming = place / "snapshots" / commit, place / "fetching" / commit
+    with storage_errors(place):
+        make_folder(coming)
+    busy = f"{{holder}} fetches {wanted} into {place}; wait for its end"
+    with FileLock(place / "lock", busy=busy):
+        for file in files:
+            if not file.is_at(folder / file.name) and not file.is_at(coming / file.name):
+                _fetch(file, coming / file.name, get)
+        with storage_errors(folder):
+            make_folder(folder)
+        for file in files:
+            if not file.is_at(folder / file.name):
+                rename_durably(coming / file.name, folder / file.name)
+        write_durably(place / "refs" / wanted.revision, commit.encode())
+        with contextlib.suppress(OSError):
+            coming.rmdir()
+    return folder
+
+
+def _fetch(file: HubFile, path: Path, get: Get) -> None:
+    part, digest, size_bytes = path.with_name(f"{path.name}.part"), file.hasher(), 0
+    with get(file.name) as pieces, storage_errors(path), part.open("wb") as sink:
+        for piece in _hurried(pieces, file.name):
+            size_bytes += len(piece)
+            if size_bytes > file.size_bytes:
+                break
+            digest.update(piece)
+            sink.write(piece)
+    if size_bytes != file.size_bytes or digest.hexdigest() != file.digest:
+        came = f"{'more than ' * (size_bytes > file.size_bytes)}{min(size_bytes, file.size_bytes):,}"
+        raise IntegrityError(
+            f"{file.name} came with {came} bytes and another digest than the hub's listing says ({file.size_bytes:,} "
+            "bytes); nothing of it is used, try again"
+        )
+    rename_durably(part, path)
+
+
+def _hurried(pieces: Iterable[bytes], name: str) -> Iterator[bytes]:
+    """Pass pieces on as long as enough bytes come.
+
+    Raises:
+        DeadlineError: fewer than ``LEAST_BYTES`` came within ``WINDOW_S``.
+    """
+    began_s, came = time.monotonic(), 0
+    for piece in pieces:
+        came += len(piece)
+        if time.monotonic() - began_s > WINDOW_S:
+            if came < LEAST_BYTES:
+                raise DeadlineError(f"{name}: {came:,} bytes came in {WINDOW_S:g} s, which is no progress; try again")
+            began_s, came = time.monotonic(), 0
+        yield piece
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fetch; return the exit code."""
+    repository, revision, cache = sys.argv[1:] if arguments is None else arguments
+    try:
+        _fetch_from_hub(repository, revision, Path(cache))
+    except Exception as error:  # of the network, the hub and the disk alike; the last line is shown
+        sys.stderr.write(f"{_told(error)}\n")
+        return 1
+    return 0
+
+
+def _told(error: Exception) -> str:
+    """Say what is wrong in a line; of an answer that did not come the hub, for how long, and what can be done."""
+    kinds = {kind.__name__ for cause in (error, error.__cause__, error.__context__) for kind in type(cause).__mro__}
+    if any("Timeout" in kind for kind in kinds):
+        hub = importlib.import_module("huggingface_hub").constants.ENDPOINT
+        return f"the hub {hub} did not answer within {ANSWER_S:g} s; try again, or set HF_ENDPOINT to another one"
+    return f"{type(error).__name__}: {' '.join(str(error).split()) or type(error).__name__}"
+
+
+def _fetch_from_hub(repository: str, revision: str, cache: Path) -> None:
+    library: Any = importlib.import_module("huggingface_hub")
+    wanted = hub_id(f"{repository}@{revision}")
+    if wanted is None:
+        raise UsageError(f"{repository}@{revision} is no OWNER/NAME@REVISION")
+    info = library.HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=ANSWER_S)
+    commit = str(info.sha)
+
+    @contextlib.contextmanager
+    def get(name: str) -> Iterator[Iterable[bytes]]:
+        url = library.hf_hub_url(repository, name, revision=commit)
+        headers = library.utils.build_hf_headers() | {"Accept-Encoding": "identity"}
+        with library.utils.get_session().get(url, headers=headers, stream=True, timeout=ANSWER_S) as answer:
+            answer.raise_for_status()
+            yield answer.iter_content(LEAST_BYTES)
+
+    store(wanted, commit, wanted_files(info.siblings or ()), cache, get)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,269 @@
+"""Files in a run's folder: parts of a resumed run, operation tables, and scalars for TensorBoard.
+
+``report.json`` and ``trace.json`` are of the part that ended last: a coordinator knows no other. The lines of
+``metrics.jsonl`` go through all parts, also those of a part that was killed, so the totals come from there. What a part
+did after the checkpoint from which the next one went on was done again, and counts once.
+
+::
+
+    DIR/parts/stops.json     [40, 80]: the steps from which the run went on
+    DIR/parts/1/trace.json   what the first attempt has left, if it lived long enough to leave it; and so on
+    DIR/parts/1/adapter/     of a run that was done and then made longer: what it had trained until then; or model/
+                             or users/
+
+``operations.json``: the operation tables that a run has chosen, each with its step.
+
+The file repeats the run without scores: it may be given as the tables of another one.
+
+Write the lines of ``metrics.jsonl`` for TensorBoard, too: one more sink of a run's events.
+
+The files are written by tensorboardX, which needs neither torch nor TensorBoard; it is loaded with the first line.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from coordinator.run.run_text import is_step
+from ringtune.errors import IntegrityError, PlanError, UsageError
+from ringtune.hints import hint_to_install
+from ringtune.models.result_files import RESULT_FOLDERS
+from ringtune.schedule.operation_tables import GivenTable, tables_from_json, tables_text
+from ringtune.storage.durable import make_folder, rename_durably, storage_errors, write_durably
+from ringtune.storage.strict import read_json, read_object
+from ringtune.v1 import control_pb2
+
+FOLDER = "parts"
+_STOPS = "stops.json"
+_OF_ONE_PART = ("trace.json", "report.json", *RESULT_FOLDERS)
+
+
+class RunParts:
+    """The parts of one run.
+
+    Args:
+        run_folder: of the run.
+    """
+
+    def __init__(self, run_folder: Path) -> None:
+        self._run = run_folder
+        self._folder = run_folder / FOLDER
+
+    def stops(self) -> tuple[int, ...]:
+        """List the steps from which the run was resumed, ascending; none if it never was, or the file is damaged."""
+        try:
+            found = read_json(self._folder / _STOPS)
+            return tuple(sorted({int(step) for step in found}))
+        except (OSError, ValueError, TypeError):
+            return ()
+
+    def begin(self, step: int) -> None:
+        """Begin the part that goes on from ``step``: put the files of the part before away.
+
+        Raises:
+            StorageError: no room.
+        """
+        stops = (*(stop for stop in self.stops() if stop < step), step)
+        target = self._folder / str(self._num_attempts() + 1)
+        with storage_errors(target):
+            make_folder(target)
+            for name in _OF_ONE_PART:
+                if (self._run / name).exists():
+                    rename_durably(self._run / name, target / name)
+        write_durably(self._folder / _STOPS, json.dumps(stops).encode())
+
+    def _num_attempts(self) -> int:
+        names = [entry.name for entry in self._folder.iterdir()] if self._folder.is_dir() else []
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
+    def completed(self, report: Mapping[str, Any], metrics: Path) -> dict[str, Any]:
+        """Add ``parts``, the totals of each earlier part, and ``whole``, the totals of all parts, to a report.
+
+        Example: a run of 100 steps resumed at 40 has one part of 40 steps, and a whole of 100. The report of a run
+        that was never resumed stays as it is.
+
+        Args:
+            report: of the last part.
+            metrics: the lines of all steps.
+        """
+        stops = self.stops()
+        if not stops:
+            return dict(report)
+        lines = [line for line in _lines(metrics) if is_step(line)]
+        ends = (*stops, max((int(line["step"]) for line in lines), default=0))
+        parts = [_totals(lines, done, stop) for done, stop in zip((0, *ends), ends, strict=False)]
+        return {**report, "parts": parts[:-1], "whole": _totals(lines, 0, ends[-1])}
+
+
+def _lines(path: Path) -> Iterable[Mapping[str, Any]]:
+    if not path.exists():
+        return
+    with storage_errors(path), path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def _totals(lines: Sequence[Mapping[str, Any]], done: int, stop: int) -> dict[str, Any]:
+    """Add up the lines of the steps after ``done`` up to ``stop``: count, seconds, bytes by link, two losses."""
+    chosen = [line for line in lines if done < int(line["step"]) <= stop]
+    links: Counter[str] = Counter()
+    for line in chosen:
+        links.update({link: int(size) for link, size in line.get("bytes", {}).items()})
+    losses = [line["loss"] for line in chosen if line.get("loss") is not None]
+    return {
+        "first_step": done + 1,
+        "steps": len(chosen),
+        "train_s": round(sum(float(line.get("seconds", 0.0)) for line in chosen), 6),
+        "first_loss": losses[0] if losses else None,
+        "last_loss": losses[-1] if losses else None,
+        "links": dict(sorted(links.items())),
+    }
+
+
+NAME: Final = "operations.json"
+
+
+class TablesFile:
+    """The chosen tables of one run.
+
+    Args:
+        run_folder: of the run.
+    """
+
+    def __init__(self, run_folder: Path) -> None:
+        self._path = run_folder / NAME
+        self._texts: dict[int, str] | None = None  # what is in the file, each table by its step; None = not read yet
+
+    def read(self) -> tuple[GivenTable, ...]:
+        """Read the tables, in the order of their steps; none if none was chosen.
+
+        Raises:
+            IntegrityError: the file is damaged.
+        """
+        try:
+            return tables_from_json(read_json(self._path))
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError, PlanError) as error:
+            raise IntegrityError(f"{self._path} can't be read ({error}); remove it, the run chooses again") from error
+
+    def add(self, text: str) -> None:
+        """Add a table, as the event of the run tells it; what was chosen for its step or later ones goes.
+
+        Raises:
+            IntegrityError: the text is no table, or the file is damaged.
+            StorageError: no room.
+        """
+        try:
+            table = GivenTable.from_json(read_object(text, "the table that was chosen"))
+        except PlanError as error:
+            raise IntegrityError(f"the table that was chosen is not readable: {error}; use one version") from error
+        self._write({**self._before(table.step), table.step: json.dumps(table.to_json())})
+
+    def go_back_to(self, step: int) -> None:
+        """Drop what was chosen for ``step`` and later ones: a run that goes on there chooses it again."""
+        before = self._before(step)
+        if before:
+            self._write(before)
+        else:
+            with storage_errors(self._path):
+                self._path.unlink(missing_ok=True)
+            self._texts = {}
+
+    def _before(self, step: int) -> dict[int, str]:
+        """The texts of the tables before a step; the file is read once, then only this object writes it."""
+        if not step:
+            return {}
+        if self._texts is None:
+            self._texts = {table.step: json.dumps(table.to_json()) for table in self.read()}
+        return {at: text for at, text in self._texts.items() if at < step}
+
+    def _write(self, texts: dict[int, str]) -> None:
+        write_durably(self._path, (tables_text(list(texts.values())) + "\n").encode())
+        self._texts = texts
+
+
+TENSORBOARD: Final = "tensorboard"
+_OF_STEP: Final[tuple[str, ...]] = ("loss", "accuracy", "lr", "depth", "seconds")
+_OF_EVALUATION: Final[tuple[str, ...]] = (
+    "loss",
+    "accuracy",
+    "perplexity",
+    "f1",
+    "exact_match",
+    "macro_f1",
+    "entity_f1",
+    "mae",
+    "pearson",
+    "spearman",
+)
+
+
+def require_tensorboard(name: str) -> None:
+    """Refuse another log than TensorBoard's, and that one without its library.
+
+    Raises:
+        UsageError: names what there is, or the extra that brings the library.
+    """
+    if name != TENSORBOARD:
+        raise UsageError(f"--log {name!r} is not one of {TENSORBOARD}; metrics.jsonl is always written")
+    if importlib.util.find_spec("tensorboardX") is None:
+        raise UsageError(f"--log tensorboard needs tensorboardX; {hint_to_install('tensorboard')}")
+
+
+def scalars(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield name and value of each number that a line of metrics has for TensorBoard."""
+    if is_step(line):
+        found, prefix, names = line, "train", _OF_STEP
+        yield "train/sent_bytes", float(sum(line.get("bytes", {}).values()))
+    elif line.get("kind") == "evaluation":
+        found, prefix, names = line, "eval", _OF_EVALUATION
+    else:
+        return
+    for name in names:
+        value = found.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}/{name}", float(value)
+
+
+class TensorBoardLog:
+    """Writes into the folder ``tensorboard`` of a run.
+
+    What an earlier run left there is hidden from the step on at which this one begins.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / TENSORBOARD
+        self._begins_at = 0
+        self._writer: Any = None
+
+    def __call__(self, event: control_pb2.RunEvent) -> None:
+        """Write one event, if it is a line of metrics."""
+        match event.WhichOneof("event"):
+            case "resumed_json":
+                self._begins_at = int(read_object(event.resumed_json, "where the run goes on")["step"]) + 1
+            case "metrics_json":
+                self._write(read_object(event.metrics_json, "a line of metrics"))
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        if self._writer is None:
+            from tensorboardX import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder), purge_step=self._begins_at)
+        step = int(line.get("step", 0))
+        for name, value in scalars(line):
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is left to the disk."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

@@ -1,0 +1,481 @@
+"""The folder of a run on the submitter's machine: written as events arrive, never half a file under its name.
+
+::
+
+    DIR/job.toml   plan.json   profile.json   metrics.jsonl   report.json   trace.json
+    DIR/operations.json   the operation tables that the run has chosen, if it chose any
+    DIR/adapter/   the AdapterHub folder; or DIR/model/, a whole model, where all parameters trained
+    DIR/users/NAME/   such a folder for each user instead, where users have adapters of their own
+    DIR/recordings/  if asked for             DIR/logs/  with --local
+    DIR/best/          results of the best evaluations, where the run keeps the best one
+    DIR/checkpoints/   manifests, and with --local the nodes' shards
+    DIR/.ringtune-run  the marker: the folder was empty when a run began to use it; DIR/.ringtune-lock is held by the
+                       process that writes here
+    DIR/run.json       the run's id, and the coordinator that drives it
+    DIR/run.log        what the command printed when it had no terminal: it was detached, or the terminal was closed
+    DIR/parts/         of a run that was stopped: what its earlier parts have left
+    DIR/fetching/      while it is fetched: what has come
+
+A file grows as ``NAME.part`` and gets its name when it is complete and its digest is right; ``metrics.jsonl``
+alone grows under its own name, a whole line at a time. Paths come from another machine: they are checked.
+
+A folder without the marker that is not empty is refused, so no file of the user's has a name of these. What a new run
+takes the place of is moved to ``DIR.replaced-<time>``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from coordinator.client.checkpoints import FOLDER, BestFolder, RunCheckpoints, cut_metrics, force_to_disk
+from coordinator.client.run_files import FOLDER as PARTS
+from coordinator.client.run_files import NAME as TABLES
+from coordinator.client.run_files import TENSORBOARD, RunParts, TablesFile
+from coordinator.client.saved_run import PLACE
+from ringtune.errors import IntegrityError, RingTuneError, UsageError
+from ringtune.job.job import Job, load_job, parse_job
+from ringtune.models.result_files import BEST_FOLDER, RESULT_FOLDERS
+from ringtune.run_control.checkpoint import CheckpointManifest
+from ringtune.run_control.continuation import LENGTH_KEYS, Length, changed_keys
+from ringtune.schedule.plan import Plan
+from ringtune.storage.chunks import FileJoiner
+from ringtune.storage.durable import (
+    LOCK,
+    FileLock,
+    claim,
+    is_claimed,
+    make_folder,
+    mark,
+    marker,
+    put_aside,
+    rename_durably,
+    require_free,
+    storage_errors,
+    write_durably,
+)
+from ringtune.storage.strict import parse_json, read_given, read_json, read_object
+from ringtune.v1 import control_pb2
+
+LOG = "run.log"
+"""What the command of a run printed when it had no terminal."""
+
+FETCHING = "fetching"
+"""What has come of a run that is being fetched."""
+
+KIND = "run"
+ASKED = "asked.toml"
+"""The job of a run that Python goes on with in the background."""
+
+METRICS = "metrics.jsonl"
+_JOB, _PLAN, _REPORT, _TRACE = "job.toml", "plan.json", "report.json", "trace.json"
+_OWN_FILES = (PLACE, LOG, _JOB, ASKED, "profile.json", METRICS, _REPORT, _TRACE, TABLES, _PLAN)
+_OWN_FOLDERS = (*RESULT_FOLDERS, BEST_FOLDER, "recordings", "logs", FOLDER, PARTS, FETCHING, TENSORBOARD)
+_OF_RUN = frozenset({_PLAN, METRICS, _REPORT, _TRACE, *RESULT_FOLDERS, BEST_FOLDER, PARTS})
+OF_COMMAND = frozenset({PLACE, LOG, ASKED, "logs", FETCHING, TENSORBOARD})
+"""What the command on this machine writes, whichever part of the run it follows."""
+
+PART = ".part"
+_PATH = re.compile(r"[a-z0-9][A-Za-z0-9._-]*(/[a-zA-Z0-9][A-Za-z0-9._-]*){0,3}")
+
+
+class RunFolder:
+    """Writes one run's folder.
+
+    Args:
+        path: of the folder; made if it is not there, when the context is entered.
+        replace: whether the files of an earlier run there may be put aside; others are never touched. Job and logs of
+            a run that was refused before it had a plan are written over without asking.
+        resume: go on with the run that is there.
+
+    Attributes:
+        checkpoints: the manifests.
+        tables: the operation tables that the run has chosen.
+        replaced: where the files of the earlier run are now; None if there was none.
+    """
+
+    def __init__(self, path: Path, *, replace: bool = False, resume: bool = False) -> None:
+        self.path = path
+        self.checkpoints = RunCheckpoints(path)
+        self.tables = TablesFile(path)
+        self._best = BestFolder(path)
+        self._parts = RunParts(path)
+        self._growing: dict[str, FileJoiner] = {}
+        self._replace, self._resume = replace, resume
+        self.replaced: Path | None = None
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self) -> RunFolder:
+        """Take the folder, which nobody else may write meanwhile.
+
+        Raises:
+            UsageError: somebody has other files there, or there is a run already.
+            BusyError: another process writes there; names it.
+            StorageError: something else than a folder is there, or none can be made.
+        """
+        self._is_new = not self.path.exists()
+        claim_run_folder(self.path)
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(lock_of(self.path))
+            undo.callback(self._let_go)
+            if not self._resume:
+                own = files_of_run(self.path)
+                require_no_run(self.path, own, replace=self._replace)
+                if holds_run(own) or self._replace:
+                    self.replaced = put_run_aside(self.path, own)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the open files; a file that is not complete keeps ``.part`` in its name."""
+        if error is not None and self._is_new:
+            remove_if_nothing_began(self.path)
+        self._undo.close()
+
+    def _let_go(self) -> None:
+        """Close the files that are not complete."""
+        for growing in self._growing.values():
+            growing.file.close()
+        self._growing.clear()
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a whole small file at once.
+
+        Raises:
+            StorageError: no room.
+        """
+        write_durably(self._target(name), text.encode())
+
+    def write_job(self, text: str) -> None:
+        """Write the job; of a run that was made longer, its former length is remembered first.
+
+        Raises:
+            JobError: the text is no job.
+            StorageError: no room.
+        """
+        path = self.path / _JOB
+        if path.is_file() and self.checkpoints.steps():
+            before = parse_job(path.read_text(encoding="utf-8"), source=str(path))
+            now = parse_job(text, source="the job of the run")
+            if not set(changed_keys(before, now)).isdisjoint(LENGTH_KEYS):
+                self.checkpoints.was_as_long_as(Length.of(before))
+        self.write_text(_JOB, text)
+
+    def write_json(self, name: str, text: str) -> None:
+        """Write a JSON document, indented for people; ``report.json`` gets the totals of the run's earlier parts.
+
+        Raises:
+            IntegrityError: ``text`` is no JSON.
+        """
+        try:
+            value = parse_json(text)
+        except ValueError as error:
+            raise IntegrityError(f"{name} that came is not JSON: {error}; use one version on all machines") from error
+        if name == _REPORT:
+            value = self._parts.completed(value, self.path / METRICS)
+        self.write_text(name, json.dumps(value, indent=1) + "\n")
+
+    def add_metrics(self, line: str) -> None:
+        """Append a line to ``metrics.jsonl``."""
+        target = self._target(METRICS)
+        with storage_errors(target), target.open("a", encoding="utf-8") as file:
+            file.write(line.rstrip("\n") + "\n")
+
+    def add_checkpoint(self, manifest: CheckpointManifest) -> None:
+        """Make a checkpoint complete: its manifest is written after the metrics up to its step are on disk.
+
+        Raises:
+            StorageError: no room; earlier checkpoints are intact.
+        """
+        force_to_disk(self.path / METRICS)
+        self.checkpoints.add(manifest)
+        if self._best.steps():
+            self._best.keep_for(self.checkpoints.read()[0])
+
+    def add_best(self, step: int, *, is_result: bool) -> None:
+        """Note that the best result until a step has come; or that it is that of the run, which is done.
+
+        Raises:
+            IntegrityError: it is to be that of the run, and is not there.
+            StorageError: no room.
+        """
+        if is_result:
+            self._best.put_in_place(step)
+        else:
+            self._best.complete(step)
+
+    def go_back_to(self, step: int) -> None:
+        """Drop what came after ``step``, from which the run goes on, and put the part before away.
+
+        A file that was not complete is begun anew.
+        """
+        self._let_go()
+        self.checkpoints.go_back_to(step)
+        cut_metrics(self.path / METRICS, step)
+        self.tables.go_back_to(step)
+        self._best.go_back_to(step)
+        self._parts.begin(step)
+
+    def begin_anew(self) -> Path | None:
+        """Put aside what the run has left so far: it begins anew, because it had no checkpoint to go on from.
+
+        Returns:
+            Where that is now; None if there was nothing.
+        """
+        self._let_go()
+        return put_run_aside(self.path, [name for name in files_of_run(self.path) if name not in OF_COMMAND])
+
+    def add_chunk(self, chunk: control_pb2.FileChunk) -> Path | None:
+        """Append a chunk to a result file; several files may grow together.
+
+        Returns:
+            The path of the file once it is complete.
+
+        Raises:
+            IntegrityError: the path leaves the folder, or the digest differs.
+        """
+        target = self._target(chunk.path)
+        part = target.with_name(target.name + PART)
+        with storage_errors(target):
+            if chunk.path not in self._growing:
+                self._growing[chunk.path] = FileJoiner(chunk.path, part.open("wb"), source="the coordinator")
+            if not self._growing[chunk.path].add(chunk):
+                return None
+            self._growing.pop(chunk.path).file.close()
+            rename_durably(part, target)
+        return target
+
+    def _target(self, name: str) -> Path:
+        target = self.path / name
+        inside = target.resolve().is_relative_to(self.path.resolve())
+        if not _PATH.fullmatch(name) or name.endswith(PART) or not inside:
+            raise IntegrityError(f"the coordinator sent a file with the name {name!r}, which is not allowed")
+        with storage_errors(target):
+            make_folder(target.parent)
+        return target
+
+
+def lock_of(folder: Path) -> FileLock:
+    """The lock of a run's folder, which every command takes that writes there."""
+    busy = f"{{holder}} writes into {folder}; wait for its end, or choose another folder"
+    return FileLock(folder / LOCK, busy=busy, is_reentrant=True)
+
+
+@contextlib.contextmanager
+def held_for_resume(folder: Path) -> Iterator[None]:
+    """Keep others from writing into the folder of a run from where it is read until it goes on.
+
+    Raises:
+        UsageError: it is not the folder of a run.
+        BusyError: another process writes there; names it.
+    """
+    if not folder.is_dir():  # whoever reads it says so
+        yield
+        return
+    require_run_folder(folder)
+    with lock_of(folder):
+        yield
+
+
+def claim_run_folder(folder: Path) -> None:
+    """Make a folder that of a run, or recognise one; see ``require_run_folder``.
+
+    Raises:
+        UsageError: it holds something else.
+        StorageError: it can't be made.
+    """
+    require_run_folder(folder)
+    if folder.exists() and _is_of_earlier_version(folder):
+        mark(folder, KIND)
+    claim(folder, KIND)
+
+
+def require_run_folder(folder: Path) -> None:
+    """Refuse a folder that is not there for a run: it is not empty, and neither has the marker nor an earlier run.
+
+    Writes nothing. Earlier versions wrote no marker; their run is known by job, plan and metrics that can be read.
+
+    Raises:
+        UsageError: it holds something else.
+        StorageError: something else than a folder is there.
+    """
+    if not _is_of_earlier_version(folder):
+        require_free(folder, KIND)
+
+
+def _is_of_earlier_version(folder: Path) -> bool:
+    """Whether a folder without a marker has a run: its job and plan are parsed, and so is a line of its metrics."""
+    if is_claimed(folder, KIND) or not (folder / METRICS).is_file():
+        return False
+    try:
+        load_job(folder / _JOB)
+        Plan.from_json(read_json(folder / _PLAN))
+        with (folder / METRICS).open(encoding="utf-8") as file:
+            return "step" in parse_json(file.readline())
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RingTuneError):
+        return False
+
+
+def remove_if_nothing_began(folder: Path) -> None:
+    """Remove a folder that was made for a run of which nothing is left but what was asked."""
+    ours = {_JOB, PLACE, marker(KIND), LOCK}
+    with contextlib.suppress(OSError):
+        if {entry.name for entry in folder.iterdir()} <= ours:
+            for name in ours:
+                (folder / name).unlink(missing_ok=True)
+            folder.rmdir()
+
+
+def files_of_run(folder: Path) -> tuple[str, ...]:
+    """List the files and folders of a run in a folder, by name; none if the folder is not there.
+
+    The plan comes last: where a move of them all is cut short, what is left is still known as a run.
+
+    Raises:
+        StorageError: something else than a folder is there.
+    """
+    with storage_errors(folder):
+        present = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+    own = [name for name in present if name.removesuffix(PART) in _OWN_FILES + _OWN_FOLDERS]
+    return tuple(sorted(own, key=lambda name: (name == _PLAN, name)))
+
+
+def holds_run(own: Collection[str]) -> bool:
+    """Whether files of a run are more than what was asked, measured and printed before there was a plan."""
+    return any(name.removesuffix(PART) in _OF_RUN for name in own)
+
+
+def require_no_run(folder: Path, own: Sequence[str], *, replace: bool) -> None:
+    """Refuse a folder with a run, unless it may be replaced.
+
+    Args:
+        folder: to be written.
+        own: files of a run in it.
+        replace: whether they may be put aside.
+
+    Raises:
+        UsageError: they may not.
+    """
+    if holds_run(own) and not replace:
+        first = [*sorted(own, key=lambda name: (name not in _OF_RUN, name))][:3]
+        raise UsageError(
+            f"{folder} already holds a run ({', '.join(first)}); choose another, or add --replace or --resume"
+        )
+
+
+def require_inputs_elsewhere(folder: Path, job: Job) -> None:
+    """Refuse rows or a model that lie where the run writes, before one of them is moved or written over.
+
+    Raises:
+        UsageError: names the key, the path and the remedy.
+    """
+    places = [(folder / name).resolve() for name in (*_OWN_FILES, *_OWN_FOLDERS)]
+    inputs = {"data.train": job.data.train, "data.eval": job.data.eval, "model.path": job.model.path}
+    for key, text in inputs.items():
+        path = Path(text).resolve()
+        if text and any(path == place or place in path.parents for place in places):
+            raise UsageError(f"{key} = {text!r} lies where the run writes its own files; give another --out")
+
+
+def put_run_aside(folder: Path, own: Iterable[str]) -> Path | None:
+    """Move files of a run into a new folder beside it; a log into which this process prints stays.
+
+    Returns:
+        The new folder; None if there was nothing to move.
+
+    Raises:
+        StorageError: it can't be made.
+    """
+    return put_aside(folder, [name for name in own if not _is_own_output(folder / name)], KIND)
+
+
+def _is_own_output(path: Path) -> bool:
+    """Whether this process's standard output goes to the file, as that of a detached run does."""
+    try:
+        return os.path.samestat(os.fstat(1), path.stat())
+    except OSError:
+        return False
+
+
+class EventFiles:
+    """Writes what events tell into a folder.
+
+    Args:
+        folder: of the run.
+        on_saved: called with run and step when the manifest of a checkpoint is on disk.
+    """
+
+    def __init__(self, folder: RunFolder, *, on_saved: Callable[[str, int], None]) -> None:
+        self._folder = folder
+        self._on_saved = on_saved
+        self._run_id = ""
+
+    def __call__(self, event: control_pb2.RunEvent) -> None:
+        """Write one event.
+
+        Raises:
+            IntegrityError: the event is not readable.
+            StorageError: no room.
+        """
+        folder = self._folder
+        match event.WhichOneof("event"):
+            case "run_id":
+                self._run_id = event.run_id
+            case "job_toml":
+                folder.write_job(event.job_toml)
+            case "profile_json":
+                folder.write_json("profile.json", event.profile_json)
+            case "plan_json":
+                folder.write_json("plan.json", event.plan_json)
+            case "report_json":
+                folder.write_json("report.json", event.report_json)
+            case "metrics_json":
+                folder.add_metrics(event.metrics_json)
+            case "file":
+                folder.add_chunk(event.file)
+            case "operations_json":
+                folder.tables.add(event.operations_json)
+            case "resumed_json":
+                folder.go_back_to(int(read_object(event.resumed_json, "where the run goes on")["step"]))
+            case "best_json":
+                told = read_object(event.best_json, "the best result")
+                folder.add_best(int(told["step"]), is_result=bool(told["is_result"]))
+            case "checkpoint_json":
+                manifest = CheckpointManifest.parse(event.checkpoint_json)
+                folder.add_checkpoint(manifest)
+                self._on_saved(self._run_id, manifest.step)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Read the lines of a run's ``metrics.jsonl``; none where there is no such file yet.
+
+    Raises:
+        IntegrityError: a whole line is not readable; names it.
+    """
+    path = folder / METRICS
+    try:
+        text = read_given(path)
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise IntegrityError(f"{path} can't be read ({error}); copy the run's folder again") from error
+    whole = text[: text.rfind("\n") + 1]  # the rest is being written
+    return [_line(line, f"{path}, line {number}") for number, line in enumerate(whole.splitlines(), start=1)]
+
+
+def _line(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = parse_json(text)
+    except ValueError as error:
+        raise IntegrityError(f"{where} is no JSON ({error}); copy the run's folder again") from error
+    if not isinstance(value, dict):
+        raise IntegrityError(f"{where} is no JSON object; copy the run's folder again")
+    return value

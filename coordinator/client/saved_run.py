@@ -1,0 +1,247 @@
+"""Read the folder of a run: its job, plan, report and result, and the place where it is driven.
+
+``run.json`` is written when the run has got its id, by the command that submitted it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.client.checkpoints import RunCheckpoints
+from ringtune.config.sections import MISSING
+from ringtune.errors import IntegrityError, InvalidInputError, UsageError
+from ringtune.hints import hint
+from ringtune.ids import check_run_id
+from ringtune.job.job import METHOD_SECTIONS, Job, Train, load_job, result_of, result_of_user
+from ringtune.job.rows import input_columns, target_columns
+from ringtune.models.family import IMAGE_CLASSIFICATION
+from ringtune.models.result_files import USERS_FOLDER, Result, of_user
+from ringtune.schedule.course import dtype_of
+from ringtune.schedule.methods import method_class
+from ringtune.schedule.plan import Plan
+from ringtune.storage import strict
+from ringtune.storage.durable import write_durably
+from ringtune.storage.strict import read_dataclass, read_json
+from ringtune.techniques.offload import OffloadSettings, user_sets
+
+PLACE = "run.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPlace:
+    """Where a run is driven.
+
+    Attributes:
+        run_id: of the run.
+        coordinator: ``host:port``.
+        is_local: whether the coordinator is of this run alone, and ends with it.
+        pid: process id of the command that submitted it.
+        local_nodes: nodes that were started for it; 0 = those of the coordinator.
+    """
+
+    run_id: str
+    coordinator: str
+    is_local: bool
+    pid: int
+    local_nodes: int = 0
+
+    def write(self, folder: Path) -> None:
+        """Write it into the run's folder.
+
+        Raises:
+            StorageError: no room.
+        """
+        write_durably(folder / PLACE, (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode())
+
+
+def read_place(folder: Path) -> RunPlace | None:
+    """Read where the run of a folder is driven; None if the folder does not tell.
+
+    Raises:
+        IntegrityError: the file is damaged.
+    """
+    path = folder / PLACE
+    try:
+        place = read_dataclass(RunPlace, read_json(path), where="", error=InvalidInputError)
+        check_run_id(place.run_id)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, InvalidInputError, UsageError) as error:
+        raise IntegrityError(f"{path} can't be used ({error}); name the run by its id") from error
+    return place
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:1] != ["Z"]
+    return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedRun:
+    """A finished run as its folder holds it.
+
+    Attributes:
+        folder: where it is.
+        job: what was asked, resolved.
+        plan: what was decided.
+        report: its totals; empty if it did not get so far.
+        saved: folder inside that has the adapter or the model; of a run whose users have adapters of their own, that
+            with their folders.
+        whose: adapters these are, where users have their own and some were chosen, without names.
+    """
+
+    folder: Path
+    job: Job
+    plan: Plan
+    report: dict[str, Any]
+    saved: Path
+    whose: str = ""
+
+    @property
+    def result(self) -> Result:
+        """What it left behind."""
+        return result_of(self.job)
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """The users with adapters of their own; none where all rows trained the same."""
+        return user_sets(self.plan.course)
+
+
+def read_run(folder: Path) -> SavedRun:
+    """Read the folder of a run that has an adapter or a model.
+
+    Raises:
+        UsageError: no such folder, or no run in it.
+        InvalidInputError: a run without either.
+        IntegrityError: a file is not readable.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder; give the --out of a 'ringtune train'")
+    missing = [name for name in ("job.toml", "plan.json") if not (folder / name).is_file()]
+    if missing:
+        raise UsageError(f"{folder} holds no run: {missing[0]} is missing; give the --out of a 'ringtune train'")
+    job = load_job(folder / "job.toml")
+    plan = Plan.from_json(read_run_file(folder / "plan.json"))
+    result, users = result_of(job), user_sets(plan.course)
+    results = {of_user(user): result_of_user(job, user) for user in users} or {result.folder: result}
+    for place, wanted in results.items():
+        if lacking := wanted.missing_in(folder / place):
+            raise InvalidInputError(f"{folder} has no {place}: {place}/{lacking} is missing; {_how_to_go_on(folder)}")
+    report = folder / "report.json"
+    return SavedRun(
+        folder=folder,
+        job=job,
+        plan=plan,
+        report=read_run_file(report) if report.is_file() else {},
+        saved=folder / (USERS_FOLDER if users else result.folder),
+    )
+
+
+def _how_to_go_on(folder: Path) -> str:
+    """Say what to do about a run that did not end well: go on from its newest checkpoint, if there is one."""
+    steps = RunCheckpoints(folder).steps()
+    if not steps:
+        none = "the run has not ended and has no checkpoint yet"
+        return f"{none}; if it was stopped, repeat it: {_trains(folder, '--replace')}"
+    saved = f"the run has not ended, it is saved up to step {steps[0]}"
+    return f"{saved}; if it was stopped, go on with it: {_trains(folder, '--resume')}"
+
+
+def _trains(folder: Path, option: str) -> str:
+    """Write the command that trains a run in its folder once more, on the nodes that it was begun with."""
+    words = ("train", str(folder / "job.toml"), "--out", str(folder), option)
+    with contextlib.suppress(IntegrityError):
+        if place := read_place(folder):
+            local = ("--local", str(place.local_nodes)) if place.is_local else ()
+            return hint(*words, *local, coordinator="" if place.is_local else place.coordinator)
+    return f"{hint(*words)}, with the --local N or --coordinator that it was begun with"
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file.
+
+    Raises:
+        IntegrityError: the file is no JSON object.
+    """
+    try:
+        value = strict.read_json(path)
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"{path} is not readable JSON ({error}); copy the run's folder again") from error
+    if not isinstance(value, dict):
+        raise IntegrityError(f"{path} is not a JSON object; copy the run's folder again")
+    return value
+
+
+def with_data(run: SavedRun, columns: Mapping[str, str], missing: str = "") -> SavedRun:
+    """The run with other names of columns, or another treatment of empty cells, for a file of its own.
+
+    Args:
+        run: as it was trained.
+        columns: key of ``[data]`` -> name.
+        missing: ``error`` or ``skip``; empty = as the job has it.
+
+    Raises:
+        UsageError: its task reads no such column, or ``missing`` is another word.
+        JobError: two columns have the same name.
+    """
+    if missing not in ("", *MISSING):
+        raise UsageError(f"--missing is {missing!r}, it has to be one of {', '.join(MISSING)}")
+    task, data = run.job.model.task, run.job.data
+    known = [key.removeprefix("data.") for key in input_columns(task, data) | target_columns(task, data)]
+    known = ["image", "label"] if task == IMAGE_CLASSIFICATION else known
+    for key in columns:
+        if key not in known:
+            raise UsageError(f"--column {key}=...: this run reads the columns {', '.join(known)}; name one of them")
+    changed: dict[str, Any] = {**columns, **({"missing": missing} if missing else {})}
+    job = dataclasses.replace(run.job, data=dataclasses.replace(data, **changed))
+    return dataclasses.replace(run, job=job)
+
+
+def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = None) -> Job:
+    """Make the job of an evaluation: the run's job with one owner that has ``data``, and the head's classes.
+
+    Args:
+        run: whose adapter or model.
+        data: rows; None = every node has its own, or those of the run's job.
+        model: folder that replaces the run's.
+
+    Raises:
+        JobError: a value is refused.
+    """
+    job = run.job
+    section = dataclasses.replace(
+        job.data,
+        train=str(data.resolve()) if data else job.data.train,
+        eval=str(data.resolve()) if data else job.data.eval,
+        held_out=0.0 if data else job.data.held_out,
+        labels=run.plan.course.labels,
+        split="iid" if data else job.data.split,
+        owners=0,
+        user="",  # whose a row is counts for training only
+    )
+    # every method gives the same forward; the plain one asks for no special ring, but knows no full parameters
+    method = job.train.method if job.method.full_parameters else Train().method
+    train = dataclasses.replace(job.train, method=method, dropout=0.0, checkpoint_every=0)
+    none: dict[str, Any] = dict.fromkeys(name for name in METHOD_SECTIONS if name != method_class(method).section)
+    job = dataclasses.replace(job, **none)
+    path = dataclasses.replace(job.model, path=str(model.resolve())) if model else job.model
+    runtime = dataclasses.replace(job.runtime, record=False, frozen=dtype_of(run.plan.course.frozen))
+    # whoever fitted them, the adapters are in the result; the helpers that the job names need not be there
+    offload = OffloadSettings()
+    return dataclasses.replace(job, model=path, data=section, train=train, runtime=runtime, offload=offload)

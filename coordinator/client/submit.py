@@ -1,0 +1,455 @@
+"""Submit a run: start it on a coordinator, write its folder, show its progress, and end it in order at Ctrl-C.
+
+The terminal of a command, which may be closed while the command still has something to save.
+
+Closing a terminal sends SIGHUP, and from then on every write to it fails. What a command prints then goes to a file.
+
+Ctrl-C ends a run in order, a second Ctrl-C at once; SIGTERM and a closed terminal (SIGHUP) count as Ctrl-C.
+
+A handler runs between any two instructions of the main thread, so it only starts a thread or raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, TextIO
+
+import grpc
+
+from coordinator.client.connection import CALL_S, Connection, who_submits
+from coordinator.client.follow import Following, Outcome, Rehearsing, ShownEvents
+from coordinator.client.run_folder import EventFiles, RunFolder
+from coordinator.planner.limits import NO_CHOICES, Choices
+from coordinator.run.events import EventSink
+from coordinator.run.requests import RunRequest, run_request_to_proto
+from coordinator.run.result_files import saved_files
+from coordinator.screen.progress import Progress
+from ringtune.costs.measurement import rehearsal_of, rehearsal_steps, rehearsed
+from ringtune.costs.profile import Profile
+from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRunError, RingTuneError, UsageError
+from ringtune.hints import hint
+from ringtune.job.job import Job, result_of
+from ringtune.machine.process import end_within, handled, lasting
+from ringtune.schedule.plan import Plan
+from ringtune.storage.chunks import cut_pieces
+from ringtune.v1 import control_pb2
+
+
+class Terminal:
+    """Guards what a command prints while in its context.
+
+    Args:
+        log: gets what is printed after the terminal was closed; None, or a file that can't be written = nobody does.
+    """
+
+    def __init__(self, log: Path | None = None) -> None:
+        self._log = log
+        self._descriptors: list[int] = []
+        self._before: tuple[TextIO, TextIO] = (sys.stdout, sys.stderr)
+
+    def __enter__(self) -> Terminal:
+        """Note which of the outputs are terminals."""
+        self._descriptors = [number for number in (1, 2) if os.isatty(number)]
+        if self._descriptors:
+            self._before = (sys.stdout, sys.stderr)
+            sys.stdout, sys.stderr = lasting(sys.stdout), lasting(sys.stderr)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave the outputs as they were; those of a terminal that was closed go on into the file."""
+        if self._descriptors:
+            sys.stdout, sys.stderr = self._before
+
+    def closed(self) -> None:
+        """Write into the file from now on what would have gone to the terminal."""
+        if not self._descriptors:
+            return
+        target = self._open()
+        for number in self._descriptors:
+            os.dup2(target, number)
+        os.close(target)
+
+    def _open(self) -> int:
+        if self._log is not None:
+            with contextlib.suppress(OSError):
+                return os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+GRACE_S = 30.0
+"""The longest that a command takes to end that was told to end at once, whatever a thread of it waits for."""
+
+
+class Interrupts:
+    """Handles SIGINT, SIGTERM and SIGHUP while in its context, as ``handled`` does; to be used in the main thread.
+
+    Args:
+        log: gets what is printed after the terminal was closed; None = nobody does.
+    """
+
+    def __init__(self, log: Path | None = None) -> None:
+        self._ask: Callable[[], None] | None = None
+        self._hearing = handled(self._on_signal)
+        self._terminal = Terminal(log)
+
+    def __enter__(self) -> Interrupts:
+        """Install the handlers."""
+        self._terminal.__enter__()
+        self._hearing.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Install the handlers that were there before."""
+        self._hearing.__exit__(kind, error, traceback)
+        self._terminal.__exit__(kind, error, traceback)
+
+    @contextmanager
+    def asking(self, ask: Callable[[], None]) -> Iterator[None]:
+        """Let the first signal within this context call ``ask`` on a thread of its own, and the second one raise.
+
+        Args:
+            ask: asks for an end in order; may take a while, must not raise.
+        """
+        self._ask = ask
+        try:
+            yield
+        finally:
+            self._ask = None
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._terminal.closed()
+        ask, self._ask = self._ask, None
+        if ask is None:
+            end_within(GRACE_S, InterruptedRunError.exit_code)
+            raise KeyboardInterrupt
+        threading.Thread(target=ask, name="drain", daemon=True).start()
+
+
+@contextmanager
+def heard_interrupts(log: Path) -> Iterator[Interrupts]:
+    """Yield interrupts that hear signals in the main thread; elsewhere no thread may, and they hear none.
+
+    Args:
+        log: as in ``Interrupts``.
+    """
+    interrupts = Interrupts(log=log)
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts
+        return
+    with interrupts:
+        yield interrupts
+
+
+_LOG = logging.getLogger(__name__)
+_DRAINING = "stopping after the turns that train now, with a checkpoint; Ctrl-C again stops at once"
+_NOTHING_YET = "stopping; nothing is being trained now, so no checkpoint is added"
+
+
+class Client(Connection):
+    """A connection to a coordinator through which runs are submitted and followed.
+
+    Args:
+        address: ``host:port``.
+        insecure: as in ``Connection``.
+
+    Attributes:
+        address: as given.
+        goes_on: whether the run that was followed goes on although it is not followed any more.
+
+    Raises:
+        UsageError: the address is no address, or leaves this machine without ``insecure``; or the versions differ.
+        ConnectionFailedError: nobody answers there within a few seconds.
+    """
+
+    def __init__(self, address: str, *, insecure: bool | None = None) -> None:
+        super().__init__(address, insecure=insecure)
+        self.goes_on = False
+
+    def run(
+        self,
+        request: RunRequest,
+        *,
+        progress: Progress,
+        folder: RunFolder | None,
+        interrupts: Interrupts | None = None,
+        sinks: Sequence[EventSink] = (),
+        coordinator_wait_s: float = 0.0,
+    ) -> Outcome:
+        """Start a run, or go on with one, and follow it to its end.
+
+        Args:
+            request: what is wanted; the job's paths have to be right on the nodes.
+            progress: where it is shown.
+            folder: where its files go; None = nowhere.
+            interrupts: asks the run to end in order at the first Ctrl-C; None = Ctrl-C ends it at once.
+            sinks: further readers of the run's events.
+            coordinator_wait_s: how long to wait for a coordinator that is away, if it keeps the run, in seconds.
+
+        Raises:
+            InterruptedRunError: Ctrl-C.
+            RingTuneError: whatever the run failed with.
+        """
+        outcome = Outcome(request.job)
+        files = [EventFiles(folder, on_saved=self._note_saved)] if folder is not None else []
+        with (interrupts or Interrupts()).asking(lambda: self._drain(outcome, progress)):
+            request = request._replace(submission=secrets.token_hex(8))
+            following = Following(self, outcome, folder, submission=request.submission, say=progress.note)
+            heard_by: tuple[EventSink, ...] = (following, *files, ShownEvents(progress, outcome), *sinks)
+            self._follow_run(self._submit(request), outcome, heard_by, following, coordinator_wait_s)
+        return outcome
+
+    def start(self, request: RunRequest) -> str:
+        """Start a run that nobody follows, and return its id as soon as it trains.
+
+        Raises:
+            InterruptedRunError: Ctrl-C before it trains.
+            RingTuneError: the coordinator keeps no runs, or the run failed before it trained.
+        """
+        call = self._submit(request)
+        outcome = Outcome(request.job)
+        try:
+            self._checked(lambda: _hear_until(call, outcome, lambda: outcome.phase == "training"))
+            return outcome.run_id
+        except KeyboardInterrupt as error:
+            if outcome.run_id:
+                self._stop_at_once(outcome.run_id)
+            raise InterruptedRunError("stopped before it trained; nothing is saved") from error
+        finally:
+            call.cancel()
+
+    def _submit(self, request: RunRequest) -> Any:
+        """Begin the call of a run; it has no deadline: a run may take days, and keepalive sees a dead coordinator."""
+        return self._stub.Run(run_request_to_proto(request._replace(submitted_by=who_submits())))
+
+    def _follow_run(
+        self, call: Any, outcome: Outcome, sinks: Sequence[EventSink], following: Following, wait_s: float
+    ) -> None:
+        try:
+            self._follow_kept(call, outcome, sinks, following, wait_s)
+        except RingTuneError as error:
+            if not outcome.is_kept or outcome.error is not None or not outcome.run_id or following.is_left:
+                raise
+            if isinstance(error, InterruptedRunError):  # the run does not end with the call
+                self._stop_at_once(outcome.run_id)
+                raise
+            self.goes_on = True
+            raise type(error)(f"{error}. {self._how_to_come_back(outcome.run_id)}") from error
+        finally:
+            if outcome.is_kept and (outcome.is_done or outcome.error is not None):
+                self.fetched(outcome.run_id)
+
+    def _follow_kept(
+        self, call: Any, outcome: Outcome, sinks: Sequence[EventSink], following: Following, wait_s: float
+    ) -> None:
+        """Follow a run; where the coordinator is away for a while, go on once it is back."""
+        try:
+            self._follow(call, outcome, *sinks)
+        except ConnectionFailedError as error:
+            if not (wait_s and following.may_go_on):
+                raise
+            _LOG.info("the connection with the coordinator broke: %s", error)
+            try:
+                following.go_on(wait_s, lambda events: _hear(events, outcome, sinks))
+            except KeyboardInterrupt as interrupt:
+                raise InterruptedRunError("stopped while the coordinator was away") from interrupt
+            outcome.require_end()
+
+    def _stop_at_once(self, run_id: str) -> None:
+        try:
+            self.stop_run(run_id, "stopped by the user", now=True)
+        except RingTuneError as error:
+            self.goes_on = True
+            come_back = self._how_to_come_back(run_id)
+            raise InterruptedRunError(f"stopped here, but not there: {error}. {come_back}") from error
+
+    def _how_to_come_back(self, run_id: str) -> str:
+        words = [hint(*words, coordinator=self.address) for words in (("logs", run_id, "--follow"), ("fetch", run_id))]
+        return (
+            f"Run {run_id} goes on without this command; follow it with '{words[0]}', fetch its files with '{words[1]}'"
+        )
+
+    def measure(
+        self,
+        job: Job,
+        *,
+        progress: Progress,
+        num_nodes: int = 0,
+        join_s: float = 60.0,
+        with_links: bool = True,
+        is_fresh: bool = False,
+        one_by_one: bool = False,
+    ) -> Profile:
+        """Let the nodes measure themselves and their links.
+
+        Args:
+            job: for what; its paths have to be right on the nodes.
+            progress: where it is shown.
+            num_nodes: wait until so many nodes have joined; 0 = take those that are there.
+            join_s: how long to wait for them, seconds.
+            with_links: whether links are measured too.
+            is_fresh: anew even where a node remembers.
+            one_by_one: nodes of one machine one after another, not all at once.
+
+        Raises:
+            InterruptedRunError: Ctrl-C.
+            RingTuneError: whatever it failed with.
+        """
+        request = control_pb2.MeasureRequest(
+            job_toml=job.to_toml(),
+            num_nodes=num_nodes,
+            join_s=join_s,
+            without_links=not with_links,
+            fresh=is_fresh,
+            one_by_one=one_by_one,
+        )
+        outcome = Outcome(job)
+        found = self._follow(self._stub.Measure(request), outcome, ShownEvents(progress, outcome)).profile
+        if found is None:
+            raise IntegrityError("the coordinator sent no profile; use one version on all machines")
+        return found
+
+    def rehearse(self, job: Job, profile: Profile, *, progress: Progress, num_nodes: int, join_s: float) -> Profile:
+        """Train some steps of a job and throw away what they trained; see ``ringtune.costs.measurement``.
+
+        Args:
+            job: that will run.
+            profile: as it was measured.
+            progress: where it is shown.
+            num_nodes: wait until so many nodes have joined; 0 = take those that are there.
+            join_s: how long to wait for them, seconds.
+
+        Returns:
+            The profile, corrected by what the rehearsal's actions and transfers took; as it was measured if the
+            rehearsal failed, which is said.
+
+        Raises:
+            InterruptedRunError: Ctrl-C.
+        """
+        num_blocks = profile.nodes[0].model.num_blocks
+        short = rehearsal_of(job, num_blocks)
+        sink = Rehearsing(rehearsal_steps(job, num_blocks), self._end_rehearsal)
+        request = RunRequest(job=short, num_nodes=num_nodes, join_s=join_s, profile=profile, is_rehearsal=True)
+        outcome = Outcome(short)
+        progress.note("rehearsing: some steps whose results are thrown away")
+        try:
+            self._follow(self._submit(request), outcome, sink)
+        except RingTuneError as error:
+            if isinstance(error.__cause__, KeyboardInterrupt):
+                raise
+            if not (sink.is_enough and isinstance(error, InterruptedRunError)):
+                progress.note(f"the rehearsal failed, so the times are as they were measured before it: {error}")
+                return profile
+        return rehearsed(profile, outcome.profile) if outcome.profile is not None else profile
+
+    def _end_rehearsal(self, run_id: str) -> None:
+        try:
+            self.stop_run(run_id, "it is rehearsed", now=True)
+        except RingTuneError as error:  # it is over: its last event says why
+            _LOG.info("rehearsal %s was not asked to end: %s", run_id, error)
+
+    def plan(
+        self,
+        job: Job,
+        *,
+        progress: Progress | None = None,
+        num_nodes: int,
+        join_s: float,
+        choices: Choices = NO_CHOICES,
+    ) -> tuple[Plan, Profile, str]:
+        """Let the nodes measure themselves, and plan for them; see ``run``.
+
+        Returns:
+            The plan, the profile that it was made with, and what is to be said of it, if anything.
+
+        Raises:
+            RingTuneError: whatever inspecting or planning failed with.
+        """
+        request = RunRequest(job=job, plan_only=True, num_nodes=num_nodes, join_s=join_s, choices=choices)
+        came = self.run(request, progress=progress or Progress(), folder=None)
+        if came.plan is None or came.profile is None:
+            raise IntegrityError("the coordinator sent no plan; use one version on all machines")
+        return came.plan, came.profile, "; ".join(came.notes)
+
+    def _drain(self, outcome: Outcome, progress: Progress) -> None:
+        progress.note(_DRAINING if outcome.phase == "training" else _NOTHING_YET)
+        request = control_pb2.DrainRequest(run_id=outcome.run_id, reason="stopped by the user")
+        try:
+            self._stub.Drain(request, timeout=CALL_S)
+        except grpc.RpcError as error:
+            _LOG.info("the coordinator was not asked to end the run: %s", error)
+            progress.note("the coordinator can't be asked to end the run; Ctrl-C again stops at once")
+
+    def _note_saved(self, run_id: str, step: int) -> None:
+        """Tell the coordinator that the manifest of ``step`` is on disk; nobody waits for the answer."""
+        self._stub.Noted.future(control_pb2.CheckpointNoted(run_id=run_id, step=step), timeout=CALL_S)
+
+    def evaluate(self, job: Job, *, owner: str, saved: Path, progress: Progress) -> Outcome:
+        """Evaluate a saved adapter or model on the nodes, and follow the evaluation to its end.
+
+        Args:
+            job: that it came from.
+            owner: the member whose evaluation rows count; empty = all who have some.
+            saved: folder of the adapter or model.
+            progress: where it is shown.
+
+        Raises:
+            RingTuneError: whatever it failed with.
+        """
+        request = control_pb2.EvaluateRequest(job_toml=job.to_toml(), owner=owner)
+
+        def inputs() -> Iterator[control_pb2.EvaluateInput]:
+            yield control_pb2.EvaluateInput(request=request)
+            for name, content in saved_files(saved, result_of(job)).items():
+                for chunk in cut_pieces(name, content):
+                    yield control_pb2.EvaluateInput(file=chunk)
+
+        outcome = Outcome(job)
+        return self._follow(self._stub.Evaluate(inputs()), outcome, ShownEvents(progress, outcome))
+
+    def _follow(self, call: Any, outcome: Outcome, *sinks: EventSink) -> Outcome:
+        try:
+            self._checked(lambda: _hear(call, outcome, sinks))
+            outcome.require_end()
+        except KeyboardInterrupt as error:
+            raise InterruptedRunError("stopped; every node was told to forget the run") from error
+        finally:
+            call.cancel()
+        return outcome
+
+
+def _hear_until(call: Any, outcome: Outcome, is_enough: Callable[[], bool]) -> None:
+    for event in call:
+        outcome(event)
+        if not outcome.is_kept:
+            raise UsageError(
+                "this coordinator keeps no runs, so a run can't go on without the command that submitted it"
+            )
+        if outcome.error is not None:
+            raise outcome.error
+        if is_enough():
+            break
+
+
+def _hear(call: Iterable[control_pb2.RunEvent], outcome: Outcome, sinks: Sequence[EventSink]) -> None:
+    """Hand every event to the outcome first, then to the sinks."""
+    for event in call:
+        outcome(event)
+        for sink in sinks:
+            sink(event)
+        if outcome.error is not None:
+            break

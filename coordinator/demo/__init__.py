@@ -1,1 +1,0 @@
-"""Demonstrate training with a real model and real sentences on local nodes, with nothing but the package index."""

@@ -1,1 +1,0 @@
-"""Drive a run or a measurement: calls to nodes, answers, failures."""

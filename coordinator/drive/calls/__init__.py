@@ -1,1 +1,0 @@
-"""What calls to nodes are made of: files that go and come, and the meaning of a failure."""

@@ -1,1 +1,0 @@
-"""Nodes that come while a run is under way: asked about themselves, checked, and taken into it."""

@@ -1,1 +1,0 @@
-"""Estimate the facts of nodes that do not exist yet."""

@@ -1,1 +1,0 @@
-"""Export a run's adapter to give it away."""

@@ -1,0 +1,677 @@
+"""Explain a plan: memory of each node, seconds of each depth, saved activations, operations, the second best plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.planner.draft import reason_line
+from coordinator.planner.judge import paid_after, score_pass_s, score_passes
+from coordinator.planner.local_search import applied, moves
+from coordinator.planner.memory import MemoryCaps, extra_share, planned_saving
+from coordinator.planner.phases import PhasesReason, phases_lines
+from coordinator.planner.replicas import ReplicasReason, replicas_lines
+from coordinator.planner.ring_costs import RingCosts, with_fewer_depths, with_mean_owner
+from coordinator.planner.search import Candidate, block_s, plan_of, slices_of
+from coordinator.planner.search import Choice as SearchChoice
+from coordinator.planner.step_time import Ring, job_s, step_times
+from ringtune.costs.action_costs import CourseCosts, all_full, done_of, total
+from ringtune.costs.model_facts import dropout_token_bytes
+from ringtune.costs.profile import Profile
+from ringtune.quantities import format_bytes, format_seconds
+from ringtune.schedule.operation_tables import Choice, Policy
+from ringtune.schedule.placement import Slice
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.techniques.activation_checkpointing import AUTO, NONE, SlicePolicy
+from ringtune.techniques.offload_report import HelpersReason, helper_reason_lines
+from ringtune.techniques.operations import expected_table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SliceReason:
+    """What one slice does to save activations, and why.
+
+    Attributes:
+        node: its host.
+        policy: one of ``slice_policy.POLICIES``.
+        says: the policy in words; empty where everything is kept.
+        needed_bytes: of the node, so.
+        keeping_bytes: of the node if everything were kept.
+        budget_bytes: what the node has.
+        longer: the share by which its forwards and backwards take longer.
+        projected_bytes: of the node with VeLoRA instead, where ``auto`` may not choose it and it would do; else 0.
+    """
+
+    node: str
+    policy: str
+    says: str
+    needed_bytes: int
+    keeping_bytes: int
+    budget_bytes: int
+    longer: float
+    projected_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActivationsReason:
+    """What a run keeps of its forwards, and what that saves.
+
+    Attributes:
+        asked: ``memory.activations`` of the job.
+        slices: of the hosts in ring order.
+        block_bytes: what a block keeps of a micro-batch.
+        velora_bytes: the same with VeLoRA, by the job's settings or the defaults; 0 where it has nothing to do.
+        dropout_bytes: what dropout adds to it, as the attention kernel is not fused then; 0 without dropout.
+    """
+
+    asked: str
+    slices: tuple[SliceReason, ...]
+    block_bytes: int
+    velora_bytes: int = 0
+    dropout_bytes: int = 0
+
+
+def explain_activations(plan: Plan, caps: MemoryCaps, *, dropout: float = 0.0) -> ActivationsReason | None:
+    """Explain the policies of a plan; None where everything is kept because nothing else was asked for.
+
+    Args:
+        plan: with its slices.
+        caps: memory of the draft that it was made of.
+        dropout: of the job; with it there is always something to say.
+    """
+    draft, hosts = caps.draft, plan.placement.hosts
+    if (draft.activations == NONE and not dropout) or not hosts or not plan.course.num_steps:
+        return None
+    tokens = plan.course.microbatch_sizes()[0] * plan.course.max_length
+    facts = caps.facts[hosts[0].node]
+    whole, projected = caps.block_bytes(hosts[0].node, tokens)
+    dropped = dropout_token_bytes(facts.model, tokens=plan.course.max_length, dtype=caps.dtype) if dropout else 0
+    return ActivationsReason(
+        asked=draft.activations,
+        slices=tuple(_slice(plan, piece, caps) for piece in hosts) if draft.activations != NONE else (),
+        block_bytes=whole,
+        velora_bytes=projected if projected < whole else 0,
+        dropout_bytes=round(tokens * dropped),
+    )
+
+
+def _slice(plan: Plan, piece: Slice, caps: MemoryCaps) -> SliceReason:
+    node, policy = piece.node, SlicePolicy.of(plan, piece.start, piece.stop)
+    saving, facts = planned_saving(plan, piece.start, piece.stop), caps.facts[node]
+    proposed = 0
+    if caps.draft.activations == AUTO and policy.recomputed and not caps.draft.may_project:
+        with_velora = caps.with_velora(plan, node).total_bytes
+        proposed = with_velora if with_velora <= facts.memory_bytes else 0
+    return SliceReason(
+        node=node,
+        policy=policy.name,
+        says=policy.text,
+        needed_bytes=caps.estimate(plan, node).total_bytes,
+        keeping_bytes=caps.keeping_everything(plan, node).total_bytes,
+        budget_bytes=facts.memory_bytes,
+        longer=extra_share(saving, caps.kept_blocks(piece.start, piece.stop), facts, gain=caps.projected_gain(node)),
+        projected_bytes=proposed,
+    )
+
+
+def activation_lines(found: ActivationsReason) -> list[str]:
+    """Write the reasons as lines of text."""
+    lines = [f"  memory.activations = '{found.asked}':"] if found.slices else []
+    width = max((len(each.node) for each in found.slices), default=0)
+    lines += [f"    {each.node:<{width}}  {_slice_text(each)}" for each in found.slices]
+    size: Callable[[int], str] = format_bytes
+    if found.velora_bytes:
+        less = 1 - found.velora_bytes / found.block_bytes
+        lines.append(
+            f"    VeLoRA keeps {size(found.velora_bytes)} instead of {size(found.block_bytes)} of each block and "
+            f"micro-batch, {less:.1%} less"
+        )
+    if found.dropout_bytes:
+        without = found.block_bytes - found.dropout_bytes
+        lines.append(
+            f"    train.dropout = 0 would keep {size(without)} instead of {size(found.block_bytes)} of each block and "
+            "micro-batch, at no cost in time: the attention kernel is fused then and keeps no probabilities"
+        )
+    return lines
+
+
+def _longer_text(share: float) -> str:
+    return f"{abs(share):.0%} {'longer' if share >= 0 else 'shorter'}"
+
+
+def _slice_text(each: SliceReason) -> str:
+    budget = format_bytes(each.budget_bytes)
+    if not each.says:
+        return f"keeps everything: {format_bytes(each.needed_bytes)} of {budget}"
+    fits = "fits too" if each.keeping_bytes <= each.budget_bytes else "does not fit"
+    text = (
+        f"{each.says}: {format_bytes(each.needed_bytes)} of {budget}, "
+        f"forwards and backwards {_longer_text(each.longer)}; "
+        f"keeping everything needs {format_bytes(each.keeping_bytes)}, which {fits}"
+    )
+    if each.projected_bytes:
+        text += f"; VeLoRA would do ({format_bytes(each.projected_bytes)}): a section [velora] lets auto choose it"
+    return text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeCounts:
+    """What the subnets of one node may do of a batch, in micro-batches.
+
+    Attributes:
+        node: its name.
+        full: forward and backward.
+        forward_only: the forward only.
+        forward_share: what a forward costs of a full operation there.
+    """
+
+    node: str
+    full: float
+    forward_only: float
+    forward_share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperationsReason:
+    """What operations save, predicted, as shares of a step in which everything is full.
+
+    Attributes:
+        policy: that chooses them; empty where tables are given.
+        is_assumed: whether the tables are not known yet.
+        microbatches: of a batch.
+        counts: of each host in ring order; none where tables are given.
+        compute: seconds of blocks.
+        sent: bytes between blocks.
+        paper_compute: compute by the paper's count.
+        paper_sent: communication by the paper's count.
+        score_passes: how often scores are gathered.
+        score_s: seconds of each pass, by the simulator.
+        paid_after: steps after which one pass has paid, by the formula; None if it never does.
+    """
+
+    policy: str
+    is_assumed: bool
+    microbatches: int
+    counts: tuple[NodeCounts, ...]
+    compute: float
+    sent: float
+    paper_compute: float
+    paper_sent: float
+    score_passes: int = 0
+    score_s: float = 0.0
+    paid_after: int | None = None
+
+
+def explain_operations(plan: Plan, profile: Profile, *, optimizer: str = "adamw") -> OperationsReason | None:
+    """Explain the operations of a plan by the last steps of its first owner, where most trains; None if all is full.
+
+    Args:
+        plan: the plan.
+        profile: that it was made with.
+        optimizer: of the job.
+    """
+    course = plan.course
+    if not course.may_skip or not course.num_steps:
+        return None
+    soonest = plan.soonest()
+    with_table = soonest if course.operations else soonest.decided((), expected_table(soonest.course))
+    costs = CourseCosts.of(plan, profile)
+    turn = _last_steps(soonest)
+    done, full = (
+        total(each for item in items(one.course, turn) for each in done_of(one, item, costs).values())
+        for one in (with_table, all_full(soonest))
+    )
+    choice = course.choice if course.operations is None else None
+    passes = score_passes(course)
+    pass_s = score_pass_s(plan, profile, optimizer=optimizer) if passes else 0.0
+    return OperationsReason(
+        score_passes=passes,
+        score_s=pass_s,
+        paid_after=paid_after(plan, profile, pass_s, optimizer=optimizer) if passes else None,
+        policy=choice.policy if choice and not choice.tables else "",
+        is_assumed=course.operations is None,
+        microbatches=course.microbatches,
+        counts=_counts(plan, choice) if choice else (),
+        compute=done.work_s / full.work_s if full.work_s else 1.0,
+        sent=done.sent_bytes / full.sent_bytes if full.sent_bytes else 1.0,
+        paper_compute=done.paper_compute / full.paper_compute,
+        paper_sent=done.paper_sent / full.paper_sent,
+    )
+
+
+def _last_steps(plan: Plan) -> Turn:
+    """As many steps at the end of a run as its first owner has batches, at most a turn of them."""
+    course, owner = plan.course, plan.course.owners[0]
+    steps = min(course.num_steps, -(-owner.train_rows // course.batch_size))
+    return Turn(
+        index=0,
+        kind=StepKind.TRAIN,
+        owner=owner.node,
+        round=0,
+        first_seq=0,
+        num_items=steps,
+        first_step=course.num_steps - steps,
+        first_batch=0,
+    )
+
+
+def _counts(plan: Plan, choice: Choice) -> tuple[NodeCounts, ...]:
+    if not choice.capacities:
+        return ()
+    rows, found = plan.course.batch_size / plan.course.microbatches, []
+    for host in plan.placement.hosts:
+        each = choice.capacity(host.start)
+        both = each.forward + each.backward
+        found.append(
+            NodeCounts(
+                node=host.node,
+                full=each.full / both / rows,
+                forward_only=each.forward_only / each.forward / rows if each.forward else 0.0,
+                forward_share=each.forward / both,
+            )
+        )
+    return tuple(found)
+
+
+def reason_lines(found: OperationsReason, seconds: Callable[[float], str] = format_seconds) -> list[str]:
+    """Write the explanation as lines of text; ``seconds`` writes times."""
+    assumed = ", assumed until the run has chosen" if found.is_assumed else ""
+    lines = [
+        f"  operations: {found.compute:.0%} of the compute and {found.sent:.0%} of the bytes of all full{assumed} "
+        f"({found.paper_compute:.0%} and {found.paper_sent:.0%} by the paper's count)"
+    ]
+    if found.policy and Policy(found.policy).is_pruning:
+        share = found.counts[0].full / found.microbatches
+        lines.append(f"    {found.policy}: {share:.0%} of all subnets stay, for all micro-batches")
+        return lines + _score_lines(found, seconds)
+    lines += [
+        f"    {each.node}: each subnet is full for {each.full:.3g} and forward-only for {each.forward_only:.3g} of "
+        f"{found.microbatches} micro-batches; there a forward costs {each.forward_share:.0%} of a full operation"
+        for each in found.counts
+    ]
+    return lines + _score_lines(found, seconds)
+
+
+def _score_lines(found: OperationsReason, seconds: Callable[[float], str]) -> list[str]:
+    if not found.score_passes:
+        return []
+    paid = "has never paid" if found.paid_after is None else f"has paid after {found.paid_after} steps"
+    passes = "one pass" if found.score_passes == 1 else f"each of {found.score_passes} passes"
+    takes = f"{passes} takes {seconds(found.score_s)} by the simulator"
+    return [f"    scores come on top of all steps: {takes} and {paid} by the formula"]
+
+
+_DEPTHS_OF_TRIALS = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeReason:
+    """What one node of the profile hosts, or why it hosts nothing.
+
+    Attributes:
+        node: its name.
+        start: first block that it hosts; ``start == stop`` if it is left out.
+        stop: one past the last.
+        is_owner: whether it owns rows, hosting or not.
+        needed_bytes: at most, during the run.
+        budget_bytes: what it has.
+        reason: why it hosts nothing; empty for a host.
+        helps: whose adapters it fits, in words; empty if nobody's.
+    """
+
+    node: str
+    start: int
+    stop: int
+    is_owner: bool
+    needed_bytes: int
+    budget_bytes: int
+    reason: str = ""
+    helps: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DepthTime:
+    """The number of steps that train ``depth`` blocks, and the predicted seconds of one of them."""
+
+    depth: int
+    steps: int
+    step_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runner:
+    """A plan beside the chosen one, mostly the second best, with its predicted times.
+
+    Attributes:
+        slices: (node, start, stop) in ring order.
+        microbatches: of it.
+        job_s: predicted by the formula.
+        simulated_s: by the simulator, None if it was not asked.
+    """
+
+    slices: tuple[tuple[str, int, int], ...]
+    microbatches: int
+    job_s: float
+    simulated_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """Everything that a person wants to know about a chosen plan.
+
+    Attributes:
+        nodes: hosts in ring order, then the others by name.
+        depths: predicted times.
+        job_s: of all steps, by the formula.
+        simulated_s: by the simulator at some depths, None if it was not asked.
+        initiators: owners in the order of their turns.
+        microbatches: of a step.
+        credits: tensors in flight per link and boundary.
+        wire_dtype: of what travels.
+        proven: whether the formula knows nothing better for these micro-batches.
+        even: whether the nodes are alike and got even slices.
+        second: the best other plan that was found; None if there is none.
+        relative: whether times were assumed, so that only ratios mean something.
+        cut_after_s: the seconds after which the clock ended the planning; None if it did not.
+        operations: what they save; None where everything is full.
+        activations: what slices do to save them; None where everything is kept and there is nothing to say.
+        unsettled: the chosen plan as the second best is judged: before operations were settled with the slices; None
+            where none are.
+        equal: seconds of all steps with the nodes' own counts, and with equal ones; None without operations.balance.
+        frozen: how frozen weights are held, and why, if the planner chose it; empty if it did not.
+        helping: what the planner thought of helpers; None where the job does not leave them to it.
+        replicas: what the planner thought of stages with several hosts; None where it did not look.
+        phases: what it thought of slices that follow the schedule; None where it did not look.
+        lowest_of: blocks of the model, where a step may train less than all above the lowest block; else None.
+    """
+
+    nodes: tuple[NodeReason, ...]
+    depths: tuple[DepthTime, ...]
+    job_s: float
+    simulated_s: float | None
+    initiators: tuple[str, ...]
+    microbatches: int
+    credits: int
+    wire_dtype: str
+    proven: bool
+    even: bool
+    second: Runner | None
+    relative: bool
+    cut_after_s: float | None = None
+    operations: OperationsReason | None = None
+    activations: ActivationsReason | None = None
+    unsettled: Runner | None = None
+    equal: tuple[float, float] | None = None
+    frozen: str = ""
+    helping: HelpersReason | None = None
+    replicas: ReplicasReason | None = None
+    phases: PhasesReason | None = None
+    lowest_of: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as dictionaries, lists, numbers and strings."""
+        return dataclasses.asdict(self)
+
+
+def explain(
+    choice: SearchChoice,
+    *,
+    relative: bool,
+    plan: Plan | None = None,
+    profile: Profile | None = None,
+    optimizer: str = "adamw",
+    dropout: float = 0.0,
+    helping: HelpersReason | None = None,
+    replicas: ReplicasReason | None = None,
+    phases: PhasesReason | None = None,
+) -> Explanation:
+    """Explain a choice of the planner.
+
+    Args:
+        choice: what was decided.
+        relative: whether times were assumed.
+        plan: what became of it once its operations were settled.
+        profile: that it was made with; needed to explain operations.
+        optimizer: of the job.
+        dropout: of the job.
+        helping: what the planner thought of helpers.
+        replicas: what the planner thought of stages with several hosts.
+        phases: what it thought of slices that follow the schedule.
+    """
+    operations, given = None, plan
+    if plan is not None and profile is not None:
+        operations = explain_operations(plan, profile, optimizer=optimizer)
+    best, settled = choice.runs, choice.settled
+    costs = settled.costs if settled is not None else choice.costs
+    plan = plan_of(best.draft, costs, best.ring)
+    plan = plan if given is None else plan.with_copies(given.placement.copies)
+    times = step_times(costs, best.ring)
+    has_replicas = given is not None and replicas is not None and replicas.is_taken
+    carried_out = given if has_replicas and given is not None else plan
+    return Explanation(
+        nodes=tuple(_nodes(choice, carried_out)),
+        depths=tuple(DepthTime(depth=at, steps=costs.steps_at[at], step_s=times[at]) for at in costs.depths),
+        job_s=best.job_s,
+        simulated_s=best.simulated_s,
+        initiators=tuple(owner.node for owner in plan.course.owners),
+        microbatches=carried_out.course.microbatches,
+        credits=carried_out.placement.credits,
+        wire_dtype=carried_out.course.wire_dtype,
+        proven=choice.proven and not choice.even and settled is None,
+        even=choice.even,
+        second=_second(choice),
+        relative=relative,
+        cut_after_s=choice.cut_after_s,
+        operations=operations,
+        activations=explain_activations(plan, choice.caps, dropout=dropout),
+        unsettled=_runner(choice.costs, choice.best) if settled is not None else None,
+        equal=_seconds(best, settled.equal) if settled is not None and settled.equal is not None else None,
+        frozen=reason_line(plan.course.frozen, choice.too_large),
+        helping=helping,
+        replicas=replicas,
+        phases=phases,
+        lowest_of=plan.course.num_blocks if plan.course.method.full_parameters else None,
+    )
+
+
+def _seconds(best: Candidate, equal: Candidate) -> tuple[float, float]:
+    """The seconds of two candidates by the simulator if both have such, otherwise by the formula."""
+    if best.simulated_s is not None and equal.simulated_s is not None:
+        return best.simulated_s, equal.simulated_s
+    return best.job_s, equal.job_s
+
+
+def _nodes(choice: SearchChoice, plan: Plan) -> Iterator[NodeReason]:
+    costs, caps = choice.costs, choice.caps
+    trial = with_mean_owner(with_fewer_depths(costs, _DEPTHS_OF_TRIALS))
+    hosts = [piece.node for piece in plan.placement.slices]
+    for name in (*hosts, *(name for name in costs.names if name not in hosts)):
+        piece, is_owner = plan.slice_of(name), plan.owner(name) is not None
+        yield NodeReason(
+            node=name,
+            start=piece.start,
+            stop=piece.stop,
+            is_owner=is_owner,
+            needed_bytes=caps.estimate(plan, name).total_bytes if name in plan.nodes else 0,
+            budget_bytes=caps.facts[name].memory_bytes,
+            helps=_helps(plan, name),
+            reason="" if name in hosts else _reason(choice, trial, costs.names.index(name), plan),
+        )
+
+
+def _helps(plan: Plan, node: str) -> str:
+    found = plan.placement.joined_helpers(node)
+    return ", ".join(f"{plan.placement.host_of(one.start)}'s {one.text}" for one in found)
+
+
+def _reason(choice: SearchChoice, trial: RingCosts, node: int, plan: Plan) -> str:
+    costs, caps, ring = choice.costs, choice.caps, choice.best.ring
+    name = costs.names[node]
+    if plan.course.method.max_hosts == 1:
+        return "the method runs all blocks on one node"
+    if len(ring.nodes) == costs.stop - costs.first:
+        return "every block has a host already"
+    if not any(_has_room(caps, name, start) for start in range(costs.first, costs.stop)):
+        needs = min(_one_block(caps, name, start) for start in range(costs.first, costs.stop))
+        return f"no room: one block needs {format_bytes(needs)}, it has {format_bytes(caps.facts[name].memory_bytes)}"
+    with_it = min(
+        (job_s(trial, other) for other in _rings_with(ring, node, costs) if _ring_fits(caps, costs, other)),
+        default=None,
+    )
+    if with_it is None:
+        return "no room: no slice beside the others' fits its memory"
+    more = with_it / job_s(trial, ring) - 1
+    block = block_s(caps.facts[name]) / max(1e-12, min(block_s(caps.facts[costs.names[host]]) for host in ring.nodes))
+    speed = f", its blocks take {block:.1f} times those of the fastest host" if block > 1.05 else ""
+    return f"the job would take {more:.1%} longer with it{speed}" if more > 5e-4 else f"it gains nothing{speed}"
+
+
+def _one_block(caps: MemoryCaps, name: str, start: int) -> int:
+    return caps.needed_bytes(name, start, start + 1, 0 if start + 1 == caps.draft.course.head else 1)
+
+
+def _has_room(caps: MemoryCaps, name: str, start: int) -> bool:
+    return _one_block(caps, name, start) <= caps.facts[name].memory_bytes
+
+
+def _rings_with(ring: Ring, node: int, costs: RingCosts) -> Iterator[Ring]:
+    """Yield the rings in which ``node`` hosts blocks too, as one more stage or in another node's place."""
+    for move in moves(ring, [node], costs.num_nodes):
+        if move.kind in ("insert", "replace"):
+            other = applied(ring, move)
+            if other is not None:
+                yield other
+
+
+def _ring_fits(caps: MemoryCaps, costs: RingCosts, ring: Ring) -> bool:
+    slices = slices_of(costs, ring)
+    above = len(slices)
+    for piece in slices:
+        above -= 1
+        if caps.lacking(piece.node, piece.start, piece.stop, above):
+            return False
+    return True
+
+
+def _second(choice: SearchChoice) -> Runner | None:
+    """Find the second best plan: among the runners-up, and among the rings one move away from the chosen ring.
+
+    A simulated plan comes before all that were not simulated.
+    """
+    best, costs = choice.best, choice.costs
+    others = [other for other in choice.others if _differs(other, best)]
+    trial = with_mean_owner(with_fewer_depths(costs, _DEPTHS_OF_TRIALS))
+    near: list[tuple[float, Ring]] = []
+    free = [node for node in range(costs.num_nodes) if node not in best.ring.nodes]
+    for move in moves(best.ring, free, best.draft.course.method.max_hosts or costs.num_nodes):
+        other = applied(best.ring, move)
+        if other is not None and _ring_fits(choice.caps, costs, other):
+            near.append((job_s(trial, other), other))
+    near.sort(key=lambda pair: (pair[0], pair[1].nodes, pair[1].counts))
+    others += [Candidate(ring=ring, draft=best.draft, job_s=job_s(costs, ring)) for _, ring in near[:20]]
+    if not others:
+        return None
+    judged = [other for other in others if other.simulated_s is not None]
+    return _runner(costs, min(judged or others, key=_by_best_time))
+
+
+def _by_best_time(one: Candidate) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
+    return one.simulated_s or one.job_s, one.ring.nodes, one.ring.counts
+
+
+def _runner(costs: RingCosts, found: Candidate) -> Runner:
+    return Runner(
+        slices=tuple((piece.node, piece.start, piece.stop) for piece in slices_of(costs, found.ring)),
+        microbatches=found.draft.course.microbatches,
+        job_s=found.job_s,
+        simulated_s=found.simulated_s,
+    )
+
+
+def _differs(one: Candidate, other: Candidate) -> bool:
+    return (one.ring, one.draft.course.microbatches) != (other.ring, other.draft.course.microbatches)
+
+
+def explanation_text(found: Explanation) -> list[str]:
+    """Write an explanation as lines of text."""
+    seconds: Callable[[float], str] = format_seconds
+    if found.relative:
+        seconds = "{:.4g} block times".format
+    width = max(len(node.node) for node in found.nodes)
+    lines = ["why:"]
+    for node in found.nodes:
+        budget = f"{format_bytes(node.needed_bytes)} of {format_bytes(node.budget_bytes)}"
+        helps = f", fits adapters of {node.helps}" if node.helps else ""
+        if not node.reason:
+            lines.append(f"  {node.node:<{width}}  blocks [{node.start}, {node.stop}){helps}, {budget}")
+        elif node.is_owner or helps:
+            owns = ", owns rows" if node.is_owner else ""
+            lines.append(f"  {node.node:<{width}}  hosts nothing{owns}{helps}, {budget}: {node.reason}")
+        else:
+            lines.append(f"  {node.node:<{width}}  left out: {node.reason}")
+    lines += activation_lines(found.activations) if found.activations is not None else []
+    lines += helper_reason_lines(found.helping, seconds) if found.helping is not None else []
+    lines.append(f"  turns in the order {', '.join(found.initiators)}")
+    lines.append(
+        f"  {found.microbatches} micro-batches, {found.credits} credits a link and boundary, "
+        f"{found.wire_dtype} on the wire"
+    )
+    lines += [found.frozen] if found.frozen else []
+    lines += reason_lines(found.operations, seconds) if found.operations is not None else []
+    lines += [_balance_line(*found.equal, seconds)] if found.equal is not None else []
+    lines += phases_lines(found.phases, seconds) if found.phases is not None else []
+    if found.replicas is not None:
+        lines += replicas_lines(found.replicas, seconds)
+        if found.replicas.is_taken:
+            return lines
+    lines += [
+        f"  {_depth_text(each.depth, found.lowest_of)}: {each.steps} steps of {seconds(each.step_s)}"
+        for each in found.depths
+    ]
+    simulated = "" if found.simulated_s is None else f", {seconds(found.simulated_s)} by the simulator"
+    lines.append(f"  all steps: {seconds(found.job_s)} by the formula{simulated}")
+    if found.cut_after_s is not None:
+        lines.append(f"  cut after {found.cut_after_s:g} s (runtime.plan_s): the best plan found so far")
+    if found.even:
+        lines.append("  the nodes are alike, so slices are even; no other plan is predicted to be much faster")
+    elif found.proven:
+        lines.append("  proven: by the formula no other plan with these micro-batches is faster")
+    if found.second is not None:
+        slices = ", ".join(f"{node} [{start}, {stop})" for node, start, stop in found.second.slices)
+        name, times = _second_name(found), _times(found.second, seconds)
+        lines.append(f"  {name}: {slices} with {found.second.microbatches} micro-batches: {times}")
+        if found.unsettled is not None:
+            lines.append(
+                "    both were compared before their operations were settled with their slices; there the chosen one "
+                f"takes {_times(found.unsettled, seconds)}"
+            )
+    return lines
+
+
+def _depth_text(depth: int, lowest_of: int | None) -> str:
+    """Name the steps of a depth: by it, or by how far their backward goes where groups of units train."""
+    if lowest_of is None:
+        return f"depth {depth}"
+    return f"backward to block {lowest_of - depth}" if depth else "no backward below the head"
+
+
+def _second_name(found: Explanation) -> str:
+    """Name the other plan: the second best, unless it takes less time but not so much that slices are uneven for it."""
+    second = found.second
+    if second is None or found.simulated_s is not None or second.simulated_s is not None:
+        return "second best"
+    return "not much faster, so not taken" if found.even and second.job_s < found.job_s else "second best"
+
+
+def _times(one: Runner, seconds: Callable[[float], str]) -> str:
+    judged = "" if one.simulated_s is None else f", {seconds(one.simulated_s)} by the simulator"
+    return f"{seconds(one.job_s)} by the formula{judged}"
+
+
+def _balance_line(own_s: float, equal_s: float, seconds: Callable[[float], str]) -> str:
+    more = own_s / equal_s - 1 if equal_s else 0.0
+    says = f"takes {more:.1%} longer" if more > 5e-4 else f"gains {-more:.1%}" if more < -5e-4 else "gains nothing"
+    return f"    operations.balance {says}: {seconds(own_s)} for all steps, {seconds(equal_s)} with equal counts"

@@ -1,1 +1,0 @@
-"""Says in words why a plan is as it is."""

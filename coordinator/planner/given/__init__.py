@@ -1,1 +1,0 @@
-"""What the user gives in place of what the planner would choose: a plan, a profile."""

@@ -1,0 +1,273 @@
+"""A plan or a profile that the user gives: read it, and refuse it if it does not fit the run.
+
+A plan that the user gives, made by ``ringtune plan --save``: read it, and refuse it if it does not fit the run.
+
+A run carries such a plan out as it is: ring, slices, order of turns, micro-batches, wire dtype and credits. What the
+planner may choose may differ from the job's own values; everything else has to be what the job and the members say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.planner.draft import (
+    agreed_model,
+    check_given_activations,
+    check_given_frozen,
+    check_same_users,
+    job_draft,
+)
+from coordinator.planner.helpers import check_given_helpers
+from coordinator.planner.make_plan import refuse_if_full
+from coordinator.planner.operations import check_given_operations
+from coordinator.planner.planned import Planned, check_given_cache, with_copies
+from ringtune import __version__
+from ringtune.costs.measurement import check_profile, job_shape
+from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.errors import DataError, ModelError, PlanError
+from ringtune.job.job import Job
+from ringtune.schedule.course import Course
+from ringtune.schedule.migration import first_step
+from ringtune.schedule.plan import Plan
+from ringtune.storage.strict import read_json
+from ringtune.transport.endpoints import is_compatible
+
+_MEASURED = (
+    "block_forward_s",
+    "block_graph_s",
+    "block_backward_s",
+    "activation_token_bytes",
+    "lowest_token_bytes",
+    "hardware",
+    "shape",
+    "work_times",
+    "has_messages",
+    "rested_s",
+    "handling_s",
+    "message_s_per_byte",
+)
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a ``profile.json``.
+
+    Raises:
+        PlanError: it is not there, no JSON, or of another schema.
+    """
+    try:
+        return Profile.from_json(read_json(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"can't read the profile {path}: {error}; make it with 'ringtune measure'") from error
+    except ValueError as error:
+        raise PlanError(f"the profile {path} is not JSON: {error}; make it with 'ringtune measure'") from error
+    except PlanError as error:
+        raise PlanError(f"the profile {path}: {error}") from error
+
+
+def with_given_times(facts: Mapping[str, NodeFacts], given: Profile) -> Profile:
+    """Merge what nodes say of themselves today with the times and links of the given profile.
+
+    Args:
+        facts: of every node that takes part, not measured.
+        given: has all of them; more do no harm.
+
+    Raises:
+        PlanError: a node is missing.
+    """
+    missing = sorted(set(facts) - set(given.by_name))
+    if missing:
+        raise PlanError(f"the profile lacks node {', '.join(missing)}; measure anew with 'ringtune measure'")
+    nodes = []
+    for name in sorted(facts):
+        times = {key: getattr(given.by_name[name], key) for key in _MEASURED}
+        nodes.append(dataclasses.replace(facts[name], **times))
+    links = tuple(link for link in given.links if link.source in facts and link.target in facts)
+    return Profile(nodes=tuple(nodes), links=links)
+
+
+def check_given(given: Profile, facts: Mapping[str, NodeFacts], job: Job, plan: Plan) -> None:
+    """Refuse a given profile that was measured for another model or for another shape of batches.
+
+    Raises:
+        PlanError: names node and values.
+    """
+    model = facts[plan.nodes[0]].model
+    used = Profile(nodes=tuple(node for node in given.nodes if node.node in facts))
+    shape = job_shape(job, fixed_tokens=model.fixed_tokens)
+    check_profile(used, plan.course, model_digest=model.digest, shape=shape)
+
+
+_CHOSEN = frozenset({"microbatches", "wire_dtype", "owners", "operations", "choice", "frozen", "velora", "offload"})
+_JOB_KEYS = {
+    "num_steps": "train.rounds, train.epochs or train.max_steps",
+    "num_blocks": "model.path",
+    "hidden_size": "model.path",
+    "labels": "data.labels",
+    "method": "train.method, [unfreeze]",
+    "frozen_blocks": "privacy.private_blocks",
+}
+_ANEW = "plan anew with 'ringtune plan JOB --save FILE'"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenPlan:
+    """A plan with what it was made for.
+
+    Attributes:
+        plan: to carry out.
+        version: of the ringtune that made it; empty if the file does not say, as a run's ``plan.json``.
+        model_digest: of the model that it was made for; empty if the file does not say.
+    """
+
+    plan: Plan
+    version: str = ""
+    model_digest: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as dictionaries, lists, numbers and strings."""
+        return {"version": self.version, "model_digest": self.model_digest, "plan": self.plan.to_json()}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> GivenPlan:
+        """Read a plan file of ``ringtune plan``, or the bare plan of a run.
+
+        Raises:
+            PlanError: it is no plan, or breaks a rule.
+        """
+        if not isinstance(value.get("plan"), Mapping):
+            return GivenPlan(plan=Plan.from_json(value))
+        version, digest = value.get("version", ""), value.get("model_digest", "")
+        if not (isinstance(version, str) and isinstance(digest, str)):
+            raise PlanError(f"version and model_digest of a plan have to be text; {_ANEW}")
+        return GivenPlan(plan=Plan.from_json(value["plan"]), version=version, model_digest=digest)
+
+
+def read_given_plan(path: Path) -> GivenPlan:
+    """Read the file of ``ringtune plan --save`` or ``--json``, or the ``plan.json`` of a run.
+
+    Raises:
+        PlanError: it is not there, no plan, or of another version; names the file.
+    """
+    try:
+        value = read_json(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"can't read the plan {path}: {error}; make it with 'ringtune plan JOB --save FILE'") from error
+    except ValueError as error:
+        raise PlanError(f"{path} is not JSON: {error}; make it with 'ringtune plan JOB --save FILE'") from error
+    if not isinstance(value, Mapping):
+        raise PlanError(f"the plan {path} is no table; make it with 'ringtune plan JOB --save FILE'")
+    try:
+        given = GivenPlan.from_json(value)
+        _check_version(given)
+    except PlanError as error:
+        raise PlanError(f"the plan {path}: {error}") from error
+    return given
+
+
+def _check_version(given: GivenPlan) -> None:
+    if given.version and not is_compatible(given.version):
+        raise PlanError(f"it was made by ringtune {given.version}, this is {__version__}; {_ANEW}")
+
+
+def require_members(plan: Plan, members: Collection[str]) -> None:
+    """Refuse a plan for nodes that are not among the members.
+
+    Raises:
+        PlanError: names the missing nodes, and those that there are.
+    """
+    missing = [node for node in plan.nodes if node not in members]
+    if missing:
+        raise PlanError(
+            f"the plan is for the nodes {', '.join(plan.nodes)}; {', '.join(missing)} not among {', '.join(members)}: "
+            f"give the same nodes, or {_ANEW}"
+        )
+
+
+def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> Planned:
+    """Check a given plan against the job and the members.
+
+    Args:
+        given: the plan.
+        job: of the run.
+        facts: of every member, by name.
+
+    Returns:
+        The plan, with the memory that its nodes need.
+
+    Raises:
+        PlanError: it is of another version or other nodes, or the job says something else than the plan.
+        ModelError: it is of another model, or the members have different ones.
+        DataError: an owner has other rows than the plan says.
+        CapacityError: a node has less memory than it needs.
+    """
+    plan = given.plan
+    _check_version(given)
+    require_members(plan, sorted(facts))
+    nodes = [facts[node] for node in sorted(plan.nodes)]
+    model = agreed_model(nodes)
+    if given.model_digest and given.model_digest != model.digest:
+        raise ModelError(
+            f"the plan is for model {given.model_digest[:12]}…, the nodes have {model.digest[:12]}…; {_ANEW}"
+        )
+    _check_rows(plan, facts)
+    _check_course(plan, job_draft(job, nodes, model).course)
+    check_given_frozen(job, plan.course)
+    check_given_operations(job, plan, model)
+    check_given_activations(job, plan, model)
+    check_given_helpers(job, plan)
+    check_given_cache(job, plan)
+    _check_placements(plan)
+    private = job.privacy.private_blocks
+    if plan.placement.private_blocks != private:
+        raise PlanError(
+            f"the plan has {plan.placement.private_blocks} private blocks, the job says privacy.private_blocks = "
+            f"{private}; {_ANEW}"
+        )
+    return with_copies(job, refuse_if_full(job, plan, facts), facts, lambda one: refuse_if_full(job, one, facts))
+
+
+def _check_rows(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
+    for node in plan.nodes:
+        owner = plan.owner(node)
+        says = (owner.train_rows, owner.eval_rows) if owner else (0, 0)
+        has = (facts[node].train_rows, facts[node].eval_rows)
+        if has != says and (owner or has[0]):
+            raise DataError(
+                f"node {node} has {has[0]} training and {has[1]} evaluation rows, the plan says {says[0]} and "
+                f"{says[1]}; give it the same data, or {_ANEW}"
+            )
+        if owner:
+            check_same_users(owner, facts[node], "the plan says", f"give it the same data, or {_ANEW}")
+
+
+def _check_course(plan: Plan, wanted: Course) -> None:
+    """Refuse a course that differs from the job's in more than the planner may choose."""
+    course, wanted = plan.course, wanted.fitted(plan.placement.slices)
+    names = [entry.name for entry in dataclasses.fields(course) if entry.compare and entry.name not in _CHOSEN]
+    for name in names:
+        has, says = getattr(course, name), getattr(wanted, name)
+        if has != says:
+            raise PlanError(f"the plan has {name} = {has}, the job says {says} ({_key(name)}); change it, or {_ANEW}")
+
+
+def _check_placements(plan: Plan) -> None:
+    """Refuse a part of a plan, and placements that the run would not live to see."""
+    first, course = plan.placement, plan.course
+    if first.placement_number:
+        raise PlanError(
+            f"the plan begins with placement {first.placement_number}: it is a part of a plan; give the whole one"
+        )
+    for placement in plan.placements:
+        if (step := first_step(course, placement)) and step >= course.num_steps:
+            raise PlanError(
+                f"placement {placement.placement_number} of the plan holds from turn {placement.first_turn} on, which "
+                f"is step {step}, but the run has {course.num_steps}; leave it out, or {_ANEW}"
+            )
+
+
+def _key(name: str) -> str:
+    return _JOB_KEYS.get(name, f"train.{name}")

@@ -1,1 +1,0 @@
-"""Who helps whom, where the planner chooses it."""

@@ -1,0 +1,461 @@
+"""Predict a plan's seconds with the simulator: the real engines on a virtual clock, for some steps at some depths.
+
+A probe begins at one depth, with one owner, and measures the time between the ends of steps once the ring is full.
+Between the probed depths the simulated time follows the formula's: its error changes slowly with the depth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from coordinator.planner.draft import Draft
+from coordinator.planner.memory import planned_saving
+from coordinator.planner.ring_costs import RingCosts, ring_costs, step_kinds
+from coordinator.planner.step_time import Ring, job_s, step_times
+from ringtune.costs.action_costs import CourseCosts, all_full, done_of
+from ringtune.costs.profile import Profile
+from ringtune.errors import DeadlineError
+from ringtune.run_control import rounds as rd
+from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.course import Course
+from ringtune.schedule.methods import Everything, Method
+from ringtune.schedule.operation_tables import Operations
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import Extent, Owner
+from ringtune.schedule.turns import Item, StepKind, Turn, scores_are_due, turn_sequence
+from ringtune.schedule.units import EMBEDDING, Units
+from ringtune.schedule.versions import may_be_stale
+from ringtune.techniques.operations import expected_table
+from sim.ledger import Items
+from sim.links import MeasuredLinks
+from sim.meter import ProfileTimes
+from sim.ring import VirtualRing, garbage_collection_paused
+
+BURN_IN_STEPS = 4
+MEASURED_STEPS = 8
+_MOST_DEPTHS, _ROUGH_DEPTHS = 4, 2
+_DEPTHS_PROBED, _BURN_IN_PROBED, _MEASURED_PROBED = 6, 3, 6
+MOST_AHEAD = 16
+"""Most steps after the measured ones; embeddings and frozen forwards of later steps take their share of the time."""
+
+
+class ItemEnds:
+    """An observer that notes when the last action of every item ended.
+
+    Args:
+        granted: learns of the items.
+        last: the item after which nothing counts; None = all count.
+
+    Attributes:
+        ends_s: of each item by its number.
+        is_over: whether it has called ``stop``.
+        stop: called once the last item that counts is over: two items later a head is computed, whose micro-batch saw
+            on its way the weights of the item between.
+    """
+
+    def __init__(self, granted: Items, *, last: int | None = None) -> None:
+        self.ends_s: dict[int, float] = {}
+        self.is_over = False
+        self.stop: Callable[[], None] = lambda: None
+        self._items, self._last = granted, math.inf if last is None else last
+
+    def granted(self, turn: Turn) -> None:
+        """Tell the items of a turn."""
+        self._items.granted(turn)
+
+    def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
+        """Note the end of an action."""
+        self.ends_s[action.seq] = end_s
+        if action.seq > self._last + 1 and action.op is Op.HEAD:
+            self.is_over = True
+            self.stop()
+
+    def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
+        """Ignore a tensor that was sent."""
+
+    def arrived(self, key: TensorKey, source: str, target: str, now_s: float) -> None:
+        """Ignore a tensor that arrived."""
+
+    def accepted(self, node: str, key: TensorKey) -> None:
+        """Ignore a tensor that a node took out of its inbox."""
+
+    def logged(self, command: rd.Command, now_s: float) -> None:
+        """Ignore what the coordinator's rules log."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steady(Method):
+    """A method that trains the same units at every step, for a probe of one kind of step.
+
+    Attributes:
+        units: what trains at every step.
+    """
+
+    name = "steady"
+
+    units: Units
+
+    def trained(self, extent: Extent, step: int) -> Units:
+        """Return the same units for every step."""
+        return self.units
+
+    def updates(self, extent: Extent, unit: int, step: int) -> int:
+        """Number of updates before ``step``: one at every step for a unit that trains, 0 for others."""
+        return max(0, step) if unit in self.units else 0
+
+
+@functools.lru_cache(maxsize=256)
+def simulated_step_s(
+    plan: Plan,
+    profile: Profile,
+    units: Units,
+    *,
+    optimizer: str,
+    owner: str,
+    burn_in: int = BURN_IN_STEPS,
+    measured: int = MEASURED_STEPS,
+) -> float:
+    """Seconds of a step that trains ``units`` on the virtual clock, once the ring is full.
+
+    Where all parameters train it is the mean step of a sweep, whatever the units, and other owners update their copies.
+    What was judged roughly is judged well afterwards: probes that were run stay known.
+
+    Args:
+        plan: with slices.
+        profile: of its nodes.
+        units: what trains.
+        optimizer: of the job.
+        owner: the initiator of all steps.
+        burn_in: steps before those that are measured; they count for nothing.
+        measured: steps of it.
+
+    Raises:
+        DeadlineError: the virtual run does not end; says who waits for what.
+    """
+    course, placement = plan.course, plan.placement
+    is_stale, initiator = may_be_stale(course), course.owner(owner)
+    has_copies = course.method.full_parameters
+    if is_stale:  # whole turns: the ring drains at the end of each
+        burn_in = measured = course.local_iterations
+    if has_copies:  # a whole sweep
+        measured = course.method.period(course)
+    if course.offload is not None and course.offload.interval <= MOST_AHEAD:  # whole intervals
+        burn_in, measured = (
+            -(-steps // course.offload.interval) * course.offload.interval for steps in (burn_in, measured)
+        )
+    ahead = 0 if is_stale else -(-placement.credits * (len(placement.slices) + 1) // course.microbatches)
+    steps = burn_in + measured + min(ahead, MOST_AHEAD)
+    course = dataclasses.replace(
+        course,
+        method=course.method if is_stale or has_copies else Steady(units=units),
+        owners=(
+            Owner(node=owner, train_rows=initiator.train_rows if initiator else course.batch_size),
+            *(each for each in course.owners if has_copies and each.node != owner),
+        ),
+        num_steps=steps,
+        local_iterations=measured if is_stale else steps,
+        eval_every=0,
+        checkpoint_every=0,
+        operations=_table_of(course, owner),
+        choice=None,
+    )
+    probe = Plan.of(course, placement)
+    costs = CourseCosts.of(probe, profile, optimizer=optimizer)
+    granted = Items(costs)
+    is_in_order = not (is_stale or has_copies or placement.helpers)
+    observer = ItemEnds(granted, last=burn_in + measured - 1 if is_in_order else None)
+    run_probe(probe, profile, costs, granted, observer)
+    return (observer.ends_s[burn_in + measured - 1] - observer.ends_s[burn_in - 1]) / measured
+
+
+def run_probe(plan: Plan, profile: Profile, costs: CourseCosts, granted: Items, observer: ItemEnds) -> None:
+    """Run a short plan on the virtual clock with the times of a profile.
+
+    Args:
+        plan: of the probe.
+        profile: of its nodes.
+        costs: of its course.
+        granted: the items of the run, which the observer tells.
+        observer: notes when items end.
+
+    Raises:
+        DeadlineError: the virtual run does not end; says who waits for what.
+    """
+    ring = VirtualRing(
+        plan,
+        action_s=ProfileTimes(costs, granted),
+        transport=MeasuredLinks(costs, profile, granted=granted),
+        observer=observer,
+        record=False,
+        wait_s=float("inf"),
+        rest=costs.rest,
+    )
+    observer.stop = ring.clock.stop
+    with garbage_collection_paused():
+        result = ring.run()
+    if not observer.is_over and (result.finish is None or result.finish.error):
+        waits = "; ".join(f"node {node} {ring.waiting_for(node)}" for node in plan.nodes)
+        raise DeadlineError(f"the virtual run of plan {plan.digest[:12]} does not end: {waits}; please report it")
+
+
+@functools.lru_cache(maxsize=64)
+def _table_of(course: Course, owner: str) -> Operations | None:
+    """The operations of one owner's batches, those that are expected where the run chooses them."""
+    if not course.may_skip:
+        return None
+    table = expected_table(course)
+    batches = tuple(entry for entry in table.batches if entry.owner == owner)
+    return dataclasses.replace(table, batches=batches)
+
+
+def simulated_job_s(
+    plan: Plan,
+    profile: Profile,
+    costs: RingCosts,
+    ring: Ring,
+    *,
+    optimizer: str,
+    most_actions: int,
+    is_rough: bool = False,
+    is_over: Callable[[], bool] = lambda: False,
+) -> float | None:
+    """Seconds of all steps of a job, by the formula times the simulator's ratio to it at some probed depths.
+
+    Args:
+        plan: with the ring's slices.
+        profile: of its nodes.
+        costs: tables of the job.
+        ring: the same slices.
+        optimizer: of the job.
+        most_actions: that the probes may run together.
+        is_rough: probe two depths at most, with one owner at each.
+        is_over: whether the time is used up; asked before each probed depth.
+
+    Returns:
+        None if not a single probe can be afforded, or the time is used up.
+    """
+    micro = costs.num_micro
+    burn_in, measured = max(4, 16 // micro), max(6, 16 // micro)
+    has_sweeps = plan.course.method.full_parameters
+    measured = plan.course.method.period(plan.course) if has_sweeps else measured
+    frozen = max(1, costs.stop - costs.first)
+    ahead = min(MOST_AHEAD, -(-plan.placement.credits * (len(ring.nodes) + 1) // micro))
+    per_probe = (burn_in + measured + ahead) * micro * (frozen + 3 * len(ring.nodes) + 2)
+    num_probes = most_actions // per_probe
+    if not num_probes:
+        return None
+    chosen = _spread(range(len(costs.owners)), 2 if num_probes >= 6 else 1)
+    most_depths = _ROUGH_DEPTHS if is_rough else _MOST_DEPTHS
+    depths = _spread(costs.depths, 1 if has_sweeps else max(1, min(most_depths, num_probes // len(chosen))))
+    kinds, everyone = step_kinds(plan.course), step_times(costs, ring)
+    ratios = {}
+    for number, depth in enumerate(depths):
+        if is_over():
+            return None
+        some = _of_owners(costs, [chosen[number % len(chosen)]] if is_rough else chosen)
+        seconds = [
+            simulated_step_s(
+                plan,
+                profile,
+                kinds[depth][1],
+                optimizer=optimizer,
+                owner=costs.names[owner.node],
+                burn_in=burn_in,
+                measured=measured,
+            )
+            for owner in some.owners
+        ]
+        predicted = step_times(some, ring)
+        simulated_s = sum(seconds) / len(seconds)
+        formula_s = _mean_step_s(costs, predicted) if has_sweeps else predicted[depth]
+        ratios[depth] = simulated_s / formula_s if formula_s else 1.0
+    return sum(costs.steps_at[at] * everyone[at] * _between(ratios, at) for at in costs.depths)
+
+
+def _of_owners(costs: RingCosts, chosen: Sequence[int]) -> RingCosts:
+    """The tables of some owners alone, with equal weights."""
+    return dataclasses.replace(
+        costs,
+        owners=tuple(dataclasses.replace(costs.owners[index], weight=1 / len(chosen)) for index in chosen),
+        owner_of={costs.owners[index].node: at for at, index in enumerate(chosen)},
+    )
+
+
+def simulated_steps_s(
+    plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str, most_depths: int = _DEPTHS_PROBED
+) -> float:
+    """Seconds of all steps of a plan by the simulator; see ``simulated_step_times``."""
+    times = simulated_step_times(plan, profile, costs, optimizer=optimizer, most_depths=most_depths)
+    return sum(costs.steps_at[depth] * seconds for depth, seconds in times.items())
+
+
+def simulated_step_times(
+    plan: Plan, profile: Profile, costs: RingCosts, *, optimizer: str, most_depths: int = _DEPTHS_PROBED
+) -> dict[int, float]:
+    """Seconds of a step at every depth by the simulator: some are probed, those between lie on straight lines.
+
+    With the first and the last owner at each probed depth; with fewer than ``_DEPTHS_PROBED`` depths, which is rough,
+    with one of them in turn.
+    """
+    depths, kinds = costs.depths, step_kinds(plan.course)
+    probed = sorted({depths[round(at * (len(depths) - 1) / max(1, most_depths - 1))] for at in range(most_depths)})
+    names = [costs.names[one.node] for one in costs.owners if one.node >= 0]
+    owners = (names[0], names[-1])[: len(names)]
+    is_rough = most_depths < _DEPTHS_PROBED
+    times = {}
+    for number, depth in enumerate(probed):
+        seconds = [
+            simulated_step_s(
+                plan,
+                profile,
+                kinds[depth][1],
+                optimizer=optimizer,
+                owner=owner,
+                burn_in=_BURN_IN_PROBED,
+                measured=_MEASURED_PROBED,
+            )
+            for owner in ([owners[number % len(owners)]] if is_rough else owners)
+        ]
+        times[depth] = sum(seconds) / len(seconds)
+    return {depth: _between(times, depth) for depth in depths}
+
+
+def _mean_step_s(costs: RingCosts, times: Mapping[int, float]) -> float:
+    return sum(costs.steps_at[at] * times[at] for at in costs.depths) / sum(costs.steps_at)
+
+
+def _spread(values: Sequence[int], most: int) -> list[int]:
+    """Take at most ``most`` values evenly, the last one among them: 3 of 0, ..., 8 are 2, 5, 8."""
+    if len(values) <= most:
+        return list(values)
+    return [values[(index + 1) * len(values) // most - 1] for index in range(most)]
+
+
+def _between(ratios: Mapping[int, float], depth: int) -> float:
+    """Interpolate the ratio at ``depth``: linear between two probed depths, constant beyond.
+
+    Example: ratios 1.0 at depth 2 and 1.2 at depth 4 give 1.1 at depth 3 and 1.2 at depth 9.
+    """
+    below = max((at for at in ratios if at <= depth), default=min(ratios))
+    above = min((at for at in ratios if at >= depth), default=max(ratios))
+    if below == above:
+        return ratios[below]
+    share = min(1.0, max(0.0, (depth - below) / (above - below)))
+    return ratios[below] + share * (ratios[above] - ratios[below])
+
+
+def plan_job_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
+    """Predicted seconds of all steps of a plan; those of scores come on top.
+
+    They are by the formula, or by the simulator where stages have several hosts, of which the formula knows nothing.
+
+    Raises:
+        PlanError: a node was not measured, or a link is missing.
+    """
+    placement = plan.placement
+    draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
+    if placement.has_replicas:
+        costs = ring_costs(draft, profile, optimizer=optimizer)
+        return simulated_steps_s(plan, profile, costs, optimizer=optimizer)
+    costs = dataclasses.replace(
+        ring_costs(draft, profile, optimizer=optimizer),
+        saving=lambda node, start, stop, above: planned_saving(plan, start, stop),
+    )
+    pieces = [piece for piece in placement.slices if piece.num_blocks]
+    nodes = tuple(costs.names.index(piece.node) for piece in pieces)
+    return job_s(costs, Ring(nodes=nodes, counts=tuple(piece.num_blocks for piece in pieces)))
+
+
+def paid_after(plan: Plan, profile: Profile, pass_s: float, *, optimizer: str) -> int | None:
+    """After how many steps operations have saved the seconds of one pass of scores; None if they save nothing."""
+    all_steps_s = [plan_job_s(one, profile, optimizer=optimizer) for one in (all_full(plan), plan)]
+    saved_s = (all_steps_s[0] - all_steps_s[1]) / plan.course.num_steps
+    return math.ceil(pass_s / saved_s) if saved_s > 1e-9 * all_steps_s[0] / plan.course.num_steps else None
+
+
+MOST_BATCHES: Final = 24
+"""Batches that are simulated, of all owners together; of each at least two."""
+
+
+def score_passes(course: Course) -> int:
+    """How often a run gathers scores: 0 if never."""
+    return sum(scores_are_due(course, step) for step in range(0, course.num_steps, course.local_iterations))
+
+
+def score_pass_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
+    """Predicted seconds of gathering scores once, by the simulator for some batches of each owner.
+
+    All other batches are added by the formula, times what the simulator takes of it.
+
+    Raises:
+        DeadlineError: the virtual run does not end; says who waits for what.
+        PlanError: a node was not measured, or a link is missing.
+    """
+    few = _with_few_batches(plan)
+    formula_s, few_s = (_by_formula_s(one, profile, optimizer=optimizer) for one in (plan, few))
+    return _simulated_s(few, profile, optimizer=optimizer) * (formula_s / few_s if few_s else 1.0)
+
+
+def _with_few_batches(plan: Plan) -> Plan:
+    """The plan of one step after scores of so few batches that they are simulated at once."""
+    course = plan.course
+    rows = course.batch_size * max(2, MOST_BATCHES // len(course.owners))
+    owners = tuple(
+        dataclasses.replace(owner, train_rows=min(owner.train_rows, rows), eval_rows=0, users=())
+        for owner in course.owners
+    )
+    method = course.method if may_be_stale(course) else Everything()
+    few = dataclasses.replace(
+        course, method=method, owners=owners, num_steps=1, local_iterations=1, eval_every=0, checkpoint_every=0
+    )
+    return Plan.of(few, plan.placement)
+
+
+def _simulated_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
+    """Seconds on the virtual clock until the last batch is scored everywhere."""
+    costs = CourseCosts.of(plan, profile, optimizer=optimizer)
+    granted = Items(costs)
+    observer = ItemEnds(granted)
+    run_probe(plan, profile, costs, granted, observer)
+    scored = [turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.SCORE]
+    return max(observer.ends_s[seq] for turn in scored for seq in range(turn.first_seq, turn.end_seq))
+
+
+def _by_formula_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
+    """Seconds of gathering scores once, by the formula.
+
+    No update parts the batches, so they follow each other at the pace of the busiest node or uplink; the first one
+    goes all the way alone.
+    """
+    costs = CourseCosts.of(plan, profile, optimizer=optimizer)
+    uplinks: dict[str, float] = {}
+    for link in profile.links:
+        uplinks[link.source] = max(uplinks.get(link.source, 0.0), link.rate_bytes_per_s)
+    seconds = 0.0
+    for owner in plan.course.owners:
+        busy, sent = _of_item(plan, owner, costs)
+        wires = [sent[node] / uplinks[node] for node in sent if uplinks.get(node)]
+        seconds += plan.course.num_scored(owner) * max([*busy.values(), *wires])
+        if owner is plan.course.owners[0]:
+            seconds += (sum(busy.values()) - max(busy.values())) / plan.course.microbatches
+    return seconds
+
+
+def _of_item(plan: Plan, owner: Owner, costs: CourseCosts) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds that each node computes for a batch that is scored, and bytes that it sends."""
+    course, rows = plan.course, plan.course.batch_rows(owner)
+    item = Item(seq=0, kind=StepKind.SCORE, step=0, owner=owner.node, batch=0, rows=rows, turn=0)
+    done = done_of(all_full(plan), item, costs)
+    busy = {node: each.work_s for node, each in done.items()}
+    for size in course.microbatch_sizes(rows):
+        tokens = costs.size(owner.node, size, StepKind.SCORE)
+        for op, unit in ((Op.EMBED, EMBEDDING), (Op.HEAD, course.head)):
+            busy[owner.node] += costs.nodes[owner.node].seconds(
+                op, unit, unit + 1, size=tokens, lowest=course.trainable.lowest, kind=StepKind.SCORE
+            )
+    return busy, {node: each.sent_bytes for node, each in done.items()}

@@ -1,0 +1,353 @@
+"""Memory of a slice on a node: bytes of memory and disk, and how the slice saves activations to fit.
+
+How a slice saves activations, chosen so that it fits its node's memory and its steps take the least time.
+
+A job names one policy for all slices, or leaves the choice to the planner (``auto``). Then a slice keeps everything
+where that fits. Where it does not, the cheapest of these that fits is taken::
+
+    velora               projections for inputs of linear layers: soon done, but gradients change; only if allowed
+    recompute r blocks   the lowest r blocks that train run again: a forward more for each; as few as needed
+    both                 projections, and as few blocks as needed run again
+
+The lowest blocks run again because they train at the fewest steps where a run unfreezes from the top down. The very
+lowest that trains is passed over where that does: with adapters its graph begins inside it, so that it frees little.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from coordinator.planner.draft import Draft
+from ringtune.costs.activation_costs import VELORA_EXTRA, projected_gain
+from ringtune.costs.links import takes_replica_grads
+from ringtune.costs.memory_estimate import DiskNeeds, disk_needs, memory_estimate
+from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.memory_terms import MemoryEstimate, Share
+from ringtune.costs.profile import NodeFacts
+from ringtune.schedule.frozen_prefix import most_kept_bytes
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.units import Range
+from ringtune.schedule.versions import ever_trained
+from ringtune.techniques.activation_checkpointing import AUTO, BOTH, NONE, RECOMPUTE, VELORA, SlicePolicy
+
+_FORWARD_SHARE: Final = 1 / 3
+"""A forward over forward and backward together, where nobody measured them."""
+
+
+class SliceSaving(NamedTuple):
+    """What the trained blocks of one slice keep.
+
+    Attributes:
+        start: first of the blocks that run again.
+        stop: one past the last; none where it is ``start``.
+        is_projected: whether linear layers keep projections of their inputs.
+    """
+
+    start: int = 0
+    stop: int = 0
+    is_projected: bool = False
+
+    @property
+    def recomputed(self) -> int:
+        """How many blocks run again."""
+        return self.stop - self.start
+
+    @property
+    def policy(self) -> str:
+        """The policy in a word, as a job names it."""
+        if self.recomputed:
+            return BOTH if self.is_projected else RECOMPUTE
+        return VELORA if self.is_projected else NONE
+
+
+KEEPS_ALL: Final = SliceSaving()
+
+Needs = Callable[[SliceSaving], int]
+"""Bytes that a node needs for a slice with this saving."""
+
+
+def slice_saving(
+    activations: str,
+    kept: Range,
+    needs: Needs,
+    facts: NodeFacts,
+    *,
+    may_project: bool = False,
+    gain: float = 0.0,
+    first_is_small: bool = False,
+) -> SliceSaving:
+    """How a slice saves activations under a job's policy.
+
+    Args:
+        activations: ``memory.activations`` of the job.
+        kept: the blocks of the slice that keep something for their backward.
+        needs: bytes for a saving.
+        facts: of the node: its memory and times.
+        may_project: whether ``auto`` may choose VeLoRA.
+        gain: what VeLoRA takes off, as for ``extra_share``.
+        first_is_small: whether the first of these blocks keeps less than the others.
+
+    Returns:
+        With ``auto`` the cheapest saving that fits; where none does, the one that needs least.
+    """
+    if kept.start >= kept.stop or activations == NONE:
+        return KEEPS_ALL
+    if activations != AUTO:
+        stop = kept.stop if activations in (RECOMPUTE, BOTH) else kept.start
+        return SliceSaving(kept.start, stop, activations in (VELORA, BOTH))
+    if needs(KEEPS_ALL) <= facts.memory_bytes:
+        return KEEPS_ALL
+    both = (False, True) if may_project else (False,)
+    begins = [kept, *([Range(kept.start + 1, kept.stop)] if first_is_small and kept.stop - kept.start > 1 else [])]
+    ways = [_fewest(some, needs, facts.memory_bytes, is_projected=way) for way in both for some in begins]
+    fitting = [way for way in ways if needs(way) <= facts.memory_bytes]
+    if not fitting:
+        return min(ways, key=needs)
+    return min(fitting, key=lambda way: (extra_share(way, kept, facts, gain=gain), way.is_projected, way.start))
+
+
+def extra_share(saving: SliceSaving, kept: Range, facts: NodeFacts, *, gain: float = 0.0) -> float:
+    """The time that a saving adds, over that of the slice's forwards with graph and backwards; below 0 if it saves.
+
+    Example: 2 of 6 blocks run again and a forward takes a third of both directions: 1/9.
+
+    Args:
+        saving: of the slice.
+        kept: its blocks that keep something for their backward.
+        facts: of the node.
+        gain: what VeLoRA takes off each of their backwards, over a forward (``saving_seconds.projected_gain``).
+    """
+    if kept.start >= kept.stop:
+        return 0.0
+    both_s = facts.block_graph_s + facts.block_backward_s
+    forward = facts.block_graph_s / both_s if both_s > 0 else _FORWARD_SHARE
+    projected = VELORA_EXTRA - gain * forward if saving.is_projected else 0.0
+    return forward * saving.recomputed / (kept.stop - kept.start) + projected
+
+
+def _fewest(kept: Range, needs: Needs, has_bytes: int, *, is_projected: bool) -> SliceSaving:
+    """The saving with the fewest blocks that run again and still fits; with all of them where none fits."""
+
+    def saving(count: int) -> SliceSaving:
+        return SliceSaving(kept.start, kept.start + count, is_projected)
+
+    if needs(saving(0)) <= has_bytes:
+        return saving(0)
+    few, many = 0, kept.stop - kept.start
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (few, middle) if needs(saving(middle)) <= has_bytes else (middle, many)
+    return saving(many)
+
+
+def planned_saving(plan: Plan, start: int, stop: int) -> SliceSaving:
+    """How a plan's slice [start, stop) saves activations.
+
+    Where its blocks that run again are no neighbours, as in a plan by hand, they count as if they were.
+    """
+    policy = SlicePolicy.of(plan, start, stop)
+    if policy.name == NONE:
+        return KEEPS_ALL
+    again = policy.recomputed
+    first = again[0].start if again else start
+    return SliceSaving(first, first + sum(last - one for one, last in again), bool(policy.projected))
+
+
+_NEVER = 1 << 62
+_GROWING = ("weights", "adapters", "head", "data", "device")
+"""Parts of an estimate that no longer slice makes smaller."""
+
+
+class MemoryCaps:
+    """Memory that each node needs for each slice of one draft.
+
+    Args:
+        draft: what is to be placed.
+        facts: of every candidate, by name.
+        optimizer: of the job.
+        dtype: of the computation.
+    """
+
+    def __init__(self, draft: Draft, facts: Mapping[str, NodeFacts], *, optimizer: str, dtype: str) -> None:
+        self.draft = draft
+        self.facts = facts
+        self.optimizer = optimizer
+        self.dtype = dtype
+        self._owners = {owner.node for owner in draft.course.owners}
+        self._course = draft.with_offload(draft.course)
+        self._projected = draft.with_offload(draft.projected_course)
+        self._sizes = {
+            name: Sizes.at(self._projected, node, optimizer=optimizer, dtype=dtype) for name, node in facts.items()
+        }
+        self._savings: dict[tuple[str, int, int, int], SliceSaving] = {}
+        self._needed: dict[tuple[str, int, int, int], int] = {}
+
+    def fits(self, node: str, start: int, stop: int, above: int) -> bool:
+        """Whether ``node`` can host ``[start, stop)`` with so many hosts above it."""
+        return self.lacking(node, start, stop, above) == 0
+
+    def most_blocks(self, node: str) -> int:
+        """How many blocks below the head ``node`` has room for, if it is the only host of them; 0 for none."""
+        course, first = self.draft.course, self.draft.private_blocks
+        counts = range(course.num_blocks - first, 0, -1)
+        return next((count for count in counts if self.fits(node, course.num_blocks - count, course.num_blocks, 0)), 0)
+
+    def fits_empty(self, node: str) -> bool:
+        """Whether ``node`` has room without any block: an owner for its embedding and head, any other node always."""
+        top = self.draft.course.num_blocks
+        return node not in self._owners or self.fits(node, top, top, 0)
+
+    def lacking(self, node: str, start: int, stop: int, above: int) -> int:
+        """Bytes that ``node`` lacks to host ``[start, stop)``, of memory and on its disk; 0 if it fits.
+
+        It lacks all that there is where it may not host them, see ``Draft.may_host``.
+        """
+        if not self.draft.may_host(node, start, stop):
+            return _NEVER
+        memory = max(0, self.needed_bytes(node, start, stop, above) - self.facts[node].memory_bytes)
+        return memory + self.lacking_disk(node, start, stop)
+
+    def lacking_disk(self, node: str, start: int, stop: int) -> int:
+        """Bytes that the disk of ``node`` lacks if it hosts ``[start, stop)``; 0 if they fit, or it is not known."""
+        free_bytes = self.facts[node].state_free_bytes
+        return 0 if free_bytes is None else max(0, self.disk_needs(node, start, stop).total_bytes - free_bytes)
+
+    def disk_needs(self, node: str, start: int, stop: int) -> DiskNeeds:
+        """Estimate what ``node`` takes on its disk if it hosts ``[start, stop)``."""
+        share = Share(
+            is_owner=node in self._owners,
+            start=start,
+            stop=stop,
+            above=0,
+            state_on_disk=self.draft.state_on_disk,
+            helped=self._helped(node, start, stop),
+        )
+        return disk_needs(self._course, share, self._sizes[node])
+
+    def disk_of(self, plan: Plan, node: str) -> DiskNeeds:
+        """Estimate what ``node`` takes on its disk under ``plan``."""
+        needs = disk_needs(plan.course, Share.of(plan, node), self._sizes[node])
+        return needs._replace(cache_bytes=most_kept_bytes(plan.course, plan.placement, node))
+
+    def _helped(self, node: str, start: int, stop: int) -> tuple[Range, ...]:
+        return self.draft.course.trainable.ranges_within(start, stop) if node in self.draft.helper_of else ()
+
+    def holds(self, plan: Plan, node: str) -> bool:
+        """Whether ``node`` has memory and disk for its part in ``plan``, and links take what it sends."""
+        if not takes_replica_grads(plan, node, self._sizes[node]):
+            return False
+        free_bytes = self.facts[node].state_free_bytes
+        fits = self.estimate(plan, node).total_bytes <= self.facts[node].memory_bytes
+        return fits and (free_bytes is None or self.disk_of(plan, node).total_bytes <= free_bytes)
+
+    def may_fit(self) -> bool:
+        """Whether some split might fit, by the frozen bytes alone; False is certain and takes no search.
+
+        Example: 12 blocks of 4 MB can't be on two nodes of 20 MB, which hold at most 5 each.
+        """
+        if self.draft.course.method.full_parameters:
+            return True
+        most = {name: self._most_blocks(name) for name in self.facts}
+        if any(most[owner] < 0 for owner in self._owners):
+            return False
+        max_hosts = self.draft.course.method.max_hosts or len(most)
+        hosted = sum(max(0, count) for count in sorted(most.values())[-max_hosts:])
+        return hosted >= self.draft.course.num_blocks - self.draft.private_blocks
+
+    def _most_blocks(self, node: str) -> int:
+        """No more blocks than these fit at ``node``; below 0 where not even what it holds without any block fits.
+
+        What only grows with a slice is counted: frozen weights and adapters, and an owner's embedding, head and rows.
+        """
+        top, sizes = self.draft.course.num_blocks, self._sizes[node]
+        alone = self._estimate_of(node, top, top, 0, KEEPS_ALL).parts()
+        room_bytes = self.facts[node].memory_bytes - sum(alone[part] for part in _GROWING)
+        adapter_bytes = sizes.helped.hosted if node in self.draft.helper_of else sizes.adapter_bytes
+        return room_bytes // max(1, sizes.block_bytes + adapter_bytes)
+
+    def needed_bytes(self, node: str, start: int, stop: int, above: int) -> int:
+        """Bytes that ``node`` needs at most to host ``[start, stop)`` with so many hosts above it."""
+        key = (node, start, stop, above)
+        found = self._needed.get(key)
+        if found is None:
+            found = self._needed[key] = self.estimate_of(node, start, stop, above).total_bytes
+        return found
+
+    def estimate_of(self, node: str, start: int, stop: int, above: int) -> MemoryEstimate:
+        """Estimate by terms what ``node`` needs to host ``[start, stop)``, with as many hosts as there could be."""
+        return self._estimate_of(node, start, stop, above, self.saving_of(node, start, stop, above))
+
+    def saving_of(self, node: str, start: int, stop: int, above: int) -> SliceSaving:
+        """How ``node`` saves activations if it hosts ``[start, stop)`` with so many hosts above it."""
+        if self.draft.activations == NONE:
+            return KEEPS_ALL
+        key = (node, start, stop, above)
+        found = self._savings.get(key)
+        if found is None:
+            kept = self.kept_blocks(start, stop)
+            has_lowest = kept.start == ever_trained(self.draft.course).lowest
+            found = self._savings[key] = slice_saving(
+                self.draft.activations,
+                kept,
+                lambda saving: self._estimate_of(node, start, stop, above, saving).total_bytes,
+                self.facts[node],
+                may_project=self.draft.may_project,
+                gain=self.projected_gain(node),
+                first_is_small=has_lowest and self._sizes[node].lowest_token_bytes > 0,
+            )
+        return found
+
+    def projected_gain(self, node: str) -> float:
+        """What VeLoRA takes off a backward, over a forward; not counted on where a step trains one group of units."""
+        course = self.draft.course
+        velora = None if course.method.full_parameters else self.draft.velora or course.velora
+        return projected_gain(velora, self.facts[node].model)
+
+    def kept_blocks(self, start: int, stop: int) -> Range:
+        """The blocks of [start, stop) that keep something for a backward: those from the lowest that trains on."""
+        return Range(min(stop, max(start, ever_trained(self.draft.course).lowest)), stop)
+
+    def _estimate_of(self, node: str, start: int, stop: int, above: int, saving: SliceSaving) -> MemoryEstimate:
+        most_below = min(len(self.facts) - 1 - above, start - self.draft.private_blocks)
+        share = Share(
+            is_owner=node in self._owners,
+            start=start,
+            stop=stop,
+            above=above,
+            below=max(0, most_below),
+            private_blocks=self.draft.private_blocks,
+            credits=self.draft.credits,
+            recompute=(Range(saving.start, saving.stop),) if saving.recomputed else (),
+            state_on_disk=self.draft.state_on_disk,
+            helped=self._helped(node, start, stop),
+            copies=self._copies(start, stop),
+        )
+        course = self._projected if saving.is_projected else self._course
+        return memory_estimate(course, share, self._sizes[node])
+
+    def _copies(self, start: int, stop: int) -> tuple[Range, ...] | None:
+        """Blocks of which a host may keep copies: all that it does not host, as the host before it could have them."""
+        first, top = self.draft.private_blocks, self.draft.course.num_blocks
+        others = (Range(first, start), Range(stop, top)) if start < stop else ()
+        return others if self.draft.copies else None
+
+    def estimate(self, plan: Plan, node: str) -> MemoryEstimate:
+        """Estimate by terms what ``node`` holds at most under ``plan``."""
+        return memory_estimate(plan.course, Share.of(plan, node), self._sizes[node])
+
+    def keeping_everything(self, plan: Plan, node: str) -> MemoryEstimate:
+        """Estimate what ``node`` would hold under ``plan`` if its blocks kept everything."""
+        share = dataclasses.replace(Share.of(plan, node), recompute=())
+        return memory_estimate(dataclasses.replace(plan.course, velora=None), share, self._sizes[node])
+
+    def with_velora(self, plan: Plan, node: str) -> MemoryEstimate:
+        """Estimate what ``node`` would hold under ``plan`` with VeLoRA wherever it can be, and nothing run again."""
+        share = dataclasses.replace(Share.of(plan, node), recompute=())
+        return memory_estimate(dataclasses.replace(plan.course, velora=self.draft.velora), share, self._sizes[node])
+
+    def block_bytes(self, node: str, tokens: int) -> tuple[int, int]:
+        """Bytes that one block keeps at ``node`` of so many padded tokens, and the same with VeLoRA."""
+        sizes = self._sizes[node]
+        return round(sizes.kept_bytes(tokens)), round(sizes.projected_bytes(tokens))

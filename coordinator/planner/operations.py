@@ -1,0 +1,245 @@
+"""Give a course the operations that its job asks for: given tables, or how the run is to choose some.
+
+Before a ring is found, all blocks count as alike, with the mean costs of the nodes. Where what a subnet may do depends
+on its host (``operations.balance``, ``operations.by_slice``) that is settled once the slices are known; all else of a
+choice does not depend on them, so that no other placement trains other weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from coordinator.planner.draft import Draft
+from ringtune.costs.action_costs import CourseCosts
+from ringtune.costs.model_facts import job_subnets
+from ringtune.costs.profile import ModelFacts, Profile
+from ringtune.errors import JobError, PlanError
+from ringtune.job.job import Job
+from ringtune.quantities import format_bytes
+from ringtune.schedule.actions import Op
+from ringtune.schedule.batches import num_batches
+from ringtune.schedule.course import Course
+from ringtune.schedule.operation_tables import BlockCapacity, Choice, Policy, packed_length
+from ringtune.schedule.placement import Slice
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind
+from ringtune.techniques.operations import choosers_of, given_tables, kept_subnets, whole
+from ringtune.transport.endpoints import MAX_MESSAGE_BYTES
+
+_MEAN = "mean"
+_BATCH_BYTES = 100
+"""Of text besides its codes: owner, id, place and brackets of one batch."""
+
+
+def with_operations(job: Job, draft: Draft, model: ModelFacts, profile: Profile) -> Draft:
+    """Give a draft that trains the operations of its job; one that only evaluates runs every block.
+
+    Args:
+        job: what is wanted.
+        draft: with its micro-batches.
+        model: what the nodes have.
+        profile: their times.
+
+    Raises:
+        JobError: subnets do not divide the model's heads, or counts do not fit the draft's micro-batches.
+        PlanError: given tables do not fit the course.
+    """
+    course = draft.course
+    if not (job.operations.is_any and course.num_steps):
+        return draft
+    if job.operations.table:
+        return dataclasses.replace(draft, course=with_tables(job, course, model))
+    mean = _mean(block_costs(course, profile))
+    blocks = [Slice(node=_MEAN, start=at, stop=at + 1) for at in range(course.num_blocks)]
+    hosts = blocks if job.operations.by_slice else [Slice(node=_MEAN, start=0, stop=course.num_blocks)]
+    choice = _choice(job, course, model, hosts, {_MEAN: mean})
+    return dataclasses.replace(draft, course=_checked(dataclasses.replace(course, choice=choice)))
+
+
+def settled(job: Job, plan: Plan, model: ModelFacts, profile: Profile) -> Plan:
+    """Settle what of a plan's operations depends on its slices; the plan itself where nothing does."""
+    operations, course = job.operations, plan.course
+    if course.choice is None or not (operations.balance or operations.by_slice) or operations.table:
+        return plan
+    costs = block_costs(dataclasses.replace(course, choice=None), profile)
+    if not operations.balance:
+        costs = dict.fromkeys(costs, _mean(costs))
+    choice = _choice(job, course, model, plan.placement.hosts, costs)
+    return Plan(_checked(dataclasses.replace(course, choice=choice)), plan.placements)
+
+
+def _checked(course: Course) -> Course:
+    """The course itself; refused where its tables fit no message, or pruning could keep nothing that trains.
+
+    Raises:
+        JobError: with both numbers, and the keys to change.
+    """
+    choice = course.choice
+    if choice is None:
+        return course
+    if not choice.prunes:
+        _check_size(course, choice)
+        return course
+    keep, blocks = kept_subnets(course), [chooser.stop - chooser.start for chooser in choosers_of(course)]
+    if whole(keep, 1) < min(blocks):
+        what = "blocks, and the smallest slice has" if choice.by_slice else "subnets, and the smallest part is"
+        raise JobError(
+            f"operations.policy = '{choice.policy}' may keep {keep:.2g} of {sum(blocks)} {what} {min(blocks)}, so "
+            "nothing would train; raise operations.compute or operations.full, or leave operations.by_slice out"
+        )
+    return course
+
+
+def _check_size(course: Course, choice: Choice) -> None:
+    """Refuse tables that may be too large for the message that brings them to a node."""
+    batches = sum(num_batches(owner.train_rows, course.batch_size) for owner in course.owners)
+    codes = course.microbatches * course.num_blocks * choice.subnets
+    most = batches * (packed_length(codes) + _BATCH_BYTES)
+    if choice.policy != Policy.STANDARD and most > MAX_MESSAGE_BYTES:
+        raise JobError(
+            f"operations of {batches:,} batches with {codes:,} operations each may be {format_bytes(most)} of text, a "
+            f"message has room for {format_bytes(MAX_MESSAGE_BYTES)}; raise operations.heads (0 = whole blocks) or "
+            "train.batch_size"
+        )
+
+
+def with_tables(job: Job, course: Course, model: ModelFacts) -> Course:
+    """Give a course the tables that its job names: the only one, or several that follow each other.
+
+    Raises:
+        JobError: they are of another model.
+        PlanError: they are of another course; names what does not fit.
+    """
+    tables = given_tables(job.operations)
+    job_subnets(job, model)
+    try:
+        for origin in filter(None, (table.origin for table in tables)):
+            origin.require(course.table_origin)
+        if len(tables) == 1:
+            return dataclasses.replace(course, operations=tables[0].operations)
+        return dataclasses.replace(course, choice=Choice.given(tables))
+    except PlanError as error:
+        raise PlanError(f"operations.table does not fit this run: {error}") from error
+
+
+def check_given_operations(job: Job, plan: Plan, model: ModelFacts) -> None:
+    """Refuse a given plan whose operations are not those that the job asks for.
+
+    A plan may have a table where its job says nothing of operations. What subnets may do was settled when the plan was
+    made, with the times of then.
+
+    Raises:
+        PlanError: they differ; names the key.
+    """
+    course, anew = plan.course, "change it, or plan anew with 'ringtune plan JOB --save FILE'"
+    if job.operations.table:
+        wanted = with_tables(job, dataclasses.replace(course, operations=None, choice=None), model)
+        if (course.operations, course.choice) != (wanted.operations, wanted.choice):
+            raise PlanError(f"the plan has other operations than the job's operations.table; {anew}")
+        return
+    says, choice = job.operations.policy, course.choice
+    has = choice.policy if choice else ""
+    if job.operations.is_chosen and has != says:
+        plans = f"operations.policy = {has}" if has else "no operations to choose"
+        raise PlanError(f"the plan has {plans}, the job says {says}; {anew}")
+    if choice is None or choice.tables:
+        return
+    if not job.operations.is_chosen:
+        raise PlanError(f"the plan has operations.policy = {has}, the job says {says}; {anew}")
+    _check_same_choice(job, choice, job_subnets(job, model).count, anew)
+    again = _choice(job, course, model, plan.placement.hosts, _costs_of(choice, plan.placement.hosts))
+    if choice.refresh_steps != again.refresh_steps:
+        has_steps, says_steps = (
+            f"every {one.refresh_steps} steps" if one.refresh_steps else "once" for one in (choice, again)
+        )
+        raise PlanError(
+            f"the plan chooses operations {has_steps}, the job says {says_steps} (operations.refresh_rounds); {anew}"
+        )
+    if choice.groups != again.groups:
+        raise PlanError(
+            f"the plan has one operation for the blocks {_ranges(choice)}, its slices are {_ranges(again)} "
+            f"(operations.by_slice); {anew}"
+        )
+    if choice.is_counted != again.is_counted or not _are_alike(choice.capacities, again.capacities):
+        raise PlanError(f"the plan's subnets may do more or less than operations.compute, full or balance say; {anew}")
+
+
+def _check_same_choice(job: Job, choice: Choice, subnets: int, anew: str) -> None:
+    settings = job.operations
+    for name, has, says in (
+        ("heads", choice.subnets, 1 if settings.by_slice else subnets),
+        ("by_slice", choice.by_slice, settings.by_slice),
+        ("backward_score", choice.backward_score, settings.backward_score),
+        ("forward_score", choice.forward_score, settings.forward_score),
+        ("score_scale", choice.score_scale, settings.score_scale),
+        ("ties", choice.ties, settings.ties),
+    ):
+        if has != says:
+            of = " subnets a block" if name == "heads" else ""
+            raise PlanError(f"the plan has {has}{of}, the job says {says} (operations.{name}); {anew}")
+
+
+def _ranges(choice: Choice) -> str:
+    return ", ".join(f"[{start}, {stop})" for start, stop in choice.groups)
+
+
+def _costs_of(choice: Choice, hosts: Sequence[Slice]) -> dict[str, tuple[float, float]]:
+    """The seconds of a block that a choice was made with, for each host."""
+    capacities = {host.node: choice.capacity(host.start) for host in hosts}
+    return {node: (each.forward * choice.subnets, each.backward * choice.subnets) for node, each in capacities.items()}
+
+
+def _are_alike(one: Sequence[BlockCapacity], other: Sequence[BlockCapacity]) -> bool:
+    pairs = zip(map(dataclasses.astuple, one), map(dataclasses.astuple, other), strict=False)
+    return len(one) == len(other) and all(
+        math.isclose(has, says, rel_tol=1e-9, abs_tol=1e-15) for pair in pairs for has, says in zip(*pair, strict=True)
+    )
+
+
+def _choice(
+    job: Job,
+    course: Course,
+    model: ModelFacts,
+    hosts: Sequence[Slice],
+    costs: Mapping[str, tuple[float, float]],
+) -> Choice:
+    from ringtune.techniques.operation_capacities import choice_of
+
+    return choice_of(
+        job.operations,
+        subnets=job_subnets(job, model).count,
+        microbatch_sizes=course.microbatch_sizes(),
+        hosts=hosts,
+        costs=costs,
+        num_blocks=course.num_blocks,
+        local_iterations=course.local_iterations,
+        owners=len(course.owners),
+    )
+
+
+def block_costs(course: Course, profile: Profile) -> dict[str, tuple[float, float]]:
+    """Measure in seconds what one block takes each node for one row of a micro-batch: a forward, and the rest of full.
+
+    The forward is without graph. The rest is what a full operation takes more than that: graph and backward.
+    """
+    costs = CourseCosts(course, profile)
+    rows = course.microbatch_sizes()[0]
+    sizes = [costs.size(owner.node, rows, StepKind.TRAIN) for owner in course.owners]
+    size, top = sum(sizes) / len(sizes), course.head + 2
+
+    def seconds(node: str, op: Op) -> float:
+        lowest = top if op is Op.FORWARD_FREE else 0
+        return costs.nodes[node].seconds(op, 1, 2, size=size, lowest=lowest, kind=StepKind.TRAIN) / rows
+
+    found = {}
+    for node in costs.nodes:
+        forward_s = seconds(node, Op.FORWARD_FREE)
+        found[node] = (forward_s, max(0.0, seconds(node, Op.FORWARD) + seconds(node, Op.BACKWARD) - forward_s))
+    return found
+
+
+def _mean(costs: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
+    forward_s, backward_s = zip(*costs.values(), strict=True)
+    return sum(forward_s) / len(costs), sum(backward_s) / len(costs)

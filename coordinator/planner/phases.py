@@ -1,0 +1,327 @@
+"""Phases of a run that moves to the best placement for what trains now, compared with a run that stays.
+
+::
+
+    depth       1    2    3    4         seconds of a step on each candidate, by the simulator
+    ring A     1.0  1.6  2.2  2.8
+    ring B     1.4  1.5  1.6  1.7        best: A for depth 1, a move, B from depth 2 on
+
+Candidates are the placement that was chosen for all steps, and the best rings (and stages of several hosts) for
+stretches of the schedule. Among them the cheapest way through the depths is found exactly, with what moves take.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from coordinator.planner.draft import Draft
+from coordinator.planner.judge import simulated_step_times
+from coordinator.planner.limits import PlanningClock
+from coordinator.planner.local_search import Budget, search_local
+from coordinator.planner.memory import MemoryCaps
+from coordinator.planner.replicas import ranked_layouts, slices_of_layout
+from coordinator.planner.ring_costs import RingCosts, ring_costs
+from ringtune.costs.action_costs import move_s
+from ringtune.costs.measurement import numeric_class
+from ringtune.costs.memory_estimate import moving_memory
+from ringtune.costs.profile import Profile
+from ringtune.schedule.migration import why_it_stays
+from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.versions import unfreezing_steps
+from ringtune.techniques.activation_checkpointing import NONE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """One placement of a run that moves.
+
+    Attributes:
+        first_step: with which it begins.
+        depth: how many blocks train there.
+        slices: of it, in words.
+        move_s: predicted seconds of the move to it.
+        gain_s: seconds that its steps take less than on the best placement for all steps.
+    """
+
+    first_step: int
+    depth: int
+    slices: str
+    move_s: float
+    gain_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhasesReason:
+    """What the planner thought of slices that follow the schedule.
+
+    Attributes:
+        fixed_s: seconds of all steps on the best placement for all of them, by the simulator.
+        moving_s: seconds of all steps and moves.
+        phases: the placements of the best moving run; one, or none, if none is better.
+        is_taken: whether the run moves.
+        why_not: why nothing was looked at; empty if something was.
+    """
+
+    fixed_s: float = 0.0
+    moving_s: float = 0.0
+    phases: tuple[Phase, ...] = ()
+    is_taken: bool = False
+    why_not: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as numbers and strings."""
+        return dataclasses.asdict(self)
+
+
+def phases_lines(reason: PhasesReason, seconds: Callable[[float], str]) -> list[str]:
+    """Write what was judged as lines for people."""
+    if reason.why_not:
+        return [f"  the run stays on one placement: {reason.why_not}"]
+    if not reason.is_taken:
+        return [
+            f"  placement.follow: all steps with moves {seconds(reason.moving_s)}, not much less than "
+            f"{seconds(reason.fixed_s)} without, by the simulator"
+        ]
+    both = f"{seconds(reason.moving_s)} with moves, {seconds(reason.fixed_s)} without"
+    lines = [f"  slices follow the schedule: {both}, by the simulator"]
+    for phase in reason.phases:
+        moved = f", after a move of {seconds(phase.move_s)}" if phase.first_step else ""
+        when = f"from step {phase.first_step}, depth {phase.depth}{moved}"
+        lines.append(f"    {when}: {phase.slices}; gains {seconds(phase.gain_s)}")
+    return [*lines, "  what follows is of the plan with one placement for all steps, from which this was made"]
+
+
+WORTH: Final = 0.98
+"""A run moves where steps and moves together need at most this share of the seconds without."""
+
+_EVALUATIONS: Final = 3000
+_LAYOUTS: Final = 40
+_STRETCHES: Final = 4
+_MOST: Final = 8
+"""Most candidates that are simulated."""
+
+
+class _Candidate(NamedTuple):
+    """A placement with the seconds of a step at every depth."""
+
+    plan: Plan
+    step_s: dict[int, float]
+
+
+def choose_phases(
+    plan: Plan,
+    profile: Profile,
+    *,
+    optimizer: str,
+    dtype: str,
+    activations: str,
+    with_replicas: bool,
+    clock: PlanningClock,
+) -> tuple[Plan | None, PhasesReason]:
+    """Find the best way through the depths of a job, and the plan with its moves if that is worth taking.
+
+    Args:
+        plan: the best one with one placement.
+        profile: nodes with times, and links.
+        optimizer: of the job.
+        dtype: of the computation.
+        activations: ``memory.activations`` of the job.
+        with_replicas: whether stages may have several hosts.
+        clock: of the planning.
+
+    Returns:
+        The plan with several placements if it is worth taking, else None; and the reasons.
+    """
+    if why_not := _why_not(plan, activations):
+        return None, PhasesReason(why_not=why_not)
+    placement = plan.placement
+    draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
+    costs = ring_costs(draft, profile, optimizer=optimizer)
+    caps = MemoryCaps(draft, profile.by_name, optimizer=optimizer, dtype=dtype)
+    plans = {plan: None} | dict.fromkeys(candidates(draft, costs, caps, with_replicas=with_replicas, clock=clock))
+    found: list[_Candidate] = []
+    for one in list(plans)[:_MOST]:
+        if found and clock.is_over():
+            break
+        found.append(_Candidate(one, simulated_step_times(one, profile, costs, optimizer=optimizer)))
+    starts = _starts(plan, costs)
+    fixed_s = min(_steps_s(one, starts) for one in found)
+    moves = _Moves(profile, caps)
+    moving_s, way = _best_way(found, starts, moves)
+    best = next(one for one in found if _steps_s(one, starts) == fixed_s)
+    phases = tuple(_phases(way, starts, best, moves))
+    is_taken = len(phases) > 1 and moving_s <= WORTH * fixed_s
+    reason = PhasesReason(fixed_s=fixed_s, moving_s=moving_s, phases=phases, is_taken=is_taken)
+    return (_moving(way, starts) if is_taken else None), reason
+
+
+class _Stretch(NamedTuple):
+    """A stretch of turns that begin at one depth."""
+
+    depth: int
+    first_turn: int
+    first_step: int
+    steps: int
+
+
+class _Moves:
+    """What moves between candidates take, infinite where a node has no room."""
+
+    def __init__(self, profile: Profile, caps: MemoryCaps) -> None:
+        self._profile, self._caps = profile, caps
+
+    def seconds(self, before: Plan, after: Plan) -> float:
+        """Seconds of a move; 0 where nothing changes."""
+        if before is after:
+            return 0.0
+        caps, facts = self._caps, self._profile.by_name
+        needs = moving_memory(
+            (before.placement, after.placement),
+            {node: caps.estimate(before, node) for node in before.nodes},
+            {node: caps.estimate(after, node) for node in after.nodes},
+        )
+        if any(one.total_bytes > facts[node].memory_bytes for node, one in needs.items()):
+            return float("inf")
+        return move_s(before.placement, after.placement, self._profile.nodes[0])
+
+
+def _why_not(plan: Plan, activations: str) -> str:
+    if plan.course.decides:
+        return "the losses decide what trains when"
+    if not unfreezing_steps(plan.course):
+        return "the same blocks train at every step"
+    if activations != NONE:
+        return "memory.activations is decided for slices of their own"
+    if plan.course.method.max_hosts == 1:
+        return "the method runs all blocks on one node"
+    if len(plan.nodes) < 2:
+        return "there is one node"
+    return why_it_stays(plan.course, plan.placements)
+
+
+def _starts(plan: Plan, costs: RingCosts) -> list[_Stretch]:
+    """List the stretches of whole turns by the depth of their first step, from the first turn on."""
+    course, found = plan.course, list[_Stretch]()
+    turns = range(0, course.num_steps, course.local_iterations)
+    steps_at = [(turn, len(course.method.trained(course, step).blocks)) for turn, step in enumerate(turns)]
+    for turn, depth in steps_at:
+        step = turn * course.local_iterations
+        length = min(course.local_iterations, course.num_steps - step)
+        depth = min(costs.depths, key=lambda known: abs(known - depth))
+        if found and found[-1].depth == depth:
+            found[-1] = found[-1]._replace(steps=found[-1].steps + length)
+        else:
+            found.append(_Stretch(depth, turn, step, length))
+    return found
+
+
+def _steps_s(one: _Candidate, starts: Sequence[_Stretch]) -> float:
+    return sum(stretch.steps * one.step_s[stretch.depth] for stretch in starts)
+
+
+def _best_way(found: Sequence[_Candidate], starts: Sequence[_Stretch], moves: _Moves) -> tuple[float, list[_Candidate]]:
+    """Find the candidates for each stretch such that steps and moves take least."""
+    ways = [(starts[0].steps * one.step_s[starts[0].depth], [one]) for one in found]
+    between = {
+        (a, b): moves.seconds(one.plan, other.plan) for a, one in enumerate(found) for b, other in enumerate(found)
+    }
+    for stretch in starts[1:]:
+        ways = [
+            min(
+                (
+                    (seconds + between[a, b] + stretch.steps * one.step_s[stretch.depth], [*way, one])
+                    for a, (seconds, way) in enumerate(ways)
+                ),
+                key=lambda pair: pair[0],
+            )
+            for b, one in enumerate(found)
+        ]
+    return min(ways, key=lambda pair: pair[0])
+
+
+def _phases(way: Sequence[_Candidate], starts: Sequence[_Stretch], fixed: _Candidate, moves: _Moves) -> Iterator[Phase]:
+    begin = 0
+    for at in range(1, len(way) + 1):
+        if at < len(way) and way[at] is way[begin]:
+            continue
+        one, own = way[begin], starts[begin:at]
+        pieces = ", ".join(f"{piece.node} {piece.text}" for piece in one.plan.placement.hosts)
+        yield Phase(
+            first_step=own[0].first_step,
+            depth=own[0].depth,
+            slices=pieces,
+            move_s=moves.seconds(way[begin - 1].plan, one.plan) if begin else 0.0,
+            gain_s=_steps_s(fixed, own) - _steps_s(one, own),
+        )
+        begin = at
+
+
+def _moving(way: Sequence[_Candidate], starts: Sequence[_Stretch]) -> Plan:
+    """Make the plan with a placement for each phase of a way."""
+    placements: list[Placement] = []
+    for one, stretch in zip(way, starts, strict=True):
+        if placements and placements[-1].slices == one.plan.placement.slices:
+            continue
+        placements.append(
+            dataclasses.replace(one.plan.placement, placement_number=len(placements), first_turn=stretch.first_turn)
+        )
+    return Plan(way[0].plan.course, tuple(placements))
+
+
+def candidates(
+    draft: Draft, costs: RingCosts, caps: MemoryCaps, *, with_replicas: bool, clock: PlanningClock
+) -> Iterator[Plan]:
+    """Yield the best placements for stretches of the depths that fit the nodes' memory.
+
+    Args:
+        draft: what is to be placed.
+        costs: of it; depths without steps do not count.
+        caps: of it.
+        with_replicas: whether stages may have several hosts.
+        clock: ends the search.
+    """
+
+    def lacking(node: int, start: int, stop: int, above: int) -> int:
+        return caps.lacking(costs.names[node], start, stop, above)
+
+    rooms = [caps.most_blocks(name) for name in costs.names] if with_replicas else ()
+    classes = [numeric_class(caps.facts[name]) for name in costs.names]
+    for masked in _masked(costs):
+        if clock.is_over():
+            return
+        budget = Budget(evaluations=_EVALUATIONS, seconds=clock.left_s(), now_s=clock.now_s)
+        ring = search_local(
+            masked,
+            lambda node, *where: caps.lacking(costs.names[node], *where),
+            budget,
+            max_hosts=draft.course.method.max_hosts,
+        ).ring
+        if ring is not None:
+            slices, at = list[Slice](), costs.first
+            for node, count in zip(ring.nodes, ring.counts, strict=True):
+                slices.append(Slice(node=costs.names[node], start=at, stop=at + count))
+                at += count
+            yield draft.placed(slices)
+        layouts = (
+            ranked_layouts(masked, lambda nodes, blocks: 0.0, rooms, classes)[:_LAYOUTS]
+            if with_replicas and costs.num_micro > 1
+            else ()
+        )
+        fitting = (draft.placed(slices_of_layout(costs, layout)) for _, layout in layouts)
+        best = next((plan for plan in fitting if all(caps.holds(plan, node) for node in plan.nodes)), None)
+        if best is not None:
+            yield best
+
+
+def _masked(costs: RingCosts) -> Iterator[RingCosts]:
+    """Yield the costs with the steps of some depths alone: a few stretches from the lowest depth up."""
+    depths = costs.depths
+    count = min(_STRETCHES, len(depths))
+    for at in range(count):
+        own = depths[at * len(depths) // count : (at + 1) * len(depths) // count]
+        steps = tuple(steps if depth in own else 0 for depth, steps in enumerate(costs.steps_at))
+        yield dataclasses.replace(costs, steps_at=steps)

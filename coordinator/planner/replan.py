@@ -1,0 +1,210 @@
+"""Another placement of a run under way: without nodes that are lost, or as boards and links change their pace.
+
+The present placement, the best rings and the best stages of several hosts, for all steps and for stretches of those
+that are left, are judged in the same way: by the simulator, with the times of the newest turns, for the steps left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Iterator
+from typing import Final, NamedTuple
+
+from coordinator.planner.draft import Draft, drafts_of
+from coordinator.planner.judge import simulated_steps_s
+from coordinator.planner.limits import Effort
+from coordinator.planner.make_plan import refuse_if_full
+from coordinator.planner.memory import MemoryCaps
+from coordinator.planner.phases import candidates
+from coordinator.planner.replicas import choose_replicas, layout_text
+from coordinator.planner.ring_costs import RingCosts, depth_of, ring_costs
+from coordinator.planner.search import choose_plan, plan_of
+from ringtune.config.sections import NEVER
+from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.profile import Profile
+from ringtune.errors import CapacityError, PlanError, StorageError
+from ringtune.job.job import Job
+from ringtune.quantities import format_seconds
+from ringtune.schedule.course import Course
+from ringtune.schedule.migration import sources
+from ringtune.schedule.placement import Placement
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import no_replicas
+
+
+def placed_without(part: Plan, job: Job, profile: Profile, lost: Collection[str], effort: Effort) -> Placement:
+    """Find the best ring of the nodes that are left.
+
+    Args:
+        part: of the run's plan that held.
+        job: of the run.
+        profile: of its nodes and links; lost nodes in it are left out.
+        lost: names of nodes.
+        effort: how hard to look.
+
+    Raises:
+        CapacityError: the others have no memory for the model.
+    """
+    placement, living = part.placement, without(profile, lost)
+    error = CapacityError(f"without it no ring of {', '.join(living.by_name)} has memory for the model")
+    for draft in drafts_of(part):
+        choice = choose_plan([draft], living, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
+        if choice is None:
+            continue
+        found = plan_of(choice.best.draft, choice.costs, choice.best.ring).placement
+        placed = dataclasses.replace(placement, slices=found.slices, credits=found.credits)
+        alone = Plan.of(part.course, dataclasses.replace(placed, placement_number=0, first_turn=0))
+        try:
+            refuse_if_full(job, alone, living.by_name)
+        except CapacityError as refused:
+            error = refused
+        else:
+            return placed
+    raise error
+
+
+def without(profile: Profile, lost: Collection[str]) -> Profile:
+    """The profile of the nodes that are left, and of the links between them."""
+    return dataclasses.replace(
+        profile,
+        nodes=tuple(node for node in profile.nodes if node.node not in lost),
+        links=tuple(link for link in profile.links if not {link.source, link.target} & set(lost)),
+    )
+
+
+CERTAIN_SHARE: Final = 0.1
+"""A gain of so small a part of the steps left may be an error of the prediction (``tests.bench.predictions``)."""
+
+
+class Replanned(NamedTuple):
+    """Another placement beside the present one, for the steps that are left.
+
+    Attributes:
+        placement: the other one.
+        text: its stages in words.
+        stays_s: predicted seconds of the steps on the present placement.
+        moves_s: on the other one.
+        cost_s: of the move.
+    """
+
+    placement: Placement
+    text: str
+    stays_s: float
+    moves_s: float
+    cost_s: float
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the move gains more than it costs, by more than the prediction may be wrong."""
+        return self.stays_s - self.moves_s - self.cost_s > CERTAIN_SHARE * self.stays_s
+
+    def line(self) -> str:
+        """Describe gain and cost on a line."""
+        gain = f"gains {format_seconds(self.stays_s - self.moves_s)} of {format_seconds(self.stays_s)}"
+        return f"{self.text}: {gain} and costs {format_seconds(self.cost_s)}, as predicted from the newest turns"
+
+
+def replanned(
+    part: Plan,
+    job: Job,
+    profile: Profile,
+    *,
+    step: int,
+    move_s: float,
+    effort: Effort,
+    unfreeze_at: tuple[int, ...] = (),
+) -> Replanned | None:
+    """Find the best other placement for the steps that are left.
+
+    Where the losses decide what trains, they are predicted as if nothing more were unfrozen, and memory has to be there
+    for all that could be.
+
+    Args:
+        part: of the run's plan that holds now.
+        job: of the run.
+        profile: of its nodes and links as they are now.
+        step: optimizer steps done.
+        move_s: seconds that a move takes besides, in which nodes build their slices.
+        effort: how hard to look.
+        unfreeze_at: the run's decisions so far (``Turn.unfreeze_at``).
+
+    Returns:
+        None if there is no other placement, none that fits, or no step is left.
+    """
+    placement, now, effort = part.placement, part.decided(unfreeze_at), effort.begun()
+    drafts = drafts_of(now)
+    costs = _of_the_rest(ring_costs(drafts[0], profile, optimizer=job.train.optimizer), now.course, step)
+    if not costs.depths:
+        return None
+
+    def seconds(one: Plan) -> float:
+        return simulated_steps_s(one, profile, costs, optimizer=job.train.optimizer)
+
+    drafts += () if now is part else drafts_of(part)
+    found = (one.placement for each in drafts for one in _others(each, job, profile, effort, costs))
+    others = {one.slices: dataclasses.replace(placement, slices=one.slices, credits=one.credits) for one in found}
+    fitting = [one for one in others.values() if one.slices != placement.slices and _fits(part, one, job, profile)]
+    if not fitting:
+        return None
+    judged = [(seconds(Plan.of(now.course, one)), one) for one in fitting]
+    moves_s, best = min(judged, key=lambda pair: pair[0])
+    cost_s = move_s + _fetching_s(now, best, job, profile, step)
+    return Replanned(best, layout_text(Plan.of(now.course, best)), seconds(now), moves_s, cost_s)
+
+
+def _others(draft: Draft, job: Job, profile: Profile, effort: Effort, rest: RingCosts) -> Iterator[Plan]:
+    """Yield the best ring and the best stages for all steps of a run, and those for stretches of the steps left."""
+    clock = effort.clock()
+    caps = MemoryCaps(draft, profile.by_name, optimizer=job.train.optimizer, dtype=job.model.dtype)
+    is_ring = draft.course.may_skip or draft.course.method.max_hosts == 1 or bool(no_replicas(draft.course))
+    with_replicas = job.placement.replicas != NEVER and not is_ring
+    yield from candidates(draft, rest, caps, with_replicas=with_replicas, clock=clock)
+    choice = choose_plan([draft], profile, optimizer=job.train.optimizer, dtype=job.model.dtype, effort=effort)
+    if choice is None:
+        return
+    ring = plan_of(choice.best.draft, choice.costs, choice.best.ring)
+    yield ring
+    if job.placement.replicas != NEVER:
+        clock = effort.clock()
+        stages, _ = choose_replicas(
+            ring,
+            [draft],
+            profile,
+            optimizer=job.train.optimizer,
+            dtype=job.model.dtype,
+            is_over=clock.is_over,
+        )
+        if stages is not None:
+            yield stages
+
+
+def _fits(part: Plan, other: Placement, job: Job, profile: Profile) -> bool:
+    """Whether every node has memory for the other placement, and for the move."""
+    try:
+        refuse_if_full(job, part.extended(other, part.placement.first_turn + 1), profile.by_name, goes_on=True)
+    except (CapacityError, StorageError, PlanError):
+        return False
+    return True
+
+
+def _of_the_rest(costs: RingCosts, course: Course, step: int) -> RingCosts:
+    """The tables of a course, with the steps that are left alone."""
+    method = course.method.expected()
+    counts = Counter(depth_of(method.trained(course, at)) for at in range(step, course.num_steps))
+    return dataclasses.replace(costs, steps_at=tuple(counts[at] for at in range(len(costs.steps_at))))
+
+
+def _fetching_s(part: Plan, other: Placement, job: Job, profile: Profile, step: int) -> float:
+    """Seconds in which nodes fetch what others have trained, the slowest of them."""
+    nodes = profile.by_name
+    sizes = Sizes.at(part.course, profile.nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype)
+    block_bytes = sizes.adapter_bytes + sizes.adapter_state_bytes
+    longest_s = 0.0
+    for node in nodes:
+        found_s = 0.0
+        for source in sources(part.course, part.placement, other, node, step):
+            link = profile.link_by_pair.get((source.node, node))
+            found_s += link.seconds((source.stop - source.start) * block_bytes) if link is not None else 0.0
+        longest_s = max(longest_s, found_s)
+    return longest_s

@@ -1,0 +1,498 @@
+"""Stages with several hosts: layouts ranked by a formula, and the best of them judged by the simulator.
+
+Among few nodes every way to put them on up to three stages is looked at, with every cut; nodes that are equally fast
+and have room for as many blocks count as alike. Among many the nodes are spread over the stages so that these are about
+equally fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from coordinator.planner.draft import Draft
+from coordinator.planner.judge import simulated_steps_s
+from coordinator.planner.memory import MemoryCaps
+from coordinator.planner.ring_costs import RingCosts, ring_costs
+from ringtune.costs.measurement import numeric_class
+from ringtune.costs.profile import Profile
+from ringtune.schedule.placement import Slice
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import no_replicas
+from ringtune.techniques.activation_checkpointing import NONE
+
+_TOLD: Final = 5
+"""Most layouts beside the one that is taken that people are told of, the ring of single hosts among them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicasReason:
+    """What the planner thought of stages with several hosts.
+
+    Attributes:
+        ring_s: seconds of all steps on the best ring, by the simulator.
+        judged: the slices of each layout that the simulator judged well, with its seconds, the fastest first.
+        num_rough: layouts that the simulator judged roughly, these among them.
+        is_taken: whether the first of them was taken.
+        why_not: why none was judged; empty if some were.
+    """
+
+    ring_s: float = 0.0
+    judged: tuple[tuple[str, float], ...] = ()
+    num_rough: int = 0
+    is_taken: bool = False
+    why_not: str = ""
+
+    @property
+    def best_s(self) -> float | None:
+        """Seconds of all steps as they are carried out; None if nothing was judged."""
+        return None if not self.judged else self.judged[0][1] if self.is_taken else self.ring_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as numbers and strings."""
+        return dataclasses.asdict(self)
+
+
+def layout_text(plan: Plan) -> str:
+    """Name stages and micro-batches: ``[0, 6) on a, b; [6, 12) on c with 8 micro-batches``; shares if they differ."""
+    parts = []
+    for stage in plan.placement.stages:
+        has_shares = len({piece.share for piece in stage}) > 1
+        names = (f"{piece.node} x{piece.share}" if has_shares else piece.node for piece in stage)
+        parts.append(f"{stage[0].text} on {', '.join(names)}")
+    return f"{'; '.join(parts)} with {plan.course.microbatches} micro-batches"
+
+
+def replicas_lines(reason: ReplicasReason, seconds: Callable[[float], str]) -> list[str]:
+    """Write what was judged as lines for people."""
+    if reason.why_not:
+        return [f"  each block has one host: {reason.why_not}"]
+    ring = ("one host for each block", reason.ring_s)
+    first, *others = sorted([*reason.judged, ring], key=lambda pair: pair[1])
+    if not reason.is_taken:
+        return [
+            f"  placement.replicas: {_told(reason.judged[0], seconds)}, not much faster than {_told(ring, seconds)}"
+        ]
+    lines = [f"  all steps: {seconds(first[1])} by the simulator"]
+    told = others[:_TOLD] if ring in others[:_TOLD] else [*others[: _TOLD - 1], ring]
+    lines += [f"  {'second best' if one is others[0] else 'other'}: {_told(one, seconds)}" for one in told]
+    more = reason.num_rough + 1 - len(told) - 1
+    return lines + ([f"  {more} more were simulated"] if more > 0 else [])
+
+
+def _told(one: tuple[str, float], seconds: Callable[[float], str]) -> str:
+    return f"{one[0]}: {seconds(one[1])}"
+
+
+FEW_NODES: Final = 6
+_THREE_STAGES_UP_TO: Final = 4
+_DEPTHS: Final = 4
+_ALIKE: Final = 0.02
+"""Nodes whose blocks take times that differ by no more than this share count as alike."""
+
+Exchange = Callable[[Sequence[int], int], float]
+"""(nodes of a stage, blocks) -> seconds in which they exchange the gradients of so many blocks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A stage of a layout.
+
+    Attributes:
+        nodes: indices of its hosts.
+        shares: micro-batches of a step that each of them takes.
+        count: blocks.
+    """
+
+    nodes: tuple[int, ...]
+    shares: tuple[int, ...]
+    count: int
+
+
+Layout = tuple[Stage, ...]
+
+
+def ranked_layouts(
+    costs: RingCosts, exchange_s: Exchange, rooms: Sequence[int] = (), classes: Sequence[str] = ()
+) -> list[tuple[float, Layout]]:
+    """Every layout that is looked at and has a stage with several hosts, by the formula's seconds of some steps.
+
+    Args:
+        costs: of the job.
+        exchange_s: of gradients.
+        rooms: for how many blocks each node has room as their only host, which makes nodes alike or not; empty = all.
+            As one of several hosts it keeps less of each block, so that layouts may have more.
+        classes: the numeric class of each node: hosts of one stage have the same; empty = all have.
+    """
+    rooms, classes = rooms or (0,) * costs.num_nodes, classes or ("",) * costs.num_nodes
+    depths = _some(costs.depths)
+    found = [
+        (sum(costs.steps_at[depth] * step_s(costs, layout, depth, exchange_s) for depth in depths), layout)
+        for layout in _layouts(costs, rooms, classes)
+    ]
+    return sorted(found, key=lambda pair: (pair[0], _key(pair[1])))
+
+
+def neighbours(layout: Layout) -> Iterator[Layout]:
+    """Yield the layouts with a block more in one stage and one less beside it, or with two stages' hosts exchanged."""
+    for at, (lower, upper) in enumerate(itertools.pairwise(layout)):
+        for more in (1, -1):
+            counts = lower.count + more, upper.count - more
+            if min(counts) > 0:
+                moved = (dataclasses.replace(lower, count=counts[0]), dataclasses.replace(upper, count=counts[1]))
+                yield (*layout[:at], *moved, *layout[at + 2 :])
+        yield (*layout[:at], upper, lower, *layout[at + 2 :])
+
+
+def slices_of_layout(costs: RingCosts, layout: Layout) -> tuple[Slice, ...]:
+    """Return the slices of a layout with their nodes' names and shares."""
+    slices, at = list[Slice](), costs.first
+    for stage in layout:
+        common = math.gcd(*stage.shares)
+        for node, share in zip(stage.nodes, stage.shares, strict=True):
+            slices.append(Slice(node=costs.names[node], start=at, stop=at + stage.count, share=share // common))
+        at += stage.count
+    return tuple(slices)
+
+
+def step_s(costs: RingCosts, layout: Layout, depth: int, exchange_s: Exchange) -> float:
+    """Seconds of a step that trains ``depth`` blocks: its busiest host or link, the way of a micro-batch, exchanges.
+
+    While the first and the last micro-batch of a step are on their way, the busiest host waits for the other stages.
+    """
+    busiest_s = way_s = sums_s = 0.0
+    lowest, at = costs.stop - depth, costs.first
+    for stage in layout:
+        stop = at + stage.count
+        trained = max(0, stop - max(at, lowest))
+        works = [_work_s(costs, node, stage.count - trained, trained) for node in stage.nodes]
+        updates = [trained * costs.update_s[node] for node in stage.nodes]
+        hosts = zip(works, stage.shares, updates, strict=True)
+        busiest_s = max(busiest_s, *(work_s * share + update_s for work_s, share, update_s in hosts))
+        way_s += max(works) if trained else 0.0
+        if len(stage.nodes) > 1 and trained:
+            sums_s = max(sums_s, exchange_s(stage.nodes, trained))
+        at = stop
+    last = layout[-1]
+    way_s -= max(_work_s(costs, node, 0, min(depth, last.count)) for node in last.nodes) if depth else 0.0
+    return max(busiest_s + max(0.0, way_s) + sums_s, _wires_s(costs, layout))
+
+
+def shares_of(times_s: Sequence[float], count: int) -> tuple[int, ...]:
+    """Deal so many micro-batches to hosts so that the last one is done soonest: each to whoever is done with it first.
+
+    Example: 4 to hosts that take 1 s and 2 s each are 3 and 1; with 6 they are 4 and 2.
+    """
+    found = [0] * len(times_s)
+    for _ in range(count):
+        index = min(range(len(times_s)), key=lambda at: ((found[at] + 1) * times_s[at], at))
+        found[index] += 1
+    return tuple(found)
+
+
+def _work_s(costs: RingCosts, node: int, frozen: int, trained: int) -> float:
+    """Seconds of one micro-batch at a host: forwards of frozen blocks, forwards and backwards of those that train."""
+    return frozen * costs.forward_s[node] + trained * (costs.graph_s[node] + costs.backward_s[node])
+
+
+def _wires_s(costs: RingCosts, layout: Layout) -> float:
+    """Seconds that the mean owner's uplink is taken by the hidden states of a step that go to other nodes."""
+    bottom = layout[0]
+    found = 0.0
+    for owner in costs.owners:
+        own = sum(share for node, share in zip(bottom.nodes, bottom.shares, strict=True) if node == owner.node)
+        away = costs.num_micro - own
+        found += owner.weight * away * (costs.uplink_s[owner.node] if owner.node >= 0 else 0.0)
+    return found
+
+
+def _layouts(costs: RingCosts, rooms: Sequence[int], classes: Sequence[str]) -> Iterator[Layout]:
+    blocks = costs.stop - costs.first
+    for groups in _groups(costs, rooms, classes):
+        for counts in _cuts(costs, groups, blocks):
+            layout = tuple(_stage(costs, nodes, count) for nodes, count in zip(groups, counts, strict=True))
+            if all(min(stage.shares) for stage in layout) and any(len(stage.nodes) > 1 for stage in layout):
+                yield layout
+
+
+def _stage(costs: RingCosts, nodes: tuple[int, ...], count: int) -> Stage:
+    times_s = [costs.forward_s[node] + costs.graph_s[node] + costs.backward_s[node] for node in nodes]
+    return Stage(nodes=nodes, shares=shares_of(times_s, costs.num_micro), count=count)
+
+
+def _groups(costs: RingCosts, rooms: Sequence[int], classes: Sequence[str]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Yield the nodes of each stage, bottom to top, of one class each; of groups of alike nodes the first."""
+    nodes = sorted(range(costs.num_nodes), key=lambda node: (_block_s(costs, node), node))
+    if len(nodes) > FEW_NODES:
+        yield from _balanced_groups(costs, nodes, classes)
+        return
+    kind_of = _kinds(costs, nodes)
+    seen = set()
+    for num_stages in range(1, 4 if len(nodes) <= _THREE_STAGES_UP_TO else 3):
+        for places in itertools.product(range(num_stages + 1), repeat=len(nodes)):
+            pairs = list(zip(nodes, places, strict=True))
+            groups = tuple(tuple(node for node, place in pairs if place == at) for at in range(1, num_stages + 1))
+            key = tuple(
+                tuple(sorted((kind_of[node], rooms[node], classes[node]) for node in group)) for group in groups
+            )
+            if all(len({classes[node] for node in group}) == 1 for group in groups) and key not in seen:
+                seen.add(key)
+                yield groups
+
+
+def _balanced_groups(
+    costs: RingCosts, nodes: Sequence[int], classes: Sequence[str]
+) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Yield stages that are about equally fast, for each number of them; each class has some by how many nodes it has.
+
+    Example: of six nodes of one class and two of another, three stages are two of three nodes and one of two.
+    """
+    of_class: dict[str, list[int]] = {}
+    for node in nodes:
+        of_class.setdefault(classes[node], []).append(node)
+    counts = dict.fromkeys(of_class, 1)
+    while sum(counts.values()) <= max(len(nodes) // 2, len(of_class)):
+        groups = (_balanced(costs, own, counts[name]) for name, own in of_class.items())
+        yield tuple(itertools.chain.from_iterable(groups))
+        counts[max(counts, key=lambda name: len(of_class[name]) / counts[name])] += 1
+
+
+def _balanced(costs: RingCosts, nodes: Sequence[int], num_stages: int) -> tuple[tuple[int, ...], ...]:
+    groups: list[list[int]] = [[] for _ in range(num_stages)]
+    rates = [0.0] * num_stages
+    for node in nodes:
+        at = min(range(num_stages), key=lambda index: rates[index])
+        groups[at].append(node)
+        rates[at] += 1 / max(1e-12, _block_s(costs, node))
+    return tuple(map(tuple, groups))
+
+
+def _cuts(costs: RingCosts, groups: Sequence[Sequence[int]], blocks: int) -> Iterator[tuple[int, ...]]:
+    """Yield the counts of blocks of the stages: every cut among few nodes, one in proportion to speed among many."""
+    if costs.num_nodes <= FEW_NODES:
+        for inner in itertools.combinations(range(1, blocks), len(groups) - 1):
+            yield tuple(after - before for before, after in itertools.pairwise((0, *inner, blocks)))
+        return
+    if len(groups) > blocks:
+        return
+    rates = [sum(1 / max(1e-12, _block_s(costs, node)) for node in group) for group in groups]
+    counts = [1] * len(groups)
+    for _ in range(blocks - len(groups)):
+        counts[min(range(len(groups)), key=lambda at: (counts[at] + 1) / rates[at])] += 1
+    yield tuple(counts)
+
+
+def _kinds(costs: RingCosts, nodes: Sequence[int]) -> dict[int, int]:
+    """Number nodes by their speed; those that are about as fast as the one before have its number."""
+    found: dict[int, int] = {}
+    last_s, kind = 0.0, -1
+    for node in nodes:
+        if _block_s(costs, node) > last_s * (1 + _ALIKE):
+            last_s, kind = _block_s(costs, node), kind + 1
+        found[node] = kind
+    return found
+
+
+def _block_s(costs: RingCosts, node: int) -> float:
+    return costs.graph_s[node] + costs.backward_s[node]
+
+
+def _some(depths: Sequence[int]) -> list[int]:
+    step = max(1, len(depths) // _DEPTHS)
+    return list(depths[step - 1 :: step])
+
+
+def _key(layout: Layout) -> tuple[tuple[tuple[int, ...], int], ...]:
+    return tuple((stage.nodes, stage.count) for stage in layout)
+
+
+WORTH: Final = 0.98
+"""Stages with several hosts are taken where they need at most this share of the ring's seconds."""
+
+_JUDGED: Final = 8
+_TRIED: Final = 200
+_CLIMBED: Final = 16
+"""Most layouts that are judged on the way from the best of the first few to a better one."""
+_ROUGH_DEPTHS: Final = 3
+"""At so many depths layouts are judged at first; the best ``_FINALISTS`` then at more, as the ring is."""
+_FINALISTS: Final = 2
+
+
+class _Tables(NamedTuple):
+    """A draft with what layouts of it cost in time and memory."""
+
+    draft: Draft
+    costs: RingCosts
+    caps: MemoryCaps
+
+    def placed(self, layout: Layout) -> Plan | None:
+        """The plan of a layout; None if a node has no memory for its part."""
+        plan = self.draft.placed(slices_of_layout(self.costs, layout))
+        return plan if all(self.caps.holds(plan, node) for node in plan.nodes) else None
+
+
+class _Option(NamedTuple):
+    """A layout that fits, with the formula's seconds."""
+
+    rough_s: float
+    layout: Layout
+    plan: Plan
+    tables: _Tables
+
+
+def choose_replicas(
+    plan: Plan,
+    drafts: Sequence[Draft],
+    profile: Profile,
+    *,
+    optimizer: str,
+    dtype: str,
+    is_over: Callable[[], bool],
+) -> tuple[Plan | None, ReplicasReason]:
+    """Judge the best layouts that fit the nodes' memory beside the best ring.
+
+    Nearly all seconds of planning are the simulator's, so all layouts are judged roughly, and the best few well.
+
+    Args:
+        plan: the best ring.
+        drafts: what is to be placed, once per number of micro-batches and wire dtype to be tried.
+        profile: nodes with times, and links.
+        optimizer: of the job.
+        dtype: of the computation.
+        is_over: whether the time for planning is used up.
+
+    Returns:
+        The plan with replicas if it is worth taking, else None; and the reasons.
+    """
+    if why_not := _why_not(plan, drafts, profile):
+        return None, ReplicasReason(why_not=why_not)
+    options = sorted(_options(drafts, profile, optimizer, dtype, is_over), key=lambda one: one.rough_s)
+    if not options:
+        return None, ReplicasReason(why_not="no node has memory for blocks of another one too")
+
+    def roughly(one: _Option) -> tuple[float, _Option]:
+        costs = one.tables.costs
+        return simulated_steps_s(one.plan, profile, costs, optimizer=optimizer, most_depths=_ROUGH_DEPTHS), one
+
+    rough = [roughly(one) for one in itertools.takewhile(lambda _: not is_over(), _worth_judging(options))]
+    rough += _climbed(rough, roughly, is_over)
+    finalists = [one for _, one in sorted(rough, key=lambda pair: pair[0])[:_FINALISTS]]
+    judged = [
+        (simulated_steps_s(one.plan, profile, one.tables.costs, optimizer=optimizer), one)
+        for one in itertools.takewhile(lambda _: not is_over(), finalists)
+    ]
+    if not judged:
+        return None, ReplicasReason(why_not="the time for planning was used up")
+    placement = plan.placement
+    draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
+    ring_s = simulated_steps_s(plan, profile, ring_costs(draft, profile, optimizer=optimizer), optimizer=optimizer)
+    judged.sort(key=lambda pair: pair[0])
+    best_s, best = judged[0]
+    is_taken = best_s <= WORTH * ring_s
+    texts = tuple((layout_text(one.plan), seconds) for seconds, one in judged)
+    reason = ReplicasReason(ring_s=ring_s, judged=texts, num_rough=len(rough), is_taken=is_taken)
+    return best.plan if is_taken else None, reason
+
+
+def _climbed(
+    judged: Sequence[tuple[float, _Option]],
+    judge: Callable[[_Option], tuple[float, _Option]],
+    is_over: Callable[[], bool],
+) -> list[tuple[float, _Option]]:
+    """Go on from the best layout of each number of stages to faster ones beside it, the best of them first."""
+    found: list[tuple[float, _Option]] = []
+    seen = {one.plan for _, one in judged}
+    ordered = sorted(judged, key=lambda pair: pair[0])
+    firsts = {len(pair[1].layout): pair for pair in reversed(ordered)}
+    for start_s, start in sorted(firsts.values(), key=lambda pair: pair[0]):
+        best_s, best = start_s, start
+        while True:
+            steps: list[tuple[float, _Option]] = []
+            for layout in neighbours(best.layout):
+                plan = best.tables.placed(layout)
+                if plan is None or plan in seen or is_over() or len(found) + len(steps) >= _CLIMBED:
+                    continue
+                seen.add(plan)
+                steps.append(judge(_Option(best.rough_s, layout, plan, best.tables)))
+            found += steps
+            if not steps or min(steps, key=lambda pair: pair[0])[0] >= best_s:
+                break
+            best_s, best = min(steps, key=lambda pair: pair[0])
+    return found
+
+
+def _options(
+    drafts: Sequence[Draft], profile: Profile, optimizer: str, dtype: str, is_over: Callable[[], bool]
+) -> Iterator[_Option]:
+    """Yield layouts of each draft that fit the nodes' memory: the first few by the formula, the first of each depth."""
+    for draft in drafts:
+        costs = ring_costs(draft, profile, optimizer=optimizer)
+        tables = _Tables(draft, costs, MemoryCaps(draft, profile.by_name, optimizer=optimizer, dtype=dtype))
+        block_bytes = profile.nodes[0].model.adapter_block_bytes
+
+        def exchange_s(nodes: Sequence[int], blocks: int) -> float:
+            return _exchange_s(profile, [costs.names[node] for node in nodes], blocks * block_bytes)  # noqa: B023
+
+        rooms = [tables.caps.most_blocks(name) for name in costs.names]
+        classes = [numeric_class(profile.by_name[name]) for name in costs.names]
+        ranked = ranked_layouts(costs, exchange_s, rooms, classes) if costs.num_micro > 1 else []
+        fitting = (
+            _Option(rough_s, layout, found, tables)
+            for rough_s, layout in _of_interest(ranked)
+            if (found := tables.placed(layout)) is not None
+        )
+        yield from itertools.islice(itertools.takewhile(lambda _: not is_over(), fitting), _JUDGED)
+
+
+def _of_interest(ranked: Sequence[tuple[float, Layout]]) -> list[tuple[float, Layout]]:
+    """Take the first of each number of stages, which the formula compares badly, then the others in their order."""
+    firsts = {len(pair[1]): pair for pair in reversed(ranked)}
+    others = (pair for pair in ranked if pair is not firsts[len(pair[1])])
+    return [*sorted(firsts.values(), key=lambda pair: pair[0]), *itertools.islice(others, _TRIED)]
+
+
+def _worth_judging(options: Sequence[_Option]) -> list[_Option]:
+    """Take the first ``_JUDGED`` options, among them the first of each draft and of each number of stages."""
+    firsts: dict[tuple[str, int, str], _Option] = {}
+    for one in options:
+        course = one.plan.course
+        firsts.setdefault(("draft", course.microbatches, course.wire_dtype), one)
+        firsts.setdefault(("stages", len(one.layout), ""), one)
+    chosen = list({id(one): one for one in firsts.values()}.values())
+    more = [one for one in options if not any(one is first for first in chosen)]
+    return chosen + more[: max(0, _JUDGED - len(chosen))]
+
+
+def _why_not(plan: Plan, drafts: Sequence[Draft], profile: Profile) -> str:
+    if reason := no_replicas(plan.course):
+        return reason
+    if plan.placement.helpers:
+        return "helpers fit adapters of one host"
+    if plan.course.method.max_hosts == 1:
+        return "the method runs all blocks on one node"
+    if any(draft.activations != NONE for draft in drafts):
+        return "memory.activations is decided for slices of their own"
+    if plan.course.may_skip:
+        return "operation tables are balanced over the hosts of a ring"
+    if len(profile.nodes) < 2:
+        return "there is one node"
+    if all(len(draft.course.microbatch_sizes()) < 2 for draft in drafts):
+        return "a step has one micro-batch"
+    classes = {node.node: numeric_class(node) for node in profile.nodes}
+    if len(set(classes.values())) == len(classes):
+        told = "; ".join(f"{name}: {found}" for name, found in classes.items())
+        return f"copies have to be equal in every bit, and no two nodes compute alike ({told})"
+    return ""
+
+
+def _exchange_s(profile: Profile, names: Sequence[str], num_bytes: float) -> float:
+    """Seconds in which each of some nodes sends so many bytes to every other one, one after the other."""
+    longest_s = 0.0
+    for source in names:
+        links = (profile.link_by_pair.get((source, target)) for target in names if target != source)
+        longest_s = max(longest_s, sum(link.seconds(num_bytes) for link in links if link is not None))
+    return longest_s

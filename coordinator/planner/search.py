@@ -1,0 +1,664 @@
+"""Choose the ring, the number of micro-batches, the wire dtype and the credits of a job.
+
+Nodes that are alike get even slices in the order of their names.
+
+Measured times of equal machines differ by some percent from start to start. A plan that followed them would differ
+each time, and gain nothing. So where no link between them was measured nodes count as alike if they report the same
+hardware, or if their blocks' times differ by no more than ``ALIKE``; then all get the times of the middle one. Among
+alike nodes the even split is taken unless another, with the same micro-batches and wire dtype, is predicted to be
+faster than it by more than ``WORTH``.
+
+If no ring fits with the draft's credits, fewer are tried, which need less memory.
+
+Each pair of micro-batches and wire dtype is searched on its own, with fewer credits if no ring fits. The simulator then
+ranks the best few rings of all searches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from coordinator.planner.draft import Draft
+from coordinator.planner.exact_search import search_exact
+from coordinator.planner.judge import simulated_job_s
+from coordinator.planner.limits import Effort, PlanningClock
+from coordinator.planner.local_search import Budget, LocalResult, search_local
+from coordinator.planner.memory import KEEPS_ALL, MemoryCaps, SliceSaving
+from coordinator.planner.ring_costs import RingCosts, ring_costs, with_fewer_depths, with_mean_owner
+from coordinator.planner.step_time import Ring, job_s
+from ringtune.costs.profile import NodeFacts, Profile, WorkTime
+from ringtune.errors import DeadlineError
+from ringtune.schedule.placement import Slice
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import merged, within
+from ringtune.schedule.units import Range
+from ringtune.techniques.activation_checkpointing import AUTO, NONE
+
+ALIKE = 1.15
+WORTH = 1.15
+_TOLERANCE = 1.15
+
+
+def as_alike(nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...] | None:
+    """Give all nodes equal times if they are alike; return None if they differ.
+
+    Nodes are alike if they report the same hardware, threads and device, or if the slowest block takes at most
+    ``ALIKE`` times the fastest. If any node was not measured all count as alike, with times of 1; the backward of a
+    block all of whose parameters train takes 2.
+    """
+    if any(not block_s(node) > 0 for node in nodes):
+        return tuple(
+            dataclasses.replace(
+                node,
+                work_times=(),
+                block_forward_s=1.0,
+                block_graph_s=1.0,
+                block_backward_s=2.0 if node.model.embedding_train_bytes else 1.0,
+                train_tokens=0.0,
+            )
+            for node in nodes
+        )
+    ranked = sorted(nodes, key=lambda node: (block_s(node), node.node))
+    machines = {(node.hardware, node.threads, node.device) for node in nodes}
+    same = len(machines) == 1 and nodes[0].hardware
+    if not same and block_s(ranked[-1]) > ALIKE * block_s(ranked[0]):
+        return None
+    middle = ranked[len(ranked) // 2]
+    tokens = [node.train_tokens for node in nodes if node.train_rows]
+    points = _points(ranked)
+    mean_tokens = sum(tokens) / len(tokens) if tokens and all(tokens) else 0.0
+    return tuple(
+        dataclasses.replace(
+            node,
+            work_times=points,
+            block_forward_s=middle.block_forward_s,
+            block_graph_s=middle.block_graph_s,
+            block_backward_s=middle.block_backward_s,
+            train_tokens=mean_tokens,
+        )
+        for node in nodes
+    )
+
+
+def _points(ranked: Sequence[NodeFacts]) -> tuple[WorkTime, ...]:
+    """Take for every work the points of the middle node, by block time, among the nodes that measured that work.
+
+    Not every node has every work: only owners measure embedding and head.
+    """
+    works = sorted({str(point.work) for node in ranked for point in node.work_times})
+    found: list[WorkTime] = []
+    for work in works:
+        having = [node for node in ranked if any(point.work == work for point in node.work_times)]
+        middle = having[len(having) // 2]
+        found += [point for point in middle.work_times if point.work == work]
+    return tuple(found)
+
+
+def block_s(node: NodeFacts) -> float:
+    """Seconds of one block's forward with graph and its backward for one micro-batch; 0 if the node was not measured.
+
+    A node with only a forward without graph measured has the seconds of that.
+    """
+    return node.block_graph_s + node.block_backward_s or node.block_forward_s
+
+
+def split_blocks(
+    costs: Sequence[float], *, start: int, stop: int, longest: Callable[[int, int], int] | None = None
+) -> tuple[int, ...] | None:
+    """Share blocks out in contiguous slices, so that the slowest slice is fast and the counts are even.
+
+    Among the splits whose slowest slice is at most 15 % slower than the best one the most even is taken. Blocks that
+    are left over go to the earlier nodes, whose blocks train last: 10 blocks on four equal nodes are 3, 3, 2, 2.
+
+    Args:
+        costs: of one block on each node, in ring order; any unit.
+        start: first block to place.
+        stop: one past the last block.
+        longest: (index, first) -> the largest end of a slice of that node that begins at ``first``; -1 if it
+            can't even be empty. No limit if not given.
+
+    Returns:
+        Counts in ring order, None if no split fits.
+    """
+    ends = longest or (lambda index, first: stop)
+    best = _fill(costs, start, stop, ends, limit=math.inf, weight=None)
+    if best is None:
+        return None
+    slowest = max(cost * count for cost, count in zip(costs, best, strict=True))
+    return _fill(costs, start, stop, ends, limit=slowest * _TOLERANCE, weight=lambda count: count * count)
+
+
+def _fill(
+    costs: Sequence[float],
+    start: int,
+    stop: int,
+    ends: Callable[[int, int], int],
+    *,
+    limit: float,
+    weight: Callable[[int], int] | None,
+) -> tuple[int, ...] | None:
+    """Find the best of all contiguous splits exactly, from the last node to the first.
+
+    Without ``weight`` it minimises the slowest slice, with it the sum of weights; no slice costs more than
+    ``limit``. Among equals, earlier nodes get more.
+    """
+    nothing: tuple[float, tuple[int, ...]] = (0.0, ())
+    tails: dict[int, tuple[float, tuple[int, ...]]] = {stop: nothing}
+    for index in reversed(range(len(costs))):
+        longer: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for first in range(start, stop + 1):
+            last = min(ends(index, first), stop)
+            for end in range(last, first - 1, -1):
+                count = end - first
+                if end not in tails or costs[index] * count > limit * (1 + 1e-9):
+                    continue
+                rest, counts = tails[end]
+                score = max(rest, costs[index] * count) if weight is None else rest + weight(count)
+                if first not in longer or score < longer[first][0]:
+                    longer[first] = (score, (count, *counts))
+        tails = longer
+    return tails[start][1] if start in tails else None
+
+
+EXACT_NODES, EXACT_BLOCKS = 8, 24
+FEWER_CREDITS = (4, 2, 1)
+_COARSE_DEPTHS = 12
+_BETTER = 1e-3
+
+
+class Task(NamedTuple):
+    """The profile and the job's settings to plan with, and how hard to look."""
+
+    profile: Profile
+    optimizer: str
+    dtype: str
+    effort: Effort
+    clock: PlanningClock
+
+
+class _Places(NamedTuple):
+    """A draft with what its rings cost in time and memory, and the clock of its search."""
+
+    draft: Draft
+    costs: RingCosts
+    caps: MemoryCaps
+    clock: PlanningClock
+    counts: Counter[str]
+
+    def lacking(self, node: int, start: int, stop: int, above: int) -> int:
+        """Bytes that a node lacks for a slice."""
+        return self.caps.lacking(self.costs.names[node], start, stop, above)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Searched:
+    """The rings that were found for a draft, best first.
+
+    Attributes:
+        draft: with the credits that fit.
+        costs: tables of the draft.
+        caps: memory of the draft.
+        pool: (predicted seconds of the job, ring).
+        proven: whether the formula knows nothing better.
+        lower_s: no ring is faster by the formula; 0 if not known.
+    """
+
+    draft: Draft
+    costs: RingCosts
+    caps: MemoryCaps
+    pool: tuple[tuple[float, Ring], ...]
+    proven: bool = False
+    lower_s: float = 0.0
+
+
+def searched(
+    draft: Draft, task: Task, clock: PlanningClock, *, exact: bool, known: Searched | None = None
+) -> Searched | None:
+    """Search rings with the draft's credits; if none fits, with 4, 2 and 1 credits, which need less memory.
+
+    With ``known``, which an earlier search found for this draft, the exact search begins where that one ended.
+
+    Fewer credits cost less time than running blocks again. So where slices of the best ring save activations, fewer
+    credits are tried too, and the fastest ring of all is taken.
+
+    Returns:
+        None if no ring fits with any number of credits.
+    """
+    best: Searched | None = None
+    costs = ring_costs(draft, task.profile, optimizer=task.optimizer)
+    for credits_each in (draft.credits, *(fewer for fewer in FEWER_CREDITS if fewer < draft.credits)):
+        narrowed = dataclasses.replace(draft, credits=credits_each)
+        caps = MemoryCaps(narrowed, task.profile.by_name, optimizer=task.optimizer, dtype=task.dtype)
+        if not all(caps.fits_empty(owner.node) for owner in draft.course.owners):
+            continue
+        saving = with_saving(costs, caps)
+        found = _search(
+            _Places(narrowed, saving, caps, clock, task.effort.counts), task.effort, exact=exact, known=known
+        )
+        if found.pool and (best is None or found.pool[0][0] < best.pool[0][0] * (1 - _BETTER)):
+            best = found
+        if best is not None and not _saves(best):
+            return best
+    return best
+
+
+def _saves(found: Searched) -> bool:
+    """Whether a slice of the best ring that was found saves activations although the job left that to the planner."""
+    if found.draft.activations != AUTO:
+        return False
+    ring, stop = found.pool[0][1], found.costs.first
+    for index, (node, count) in enumerate(zip(ring.nodes, ring.counts, strict=True)):
+        start, stop = stop, stop + count
+        if found.costs.saving_of(node, start, stop, len(ring.nodes) - 1 - index) != KEEPS_ALL:
+            return True
+    return False
+
+
+def with_saving(costs: RingCosts, caps: MemoryCaps) -> RingCosts:
+    """Give the tables of a draft what its slices do to save activations; the same tables where they keep everything."""
+    if caps.draft.activations == NONE:
+        return costs
+    return dataclasses.replace(costs, saving=lambda node, *where: caps.saving_of(costs.names[node], *where))
+
+
+def _search(places: _Places, effort: Effort, *, exact: bool, known: Searched | None) -> Searched:
+    draft, costs, caps, clock, _ = places
+    is_small = costs.num_nodes <= EXACT_NODES and costs.stop - costs.first <= EXACT_BLOCKS
+    few = max(1, effort.evaluations // 10)
+    if not is_small:
+        return _search_many(places, effort, () if known is None else (known.pool[0][1],))
+    if known is not None and known.draft == draft:
+        pool = known.pool
+    else:
+        pool = _local(places, costs, few, 0.5, seed=effort.seed, known=()).pool
+    if not exact:
+        return Searched(draft=draft, costs=costs, caps=caps, pool=pool)
+    done = search_exact(
+        costs,
+        lambda *where: not places.lacking(*where),
+        known=pool[0][1] if pool else None,
+        max_hosts=draft.course.method.max_hosts,
+        max_expanded=effort.expanded,
+        is_over=clock.is_over,
+    )
+    pool = _merged(done.others, pool)
+    return Searched(draft=draft, costs=costs, caps=caps, pool=pool, proven=done.proven, lower_s=done.lower_s)
+
+
+def _search_many(places: _Places, effort: Effort, begins: tuple[Ring, ...]) -> Searched:
+    """Search among so many nodes or blocks that no exact search would end: with the mean owner, then with all."""
+    draft, costs, caps, *_ = places
+    coarse = with_mean_owner(with_fewer_depths(costs, _COARSE_DEPTHS))
+    local = _local(places, coarse, effort.evaluations, 0.75, seed=effort.seed, known=begins)
+    exact_pool = sorted(((job_s(costs, ring), ring) for _, ring in local.pool[:20]), key=_by_time)
+    first = tuple(ring for _, ring in exact_pool[:2])
+    finer = with_fewer_depths(costs, 2 * _COARSE_DEPTHS)
+    few = max(1, effort.evaluations // 10)
+    polished = _local(places, finer, few, 1.0, seed=effort.seed, known=first, construct=not first)
+    more = tuple((job_s(costs, ring), ring) for _, ring in polished.pool[:20])
+    return Searched(draft=draft, costs=costs, caps=caps, pool=_merged(tuple(exact_pool), more))
+
+
+def _local(
+    places: _Places,
+    costs: RingCosts,
+    evaluations: int,
+    share: float,
+    *,
+    seed: int,
+    known: tuple[Ring, ...],
+    construct: bool = True,
+) -> LocalResult:
+    """Search locally within a share of the time that is left, and note it if the clock ended the search."""
+    clock = places.clock
+    found = search_local(
+        costs,
+        places.lacking,
+        Budget(evaluations=evaluations, seconds=share * clock.left_s(), now_s=clock.now_s),
+        seed=seed,
+        known=known,
+        max_hosts=places.draft.course.method.max_hosts,
+        construct=construct,
+    )
+    places.counts["layouts"] += found.evaluations
+    if found.was_cut:
+        clock.note_cut()
+    return found
+
+
+def _merged(*pools: Sequence[tuple[float, Ring]]) -> tuple[tuple[float, Ring], ...]:
+    best: dict[Ring, float] = {}
+    for pool in pools:
+        for seconds, ring in pool:
+            best[ring] = min(seconds, best.get(ring, seconds))
+    return tuple(sorted(((seconds, ring) for ring, seconds in best.items()), key=_by_time))
+
+
+def _by_time(pair: tuple[float, Ring]) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
+    return pair[0], pair[1].nodes, pair[1].counts
+
+
+_CANDIDATES = 5
+_FINALISTS = 3
+_NEAR = 1.25  # the formula's largest error is some twenty percent: tests/bench/planner.py, part formula
+_SHARE_OF_SEARCHES = 0.7
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A ring for a draft, with the predicted seconds of the job.
+
+    Attributes:
+        ring: hosts and counts.
+        draft: micro-batches, credits and wire dtype that it was planned with.
+        job_s: seconds of all steps, by the formula.
+        simulated_s: by the simulator; None if it was not asked.
+    """
+
+    ring: Ring
+    draft: Draft
+    job_s: float
+    simulated_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settled:
+    """The chosen ring, judged again with the operations that were settled with its slices.
+
+    Attributes:
+        best: with those operations.
+        costs: tables with them.
+        equal: with equal counts for all nodes; None without ``operations.balance``.
+    """
+
+    best: Candidate
+    costs: RingCosts
+    equal: Candidate | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """The ring that was chosen and the rings that it was preferred to.
+
+    Attributes:
+        best: the chosen one.
+        others: the runners-up, best first.
+        costs: tables of the chosen micro-batches and dtype.
+        caps: memory of the chosen credits.
+        proven: whether the formula knows nothing better for these micro-batches.
+        lower_s: no ring is faster by the formula; 0 if not known.
+        even: whether alike nodes got even slices.
+        cut_after_s: the seconds after which the clock ended the planning; None if it did not.
+        settled: what was judged again; None where no operations depend on the slices.
+        too_large: ways of holding frozen weights for which no plan fits, in the order in which they were tried, and
+            why; None where there was nothing to choose.
+    """
+
+    best: Candidate
+    others: tuple[Candidate, ...]
+    costs: RingCosts
+    caps: MemoryCaps
+    proven: bool
+    lower_s: float
+    even: bool = False
+    cut_after_s: float | None = None
+    settled: Settled | None = None
+    too_large: tuple[tuple[str, str], ...] | None = None
+
+    @property
+    def runs(self) -> Candidate:
+        """The chosen ring with the operations that a run carries out."""
+        return self.settled.best if self.settled is not None else self.best
+
+
+def choose_plan(
+    drafts: Sequence[Draft],
+    profile: Profile,
+    *,
+    optimizer: str,
+    dtype: str,
+    effort: Effort,
+    alike: bool = False,
+) -> Choice | None:
+    """Choose one of ``drafts`` and a ring for it, so that the job takes the least predicted time.
+
+    Args:
+        drafts: what is to be placed, once per number of micro-batches and wire dtype to be tried.
+        profile: nodes with times, and links.
+        optimizer: of the job.
+        dtype: of the computation.
+        effort: how hard to look.
+        alike: prefer the even split in name order, unless it is predicted to be much slower.
+
+    Returns:
+        None if nothing fits the nodes' memory.
+
+    Raises:
+        DeadlineError: the time was used up before any ring was found that fits.
+        InterruptedRunError: nobody waits for the plan any more.
+    """
+    clock = effort.clock()
+    choice = _chosen(drafts, Task(profile, optimizer, dtype, effort, clock), alike=alike)
+    if choice is None and clock.was_cut:
+        raise DeadlineError(
+            f"planning found nothing that fits the nodes' memory within {effort.seconds:g} s; raise runtime.plan_s"
+        )
+    cut_after_s = effort.seconds if clock.was_cut else None
+    return choice and dataclasses.replace(choice, cut_after_s=cut_after_s)
+
+
+def _chosen(drafts: Sequence[Draft], task: Task, *, alike: bool) -> Choice | None:
+    is_single, share = len(drafts) == 1, _SHARE_OF_SEARCHES / len(drafts)
+    tried = [searched(draft, task, task.clock.part(share), exact=is_single) for draft in drafts]
+    found = [each for each in tried if each is not None]
+    if not found:
+        return None
+    choice = _best_of(found, task, alike=alike)
+    if is_single or choice.even:
+        return choice
+    best = choice.best
+    known = next(each for each in found if each.draft is best.draft)
+    closer = searched(best.draft, task, task.clock.part(_SHARE_OF_SEARCHES), exact=True, known=known)
+    if closer is None or closer.pool[0][0] >= best.job_s * (1 - 1e-9):
+        return choice
+    return _best_of([each for each in found if each.draft is not best.draft] + [closer], task, alike=alike)
+
+
+def _best_of(found: Sequence[Searched], task: Task, *, alike: bool) -> Choice:
+    """Choose the best ring of all searches, or the even one of the best ring's own draft where that is worth it."""
+    candidates = _candidates(found)
+    evens = [even for each in found if (even := _even(each)) is not None] if alike else []
+    pairs = [(even.ring, even.draft) for even in evens]
+    candidates = sorted([*evens, *(one for one in candidates if (one.ring, one.draft) not in pairs)], key=_by_formula)
+    if task.effort.judged_actions:
+        candidates = _judged(candidates, found, task)
+    best = candidates[0]
+    even = next((one for one in candidates if one.draft is best.draft and (one.ring, one.draft) in pairs), None)
+    is_even = even is not None and _is_worth_taking(even, best)
+    chosen = even if even is not None and is_even else best
+    return _choice(chosen, tuple(one for one in candidates if one is not chosen), found, is_even=is_even)
+
+
+def slices_of(costs: RingCosts, ring: Ring) -> tuple[Slice, ...]:
+    """Return a ring's slices with their nodes' names: counts 2 and 3 from block 1 on are [1, 3), [3, 6)."""
+    slices, at = [], costs.first
+    for node, count in zip(ring.nodes, ring.counts, strict=True):
+        slices.append(Slice(node=costs.names[node], start=at, stop=at + count))
+        at += count
+    return tuple(slices)
+
+
+def plan_of(draft: Draft, costs: RingCosts, ring: Ring) -> Plan:
+    """Make the plan that places ``draft`` on ``ring``, with what its slices do to save activations."""
+    slices = slices_of(costs, ring)
+    savings = savings_of(costs, ring)
+    projecting = [piece for piece in slices if savings[piece.node].is_projected]
+    allowed = draft.velora.blocks if draft.velora is not None and draft.may_project else ()
+    return draft.placed(
+        slices,
+        recompute=merged(Range(saving.start, saving.stop) for saving in savings.values() if saving.recomputed),
+        projected=merged(cut for piece in projecting for cut in within(allowed, piece.start, piece.stop)),
+    )
+
+
+def savings_of(costs: RingCosts, ring: Ring) -> dict[str, SliceSaving]:
+    """How each host of a ring saves activations."""
+    slices = slices_of(costs, ring)
+    return {
+        piece.node: costs.saving_of(node, piece.start, piece.stop, len(slices) - 1 - index)
+        for index, (node, piece) in enumerate(zip(ring.nodes, slices, strict=True))
+    }
+
+
+def _candidates(found: Sequence[Searched]) -> list[Candidate]:
+    """Take from every search its ``_CANDIDATES`` fastest rings that fit the nodes' memory; sort by predicted time.
+
+    Searches know nothing of the room of helpers. If no ring fits, the fastest one is taken, and refused afterwards by
+    what it lacks.
+    """
+    candidates = []
+    for each in found:
+        kept = 0
+        for seconds, ring in each.pool:
+            if kept < _CANDIDATES and _fits(each, ring):
+                candidates.append(Candidate(ring=ring, draft=each.draft, job_s=seconds))
+                kept += 1
+    if not candidates:
+        fastest = min(found, key=lambda each: each.pool[0][0])
+        seconds, ring = fastest.pool[0]
+        candidates.append(Candidate(ring=ring, draft=fastest.draft, job_s=seconds))
+    return sorted(candidates, key=_by_formula)
+
+
+def _by_formula(one: Candidate) -> tuple[float, tuple[int, ...], tuple[int, ...], int]:
+    return one.job_s, one.ring.nodes, one.ring.counts, one.draft.course.microbatches
+
+
+def _is_worth_taking(even: Candidate, best: Candidate) -> bool:
+    """Whether the even split is predicted to be at most ``WORTH`` times slower than the best ring.
+
+    The simulator says so if it was asked about both, otherwise the formula.
+    """
+    if even.simulated_s is not None and best.simulated_s is not None:
+        return even.simulated_s <= WORTH * best.simulated_s
+    return even.job_s <= WORTH * best.job_s
+
+
+def _fits(each: Searched, ring: Ring) -> bool:
+    plan = plan_of(each.draft, each.costs, ring)
+    return all(each.caps.holds(plan, node) for node in plan.nodes)
+
+
+def _even(each: Searched) -> Candidate | None:
+    """Cut the blocks into slices as even as memory allows, on the nodes by name; None if none fits.
+
+    Example: 12 blocks on four roomy nodes are 3 each; a node with room for one block gets one.
+    """
+    costs, caps = each.costs, each.caps
+    if each.draft.course.method.max_hosts == 1:
+        return None
+    last = costs.num_nodes - 1
+
+    def longest(index: int, first: int) -> int:
+        stop = first
+        for end in range(first + 1, costs.stop + 1):
+            above = 0 if end == costs.stop else min(max(1, last - index), costs.stop - end)
+            if caps.lacking(costs.names[index], first, end, above) == 0:
+                stop = end
+        return stop
+
+    counts = split_blocks([1.0] * costs.num_nodes, start=costs.first, stop=costs.stop, longest=longest)
+    if counts is None:
+        return None
+    hosts = [node for node, count in enumerate(counts) if count]
+    ring = Ring(nodes=tuple(hosts), counts=tuple(counts[node] for node in hosts))
+    return Candidate(ring=ring, draft=each.draft, job_s=job_s(costs, ring)) if _fits(each, ring) else None
+
+
+def _judged(candidates: list[Candidate], found: Sequence[Searched], task: Task) -> list[Candidate]:
+    """Rank the best few candidates by the simulator; candidates that were not simulated follow in their order.
+
+    All are judged roughly, the best ``_FINALISTS`` then well. The order stays that of the formula if actions or time do
+    not suffice to probe each.
+    """
+    near = _worth_judging(candidates)
+    share = task.effort.judged_actions // max(1, len(near))
+
+    def simulated(some: Sequence[Candidate], *, is_rough: bool) -> list[Candidate]:
+        judged = []
+        for one in some:
+            costs = next(each.costs for each in found if each.draft is one.draft)
+            seconds = simulated_job_s(
+                plan_of(one.draft, costs, one.ring),
+                task.profile,
+                costs,
+                one.ring,
+                optimizer=task.optimizer,
+                most_actions=share,
+                is_rough=is_rough,
+                is_over=task.clock.is_over,
+            )
+            if seconds is None:
+                return []
+            judged.append(dataclasses.replace(one, simulated_s=seconds))
+        return sorted(judged, key=lambda one: (one.simulated_s, one.job_s, one.ring.nodes, one.ring.counts))
+
+    finalists = [(one.ring, one.draft) for one in simulated(near, is_rough=True)[:_FINALISTS]]
+    judged = simulated([one for one in near if (one.ring, one.draft) in finalists], is_rough=False)
+    return judged + [one for one in candidates if (one.ring, one.draft) not in finalists] if judged else candidates
+
+
+def judged_again(
+    one: Candidate, draft: Draft, profile: Profile, before: RingCosts, *, optimizer: str, effort: Effort
+) -> tuple[Candidate, RingCosts]:
+    """Judge a candidate's ring for a draft that was settled since; by the simulator if the candidate was.
+
+    Returns:
+        The candidate, and the tables of its draft; its slices save activations as they did before.
+    """
+    costs = dataclasses.replace(ring_costs(draft, profile, optimizer=optimizer), saving=before.saving)
+    seconds = None
+    if one.simulated_s is not None:
+        seconds = simulated_job_s(
+            plan_of(draft, costs, one.ring),
+            profile,
+            costs,
+            one.ring,
+            optimizer=optimizer,
+            most_actions=effort.judged_actions // _CANDIDATES,
+            is_over=effort.is_cancelled,
+        )
+    return Candidate(ring=one.ring, draft=draft, job_s=job_s(costs, one.ring), simulated_s=seconds), costs
+
+
+def _worth_judging(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Take at most ``_CANDIDATES`` candidates within ``_NEAR`` of the best predicted time, the best of each kind first.
+
+    A kind is a pair of micro-batches and wire dtype; with more kinds than ``_CANDIDATES`` each gives its best one.
+    """
+    near = [one for one in candidates if one.job_s <= _NEAR * candidates[0].job_s]
+    kinds = list(dict.fromkeys((one.draft.course.microbatches, one.draft.course.wire_dtype) for one in near))
+    firsts = [
+        next(one for one in near if (one.draft.course.microbatches, one.draft.course.wire_dtype) == kind)
+        for kind in kinds
+    ]
+    chosen = firsts + [one for one in near if one not in firsts][: max(0, _CANDIDATES - len(firsts))]
+    return [one for one in near if one in chosen]
+
+
+def _choice(best: Candidate, others: tuple[Candidate, ...], found: Sequence[Searched], *, is_even: bool) -> Choice:
+    each = next(each for each in found if each.draft is best.draft)
+    return Choice(
+        best=best,
+        others=others,
+        costs=each.costs,
+        caps=each.caps,
+        proven=each.proven and best.job_s <= each.lower_s * (1 + 1e-9),
+        lower_s=each.lower_s,
+        even=is_even,
+    )

@@ -1,1 +1,0 @@
-"""Search for the ring with the least predicted time."""

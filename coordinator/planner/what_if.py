@@ -1,0 +1,405 @@
+"""Answer one what-if: change a profile and a plan, plan anew if asked, predict, and tell in what the runs differ.
+
+Answer one what-if: change a profile and a plan, plan anew if asked, and predict.
+
+It is a value that can be called, so that a sweep may send it to other processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from coordinator.planner.make_plan import check_inputs, make_plan
+from ringtune.costs.memory_terms import MemoryEstimate
+from ringtune.costs.profile import NodeFacts, Profile, TimedShape
+from ringtune.errors import PlanError, RingTuneError
+from ringtune.job.job import Job
+from ringtune.schedule.actions import Action
+from ringtune.schedule.course import COLLABORATION, JOINT, Course
+from ringtune.schedule.migration import first_step
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import row_uses
+from ringtune.techniques.offload import AUTO, OFF, parse_helpers
+from sim.prediction import Prediction, check_fits, memory_bounds, predict
+from sim.recorded_run import Recording
+from sim.what_if import (
+    add_node,
+    change_all,
+    change_plan,
+    change_profile,
+    check_rows,
+    drop_from_plan,
+    drop_from_profile,
+    plan_value,
+    split_change,
+)
+
+Sample = tuple[str, Action, float]
+
+
+class Times(TypedDict, total=False):
+    """What ``sim.prediction.predict`` is given of a recording."""
+
+    samples: tuple[Sample, ...]
+    same_run: bool
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """A recording of a run.
+
+    Attributes:
+        recording: its compute actions.
+        plan: whose run it is, or was taken to be.
+        is_of_plan: whether it is of that very plan, action by action.
+        seed: of draws where the plan is another.
+    """
+
+    recording: Recording
+    plan: Plan
+    is_of_plan: bool
+    seed: int = 0
+
+    def options(self, plan: Plan, before: Profile, after: Profile, added: Sequence[tuple[str, str]]) -> Times:
+        """Give a prediction the recorded times.
+
+        Args:
+            plan: to be predicted.
+            before: the profile as it is.
+            after: the profile that the plan is predicted with; a node in it may be faster than before.
+            added: (name, like): a node that was not there takes the times of the one that it is like.
+
+        Raises:
+            PlanError: the micro-batches have another size, so that the times say nothing about them.
+        """
+        course, recorded = plan.course, self.plan.course
+        sizes = [(each.microbatch_sizes()[0], each.max_length) for each in (recorded, course)]
+        if sizes[0] != sizes[1]:
+            raise PlanError(
+                f"the recorded times are of micro-batches of {sizes[0][0]} x {sizes[0][1]} tokens, asked is about "
+                f"{sizes[1][0]} x {sizes[1][1]}; leave out --trace, then the times of the profile are scaled"
+            )
+        old, new = before.by_name, after.by_name
+        speeds = {name: _speed(old[name], new[name]) for name in old if name in new}
+        samples = [(node, action, seconds / speeds.get(node, 1.0)) for node, action, seconds in self.recording.samples]
+        for name, like in added:
+            speed = _speed(old[like], new[name]) if like in old and name in new else 1.0
+            samples += [(name, action, s / speed) for node, action, s in self.recording.samples if node == like]
+        same_run = self.is_of_plan and plan.digest == self.plan.digest
+        return Times(samples=tuple(samples), same_run=same_run, seed=self.seed)
+
+
+def _speed(before: NodeFacts, after: NodeFacts) -> float:
+    """How many times as fast a node computes as before, by its profile: 0.004 s after 0.008 s a block is 2."""
+    old, new = (_some_s(node) for node in (before, after))
+    return old / new if old and new else 1.0
+
+
+def _some_s(node: NodeFacts) -> float:
+    """Any time of the node that grows with all its others."""
+    times: Mapping[str, float] = {str(point.work): point.median_s for point in node.work_times if point.median_s > 0}
+    return times[min(times)] if times else node.block_forward_s
+
+
+JOB_KEYS = {
+    "batch_size": "train.batch_size",
+    "microbatches": "train.microbatches",
+    "num_steps": "train.max_steps",
+    "local_iterations": "train.local_iterations",
+    "eval_every": "train.eval_every",
+    "checkpoint_every": "train.checkpoint_every",
+    "method": "train.method",
+    "every_steps": "unfreeze.every_steps",
+    "wire_dtype": "wire.dtype",
+    "turns": "train.turns",
+    "activations": "memory.activations",
+    "offload": "offload.mode",
+    "users": "offload.users",
+}
+"""Keys of the plan that may be changed -> the keys of a job that say the same."""
+_WORDS_OF_MODE = (AUTO, OFF)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictedPlan:
+    """A plan with its prediction.
+
+    Attributes:
+        plan: what was predicted.
+        prediction: of it.
+        memory: what each node holds at most.
+        left_out: nodes of the profile that the plan does not use.
+        note: what is to be said of its planning, e.g. that the clock cut it.
+    """
+
+    plan: Plan
+    prediction: Prediction
+    memory: Mapping[str, MemoryEstimate]
+    left_out: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def trained_rows(self) -> int:
+        """Rows of all steps together, each as often as it is trained."""
+        return sum(use.trained_rows for use in row_uses(self.plan.course))
+
+    @property
+    def rows_per_s(self) -> float:
+        """Trained rows per second of wall time, which compares plans of different batch sizes."""
+        wall_s = self.prediction.wall_s
+        return self.trained_rows / wall_s if wall_s else 0.0
+
+    @property
+    def fullest(self) -> tuple[str, float]:
+        """Name of the node that needs the largest share of its memory budget, and that share."""
+        shares = [(node.needed_bytes / max(1, node.budget_bytes), node.node) for node in self.prediction.nodes]
+        share, node = max(shares)
+        return node, share
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plan, memory and prediction as dictionaries, lists, numbers and strings."""
+        node, share = self.fullest
+        return {
+            "plan_digest": self.plan.digest,
+            "slices": {piece.node: [piece.start, piece.stop] for piece in self.plan.placement.slices},
+            **({"moves": self._moves()} if self.plan.moves else {}),
+            "left_out": list(self.left_out),
+            "rows_per_s": self.rows_per_s,
+            "trained_rows": self.trained_rows,
+            "note": self.note,
+            "fullest_node": node,
+            "fullest_share": share,
+            "memory_bound_bytes": {name: bound.total_bytes for name, bound in self.memory.items()},
+            **self.prediction.to_json(),
+        }
+
+    def _moves(self) -> list[dict[str, Any]]:
+        """List the later placements, each with the step from which on it holds."""
+        course = self.plan.course
+        return [
+            {
+                "step": first_step(course, one),
+                "slices": {piece.node: [piece.start, piece.stop] for piece in one.slices},
+            }
+            for one in self.plan.placements[1:]
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellResult:
+    """The result of one cell of a sweep.
+
+    Attributes:
+        values: of the axes, as text.
+        wall_s: predicted; None if there is no such run.
+        bubble_share: idle share of the hosts.
+        rows_per_s: trained rows per second.
+        trained_rows: of all steps; times of equal numbers can be compared.
+        fullest_node: who needs the largest share of its budget.
+        fullest_share: that share.
+        error: why there is no such run; empty if there is.
+    """
+
+    values: tuple[str, ...]
+    wall_s: float | None = None
+    bubble_share: float | None = None
+    rows_per_s: float | None = None
+    trained_rows: int | None = None
+    fullest_node: str = ""
+    fullest_share: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhatIf:
+    """A question about a plan: what would it do after these changes?
+
+    Attributes:
+        plan: as it is.
+        profile: as it is.
+        optimizer: of the job.
+        dtype: of the computation.
+        shape: what the profile's timings have to belong to.
+        changes: ``KEY=VALUE``, for every answer.
+        drop: nodes that leave.
+        add: (name, like) of nodes that join.
+        job: plan anew for it; None = keep the plan.
+        move_s: seconds of a move, where the run has made some; None = by the planner's formula.
+        recorded: times of a real run, in place of the profile's medians.
+    """
+
+    plan: Plan
+    profile: Profile
+    optimizer: str
+    dtype: str
+    shape: TimedShape | None = None
+    changes: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    add: tuple[tuple[str, str], ...] = ()
+    job: Job | None = None
+    move_s: float | None = None
+    recorded: Recorded | None = None
+
+    def before(self) -> PredictedPlan:
+        """Predict the plan without changes.
+
+        Raises:
+            RingTuneError: it can't be predicted, or does not fit.
+        """
+        return self._predicted(self.plan, self.profile, self.shape)
+
+    def check(self, cells: Sequence[Sequence[str]]) -> None:
+        """Refuse a job or the cells of a sweep if one makes no sense, before any is computed.
+
+        Such a cell is a mistake of the user; a plan that does not fit is a result.
+
+        Raises:
+            UsageError: a change is not KEY=VALUE.
+            PlanError: an unknown node, link or key, a value out of range, or a job that was not measured.
+        """
+        if self.job is not None:
+            check_inputs(self.job, self.profile)
+        for more in cells:
+            profile = self._joined()
+            for key, value in map(split_change, (*self.changes, *more)):
+                if "." in key:
+                    profile = change_profile(profile, key, value)
+                else:
+                    plan_value(key, value)
+
+    def after(self, more: Sequence[str] = ()) -> PredictedPlan:
+        """Predict the plan with all changes, and those of ``more``.
+
+        Raises:
+            RingTuneError: a change makes no sense, or what comes of it does not fit.
+        """
+        profile, plan, note = self._joined(), self.plan, ""
+        changes = (*self.changes, *more)
+        if self.job is None:
+            profile, plan = change_all(profile, plan, changes)
+            for name in self.drop:
+                profile, plan = drop_from_profile(profile, name), drop_from_plan(plan, name)
+        else:
+            profile, plan, note = self._planned(profile, self.job, changes)
+        return self._predicted(plan, profile, None, note)
+
+    def __call__(self, more: Sequence[str]) -> CellResult:
+        """Compute a cell of a sweep; the error of a plan that is not possible becomes part of the result."""
+        values = tuple(split_change(text)[1] for text in more)
+        try:
+            found = self.after(more)
+        except RingTuneError as error:
+            return CellResult(values=values, error=str(error))
+        node, share = found.fullest
+        return CellResult(
+            values=values,
+            wall_s=found.prediction.wall_s,
+            bubble_share=found.prediction.bubble_share,
+            rows_per_s=found.rows_per_s,
+            trained_rows=found.trained_rows,
+            fullest_node=node,
+            fullest_share=share,
+        )
+
+    def _joined(self) -> Profile:
+        """Add the nodes that join to the profile."""
+        if self.add and self.job is None:
+            raise PlanError(f"--add {self.add[0][0]}: the plan has no blocks for it; give --replan JOB")
+        profile = self.profile
+        for name, like in self.add:
+            profile = add_node(profile, name, like)
+        return profile
+
+    def _planned(self, profile: Profile, job: Job, changes: Sequence[str]) -> tuple[Profile, Plan, str]:
+        """Plan anew with the changes, as ``ringtune plan`` does.
+
+        Keys of a plan change the job, except for credits, which a job has not.
+
+        Returns:
+            The profile, the plan, and what is to be said of it.
+        """
+        of_job: dict[str, object] = {}
+        of_plan: dict[str, Any] = {}
+        for key, value in map(split_change, changes):
+            if "." in key:
+                profile = change_profile(profile, key, value)
+                continue
+            number = plan_value(key, value)
+            if key == "offload" and value not in _WORDS_OF_MODE:
+                of_job[JOB_KEYS[key]] = parse_helpers(value, profile.by_name, where="--change offload")
+            elif key in JOB_KEYS:
+                of_job[JOB_KEYS[key]] = number
+            else:
+                of_plan[key] = number
+        for name in self.drop:
+            profile = drop_from_profile(profile, name)
+        if of_job.get("offload.users", JOINT) != JOINT:
+            of_job["offload.merged"] = of_job["offload.users"] == COLLABORATION
+        job = job.with_overrides(of_job)
+        rows = -(-job.train.batch_size // job.train.microbatches)
+        check_rows(profile, rows, self.plan.course.microbatch_sizes()[0])
+        planned = make_plan(job, profile.by_name, links=profile.links)
+        return *change_plan(profile, planned.plan, of_plan), planned.note
+
+    def _predicted(self, plan: Plan, profile: Profile, shape: TimedShape | None, note: str = "") -> PredictedPlan:
+        check_fits(plan, profile, optimizer=self.optimizer, dtype=self.dtype, shape=shape)
+        times = self.recorded.options(plan, self.profile, profile, self.add) if self.recorded else Times()
+        found = predict(plan, profile, optimizer=self.optimizer, dtype=self.dtype, move_s=self.move_s, **times)
+        memory = memory_bounds(plan, profile, optimizer=self.optimizer, dtype=self.dtype)
+        left_out = tuple(node.node for node in profile.nodes if node.node not in plan.nodes)
+        return PredictedPlan(plan=plan, prediction=found, memory=memory, left_out=left_out, note=note)
+
+
+_SHOWN = ("num_steps", "batch_size", "microbatches", "max_length", "wire_dtype", "eval_every", "local_iterations")
+_PATHS = ("model.path", "data.train", "data.eval")
+
+
+def is_same_work(before: PredictedPlan, after: PredictedPlan) -> bool:
+    """Whether both train as many steps of as many rows at each depth, so that their wall times can be compared."""
+    one, other = before.plan.course, after.plan.course
+    depths = [[(each.depth, each.steps) for each in found.prediction.depths] for found in (before, after)]
+    return (one.batch_size, one.num_steps) == (other.batch_size, other.num_steps) and depths[0] == depths[1]
+
+
+def course_differences(before: PredictedPlan, after: PredictedPlan) -> dict[str, tuple[str, str]]:
+    """Name what of the course is another after the change, with both values.
+
+    Example: ``{"num_steps": ("60", "120")}``.
+    """
+    one, other = _figures(before.plan.course), _figures(after.plan.course)
+    return {name: (one[name], other[name]) for name in one if one[name] != other[name]}
+
+
+def _figures(course: Course) -> dict[str, str]:
+    values = {name: str(getattr(course, name)) for name in _SHOWN}
+    owners = ", ".join(f"{owner.node} {owner.train_rows}" for owner in sorted(course.owners, key=lambda one: one.node))
+    return {"method": course.method.name, **values, "owners": owners}
+
+
+def job_differences(run: Job, asked: Job) -> dict[str, tuple[str, str]]:
+    """Name the keys in which the job to plan for differs from that of the run, with both values.
+
+    Paths may differ without another meaning.
+    """
+    one, other = (_keys(job) for job in (run, asked))
+    names = [name for name in dict.fromkeys((*one, *other)) if one.get(name) != other.get(name)]
+    return {name: (one.get(name, "nothing"), other.get(name, "nothing")) for name in names if name not in _PATHS}
+
+
+def _keys(job: Job) -> dict[str, str]:
+    found, section = {}, ""
+    for line in job.to_toml().splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif line:
+            key, _, value = line.partition(" = ")
+            found[f"{section}.{key}"] = value
+    return found
+
+
+def difference_text(differences: dict[str, tuple[str, str]]) -> str:
+    """Write differences on one line: ``num_steps 60 -> 120, batch_size 16 -> 8``."""
+    return ", ".join(f"{name} {one} -> {other}" for name, (one, other) in differences.items())

@@ -1,0 +1,445 @@
+"""Checkpoints of a run: collect shards that nodes saved, and choose the step and the nodes to resume from.
+
+::
+
+    every node of the placement is there, with its shard        as it was: each loads its own
+    else, all that was trained is on disks that are there
+        every node of the placement is there                    as it was, but blocks come from whoever has them
+        one is not                                              the same, in a placement of those that are there
+    else                                                        an older checkpoint
+
+The newest step goes first, however it is saved. What a method forbids to move needs its own nodes and shards.
+
+The coordinator's part in checkpoints: collect what nodes saved, and choose the checkpoint to go on from.
+
+Pure bookkeeping of one run. A checkpoint is complete when every node has its shard on disk; its manifest then
+goes to the submitter, and only when the submitter has that on disk too may nodes drop older shards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from coordinator.planner.limits import Effort
+from coordinator.planner.make_plan import keep_plan
+from coordinator.planner.planned import Planned
+from coordinator.planner.replan import placed_without
+from coordinator.run.events import EventSink
+from ringtune.config.sections import SKIP_OWNER
+from ringtune.costs.profile import Profile
+from ringtune.errors import CapacityError, IntegrityError, ModelError
+from ringtune.job.job import Job
+from ringtune.run_control import rounds
+from ringtune.run_control.checkpoint import CheckpointManifest, Resume, SavedPart, SavedSource, Shard, Whereabouts
+from ringtune.run_control.continuation import job_digest
+from ringtune.schedule.course import Course
+from ringtune.schedule.migration import why_it_stays, why_it_waits, without_owner
+from ringtune.schedule.operation_tables import Operations
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Evaluations, StartPoint, Unfreezing
+from ringtune.v1 import control_pb2
+
+
+class Disks(NamedTuple):
+    """What the nodes that are there said of their disks.
+
+    Attributes:
+        problems: node -> step -> what is wrong with its shard, empty = intact.
+        parts: node -> its files beside shards.
+    """
+
+    problems: Mapping[str, Mapping[int, str]]
+    parts: Mapping[str, Sequence[SavedPart]]
+
+
+class GoingOn(NamedTuple):
+    """From where a run goes on, and how.
+
+    Attributes:
+        manifest: of the step.
+        planned: the plan, with another placement or without an owner where need be.
+        start: where it goes on.
+        sources: by node, of its blocks; None = each has all in its shard.
+        head_sha256: of the holder's shard that has the head; empty = a file beside it, or that of ``manifest``.
+        told: what the user should know.
+    """
+
+    manifest: CheckpointManifest
+    planned: Planned
+    start: StartPoint
+    sources: Mapping[str, tuple[SavedSource, ...]] | None = None
+    head_sha256: str = ""
+    told: str = ""
+
+
+class Choosing:
+    """The choice for one run.
+
+    Args:
+        resume: what it may go on from.
+        job: of the run.
+        profile: of the nodes that are there.
+        disks: theirs.
+        effort: how hard to look for another placement.
+    """
+
+    def __init__(self, resume: Resume, job: Job, profile: Profile, disks: Disks, effort: Effort) -> None:
+        self._resume, self._job, self._profile, self._disks, self._effort = resume, job, profile, disks, effort
+        self._facts = profile.by_name
+
+    def choose(self) -> tuple[GoingOn | None, tuple[str, ...]]:
+        """Choose the newest step of which everything is there.
+
+        Returns:
+            How the run goes on, and why each newer step was passed over. None: it had no checkpoint, and begins anew.
+
+        Raises:
+            IntegrityError: no checkpoint is whole; names what is wrong with each.
+            ModelError: the nodes have another model than the run began with.
+            RingTuneError: the plan can't go on with these nodes.
+        """
+        passed: list[str] = []
+        for manifest in self._resume.manifests:
+            found = self._as_it_was(manifest)
+            if isinstance(found, str):
+                found = self._from_disks(manifest, found)
+            if isinstance(found, GoingOn):
+                self._check_model(found)
+                return found, tuple(passed)
+            passed.append(f"{manifest.name} can't be used: {found}")
+        if self._resume.saved_step < 0:
+            return None, tuple(passed)
+        raise IntegrityError(f"{'. '.join(passed)}. No other checkpoint is left; start the run without --resume")
+
+    def _as_it_was(self, manifest: CheckpointManifest) -> GoingOn | str:
+        """Go on with each node's own shard, or say why not."""
+        missing = self._missing(manifest)
+        if missing:
+            return f"node {', '.join(missing)} is not there"
+        if not manifest.shards:
+            return ""
+        found = self._disks.problems
+        silent = [one.node for one in manifest.shards if manifest.step not in found.get(one.node, {})]
+        if silent:
+            raise IntegrityError(
+                f"node {silent[0]} did not say whether its shards are whole; use one version everywhere"
+            )
+        wrong = [found[one.node][manifest.step] for one in manifest.shards if found[one.node][manifest.step]]
+        if wrong:
+            return "; ".join(wrong)
+        plan = self._resume.plan
+        planned = keep_plan(self._job, self._resume.rest(manifest.placement_number), self._facts)
+        start = self._start(manifest, plan.course, manifest.holder, manifest.placement_number)
+        return GoingOn(manifest, dataclasses.replace(planned, plan=plan), start)
+
+    def _from_disks(self, manifest: CheckpointManifest, why: str) -> GoingOn | str:
+        """Go on with what is on any disk, or say why not."""
+        plan = self._resume.plan
+        if stays := why_it_stays(plan.course, plan.placements):
+            return f"{why or 'it has no shards'}; the run needs its own nodes: {stays}"
+        course = self._course(manifest)
+        if isinstance(course, str):
+            return course
+        placement = plan.at(manifest.placement_number).placement
+        where = Whereabouts(manifest, plan.course, placement, self._disks.parts, self._disks.problems)
+        owners = [owner.node for owner in course.owners]
+        problem, head = where.why_not(owners), where.head_at(owners)
+        if problem or head is None:
+            return "; ".join(filter(None, (why, problem)))
+        after, part, planned = self._placed(manifest, course)
+        start = self._start(manifest, course, head[0], part.placement.placement_number)
+        sources = {node: where.sources(part.placement, node) for node in part.nodes}
+        told = self._told(manifest, course, part.placement.placement_number, why)
+        return GoingOn(manifest, dataclasses.replace(planned, plan=after), start, sources, head[1], told)
+
+    def _course(self, manifest: CheckpointManifest) -> Course | str:
+        """The course without the owners that are not there, or why the run waits for them."""
+        course = self._resume.plan.course
+        turns = -(-manifest.step // course.local_iterations)
+        for owner in [one.node for one in course.owners if one.node not in self._facts]:
+            if self._job.recovery.owners != SKIP_OWNER:
+                return f"node {owner} is not there, whose rows no other node has"
+            if why := why_it_waits(course, owner):
+                return f"node {owner} is not there, whose rows can't be left out: {why}"
+            course = without_owner(course, owner, turns)
+        return course
+
+    def _placed(self, manifest: CheckpointManifest, course: Course) -> tuple[Plan, Plan, Planned]:
+        """The plan, the part of it that holds at once, and what the nodes need from there on.
+
+        It has another placement from the step of the manifest on if a node of its own is not there.
+
+        Raises:
+            CapacityError: the nodes that are there have no memory for the model.
+        """
+        plan = Plan(course, self._resume.plan.placements)
+        missing = self._missing(manifest)
+        rest = Plan(course, self._resume.rest(manifest.placement_number).placements)
+        if not missing:
+            return plan, plan.at(manifest.placement_number), keep_plan(self._job, rest, self._facts)
+        try:
+            placement = placed_without(rest.parts[0], self._job, self._profile, missing, self._effort)
+        except CapacityError as error:
+            raise CapacityError(f"node {', '.join(missing)} is not there, and {error}") from error
+        turns, placement_number = -(-manifest.step // course.local_iterations), plan.placements[-1].placement_number + 1
+        after = plan.extended(placement, turns, placement_number=placement_number)
+        return after, after.parts[-1], keep_plan(self._job, after.parts[-1], self._facts)
+
+    def _missing(self, manifest: CheckpointManifest) -> tuple[str, ...]:
+        nodes = self._resume.rest(manifest.placement_number).nodes
+        return tuple(node for node in nodes if node not in self._facts)
+
+    def _start(self, manifest: CheckpointManifest, course: Course, holder: str, placement_number: int) -> StartPoint:
+        before, unfreezing = self._resume.plan.course, manifest.unfreezing
+        return StartPoint.of(
+            course,
+            step=manifest.step,
+            holder=holder,
+            unfreezing=unfreezing if course == before else unfreezing.without(before, course),
+            operations=manifest.operations,
+            evaluations=manifest.evaluations,
+            placement_number=placement_number,
+        )
+
+    def _told(self, manifest: CheckpointManifest, course: Course, placement_number: int, why: str) -> str:
+        if not why:
+            return ""
+        out = [one.owner.node for one in course.left_out[len(self._resume.plan.course.left_out) :]]
+        rows = f"; the rows of {', '.join(out)} are left out, so that the run ends with step {course.num_steps}"
+        return (
+            f"{why}; {manifest.name} is taken from copies on the other nodes, in placement {placement_number}"
+            + rows * bool(out)
+        )
+
+    def _check_model(self, found: GoingOn) -> None:
+        digest = next(iter(self._facts.values())).model.digest
+        if digest != found.manifest.model_digest:
+            raise ModelError(
+                f"the run began with model {found.manifest.model_digest[:12]}…, the nodes have {digest[:12]}… now; "
+                "put the same folder back"
+            )
+
+
+class Noted(NamedTuple):
+    """The note that the submitter has the manifest of the checkpoint of ``step`` on disk."""
+
+    step: int
+
+
+class Checkpointing:
+    """The checkpoints of one run: those that it may go on from, and those that it saves.
+
+    Args:
+        run_id: of the run.
+        job: of the run.
+        resume: what to go on from; None = begin.
+
+    Attributes:
+        keep_from_step: nodes may drop shards of earlier steps.
+
+    Raises:
+        PlanError: the checkpoints are of another job or plan.
+    """
+
+    def __init__(self, run_id: str, job: Job, resume: Resume | None) -> None:
+        if resume is not None:
+            resume.check(job)
+        self.keep_from_step = 0
+        self._job = job
+        self._resume = resume
+        self._attempt = run_id
+        self._run_id = resume.run_id if resume else run_id
+        self._problems: dict[str, dict[int, str]] = {}
+        self._parts: dict[str, tuple[SavedPart, ...]] = {}
+        self._chosen: GoingOn | None = None
+        self._passed_over: tuple[str, ...] = ()
+        self._model_digest = ""
+        self._saved: dict[int, dict[str, Shard]] = {}
+        self._noted: list[int] = []
+        self._newest_step: int | None = None
+
+    @property
+    def needed_nodes(self) -> tuple[str, ...]:
+        """Names of the nodes with which the run goes on if they are there in time; none if it begins."""
+        return self._resume.rest(self._resume.manifests[0].placement_number).nodes if self._resume else ()
+
+    @property
+    def start(self) -> StartPoint | None:
+        """Where the run goes on, once it was chosen; None = it begins."""
+        return self._chosen.start if self._chosen else None
+
+    @property
+    def shards_run(self) -> str:
+        """Under which run nodes keep shards: the first one, if it goes on."""
+        return self._run_id
+
+    def stopped(self, reason: str) -> str:
+        """Say why a run was stopped, and what of it is saved.
+
+        Example: ``stopped by the user, with a checkpoint of step 20``.
+        """
+        step = self._newest_step if self._newest_step is not None else self._saved_before
+        return f"{reason}, with a checkpoint of step {step}" if step >= 0 else f"{reason}; there is no checkpoint"
+
+    @property
+    def _saved_before(self) -> int:
+        """The step of the newest checkpoint that the run goes on from, or that is before it; -1 = there is none."""
+        if self._resume is None:
+            return -1
+        last = self.start.step if self.start else self._resume.manifests[0].step
+        return max((one.step for one in self._resume.manifests if one.shards and one.step <= last), default=-1)
+
+    # ---- going on ---------------------------------------------------------------------------------
+
+    def ask_about(self, node: str, request: control_pb2.InspectRequest) -> None:
+        """Add to an inspection the digests of the node's shards, so that it says what its disk has of the run."""
+        if self._resume is None:
+            return
+        request.checkpoint_run = self._run_id
+        for manifest in self._resume.manifests_of(node):
+            request.shards.add(step=manifest.step, sha256=manifest.shard_of(node).sha256)
+
+    def note_states(
+        self, node: str, states: Sequence[control_pb2.ShardState], saved: Sequence[control_pb2.SavedPart] = ()
+    ) -> None:
+        """Remember what a node said of its shards, and of the files beside them."""
+        self._problems[node] = {state.step: state.problem for state in states}
+        self._parts[node] = tuple(SavedPart(one.step, one.attempt, tuple(one.blocks), one.has_head) for one in saved)
+
+    def planned(self, profile: Profile, effort: Effort) -> Planned | None:
+        """Choose where the run goes on, and check its plan against the nodes; None if it begins.
+
+        Remembers the digest of the nodes' base model for the manifests.
+
+        Raises:
+            IntegrityError: no checkpoint is whole, or a node did not say.
+            ModelError: the nodes have another model than the run began with.
+            RingTuneError: the plan can't go on with these nodes.
+        """
+        self._model_digest = profile.nodes[0].model.digest
+        if self._resume is None:
+            return None
+        disks = Disks(self._problems, self._parts)
+        choice = Choosing(self._resume, self._job, profile, disks, effort)
+        self._chosen, self._passed_over = choice.choose()
+        return self._chosen.planned if self._chosen else None
+
+    def tell(self, emit: EventSink) -> None:
+        """Send the submitter where the run goes on: from step 0 where nothing is left of what was trained."""
+        if self._resume is None:
+            return
+        step = self.start.step if self.start else 0
+        resumed = {"step": step, "saved_step": self._saved_before, "passed_over": self._passed_over}
+        emit(control_pb2.RunEvent(resumed_json=json.dumps(resumed)))
+        if self._chosen and self._chosen.told:
+            emit(control_pb2.RunEvent(note=self._chosen.told))
+
+    def go_on(self, node: str, request: control_pb2.PrepareRequest) -> None:
+        """Add to a preparation what the node shall load, if the run goes on from a saved step."""
+        if self._resume is None:
+            return
+        request.checkpoint_run = self._run_id
+        if self._chosen is None:  # nothing is left: it begins anew, with its shards where they were
+            request.saved.attempt = self._attempt
+            return
+        manifest, sources = self._chosen.manifest, self._chosen.sources
+        request.checkpoint_plan = manifest.plan_digest
+        request.start_holder = self._chosen.start.holder
+        if sources is None:
+            request.shard.step = manifest.step
+            request.shard.sha256 = manifest.shard_of(node).sha256
+            return
+        request.saved.step, request.saved.attempt = manifest.step, manifest.attempt or self._run_id
+        request.saved.head_sha256 = self._chosen.head_sha256
+        for source in sources[node]:
+            request.saved.sources.add(**source._asdict())  # fields have the same names
+
+    # ---- saving -----------------------------------------------------------------------------------
+
+    def note_saved(self, node: str, saved: Sequence[control_pb2.Saved]) -> None:
+        """Remember which shards a node has on disk; hearing of a shard twice has no further effect."""
+        for entry in saved:
+            shard = Shard(node=node, sha256=entry.sha256, size_bytes=entry.bytes)
+            self._saved.setdefault(entry.step, {})[node] = shard
+
+    def log(
+        self, plan: Plan, command: rounds.LogCheckpoint | rounds.LogKept, emit: EventSink, *, is_kept: bool
+    ) -> None:
+        """Send the manifest of a checkpoint, or of a turn that nodes keep, for whoever goes on from there.
+
+        Args:
+            plan: the part that holds.
+            command: what the state machine logs.
+            emit: takes the event.
+            is_kept: whether the run is kept: nobody else goes on from the end of a turn.
+
+        Raises:
+            IntegrityError: a node did not say what it saved.
+        """
+        if isinstance(command, rounds.LogCheckpoint):
+            emit(control_pb2.RunEvent(checkpoint_json=json.dumps(self.manifest(plan, command).to_json())))
+        elif is_kept:
+            known = (command.unfreezing, None, command.evaluations)
+            manifest = self._manifest(plan, command.step, command.holder, (), *known)
+            emit(control_pb2.RunEvent(kept_turn_json=json.dumps(manifest.to_json())))
+
+    def manifest(self, plan: Plan, saved: rounds.LogCheckpoint) -> CheckpointManifest:
+        """Make the manifest of a checkpoint that every node of this part of the plan has saved.
+
+        Raises:
+            IntegrityError: a node did not say what it saved.
+        """
+        step = saved.step
+        shards = self._saved.pop(step, {})
+        missing = [node for node in plan.nodes if node not in shards]
+        if missing:
+            raise IntegrityError(
+                f"node {', '.join(missing)} did not say what it saved at step {step}; use one version on all machines"
+            )
+        self._newest_step = step
+        ordered = tuple(shards[node] for node in plan.nodes)
+        known = (saved.unfreezing, saved.operations, saved.evaluations)
+        return self._manifest(plan, step, saved.holder, ordered, *known)
+
+    def _manifest(
+        self,
+        plan: Plan,
+        step: int,
+        holder: str,
+        shards: tuple[Shard, ...],
+        unfreezing: Unfreezing,
+        operations: Operations | None,
+        evaluations: Evaluations,
+    ) -> CheckpointManifest:
+        return CheckpointManifest(
+            run_id=self._run_id,
+            plan_digest=plan.digest,
+            job_digest=job_digest(self._job),
+            model_digest=self._model_digest,
+            step=step,
+            holder=holder,
+            shards=shards,
+            unfreezing=unfreezing,
+            operations=operations,
+            evaluations=evaluations,
+            placement_number=plan.placement.placement_number,
+            attempt=self._attempt,
+        )
+
+    def note_kept(self, step: int) -> bool:
+        """Note that the manifest of ``step`` is on disk; True if nodes may now drop more shards than before.
+
+        Hearing of a manifest from both the submitter and the keeper of the run has no further effect.
+
+        The checkpoint before it stays: after notes of steps 100, 200 and 300 shards of steps before 200 may go.
+        """
+        if self._noted and step <= self._noted[-1]:
+            return False
+        before = self._noted[-1] if self._noted else self.start.step if self.start else 0
+        self._noted = [step]
+        has_more = before > self.keep_from_step
+        self.keep_from_step = max(self.keep_from_step, before)
+        return has_more

@@ -1,0 +1,522 @@
+"""Collect the results of nodes at the end of a run and after its best evaluation, check them, and send them on.
+
+Check what the nodes hand in at the end of a run against its plan, before anything of it is merged.
+
+A part comes from another machine. It may have the tensors of the blocks that its node answers for, and no others;
+every block the same tensors in the same shapes, of as many numbers as planning counted, in the type in which the run
+computes, all finite. What is wrong is told with the node that sent it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from coordinator.planner.planned import JobTime, Planned
+from coordinator.run.events import EventSink, send_file
+from coordinator.run.node_client import AgentCalls, Files
+from coordinator.run.recorder import RunBooks
+from coordinator.run.requests import RunRequest
+from coordinator.run.result_files import result_folder, users_folders
+from ringtune.costs.memory_sizes import DTYPE_BYTES
+from ringtune.costs.profile import KindFacts, ModelFacts
+from ringtune.errors import IntegrityError, PlanError
+from ringtune.job.job import Job, result_of, result_of_user
+from ringtune.models.folder import CONFIG_FILE, WEIGHTS_FILE
+from ringtune.models.result_files import (
+    ADAPTER_FILE,
+    BEST_FOLDER,
+    BLOCKS_FILE,
+    DESCRIPTIONS,
+    HEAD_CONFIG_FILE,
+    HEAD_FILE,
+    INTERFACE_FILE,
+    USERS_FOLDER,
+    block_of,
+    of_user,
+)
+from ringtune.run_control import rounds
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import replicas
+from ringtune.schedule.turns import Evaluations
+from ringtune.storage.durable import storage_errors
+from ringtune.storage.pieces import Pieces
+from ringtune.storage.strict import read_object
+from ringtune.storage.tensor_files import TensorFile, is_finite
+from ringtune.techniques.offload import user_sets
+from ringtune.texts import shown
+from ringtune.v1 import control_pb2
+
+MAX_HEADER_BYTES: Final = 1 << 22
+"""Longest header of a part; one of 20,000 tensors is shorter."""
+MAX_SIDE_BYTES: Final = 1 << 26
+"""Most bytes of all files beside the tensors; the longest tokenizer that there is takes a third."""
+MAX_CONFIG_BYTES: Final = 1 << 20
+"""Most bytes of a description or of a node's totals."""
+_DTYPES: Final = {"float32": "F32", "float64": "F64"}
+_NUMBER_BYTES: Final = 8
+_LEFT_OUT: Final = ("leave_out", "layers")
+"""Options of adapters with which a block may have fewer tensors than another one."""
+_TWICE: Final = "ln_before"
+"""An option with which a tensor is saved under two names."""
+_WITH_BASES: Final = "reft"
+"""Adapters beside which two square matrices are saved that do not train."""
+_CONFIGS: Final = (*DESCRIPTIONS, HEAD_CONFIG_FILE, INTERFACE_FILE, CONFIG_FILE)
+
+
+class First(NamedTuple):
+    """Where a tensor of blocks was seen first, with its shape."""
+
+    shape: tuple[int, ...]
+    node: str
+    block: int
+
+
+Seen = dict[str, First]
+"""Tensors by their names in a block."""
+
+
+class Wanted(NamedTuple):
+    """What the parts of a run's result have to be.
+
+    Attributes:
+        job: of the run.
+        part: of its plan that holds at the end.
+        model: its sizes, on which all nodes agreed.
+        holder: the node with the newest head, which hands in what is in no block.
+    """
+
+    job: Job
+    part: Plan
+    model: ModelFacts
+    holder: str
+
+    def blocks(self, node: str) -> range:
+        """The blocks that a node hands in: those of its slice, of replicas the first one's."""
+        piece, others = self.part.slice_of(node), replicas(self.part.placement, node)
+        return range(piece.start, piece.stop) if not others or others[0] == node else range(0)
+
+    def may_send(self, node: str) -> frozenset[int]:
+        """The blocks of which a node may hand in tensors: with private ones at the holder, and those that it helps."""
+        private = range(self.part.placement.private_blocks if node == self.holder else 0)
+        helped = self.part.placement.helped_by(node) if self.sets() else ()
+        return frozenset(
+            (*self.blocks(node), *private, *(one for each in helped for one in range(each.start, each.stop)))
+        )
+
+    @property
+    def may_lack(self) -> bool:
+        """Whether the job leaves adapters out of some blocks."""
+        return any(option in self.job.adapter.config for option in _LEFT_OUT)
+
+    def sets(self) -> tuple[str, ...]:
+        """The files of users with adapters of their own, of which hosts and helpers hand in parts."""
+        return tuple(of_user(user, ADAPTER_FILE) for user in user_sets(self.part.course))
+
+    def paths(self) -> tuple[str, ...]:
+        """The files with tensors of blocks that every host hands in."""
+        if self.sets():
+            return ()
+        return tuple(name for name in result_of(self.job).files if name in (ADAPTER_FILE, BLOCKS_FILE, WEIGHTS_FILE))
+
+    def most_bytes(self, node: str) -> int:
+        """More than what a node sends takes, whatever its tensors are called."""
+        numbers = max(self._numbers(self.model), *map(self._numbers, self.model.kinds), 0)
+        blocks = len(self.may_send(node))
+        sets = max(1, len(user_sets(self.part.course)))
+        whole = sum(self._outside()) if node == self.holder else 0
+        return (
+            (2 * blocks * sets * self.most_numbers(numbers) + 2 * whole) * _NUMBER_BYTES
+            + sets * MAX_HEADER_BYTES
+            + MAX_SIDE_BYTES
+        )
+
+    def block_numbers(self, path: str) -> int:
+        """How many numbers of a file each block has."""
+        user = path.split("/")[1] if path.startswith(f"{USERS_FOLDER}/") else ""
+        return self._numbers(next((kind for kind in self.model.kinds if user in kind.users), self.model))
+
+    def most_numbers(self, counted: int) -> int:
+        """At most how many numbers a block has in a file, of as many that planning counted."""
+        config = self.job.adapter.config
+        return counted * (2 if _TWICE in config else 1) + 2 * self.model.hidden_size**2 * config.count(_WITH_BASES)
+
+    def head_numbers(self) -> int:
+        """How many numbers the head of an adapter has."""
+        size = self.model.head_bytes + len(self.part.course.labels) * self.model.head_class_bytes
+        return size // DTYPE_BYTES[self.job.model.dtype]
+
+    def whole_numbers(self) -> tuple[int, int]:
+        """How many numbers of a whole model are in no block: at least, and at most, with what nobody trains."""
+        least = sum(self._outside())
+        return least, least + 2 * self.model.hidden_size * (self.model.hidden_size + 1)
+
+    def _outside(self) -> tuple[int, int]:
+        return self.model.embedding_train_bytes // DTYPE_BYTES[self.job.model.dtype], self.head_numbers()
+
+    def _numbers(self, sizes: ModelFacts | KindFacts) -> int:
+        return sizes.adapter_block_bytes // DTYPE_BYTES[self.job.model.dtype]
+
+
+def check_parts(files: Mapping[str, Mapping[str, Pieces]], wanted: Wanted) -> None:
+    """Check the files that the nodes handed in.
+
+    Args:
+        files: content by file name, by node.
+        wanted: what they have to be.
+
+    Raises:
+        IntegrityError: names the node, the file and the tensor.
+    """
+    seen: dict[tuple[str, int], Seen] = {}
+    totals: dict[str, Counter[int | None]] = {path: Counter() for path in wanted.sets()}
+    for node, own in sorted(files.items()):
+        missing = [path for path in wanted.paths() if path not in own]
+        if missing and wanted.blocks(node) and not wanted.may_lack:
+            raise _refused(f"node {node} sent no {missing[0]}")
+        for path, content in sorted(own.items()):
+            name, where = path.rpartition("/")[2], f"{path} of node {node}"
+            if name in (ADAPTER_FILE, BLOCKS_FILE, HEAD_FILE, WEIGHTS_FILE):
+                tensors = TensorFile(content, where=where, max_header_bytes=MAX_HEADER_BYTES)
+                numbers = wanted.block_numbers(path)
+                found = _counted(node, path, tensors, wanted, seen.setdefault((name, numbers), {}))
+                if path in totals:
+                    totals[path].update(found)
+                else:
+                    _check_counts(f"node {node} sent", path, found, wanted)
+            elif name in _CONFIGS:
+                _check_config(content, where)
+    for path, counts in totals.items():
+        blocks = range(wanted.part.placement.private_blocks, wanted.part.course.num_blocks)
+        _check_counts("the nodes sent", path, {block: counts[block] for block in blocks}, wanted)
+
+
+def _counted(node: str, path: str, tensors: TensorFile, wanted: Wanted, seen: Seen) -> dict[int | None, int]:
+    """Check each tensor of a file; return how many numbers each block has, and what is in none."""
+    dtype, blocks = _DTYPES[wanted.job.model.dtype], wanted.may_send(node)
+    is_holder, is_whole = node == wanted.holder, path == WEIGHTS_FILE
+    found: dict[int | None, int] = dict.fromkeys(wanted.blocks(node), 0)
+    for name, info in tensors.infos.items():
+        block = None if path == HEAD_FILE else block_of(name)
+        where = f"node {node} sent {path} with tensor {shown(name)}"
+        if block is None and not (is_holder and (is_whole or path == HEAD_FILE)):
+            raise _refused(f"{where}, which is not its to send")
+        if block is not None and block not in blocks:
+            raise _refused(f"{where} of a block that it does not answer for")
+        if info.dtype != dtype and not (block is None and is_whole):
+            raise _refused(f"{where} in numbers of type {info.dtype} instead of {dtype}")
+        if block is not None:
+            first = seen.setdefault(name.partition(f".{block}.")[2], First(info.shape, node, block))
+            if first.shape != info.shape:
+                raise _refused(
+                    f"{where} of shape {list(info.shape)}, but node {first.node} has {list(first.shape)} in block "
+                    f"{first.block}"
+                )
+        if not is_finite(tensors.tensor(name).data, info.dtype):
+            raise _refused(f"{where}, which has numbers that are not finite")
+        found[block] = found.get(block, 0) + math.prod(info.shape)
+    return found
+
+
+def _check_counts(who: str, path: str, found: Mapping[int | None, int], wanted: Wanted) -> None:
+    """Compare the numbers of each block, and of what is in none, with what planning counted."""
+    counted = wanted.block_numbers(path)
+    least = 0 if wanted.may_lack else counted
+    for block, count in found.items():
+        if block is None:
+            lowest, highest = wanted.whole_numbers() if path == WEIGHTS_FILE else (wanted.head_numbers(),) * 2
+        elif path == HEAD_FILE:
+            continue
+        else:
+            lowest, highest = least, wanted.most_numbers(counted)
+        if not lowest <= count <= highest:
+            what = "outside of blocks" if block is None else f"in block {block}"
+            raise _refused(f"{who} {path} with {count:,} numbers {what}, but the plan has {highest:,}")
+
+
+def _check_config(content: Pieces, where: str) -> None:
+    if content.size_bytes > MAX_CONFIG_BYTES:
+        raise _refused(f"{where} has {content.size_bytes:,} bytes, {MAX_CONFIG_BYTES:,} are allowed")
+    read_object(bytes(content), where)
+
+
+def _refused(problem: str) -> IntegrityError:
+    return IntegrityError(f"{problem}; nothing of the result was written, mend the node and go on with --resume")
+
+
+_TOTALS = "totals.json"
+_MAX_RESULT_BYTES = 1 << 38
+
+
+class Results:
+    """The files of all nodes of one run."""
+
+    def __init__(self) -> None:
+        self._model: ModelFacts | None = None
+        self._holder = ""
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._files: dict[str, dict[str, Pieces]] = {}
+
+    def expect(self, model: ModelFacts) -> None:
+        """Note the sizes of the model, with which parts are compared."""
+        self._model = model
+
+    def folder_of(self, node: str, *, with_head: bool = False) -> Path:
+        """Make an empty folder for what a node sends; one sends what is in no block.
+
+        A node sends again where the run goes on without another one.
+
+        Raises:
+            StorageError: the temporary folder has no room.
+        """
+        with storage_errors(Path("any temporary folder")):
+            place = tempfile.gettempdir()
+        with storage_errors(Path(place)):
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="ringtune-", dir=place, ignore_cleanup_errors=True)
+            self._holder = node if with_head else self._holder
+            return Path(tempfile.mkdtemp(prefix=f"{node}-", dir=self._folder.name))
+
+    def ask(
+        self,
+        command: rounds.Collect,
+        calls: AgentCalls,
+        job: Job,
+        part: Plan,
+        put: Callable[[Files | rounds.Progressed], None],
+        *,
+        goes_on: bool = False,
+    ) -> None:
+        """Ask a node for what it trained, and that trains on or not; ``put`` takes its files, and hears of bytes."""
+        node, with_head, with_private = command
+        calls.collect(
+            self.folder_of(node, with_head=with_head),
+            max_bytes=self.most_bytes(node, job, part),
+            with_head=with_head,
+            with_private=with_private,
+            goes_on=goes_on,
+            users=user_sets(part.course),
+            on_result=lambda files: put(Files(node, files)),
+            on_progress=lambda: put(rounds.Progressed(node)),
+        )
+
+    def most_bytes(self, node: str, job: Job, part: Plan) -> int:
+        """More than what a node sends takes."""
+        return Wanted(job, part, self._model, self._holder).most_bytes(node) if self._model else _MAX_RESULT_BYTES
+
+    def take(self, node: str, files: dict[str, Pieces]) -> None:
+        """Take the files of a node, which lie in its folder."""
+        self._files[node] = files
+
+    def totals(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield each node with its own totals of the run.
+
+        Raises:
+            IntegrityError: they are no JSON object.
+        """
+        for node, files in self._files.items():
+            yield node, read_object(bytes(_small(files, _TOTALS, node)), f"{_TOTALS} of node {node}")
+
+    def send(
+        self, job: Job, emit: EventSink, *, users: Sequence[str] = (), part: Plan | None = None, below: str = ""
+    ) -> None:
+        """Send the adapter or model of the run of ``job``, merged from what the nodes sent; or that of each user.
+
+        Args:
+            job: of the run.
+            emit: sends an event to the submitter.
+            users: who have adapters of their own; where there is a plan it says so.
+            part: of the plan that holds at the end; what the nodes sent is compared with it.
+            below: begins each path in the run's folder.
+
+        Raises:
+            IntegrityError: a file is missing, broken, not as the plan has it, or not the same everywhere.
+        """
+        sent = self._files
+        if part is not None:  # a node that was lost may have sent something before
+            sent = {node: files for node, files in self._files.items() if node in part.nodes}
+        if part is not None and self._model is not None:
+            users = user_sets(part.course)
+            check_parts(sent, Wanted(job, part, self._model, self._holder))
+        result = result_of(job)
+        if users:
+            found = users_folders(sent, {user: result_of_user(job, user) for user in users})
+        else:
+            found = {f"{result.folder}/{name}": made for name, made in result_folder(sent, result).items()}
+        for path, content in sorted(found.items()):
+            send_file(below + path, content, emit)
+
+    def drop(self) -> None:
+        """Delete all files."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def _small(files: Mapping[str, Pieces], name: str, node: str) -> Pieces:
+    """Return a file that is read whole.
+
+    Raises:
+        IntegrityError: it is too long for that.
+    """
+    found = files.get(name, Pieces.of(b""))
+    if found.size_bytes > MAX_CONFIG_BYTES:
+        raise IntegrityError(f"node {node} sent {name} of {found.size_bytes:,} bytes; use one version on all machines")
+    return found
+
+
+class BestFiles(NamedTuple):
+    """A node's part of the best result, by file name, as it was asked for with this number."""
+
+    node: str
+    number: int
+    files: dict[str, Pieces]
+
+
+class HandedIn:
+    """What the nodes of one run hand in.
+
+    Args:
+        job: of the run.
+        put: takes the answers of nodes, from other threads.
+        emit: sends an event to the submitter.
+
+    Attributes:
+        last: what they hand in at the end.
+    """
+
+    def __init__(self, job: Job, put: Callable[[Files | BestFiles | rounds.Progressed], None], emit: EventSink) -> None:
+        self._job, self._put, self._emit = job, put, emit
+        self._model: ModelFacts | None = None
+        self.last = Results()
+        self._number, self._best = 0, Results()
+
+    def expect(self, model: ModelFacts) -> None:
+        """Note the sizes of the model, with which parts are compared."""
+        self._model = model
+        self.last.expect(model)
+
+    def carry_out(
+        self,
+        command: rounds.Collect | rounds.CollectBest | rounds.LogBest,
+        calls: Mapping[str, AgentCalls],
+        part: Plan,
+    ) -> None:
+        """Ask a node for its part, or send the submitter what has come from all of the best result.
+
+        Args:
+            command: of the state machine.
+            calls: to the nodes, by name.
+            part: of the plan that holds.
+
+        Raises:
+            IntegrityError: what came is not as the plan has it.
+            StorageError: no room.
+        """
+        if isinstance(command, rounds.Collect):
+            self.last.ask(command, calls[command.node], self._job, part, self._put)
+            return
+        if isinstance(command, rounds.CollectBest):
+            self._ask(command, calls[command.node], part)
+            return
+        if command.number != self._number:
+            raise PlanError(f"the best result of step {command.step} is not the one that came; please report this")
+        self._best.send(self._job, self._emit, part=part, below=f"{BEST_FOLDER}/{command.step}/")
+        self._tell(command.step, is_result=False)
+        self._best.drop()
+
+    def _ask(self, command: rounds.CollectBest, calls: AgentCalls, part: Plan) -> None:
+        node, number = command.node, command.number
+        if number != self._number:
+            self._best.drop()
+            self._number, self._best = number, Results()
+            if self._model is not None:
+                self._best.expect(self._model)
+        self._best.ask(
+            rounds.Collect(node, command.with_head, command.with_private),
+            calls,
+            self._job,
+            part,
+            lambda answer: self._put(
+                answer if isinstance(answer, rounds.Progressed) else BestFiles(node, number, answer.files)
+            ),
+            goes_on=True,
+        )
+
+    def take(self, came: Files | BestFiles) -> rounds.Collected | rounds.BestSent:
+        """Take a node's part, unless it was asked anew meanwhile; return what the state machine has to know."""
+        if isinstance(came, Files):
+            self.last.take(came.node, came.files)
+            return rounds.Collected(came.node)
+        if came.number == self._number:
+            self._best.take(came.node, came.files)
+        return rounds.BestSent(came.node, came.number)
+
+    def settle(self, best: Evaluations | None, last_step: int) -> bool:
+        """Tell the submitter that the best result is that of the run; False if that is the one of the last step."""
+        if best is None or best.best_step == last_step:
+            return False
+        self._tell(best.best_step, is_result=True)
+        return True
+
+    def drop(self) -> None:
+        """Delete all files."""
+        self.last.drop()
+        self._best.drop()
+
+    def _tell(self, step: int, *, is_result: bool) -> None:
+        self._emit(control_pb2.RunEvent(best_json=json.dumps({"step": step, "is_result": is_result})))
+
+
+def hand_results_in(
+    request: RunRequest,
+    books: RunBooks,
+    handed_in: HandedIn,
+    state: rounds.BestKeepingRounds,
+    emit: EventSink,
+    *,
+    part: Plan,
+    planned: Planned,
+    predicted: JobTime | None,
+    run_id: str,
+    wall_s: float,
+    phases_s: Mapping[str, float],
+) -> None:
+    """Send adapter or model, and report, of a run to the submitter.
+
+    Args:
+        request: what was asked for.
+        books: of the run.
+        handed_in: what the nodes sent.
+        state: the state machine, which is done.
+        emit: sends an event.
+        part: of the plan that holds at the end.
+        planned: the plan as it was made.
+        predicted: how long its steps were thought to take; None = nothing was predicted.
+        run_id: of the run.
+        wall_s: seconds since it was asked for.
+        phases_s: seconds of each phase.
+
+    Raises:
+        IntegrityError: what the nodes sent is not as the plan has it.
+    """
+    for node, totals in handed_in.last.totals():
+        books.ledger.add_totals(node, totals)
+    if request.evaluation is None and not handed_in.settle(state.best, state.last_step):
+        handed_in.last.send(request.job, emit, part=part)
+    report = books.ledger.report(
+        rows=books.rows,
+        run_id=run_id,
+        wall_s=wall_s,
+        phases_s=phases_s,
+        predicted_bytes=planned.memory_bytes,
+        unfreeze_at=state.unfreeze_at,
+        predicted_steps_s=predicted.steps_s if predicted else None,
+        operations=books.operations_report(),
+        best=state.best,
+    )
+    emit(control_pb2.RunEvent(report_json=json.dumps(report)))

@@ -1,0 +1,489 @@
+"""The base of a run and of a measurement: members, calls, one thread, events for the submitter, and a status.
+
+Which members a run goes on with where some of its own nodes do not come: rules, without a clock.
+
+A run waits for the nodes that it had, for as long as its request says. If then all owners are there, or the job leaves
+out those that are not, it goes on with all members that are there: whether their disks have what it needs, they are
+asked next. A run that needs its own nodes, as its method does not move, waits in vain.
+
+::
+
+    calls to nodes --answers--.                        .--> calls to nodes
+    leases, stop -------------+--> queue --> thread ---+
+    failures of nodes --------'                        '--> outbox --> events for the submitter
+
+One thread does the work; whatever comes from another one is queued.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+from coordinator.run.events import EventSink, Outbox
+from coordinator.run.members import (
+    Member,
+    Members,
+    WakingClock,
+    check_reachable,
+    choose_members,
+    choose_named,
+    lost_message,
+    not_there,
+    too_few,
+)
+from coordinator.run.node_client import AgentCalls
+from coordinator.run.requests import Evaluation, invited
+from coordinator.run.run_text import LastStep
+from ringtune.config.sections import SKIP_OWNER
+from ringtune.errors import (
+    FrameError,
+    InterruptedRunError,
+    RingTuneError,
+    StorageError,
+    error_from_name,
+    internal_error,
+)
+from ringtune.ids import naming_node
+from ringtune.job.job import Job
+from ringtune.run_control import rounds
+from ringtune.run_control.checkpoint import Resume
+from ringtune.schedule.migration import why_it_stays, why_it_waits
+from ringtune.schedule.plan import Plan
+from ringtune.storage.strict import read_object
+from ringtune.v1 import control_pb2
+
+
+class Absent:
+    """The nodes of a run that goes on that are not there.
+
+    Args:
+        resume: what the run goes on from.
+        job: of the run.
+    """
+
+    def __init__(self, resume: Resume, job: Job) -> None:
+        self._resume, self._job = resume, job
+
+    def why_needed(self, missing: Sequence[str]) -> str:
+        """Say why the run does not go on without these nodes; empty if it does, once it has waited for them."""
+        course = self._resume.plan.course
+        if stays := why_it_stays(course, self._resume.plan.placements):
+            return f"their parts of the checkpoint are on no other node: {stays}"
+        owners = [node for node in missing if course.owner(node) is not None]
+        if not owners:
+            return ""
+        if self._job.recovery.owners != SKIP_OWNER:
+            return f"no other node has the rows of {', '.join(owners)}; or set recovery.owners = 'skip'"
+        if len(owners) == len(course.owners):
+            return "no other node than they owns rows"
+        return why_it_waits(course, owners[0])
+
+    def instead(self, living: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:
+        """Name the members with which the run goes on in place of the nodes that it had; none if it needs those.
+
+        Args:
+            living: members that a run may take.
+            named: the nodes that it had, of which one at least is missing.
+        """
+        missing = [node for node in named if node not in living]
+        return () if not living or self.why_needed(missing) else tuple(sorted(living))
+
+    def waits(self, living: Sequence[str], named: Sequence[str], join_s: float) -> str:
+        """Say for whom the run waits, how long, and what comes then."""
+        missing = [node for node in named if node not in living]
+        waits = f"waiting up to {join_s:g} s for node {', '.join(missing)}"
+        if why := self.why_needed(missing):
+            return f"{waits}, without which the run can't go on: {why}"
+        return f"{waits}; then the run goes on without, if the disks of the others have what was trained there"
+
+
+_FIGURES = ("round", "initiator", "depth", "trains", "loss")
+
+
+class StatusBoard:
+    """The present phase, helpers, step and figures of a run; written by the run's thread, read by any.
+
+    Args:
+        run_id: of the run.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, run_id: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._started_s = self._phase_since_s = clock()
+        self._ended_s: float | None = None
+        self._awaited_until_s = 0.0
+        self._last = LastStep()
+        self._now = control_pb2.RunStatus(run_id=run_id, phase="joining")
+
+    def awaits(self, nodes: Sequence[str], why: str, until_s: float) -> None:
+        """Note for whom the run waits, why, and until when on the board's clock; another phase ends that."""
+        with self._lock:
+            self._now.awaited[:] = nodes
+            self._now.awaited_why, self._awaited_until_s = why, until_s
+
+    def take(self, event: control_pb2.RunEvent) -> None:
+        """Note the phase, plan, steps, figures or failure that an event tells of."""
+        with self._lock:
+            match event.WhichOneof("event"):
+                case "state":
+                    self._enter(event.state)
+                case "plan_json":
+                    self._take_plan(Plan.from_json(read_object(event.plan_json, "the plan")))
+                case "step_json":
+                    self._take_step(read_object(event.step_json, "a step"))
+                case "failure":
+                    self._now.message = event.failure.message
+                    self._end("failed")
+                case "done":
+                    self._end("done")
+
+    def _enter(self, phase: str) -> None:
+        self._now.phase = phase
+        for field in ("awaited", "awaited_why"):
+            self._now.ClearField(field)
+        self._phase_since_s = self._clock()
+
+    def _take_plan(self, plan: Plan) -> None:
+        self._now.num_steps = plan.course.num_steps
+        self._now.ClearField("helpers")
+        for one in plan.placement.joined_helpers():
+            host = plan.placement.host_of(one.start)
+            self._now.helpers.add(node=one.node, host=host, start=one.start, stop=one.stop)
+
+    def _end(self, phase: str) -> None:
+        self._enter(phase)
+        self._now.is_over = True
+        self._ended_s = self._phase_since_s
+
+    def _take_step(self, step: dict[str, Any]) -> None:
+        if not self._last.take(step):
+            return
+        self._now.steps_done = step["step"]
+        for name in _FIGURES:
+            if step.get(name) is None:
+                self._now.ClearField(name)
+            else:
+                setattr(self._now, name, step[name])
+
+    def read(self) -> control_pb2.RunStatus:
+        """Return a copy of the run's state, with the seconds of the phase and of the run until now."""
+        with self._lock:
+            status = control_pb2.RunStatus()
+            status.CopyFrom(self._now)
+            now_s = self._clock()
+            status.phase_s = now_s - self._phase_since_s
+            status.awaited_s = max(0.0, self._awaited_until_s - now_s) if status.awaited_why else 0.0
+            status.run_s = (now_s if self._ended_s is None else self._ended_s) - self._started_s
+            return status
+
+
+_LOG = logging.getLogger(__name__)
+TICK_S = 0.25
+_RELEASE_WAIT_S = 4.0
+_COMING_S = 2.0  # nodes that are about to join are not worth a line
+
+
+class Driver(abc.ABC):
+    """One piece of work that members do together, from its request to its last event; a subclass says which.
+
+    Args:
+        run_id: under which nodes keep what they have read, until they are released.
+        members: who is there.
+        lease_s: a node that was not heard of for so long is lost.
+        on_end: called once, when every node is released.
+
+    Attributes:
+        run_id: as given.
+        board: where the work stands.
+    """
+
+    def __init__(self, run_id: str, members: Members, *, lease_s: float, on_end: Callable[[], None]) -> None:
+        self.run_id = run_id
+        self.board = StatusBoard(run_id)
+        self._members = members
+        self._lease_s = lease_s
+        self._on_end = on_end
+        self._started_s = time.monotonic()
+        self._now_s = WakingClock()  # of timers and deadlines: those in which this process stood still are none
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._outbox = Outbox()
+        self._listeners: list[EventSink] = []
+        self._onlookers: list[EventSink] = []
+        self._keeper: EventSink | None = None
+        self._calls: dict[str, AgentCalls] = {}
+        self._instances: dict[str, str] = {}
+        self._needed: frozenset[str] = frozenset()
+        self._releases: list[Future[None]] | None = None
+        self._thread = threading.Thread(target=self._run, name=f"drive-{run_id}", daemon=True)
+
+    # ---- from other threads -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread that does the work."""
+        self._thread.start()
+
+    def stop(self, reason: str) -> None:
+        """Ask for the end of the work at once, whatever is under way."""
+        self._queue.put(rounds.StopAsked(reason))
+
+    def listen(self, sink: EventSink, *, closely: bool = False) -> None:
+        """Let a further reader hear all events; to be called before ``start``.
+
+        Args:
+            sink: the reader.
+            closely: whether it also hears what nodes did in each turn, which is neither sent nor kept.
+        """
+        self._listeners.append(sink)
+        if closely:
+            self._onlookers.append(sink)
+
+    def keep(self, keeper: EventSink) -> None:
+        """Let a keeper take all events in place of the submitter; to be called before ``start``.
+
+        What a keeper raises ends the work.
+        """
+        self._keeper = keeper
+
+    def drain(self, reason: str) -> None:
+        """Ask for an end in order; work that can save nothing ends at once."""
+        self.stop(reason)
+
+    def noted(self, step: int) -> None:  # noqa: B027 - a measurement has no checkpoints
+        """Hear that the submitter has the manifest of a checkpoint on disk; work without checkpoints ignores it."""
+
+    def joined(self, member: Member) -> None:  # noqa: B027 - a measurement goes on with those it began with
+        """Hear that a node has joined the coordinator, for the first time or again, while the work is under way."""
+
+    def node_failed(self, node: str, error: RingTuneError) -> None:
+        """Queue that a node has failed or ended."""
+        self._queue.put(rounds.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
+
+    def report(self, request: control_pb2.ReportRequest) -> None:
+        """Refuse a node's report: only a run takes reports.
+
+        Raises:
+            FrameError: always; ``RunDriver`` takes reports instead.
+        """
+        raise FrameError(f"{self.run_id} is a measurement; node {request.node} can't report a run of it")
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Names of the nodes that take part and are not released."""
+        return self._needed
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end of the work; False if it goes on after ``timeout_s``."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def events(self) -> Iterator[control_pb2.RunEvent]:
+        """Yield the events for the submitter until the work is over; none where a keeper takes them."""
+        return self._outbox.events()
+
+    # ---- its own thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        outcome: RingTuneError | None
+        try:
+            outcome = self._drive()
+        except RingTuneError as error:
+            outcome = error
+        except Exception as error:
+            outcome = self._bug(error)
+        if isinstance(outcome, InterruptedRunError):
+            outcome = InterruptedRunError(self._stopped(str(outcome)))
+        try:
+            self._release_all(str(outcome or "the run is done"))
+        finally:
+            try:
+                self._on_end()  # before the last event, so that whoever hears it may submit the next run
+                self._say_how_it_ended(outcome)
+            finally:
+                self._outbox.close()  # else the submitter would wait for ever
+
+    @abc.abstractmethod
+    def _drive(self) -> RingTuneError | None:
+        """Do the work; return the error with which it ended, None after success."""
+
+    def _stopped(self, reason: str) -> str:
+        """Add to the reason for which the work was stopped what is left of it."""
+        return reason
+
+    def _finish_files(self) -> None:  # noqa: B027 - a measurement has none
+        """Complete the files that grew while the work went on."""
+
+    def _emit(self, event: control_pb2.RunEvent) -> None:
+        self.board.take(event)
+        self._tell(self._listeners, event)
+        if self._keeper is None:
+            self._outbox.emit(event)
+        else:
+            self._keeper(event)
+
+    def _note(self, text: str) -> None:
+        """Tell the submitter something."""
+        self._emit(control_pb2.RunEvent(note=text))
+
+    @property
+    def _onlooker(self) -> EventSink | None:
+        """Tells those who look closely, and nobody else; None if there are none."""
+        return functools.partial(self._tell, self._onlookers) if self._onlookers else None
+
+    def _tell(self, sinks: Sequence[EventSink], event: control_pb2.RunEvent) -> None:
+        for sink in sinks:
+            try:
+                sink(event)
+            except Exception:
+                _LOG.exception("%s: a reader of events failed; the work goes on", self.run_id)
+
+    def _next(self) -> Any:
+        """Take the next entry of the queue; None if none came for ``TICK_S``."""
+        try:
+            return self._queue.get(timeout=TICK_S)
+        except queue.Empty:
+            return None
+
+    # ---- members ----------------------------------------------------------------------------------
+
+    def _recruit(
+        self,
+        job_toml: str,
+        wanted: int,
+        join_s: float,
+        *,
+        named: Sequence[str] = (),
+        has_given_plan: bool = False,
+        evaluation: Evaluation | None = None,
+        absent: Absent | None = None,
+    ) -> tuple[Member, ...]:
+        """Wait for enough members, and open the calls to them.
+
+        Args:
+            job_toml: what they shall do, for the submitter.
+            wanted: how many; 0 = those that are there.
+            join_s: how long to wait, seconds.
+            named: exactly these, if any are named.
+            has_given_plan: they are named by the plan that the user gave.
+            evaluation: a guest may take part in it.
+            absent: knows who stands in for those of a run that goes on; None = nobody does.
+
+        Raises:
+            RingTuneError: they don't come, one fails, or nobody waits any more.
+        """
+        self._emit(control_pb2.RunEvent(run_id=self.run_id))
+        self._emit(control_pb2.RunEvent(job_toml=job_toml))
+        self._emit(control_pb2.RunEvent(state="joining"))
+        members = self._await_members(wanted, join_s, named, evaluation, absent, has_given_plan=has_given_plan)
+        self._emit(control_pb2.RunEvent(members_json=json.dumps([member.node for member in members])))
+        self._instances = {member.node: member.instance for member in members}
+        self._calls = {
+            member.node: AgentCalls(
+                member.node, member.address, self.run_id, lease_s=self._lease_s, on_failure=self.node_failed
+            )
+            for member in members
+        }
+        self._needed = frozenset(self._calls)
+        return members
+
+    def _await_members(
+        self,
+        wanted: int,
+        join_s: float,
+        named: Sequence[str],
+        evaluation: Evaluation | None,
+        absent: Absent | None,
+        *,
+        has_given_plan: bool,
+    ) -> tuple[Member, ...]:
+        deadline_s, is_told = self._started_s + join_s, False
+        while True:
+            living = invited(self._members.living(), evaluation)
+            chosen = choose_named(living, named) if named else choose_members(living, wanted)
+            if chosen is not None:
+                check_reachable(chosen)
+                return chosen
+            names = [member.node for member in living]
+            if named and absent is not None and not is_told and time.monotonic() >= self._started_s + _COMING_S:
+                is_told = True
+                self._emit(control_pb2.RunEvent(note=absent.waits(names, named, join_s)))
+            if named and time.monotonic() >= deadline_s:
+                if absent is not None and (found := choose_named(living, absent.instead(names, named))):
+                    check_reachable(found)
+                    return found
+                raise not_there(living, named, join_s, has_given_plan=has_given_plan)
+            if not named and (not wanted or time.monotonic() >= deadline_s):
+                raise too_few(living, wanted, join_s)
+            raise_if_over(self._next())
+
+    def _admit(self, member: Member, calls: AgentCalls) -> str:
+        """Count on a node from now on; return which process of its name took part before, empty = none."""
+        before = self._instances.get(member.node, "")
+        if member.node in self._calls:
+            self._calls[member.node].close()
+        self._calls[member.node], self._instances[member.node] = calls, member.instance
+        self._needed |= {member.node}
+        return before
+
+    def _silent_nodes(self) -> Iterator[tuple[str, str]]:
+        """Yield each node whose lease is over, with the message that it is lost."""
+        for node in sorted(self._needed):
+            silent_s = self._members.silent_for_s(node, self._instances[node])
+            if silent_s >= self._lease_s:
+                yield node, lost_message(node, silent_s, self._lease_s)
+
+    # ---- the end ----------------------------------------------------------------------------------
+
+    def _release_all(self, reason: str) -> None:
+        if self._releases is None:
+            self._releases = [calls.release(reason) for calls in self._calls.values()]
+        wait(self._releases, timeout=_RELEASE_WAIT_S)
+        for calls in self._calls.values():
+            calls.close()
+
+    def _say_how_it_ended(self, outcome: RingTuneError | None) -> None:
+        try:
+            self._finish_files()
+        except StorageError as error:  # the keeper's disk is full
+            outcome = outcome or error
+        except InterruptedRunError as error:
+            _LOG.info("%s: %s", self.run_id, error)
+            return
+        except Exception as error:  # without a last event whoever follows the run would wait for ever
+            outcome = outcome or self._bug(error)
+        try:
+            if outcome is None:
+                self._emit(control_pb2.RunEvent(done=True))
+            else:
+                failure = control_pb2.RunFailure(error=type(outcome).__name__, message=str(outcome))
+                self._emit(control_pb2.RunEvent(failure=failure))
+        except InterruptedRunError as error:
+            _LOG.info("%s: %s", self.run_id, error)
+
+    def _bug(self, error: Exception) -> RingTuneError:
+        _LOG.error("%s failed by a bug", self.run_id, exc_info=error)
+        return internal_error(error)
+
+
+def raise_if_over(entry: object) -> None:
+    """Raise an error if an entry of the queue ends the work: somebody stops it, or a node failed.
+
+    Raises:
+        InterruptedRunError: nobody waits any more.
+        RingTuneError: a node failed.
+    """
+    match entry:
+        case rounds.StopAsked(reason) | rounds.DrainAsked(reason):
+            raise InterruptedRunError(reason)
+        case rounds.NodeFailed(_, error, message):
+            raise error_from_name(error, message)

@@ -1,0 +1,136 @@
+"""Events of a run: their sink and queue, files sent as events, and the clock of a run.
+
+A run says what happens as ``RunEvent`` messages. Both ends hand each of them to a list of sinks: at the coordinator the
+status board and the way to the submitter, at the submitter the outcome, the run's folder and the screen. A further
+reader is a further sink; driver and client stay as they are.
+
+The clock of a coordinator's runs: it begins at the wall clock's time and then never jumps.
+
+Nodes put their times on this one clock (``edge.runtime.reporter``), so whatever their own wall clocks say, the seconds
+of a step are a difference on one clock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+
+from ringtune.errors import InterruptedRunError
+from ringtune.storage.chunks import FileCutter, cut_pieces
+from ringtune.storage.pieces import Pieces
+from ringtune.v1 import control_pb2
+
+EventSink = Callable[[control_pb2.RunEvent], None]
+"""Takes one event; hears all of them, in order."""
+
+_OFFSET_S = time.time() - time.monotonic()
+
+
+def now_unix_s() -> float:
+    """Seconds since 1970 by the wall clock as it was when this process began, and its monotonic clock since."""
+    return _OFFSET_S + time.monotonic()
+
+
+class GrowingFile:
+    """A file that is sent piece by piece.
+
+    Args:
+        path: relative to the run's folder.
+        emit: sends an event to the submitter.
+    """
+
+    def __init__(self, path: str, emit: EventSink) -> None:
+        self._cutter = FileCutter(path)
+        self._emit = emit
+        self._is_closed = False
+
+    def write(self, content: bytes) -> None:
+        """Add content to the file; small pieces are sent together."""
+        for chunk in self._cutter.add(content):
+            self._emit(control_pb2.RunEvent(file=chunk))
+
+    def close(self) -> None:
+        """Send the rest of the file and its digest; a second call has no effect."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._emit(control_pb2.RunEvent(file=self._cutter.end()))
+
+
+def send_file(path: str, content: Pieces, emit: EventSink) -> None:
+    """Send a whole file to the submitter."""
+    for chunk in cut_pieces(path, content):
+        emit(control_pb2.RunEvent(file=chunk))
+
+
+_MAX_EVENTS = 20_000
+_MAX_BYTES = 64 << 20
+
+
+class Outbox:
+    """The events of a run, read by one submitter.
+
+    Args:
+        wait_s: how long a full outbox waits for a submitter that does not read, in seconds.
+        max_events: how many events it holds.
+        max_bytes: how many bytes of events it holds; a single event may be larger.
+    """
+
+    def __init__(self, *, wait_s: float = 30.0, max_events: int = _MAX_EVENTS, max_bytes: int = _MAX_BYTES) -> None:
+        self._wait_s = wait_s
+        self._max_events = max_events
+        self._max_bytes = max_bytes
+        self._events: deque[control_pb2.RunEvent | None] = deque()
+        self._held_bytes = 0
+        self._nobody_reads = False
+        self._changed = threading.Condition()
+
+    def emit(self, event: control_pb2.RunEvent) -> None:
+        """Queue an event; drop it if the submitter is gone.
+
+        Raises:
+            InterruptedRunError: the submitter is there but does not read.
+        """
+        if not self._put(event):
+            raise InterruptedRunError(f"the submitter did not take events for {self._wait_s:g} s; submit again")
+
+    def close(self) -> None:
+        """End the events; a full outbox takes the end too, because its reader waits for it."""
+        with self._changed:
+            self._events.append(None)
+            self._changed.notify_all()
+
+    def events(self) -> Generator[control_pb2.RunEvent, None, None]:
+        """Yield the events until the outbox is closed."""
+        try:
+            while (event := self._take()) is not None:
+                yield event
+        finally:
+            with self._changed:
+                self._nobody_reads = True
+                self._events.clear()
+                self._changed.notify_all()
+
+    def _take(self) -> control_pb2.RunEvent | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._events)  # a run that ends closes its outbox
+            event = self._events.popleft()
+            self._held_bytes -= 0 if event is None else event.ByteSize()
+            self._changed.notify_all()
+            return event
+
+    def _put(self, event: control_pb2.RunEvent) -> bool:
+        size_bytes = event.ByteSize()
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._nobody_reads or self._has_room(size_bytes), self._wait_s):
+                return False
+            if not self._nobody_reads:
+                self._events.append(event)
+                self._held_bytes += size_bytes
+                self._changed.notify_all()
+            return True
+
+    def _has_room(self, size_bytes: int) -> bool:
+        is_small = self._held_bytes + size_bytes <= self._max_bytes or not self._events
+        return is_small and len(self._events) < self._max_events

@@ -1,0 +1,391 @@
+"""Nodes that join a run under way: ask them for their facts, check that they fit, and take them in.
+
+::
+
+    Joined --> Inspect --answer--> Met --> checks --> the run has one node more
+                   '---error---> ComerFailed --> a note
+
+Take nodes that come in mid-run into it: one that was lost, or a new one.
+
+A comer is asked about itself as every node was at the start. If its model is that of the run, and its rows are those of
+the plan where it owns some, the state machine may give it blocks, and the planner looks whether they pay. One for which
+the run waits goes back to its place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from coordinator.planner.given_plan import with_given_times
+from coordinator.run.members import Member, Members, check_reachable, lost_message, machine_of, num_neighbours
+from coordinator.run.migration import Replanning
+from coordinator.run.node_client import AgentCalls, Facts, ask_about_itself, read_facts
+from coordinator.run.recorder import RunBooks
+from coordinator.run.recovery import Reports
+from coordinator.run.requests import RunRequest
+from ringtune.costs.links import with_assumed
+from ringtune.costs.measurement import hidden_bytes, refuse_unlike_copies
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
+from ringtune.errors import PeerLostError, PlanError, RingTuneError
+from ringtune.ids import naming_node
+from ringtune.job.job import Job
+from ringtune.run_control import rounds
+from ringtune.schedule.course import FrozenWeights
+from ringtune.schedule.plan import Plan
+
+
+class Joined(NamedTuple):
+    """A node has joined the coordinator, for the first time or again."""
+
+    member: Member
+
+
+class Gathered(NamedTuple):
+    """The run has the nodes that it begins with: what was heard of their joining before is no news."""
+
+
+class Met(NamedTuple):
+    """A node that came has answered; ``instance`` is which process of its name."""
+
+    instance: str
+    facts: Facts
+
+
+class ComerFailed(NamedTuple):
+    """A call to a node that came has failed, be it taken in by then or not."""
+
+    node: str
+    instance: str
+    error: RingTuneError
+
+
+Comes = Joined | Gathered | Met | ComerFailed
+"""What happens to a node that comes."""
+
+
+class Comer(NamedTuple):
+    """A node that is asked about itself, and the calls to it."""
+
+    member: Member
+    calls: AgentCalls
+
+
+class Comers:
+    """Those that are asked in one run.
+
+    Args:
+        run_id: of the run.
+        job: of the run.
+        lease_s: a node that does not answer for so long is lost.
+        put: takes answers, from any thread.
+    """
+
+    def __init__(self, run_id: str, job: Job, *, lease_s: float, put: Callable[[Met | ComerFailed], None]) -> None:
+        self._run_id, self._job, self._lease_s, self._put = run_id, job, lease_s, put
+        self._asked: dict[str, Comer] = {}
+
+    def ask(self, member: Member, *, measure: bool, neighbours: int, frozen: FrozenWeights | None) -> None:
+        """Ask a node about itself, in place of a former process of its name; see ``ask_about_itself``."""
+        node, instance = member.node, member.instance
+        self.drop(node, "it has joined again")
+        calls = AgentCalls(
+            node,
+            member.address,
+            self._run_id,
+            lease_s=self._lease_s,
+            on_failure=lambda name, error: self._put(ComerFailed(name, instance, error)),
+        )
+        self._asked[node] = Comer(member, calls)
+        ask_about_itself(
+            calls,
+            self._job,
+            measure=measure,
+            neighbours=neighbours,
+            frozen=frozen,
+            put=lambda facts: self._put(Met(instance, facts)),
+        )
+
+    def take(self, node: str, instance: str) -> Comer | None:
+        """Hand out who answers; None if it is not asked, or another process of its name is."""
+        comer = self._asked.get(node)
+        if comer is None or comer.member.instance != instance:
+            return None
+        return self._asked.pop(node)
+
+    def drop(self, node: str, reason: str) -> None:
+        """Let a node go that is asked, if it is."""
+        comer = self._asked.pop(node, None)
+        if comer is not None:
+            let_go(comer.calls, reason)
+
+    def close(self, reason: str) -> None:
+        """Let all go that are asked."""
+        for node in list(self._asked):
+            self.drop(node, reason)
+
+
+def let_go(calls: AgentCalls, reason: str) -> None:
+    """Tell a node that the run does not need it, and close the calls to it after that."""
+    calls.release(reason).add_done_callback(lambda _: calls.close())
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a run's nodes.
+
+    Attributes:
+        plan: of the run, as it was made; what nodes own in it stays.
+        facts: of its nodes, by name: those that are lost too.
+    """
+
+    plan: Plan
+    facts: Mapping[str, NodeFacts]
+
+
+def why_refused(facts: NodeFacts, known: Known) -> str:
+    """Why a node can't take part; empty if it can.
+
+    Its base model has to be that of the others. An owner's rows have to be those that the plan counts, and copies that
+    it has of embedding and head are updated as those of the other owners.
+    """
+    model = known.facts[known.plan.nodes[0]].model
+    if facts.model.digest != model.digest:
+        return (
+            f"it has model {facts.model.digest[:12]}…, the run has {model.digest[:12]}…; put the same folder there, or "
+            "start it without --model"
+        )
+    before = known.facts.get(facts.node)
+    if known.plan.owner(facts.node) is None or before is None:
+        return ""
+    rows, had = (facts.train_rows, facts.eval_rows), (before.train_rows, before.eval_rows)
+    if rows != had:
+        return (
+            f"it has {rows[0]} training and {rows[1]} evaluation rows, the run began with {had[0]} and {had[1]}; start "
+            "it again with the same data"
+        )
+    labels = (facts.labels, facts.eval_labels, facts.users)
+    if labels != (before.labels, before.eval_labels, before.users):
+        return "its rows have other labels or users than when the run began; start it again with the same data"
+    if known.plan.course.method.full_parameters:  # replicas are placed by what nodes are now
+        try:
+            refuse_unlike_copies(known.plan, {**known.facts, facts.node: facts})
+        except PlanError as error:
+            return str(error)
+    return ""
+
+
+def links_of(
+    member: Member, facts: NodeFacts, profile: Profile, members: Members, request: RunRequest
+) -> tuple[LinkFacts, ...]:
+    """The links between a comer and the nodes of a profile: as given, remembered or assumed as at a start.
+
+    None where the profile has none, as that of nodes whose links nobody knows.
+    """
+    others = {one.node: one for one in members.living() if one.node in profile.by_name and one.node != member.node}
+    if not profile.links:
+        return ()
+    everybody = {**others, member.node: member}
+    addresses = {name: one.address for name, one in everybody.items()}
+    measured = [link for link in profile.links if not link.is_assumed and member.node not in (link.source, link.target)]
+    remembered = members.links.find(addresses, hidden_bytes(request.job, facts.model))
+    given = request.profile.links if request.profile is not None else ()
+    machines = {name: machine_of(one) for name, one in everybody.items()}
+    found = with_assumed(tuple(addresses), machines, (*measured, *remembered, *given))
+    return tuple(link for link in found if member.node in (link.source, link.target))
+
+
+_OVER: Final = ("done", "failed")
+
+
+class Joining:
+    """Those who come in one run; everything is called on the run's thread.
+
+    Args:
+        run_id: of the run.
+        request: what is asked for.
+        members: who is there.
+        machine: the state machine of the run.
+        reports: of the nodes; a new process counts its own from 1.
+        lease_s: a node that was not heard of for so long is lost.
+        put: takes answers, from any thread; they have to come to ``take``.
+        feed: tells the state machine of an event.
+        note: tells the user something.
+        admit: counts on a node, with the calls to it, from now on; returns which process of its name had a part before.
+        addresses: of the run's nodes, which those that come are added to.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        request: RunRequest,
+        members: Members,
+        machine: rounds.Rounds,
+        reports: Reports,
+        *,
+        lease_s: float,
+        put: Callable[[Comes], None],
+        feed: Callable[[rounds.Event], None],
+        note: Callable[[str], None],
+        admit: Callable[[Member, AgentCalls], str],
+        addresses: dict[str, str],
+    ) -> None:
+        self._request, self._members, self._machine, self._reports = request, members, machine, reports
+        self._lease_s, self._put, self._feed, self._note, self._admit = lease_s, put, feed, note, admit
+        self._comers = Comers(run_id, request.job, lease_s=lease_s, put=put)
+        self._addresses = addresses
+        self._early: dict[str, Joined] = {}
+        self._known: Known | None = None
+        self._books: RunBooks | None = None
+        self._replanning: Replanning | None = None
+        self._instances: dict[str, str] = {}
+        self._has_gathered = False
+
+    def begin(self, known: Known, books: RunBooks, replanning: Replanning) -> None:
+        """There is a plan: who came before may be asked now."""
+        self._known, self._books, self._replanning = known, books, replanning
+        for early in self._early.values():
+            self._put(early)
+        self._early = {}
+
+    def gathered(self) -> None:
+        """Say that the run has the nodes that it begins with, behind what they have said already."""
+        self._put(Gathered())
+
+    def close(self) -> None:
+        """The run is over: let all go that are still asked."""
+        self._comers.close("the run is over")
+
+    def ask_others(self, needed: Set[str]) -> None:
+        """Ask members that have no part in the run whether they have room, if it waits for any node that has."""
+        awaited = self._machine.awaited if isinstance(self._machine, rounds.RecoveringRounds) else None
+        if awaited is not None and awaited.needs_room:
+            for member in self._members.living():
+                if member.node not in needed and not member.is_guest:
+                    self._put(Joined(member))
+
+    # ---- what happens -----------------------------------------------------------------------------
+
+    def take(self, entry: Comes, needed: Set[str]) -> None:
+        """Take a node that joined the coordinator, its answer, or a failed call to one.
+
+        Args:
+            entry: what happened.
+            needed: the nodes that take part and are not lost, as far as that is known.
+        """
+        if not self._request.is_training or not isinstance(self._machine, rounds.RecoveringRounds):
+            return
+        match entry:
+            case Gathered():
+                self._has_gathered = True
+            case Joined(member):
+                self._on_joined(member, needed)
+            case Met(instance, facts):
+                comer = self._comers.take(facts.node, instance)
+                if comer is not None:
+                    self._on_met(comer, entry)
+            case ComerFailed(node, instance, error):
+                comer = self._comers.take(node, instance)
+                if comer is not None:
+                    self._refuse(comer, str(error))
+                elif self._instances.get(node) == instance and node in needed:
+                    self._feed(rounds.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
+
+    def _on_joined(self, member: Member, needed: Set[str]) -> None:
+        """Ask a node about itself; if it has a part in the run, its former process is lost."""
+        node = member.node
+        if node in needed and not self._has_gathered:
+            return  # it has joined while nodes were gathered, and is among them
+        if node in needed:
+            message = lost_message(node, float("inf"), self._lease_s)
+            self._feed(rounds.NodeFailed(node, PeerLostError.__name__, message))
+        if self._machine.phase in _OVER:
+            return
+        if self._known is None:
+            self._early[node] = Joined(member)
+            return
+        if why := self._why_not(member, needed - {node}):
+            self._note(f"node {node} has joined the coordinator, and takes no part in this run: {why}")
+            return
+        if self._is_awaited(node):
+            self._note(f"asking node {node} for its rows, memory and times ...")
+        self._ask(member, needed - {node})
+
+    def _why_not(self, member: Member, needed: Set[str]) -> str:
+        """Why a member is not even asked; empty if it is."""
+        living = {one.node: one for one in self._members.living()}
+        try:
+            check_reachable([member, *(living[node] for node in sorted(needed) if node in living)])
+        except RingTuneError as error:
+            return str(error)
+        if self._is_awaited(member.node):
+            return ""
+        if member.is_guest:
+            return "it is a guest"
+        if member.node not in living:
+            return "it is drained"
+        return self._replanning.why_closed if self._replanning is not None else "there is no plan yet"
+
+    def _is_awaited(self, node: str) -> bool:
+        """Whether the run waits for this node, or for any with room."""
+        awaited = self._machine.awaited if isinstance(self._machine, rounds.RecoveringRounds) else None
+        return awaited is not None and (node in awaited.owners or awaited.needs_room)
+
+    def _ask(self, member: Member, needed: Set[str]) -> None:
+        others = [one for one in self._members.living() if one.node in needed]
+        self._comers.ask(
+            member,
+            measure=not self._has_given_times(member.node),
+            neighbours=num_neighbours([*others, member])[member.node],
+            frozen=self._known.plan.course.frozen if self._known is not None else None,
+        )
+
+    def _has_given_times(self, node: str) -> bool:
+        return self._request.profile is not None and node in self._request.profile.by_name
+
+    def _on_met(self, comer: Comer, met: Met) -> None:
+        """Take a node into the run, if it fits it; else say why not, and go on as before."""
+        if self._machine.phase in _OVER or self._known is None:
+            let_go(comer.calls, "the run is over")
+            return
+        try:
+            facts = read_facts(met.facts)
+            problem = why_refused(facts, self._known)
+        except RingTuneError as error:
+            problem = str(error)
+        if problem:
+            self._refuse(comer, problem)
+        else:
+            self._take_in(comer, self._with_times(facts))
+
+    def _with_times(self, facts: NodeFacts) -> NodeFacts:
+        if not self._has_given_times(facts.node) or self._request.profile is None:
+            return facts
+        return with_given_times({facts.node: facts}, self._request.profile).nodes[0]
+
+    def _take_in(self, comer: Comer, facts: NodeFacts) -> None:
+        if self._known is None or self._books is None or self._replanning is None:
+            return
+        member, is_awaited = comer.member, self._is_awaited(facts.node)
+        if self._admit(member, comer.calls) != member.instance:
+            self._reports.forget(facts.node)
+        self._addresses[facts.node] = member.address
+        self._instances[facts.node] = member.instance
+        links = links_of(member, facts, self._replanning.profile, self._members, self._request)
+        self._known = dataclasses.replace(self._known, facts={**self._known.facts, facts.node: facts})
+        self._books.joined(facts, links)
+        self._replanning.joined(facts, links, looks=not is_awaited)
+        self._note(
+            f"node {facts.node} is back; resuming"
+            if is_awaited
+            else f"node {facts.node} may have blocks of this run; whether they pay is looked at after the next turn"
+        )
+        self._feed(rounds.NodeJoined(facts.node))
+
+    def _refuse(self, comer: Comer, problem: str) -> None:
+        node = comer.member.node
+        waits = "; the run waits on" if self._is_awaited(node) else ""
+        self._note(f"node {node} takes no part in this run: {problem}{waits}")
+        let_go(comer.calls, problem)

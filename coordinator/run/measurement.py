@@ -1,0 +1,361 @@
+"""Measure nodes and links: for a profile, and for the plan of a run within a budget of time.
+
+Measure the links that a run may use before it is planned: within a budget, and only what is not known.
+
+Pairs are asked in rounds in which no node and no machine is in two pairs, so after each round every node has one more
+link. No round begins once the budget is used up; what is assumed of the other links is told. Links within a machine are
+not measured at all.
+
+A measurement has the coordinator to itself, as a run has: whatever computed beside it would be in its figures. Nodes
+of one machine are timed at the same moment, because in a ring they compute at the same moment; ``one_by_one`` times
+them one after another. Links are measured when no node computes any more, a pair at a time on each machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from coordinator.planner.draft import agreed_model, frozen_of
+from coordinator.planner.make_plan import make_plan
+from coordinator.run.driver import TICK_S, Driver, raise_if_over
+from coordinator.run.members import LinkCache, Member, Members, machine_of, num_neighbours
+from coordinator.run.node_client import AgentCalls, Facts, ask_frozen, read_facts
+from coordinator.run.requests import MeasureRequest, RunRequest
+from ringtune.costs.links import with_assumed
+from ringtune.costs.measurement import Pair, hidden_bytes, link_rounds
+from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
+from ringtune.errors import CapacityError, DeadlineError, PeerLostError
+from ringtune.job.job import Job
+from ringtune.schedule.course import AS_COMPUTED, FrozenWeights
+from ringtune.v1 import control_pb2
+
+BUDGET_S = 30.0
+_ASKED = control_pb2.MeasureLinkReply.DESCRIPTOR.fields_by_name
+_FIGURES = tuple(field.name for field in dataclasses.fields(LinkFacts) if field.name in _ASKED)
+
+
+class LinkAnswer(NamedTuple):
+    """A node's answer about its link to another one."""
+
+    pair: Pair
+    reply: control_pb2.MeasureLinkReply
+
+
+class LinkMeasuring:
+    """Asks the members of one run about the links that nobody knows yet.
+
+    Args:
+        members: of the run.
+        calls: to each of them.
+        job: for whose messages.
+        model: that the job trains.
+        cache: what is known; what is measured goes there.
+        put: takes the answers, from any thread; they have to come to ``take``.
+        budget_s: no further round begins after so many seconds.
+        now_s: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        calls: Mapping[str, AgentCalls],
+        job: Job,
+        model: ModelFacts,
+        *,
+        cache: LinkCache,
+        put: Callable[[LinkAnswer], None],
+        budget_s: float = BUDGET_S,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._addresses = {member.node: member.address for member in members}
+        self._machines = {member.node: machine_of(member) for member in members}
+        self._calls, self._wait_s, self._put = calls, job.runtime.wait_s, put
+        self._message_bytes, self._cache = hidden_bytes(job, model), cache
+        self._now_s, self._end_s = now_s, now_s() + budget_s
+        self._known: dict[Pair, LinkFacts] = {
+            (link.source, link.target): link for link in cache.find(self._addresses, self._message_bytes)
+        }
+        self._waves = self._wanted()
+        self._awaited: set[Pair] = set()
+
+    @staticmethod
+    def is_wanted(request: RunRequest) -> bool:
+        """Whether a run is planned with links of its own: nobody gave a profile or a plan."""
+        return has_own_links(request) and request.plan is None and request.resume is None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is asked or waited for any more."""
+        return not self._awaited and not self._waves
+
+    def go_on(self) -> None:
+        """Ask for the next wave, unless one is under way, none is left, or the budget is used up."""
+        if self._awaited or not self._waves:
+            return
+        if self._now_s() >= self._end_s:
+            self._waves = []
+            return
+        wave = self._waves.pop(0)
+        self._awaited = set(wave)
+        for pair in wave:
+            self._ask(pair)
+
+    def _ask(self, pair: Pair) -> None:
+        source, target = pair
+        self._calls[source].measure_link(
+            target,
+            self._addresses[target],
+            self._message_bytes,
+            timeout_s=self._wait_s,
+            on_result=lambda reply: self._put(LinkAnswer(pair, reply)),
+            brief=True,
+        )
+
+    def take(self, answer: LinkAnswer) -> None:
+        """Take an answer; after the last one of a wave the next wave is asked for."""
+        link = link_of(answer.pair, answer.reply)
+        self._known[answer.pair] = link
+        self._cache.put((link,), self._addresses, self._message_bytes)
+        self._awaited.discard(answer.pair)
+        self.go_on()
+
+    def links(self) -> tuple[LinkFacts, ...]:
+        """Every directed pair of the members, measured or assumed."""
+        return with_assumed(tuple(self._addresses), self._machines, tuple(self._known.values()))
+
+    @property
+    def note(self) -> str:
+        """What is assumed of how many links that were not measured; empty if nothing."""
+        missing = sum(link.is_assumed and not self._is_inside(link) for link in self.links())
+        if not missing:
+            return ""
+        total = sum(not self._is_inside(link) for link in self.links())
+        return (
+            f"{missing} of {total} links were not measured within {BUDGET_S:g} s: each is taken for as fast as the "
+            "slower of its two ends; 'ringtune measure' measures all of them, for --profile"
+        )
+
+    def _is_inside(self, link: LinkFacts) -> bool:
+        return self._machines[link.source] == self._machines[link.target]
+
+    def _wanted(self) -> list[list[Pair]]:
+        """Waves of directed pairs that are not known, of nodes on different machines."""
+        waves = []
+        for pairs in link_rounds(list(self._machines), self._machines):
+            for direction in (pairs, tuple((target, source) for source, target in pairs)):
+                wave = [
+                    (source, target)
+                    for source, target in direction
+                    if self._machines[source] != self._machines[target] and (source, target) not in self._known
+                ]
+                waves += [wave] if wave else []
+        return waves
+
+
+def has_own_links(request: RunRequest) -> bool:
+    """Whether the links of a run are those that its coordinator knows, and not those of a given profile."""
+    return request.profile is None and request.evaluation is None
+
+
+def remembered_links(members: Sequence[Member], job: Job, model: ModelFacts, cache: LinkCache) -> tuple[LinkFacts, ...]:
+    """Every directed pair of the members without measuring any; none where no link between machines is known."""
+    addresses = {member.node: member.address for member in members}
+    machines = {member.node: machine_of(member) for member in members}
+    known = cache.find(addresses, hidden_bytes(job, model))
+    return with_assumed(tuple(addresses), machines, known) if known or len(set(machines.values())) == 1 else ()
+
+
+def remember(
+    links: Sequence[LinkFacts], addresses: Mapping[str, str], job: Job, model: ModelFacts, cache: LinkCache
+) -> None:
+    """Let the next run begin with links as the messages of a run or of a measurement showed them just now."""
+    cache.put(links, addresses, hidden_bytes(job, model))
+
+
+def link_of(pair: Pair, reply: control_pb2.MeasureLinkReply) -> LinkFacts:
+    """Make the link of a node's answer."""
+    figures: Mapping[str, float] = {name: getattr(reply, name) for name in _FIGURES}
+    return LinkFacts(source=pair[0], target=pair[1], **figures)  # type: ignore[arg-type]
+
+
+T = TypeVar("T")
+MEASURE_S = 4.0
+COMPUTING_S = 3.0
+
+
+class _Answer(NamedTuple):
+    """The result of a call, with the key of the node or link that it was asked about."""
+
+    key: Any
+    value: Any
+
+
+class MeasureDriver(Driver):
+    """One measurement, from its request to its last event.
+
+    Args:
+        run_id: see ``Driver``, as for the others.
+        request: what is asked for.
+        members: who is there.
+        lease_s: a node that was not heard of for so long is lost.
+        on_end: called once, when every node is released.
+    """
+
+    def __init__(
+        self, run_id: str, request: MeasureRequest, members: Members, *, lease_s: float, on_end: Callable[[], None]
+    ) -> None:
+        super().__init__(run_id, members, lease_s=lease_s, on_end=on_end)
+        self._request = request
+        self._chosen: tuple[Member, ...] = ()
+
+    def _drive(self) -> None:
+        request = self._request
+        members = self._recruit(request.job.to_toml(), request.num_nodes, request.join_s)
+        self._chosen = tuple(sorted(members, key=lambda member: member.node))
+        self._emit(control_pb2.RunEvent(state="measuring nodes"))
+        facts = self._measure_nodes()
+        agreed_model(facts)
+        links: tuple[LinkFacts, ...] = ()
+        if request.with_links and len(facts) > 1:
+            self._emit(control_pb2.RunEvent(state="measuring links"))
+            links = self._measure_links(hidden_bytes(request.job, facts[0].model))
+            addresses = {member.node: member.address for member in self._chosen}
+            remember(links, addresses, request.job, facts[0].model, self._members.links)
+            facts = self._with_load(facts)
+        profile = Profile(nodes=tuple(facts), links=links)
+        self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
+
+    # ---- nodes ------------------------------------------------------------------------------------
+
+    def _measure_nodes(self) -> list[NodeFacts]:
+        frozen = self._frozen()
+        found: dict[str, NodeFacts] = {}
+        for group in self._groups():
+            neighbours = num_neighbours(group)
+            for member in group:
+                self._ask_node(member.node, neighbours[member.node], frozen)
+            found |= self._facts_of(group, "to measure themselves")
+        return [found[node] for node in sorted(found)]
+
+    def _frozen(self) -> FrozenWeights | None:
+        """How a run of the job would hold frozen weights on these nodes, which then time themselves so."""
+        job = self._request.job
+        if job.runtime.frozen == AS_COMPUTED:
+            return None
+        for member in self._chosen:
+            self._calls[member.node].inspect(
+                job.to_toml(),
+                measure=False,
+                timeout_s=job.runtime.wait_s,
+                on_result=self._answer_to(member.node),
+            )
+        facts = self._facts_of(self._chosen, "to say what they are")
+        try:
+            return make_plan(job, facts).plan.course.frozen
+        except CapacityError:  # as small as the job allows
+            return frozen_of(job, facts.values())[-1]
+
+    def _facts_of(self, members: Sequence[Member], what: str) -> dict[str, NodeFacts]:
+        answers = self._await({member.node for member in members}, what)
+        return {node: read_facts(Facts(node, answer.facts_json)) for node, answer in answers.items()}
+
+    def _groups(self) -> list[list[Member]]:
+        """Group the members that are timed at the same moment: all in one group, or one member per machine in each.
+
+        Example with ``one_by_one``: a and b on machine x, c on machine y are the groups [a, c] and [b].
+        """
+        if not self._request.one_by_one:
+            return [list(self._chosen)]
+        groups: list[list[Member]] = []
+        seen: dict[str, int] = {}
+        for member in self._chosen:
+            index = seen.get(machine_of(member), 0)
+            seen[machine_of(member)] = index + 1
+            groups += [[]] if index == len(groups) else []
+            groups[index].append(member)
+        return groups
+
+    def _ask_node(self, node: str, neighbours: int, frozen: FrozenWeights | None) -> None:
+        request = self._request
+
+        def extend(inspect: control_pb2.InspectRequest) -> None:
+            inspect.measure_s, inspect.fresh, inspect.neighbours = MEASURE_S, request.is_fresh, neighbours
+            ask_frozen(inspect, frozen)
+
+        self._calls[node].inspect(
+            request.job.to_toml(),
+            measure=True,
+            timeout_s=request.job.runtime.wait_s,
+            on_result=self._answer_to(node),
+            extend=extend,
+        )
+
+    # ---- links ------------------------------------------------------------------------------------
+
+    def _measure_links(self, message_bytes: int) -> tuple[LinkFacts, ...]:
+        machines = {member.node: machine_of(member) for member in self._chosen}
+        found: dict[Pair, LinkFacts] = {}
+        for pairs in link_rounds(list(machines), machines):
+            for direction in (pairs, tuple((target, source) for source, target in pairs)):
+                for pair in direction:
+                    self._ask_link(pair, message_bytes)
+                answers = self._await(set(direction), "to measure their links")
+                found |= {pair: link_of(pair, answer) for pair, answer in answers.items()}
+        return tuple(found[pair] for pair in sorted(found))
+
+    def _with_load(self, facts: list[NodeFacts]) -> list[NodeFacts]:
+        """Let all nodes compute and send around in a ring at once; note what messages took of their computing."""
+        message_bytes, nodes = hidden_bytes(self._request.job, facts[0].model), [one.node for one in facts]
+        pairs = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
+        for pair in pairs:
+            self._ask_link(pair, message_bytes, computing_s=COMPUTING_S)
+        answers = self._await(set(pairs), "to measure what messages take of their computing")
+        lost_s = {source: answer.computing_lost_s_per_byte for (source, _), answer in answers.items()}
+        return [dataclasses.replace(one, message_s_per_byte=lost_s[one.node]) for one in facts]
+
+    def _ask_link(self, pair: Pair, message_bytes: int, *, computing_s: float = 0.0) -> None:
+        source, target = pair
+        address = next(member.address for member in self._chosen if member.node == target)
+        self._calls[source].measure_link(
+            target,
+            address,
+            message_bytes,
+            timeout_s=self._request.job.runtime.wait_s,
+            on_result=self._answer_to(pair),
+            computing_s=computing_s,
+        )
+
+    # ---- waiting ----------------------------------------------------------------------------------
+
+    def _answer_to(self, key: object) -> Callable[[Any], None]:
+        return lambda value: self._queue.put(_Answer(key, value))
+
+    def _await(self, keys: set[T], what: str) -> Mapping[T, Any]:
+        """Wait until every call of ``keys`` is answered.
+
+        Raises:
+            DeadlineError: one was not; names whose.
+            RingTuneError: a call failed, a node is lost, or nobody waits any more.
+        """
+        wait_s = self._request.job.runtime.wait_s
+        deadline_s = time.monotonic() + wait_s + TICK_S
+        answers: dict[T, Any] = {}
+        while set(answers) != keys:
+            entry = self._next()
+            raise_if_over(entry)
+            if isinstance(entry, _Answer):
+                answers[entry.key] = entry.value
+            elif time.monotonic() >= deadline_s:
+                missing = ", ".join(sorted(_name(key) for key in keys - set(answers)))
+                raise DeadlineError(f"waited {wait_s:g} s for {missing} {what}; raise runtime.wait_s")
+            for _, message in self._silent_nodes():
+                raise PeerLostError(message)
+        return answers
+
+
+def _name(key: object) -> str:
+    return f"{key[0]} -> {key[1]}" if isinstance(key, tuple) else f"node {key}"

@@ -1,0 +1,358 @@
+"""The members of a coordinator: addresses, leases, measured links, and the choice of those that take part in a run.
+
+Remember measured links between runs, for pairs of nodes at their addresses.
+
+A rate that is older than ``LONGEST_AGE_S`` is measured anew. Meanwhile the transfers of each run correct it, as the
+actions of a run correct the times of nodes. A link that a run hardly used keeps its age: nothing of it was seen anew.
+
+A member renews its lease by heartbeats. One that was not heard of for a whole lease is *lost*; it stays in
+the list for a while, so that a user sees its name, and may come back under the same name.
+
+The same name from another process is refused while the first one lives: an ``instance`` is random per
+process and tells a restart from a clone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from ringtune.costs.profile import LinkFacts
+from ringtune.errors import BusyError, CapacityError, ConnectionFailedError, DeadlineError, RingTuneError, TrustError
+from ringtune.transport.endpoints import is_loopback, split_address
+
+MOST_BETWEEN_S: Final = 1.5
+"""Whoever looks at leases reads the clock several times in so many seconds; a longer gap is none of theirs."""
+
+
+class WakingClock:
+    """Monotonic seconds, without those in which nobody could read them.
+
+    A process that was stopped (SIGSTOP, Ctrl-Z), swapped out, or on a machine that slept wakes with all leases over
+    by the machine's clock, while the heartbeats of that time wait to be read. By this one they are as they were.
+
+    Args:
+        now_s: a monotonic clock.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._read_s = now_s()
+        self._stood_s = 0.0
+
+    def __call__(self) -> float:
+        """Seconds, of which only differences count."""
+        with self._lock:
+            now_s = self._now_s()
+            gap_s, self._read_s = now_s - self._read_s, now_s
+            if gap_s > MOST_BETWEEN_S:
+                self._stood_s += gap_s
+            return now_s - self._stood_s
+
+
+LONGEST_AGE_S = 3600.0
+_LIKE_SIZES = 2.0
+_Key = tuple[str, str, str, str]
+
+
+class _Entry(NamedTuple):
+    """A link as it was measured with messages of a size, and when."""
+
+    link: LinkFacts
+    message_bytes: int
+    at_s: float
+
+
+class LinkCache:
+    """The links that one coordinator knows; any thread may ask.
+
+    Args:
+        now_s: a monotonic clock.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._entries: dict[_Key, _Entry] = {}
+
+    def find(self, addresses: Mapping[str, str], message_bytes: int) -> tuple[LinkFacts, ...]:
+        """Find the young links among nodes at these addresses, measured with messages of half to twice the size."""
+        oldest_s = self._now_s() - LONGEST_AGE_S
+        with self._lock:
+            self._entries = {key: entry for key, entry in self._entries.items() if entry.at_s >= oldest_s}
+            return tuple(
+                entry.link
+                for (source, source_at, target, target_at), entry in self._entries.items()
+                if addresses.get(source) == source_at
+                and addresses.get(target) == target_at
+                and 1 / _LIKE_SIZES <= message_bytes / entry.message_bytes <= _LIKE_SIZES
+            )
+
+    def put(self, links: Sequence[LinkFacts], addresses: Mapping[str, str], message_bytes: int) -> None:
+        """Remember links that were measured, or shown by a run, just now; what is assumed is left out."""
+        with self._lock:
+            for link in links:
+                if not link.is_assumed:
+                    key = (link.source, addresses[link.source], link.target, addresses[link.target])
+                    self._entries[key] = _Entry(link, max(1, message_bytes), self._now_s())
+
+
+_GHOST_LEASES = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """One agent, as it described itself when it joined.
+
+    Attributes:
+        node: its name.
+        address: ``host:port`` where the coordinator and the other nodes reach it.
+        instance: random per process.
+        version: of its package.
+        has_data: whether it owns data.
+        memory_bytes: what it lets a run use.
+        device: ``cpu`` or ``cuda``.
+        threads: compute threads.
+        system: operating system and machine.
+        is_guest: takes part in nothing but the evaluation of its own rows.
+        train_rows: its share of the rows that it was started with; None = none, or not counted.
+        eval_rows: the same for evaluation.
+        cores: whole cores that it may use.
+        seen_at_s: monotonic seconds of the last sign of life.
+        rss_bytes: resident memory at the last heartbeat.
+    """
+
+    node: str
+    address: str
+    instance: str
+    version: str = ""
+    has_data: bool = False
+    memory_bytes: int = 0
+    device: str = "cpu"
+    threads: int = 1
+    system: str = ""
+    is_guest: bool = False
+    train_rows: int | None = None
+    eval_rows: int | None = None
+    cores: int = 0
+    seen_at_s: float = 0.0
+    rss_bytes: int = 0
+
+
+class Registry:
+    """The members, by name.
+
+    Args:
+        lease_s: a member that was not heard of for so many seconds is lost.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self._members: dict[str, Member] = {}
+        self._told_lost: set[str] = set()
+        self._drained: set[str] = set()
+        self._refused: dict[str, str] = {}
+
+    def join(self, member: Member, now_s: float) -> None:
+        """Add a member, or take a restarted one again.
+
+        Raises:
+            BusyError: a living member of another process has the name.
+            TrustError: the node was removed.
+        """
+        if member.node in self._refused:
+            raise TrustError(f"{self._refused[member.node]}; it may join when the coordinator was started again")
+        self._forget_ghosts(now_s)
+        present = self._members.get(member.node)
+        if present and present.instance != member.instance and self._is_alive(present, now_s):
+            raise BusyError(
+                f"the name {member.node} is taken by the node at {present.address}, seen "
+                f"{now_s - present.seen_at_s:.1f} s ago; give this one another name, or wait {self.lease_s:g} s "
+                "if it is a restart"
+            )
+        self._members[member.node] = dataclasses.replace(member, seen_at_s=now_s)
+        self._told_lost.discard(member.node)
+
+    def heartbeat(self, node: str, instance: str, rss_bytes: int, now_s: float) -> bool:
+        """Renew a member's lease.
+
+        Returns:
+            Whether the member is known; one that is not, or whose lease ran out, has to join again.
+        """
+        present = self._members.get(node)
+        if present is None or present.instance != instance or not self._is_alive(present, now_s):
+            return False
+        self._members[node] = dataclasses.replace(present, seen_at_s=now_s, rss_bytes=rss_bytes)
+        return True
+
+    def touch(self, node: str, now_s: float) -> None:
+        """Count any other call of a living member as a sign of life."""
+        present = self._members.get(node)
+        if present is not None and self._is_alive(present, now_s):
+            self._members[node] = dataclasses.replace(present, seen_at_s=now_s)
+
+    def leave(self, node: str, instance: str) -> bool:
+        """Forget a member that leaves in order; False if it was none."""
+        present = self._members.get(node)
+        if present is None or present.instance != instance:
+            return False
+        del self._members[node]
+        return True
+
+    def remove(self, node: str, reason: str, *, forever: bool) -> bool:
+        """Forget a member that shall not stay; with ``forever`` refuse its name too. False if it was none."""
+        self._drained.discard(node)
+        if forever:
+            self._refused[node] = reason
+        return self._members.pop(node, None) is not None
+
+    def drain(self, node: str, *, undo: bool) -> bool:
+        """Take a member into no new run, or again; False if it is none."""
+        if node not in self._members:
+            return False
+        (self._drained.discard if undo else self._drained.add)(node)
+        return True
+
+    def is_drained(self, node: str) -> bool:
+        """Whether a member is taken into no new run."""
+        return node in self._drained
+
+    def is_alive(self, node: str, now_s: float) -> bool:
+        """Whether the node is a member whose lease has not run out."""
+        present = self._members.get(node)
+        return present is not None and self._is_alive(present, now_s)
+
+    def living(self, now_s: float) -> tuple[Member, ...]:
+        """List every living member, sorted by name."""
+        return tuple(member for member in self.all(now_s) if self._is_alive(member, now_s))
+
+    def all(self, now_s: float) -> tuple[Member, ...]:
+        """List living and recently lost members, sorted by name."""
+        self._forget_ghosts(now_s)
+        return tuple(self._members[node] for node in sorted(self._members))
+
+    def newly_lost(self, now_s: float) -> tuple[Member, ...]:
+        """List the members that are lost and were not listed here since they joined, sorted by name."""
+        lost = [member for member in self.all(now_s) if not self._is_alive(member, now_s)]
+        found = tuple(member for member in lost if member.node not in self._told_lost)
+        self._told_lost = {member.node for member in lost}
+        return found
+
+    def silent_for_s(self, node: str, instance: str, now_s: float) -> float:
+        """Seconds since the last sign of life; infinite for a stranger, and if another process has the name now."""
+        present = self._members.get(node)
+        is_same = present is not None and present.instance == instance
+        return now_s - present.seen_at_s if present is not None and is_same else float("inf")
+
+    def _is_alive(self, member: Member, now_s: float) -> bool:
+        return now_s - member.seen_at_s < self.lease_s
+
+    def _forget_ghosts(self, now_s: float) -> None:
+        limit_s = _GHOST_LEASES * self.lease_s
+        self._members = {node: member for node, member in self._members.items() if now_s - member.seen_at_s < limit_s}
+
+
+class Members(Protocol):
+    """What a run needs to know about the members.
+
+    Attributes:
+        links: those that were measured between them.
+    """
+
+    links: LinkCache
+
+    def living(self) -> tuple[Member, ...]:
+        """List the living members, sorted by name."""
+
+    def silent_for_s(self, node: str, instance: str) -> float:
+        """Seconds since the last sign of life of a node's process; infinite if it has left."""
+
+
+def choose_members(living: Sequence[Member], wanted: int) -> tuple[Member, ...] | None:
+    """Choose ``wanted`` members, those with data first, or all with ``wanted`` 0; None if there are too few.
+
+    Example: of a, b and c, where only c has data, two wanted members are c and a.
+    """
+    if not living or len(living) < wanted:
+        return None
+    ranked = sorted(living, key=lambda member: (not member.has_data, member.node))
+    return tuple(ranked[: wanted or len(ranked)])
+
+
+def choose_named(living: Sequence[Member], names: Sequence[str]) -> tuple[Member, ...] | None:
+    """Choose the members with these names; None if one is not there."""
+    by_name = {member.node: member for member in living}
+    return tuple(by_name[name] for name in names) if set(names) <= by_name.keys() else None
+
+
+def check_reachable(members: Sequence[Member]) -> None:
+    """Refuse members of several machines of which one told an address that only its own machine reaches.
+
+    Raises:
+        ConnectionFailedError: names such a member, and one that can't reach it.
+    """
+    hidden = [member for member in members if is_loopback(member.address)]
+    others = [member for member in members if not is_loopback(member.address)]
+    if hidden and others:
+        raise ConnectionFailedError(
+            f"node {hidden[0].node} at {hidden[0].address} can't be reached by node {others[0].node} at "
+            f"{others[0].address}; start it again with its machine's address on the network: the coordinator's first "
+            "lines have the command"
+        )
+
+
+def machine_of(member: Member) -> str:
+    """Return the machine that a member is on: the host of its address."""
+    return split_address(member.address, option=f"node {member.node}: its address")[0]
+
+
+def num_neighbours(members: Sequence[Member]) -> dict[str, int]:
+    """Count for each node the other members on its machine."""
+    counts = Counter(machine_of(member) for member in members)
+    return {member.node: counts[machine_of(member)] - 1 for member in members}
+
+
+def not_there(
+    living: Sequence[Member], names: Sequence[str], waited_s: float, *, has_given_plan: bool = False
+) -> RingTuneError:
+    """Make the error that ends waiting for the nodes of an earlier run, or of a given plan."""
+    missing = sorted(set(names) - {member.node for member in living})
+    waited, listed = f"waited {waited_s:g} s for node {', '.join(missing)}", ", ".join(names)
+    if has_given_plan:
+        return DeadlineError(
+            f"{waited}: the given plan is for the nodes {listed}; start the missing ones, or plan anew with "
+            "'ringtune plan JOB --save FILE'"
+        )
+    return DeadlineError(
+        f"{waited}: a run goes on with the nodes that it had ({listed}), because their rows or their parts of the "
+        "checkpoint are nowhere else; start the missing ones again"
+    )
+
+
+def unused_owners(living: Sequence[Member], chosen: Sequence[Member]) -> tuple[str, ...]:
+    """Name the members with data that do not take part, sorted; guests have theirs for an evaluation alone."""
+    names = {member.node for member in chosen}
+    return tuple(sorted(each.node for each in living if each.has_data and not each.is_guest and each.node not in names))
+
+
+def too_few(living: Sequence[Member], wanted: int, waited_s: float) -> RingTuneError:
+    """Make the error that ends waiting for members."""
+    if not wanted:
+        return CapacityError("no node has joined this coordinator; start some with 'ringtune node'")
+    names = ", ".join(member.node for member in living) or "none"
+    return DeadlineError(
+        f"waited {waited_s:g} s for {wanted} nodes, {len(living)} have joined ({names}); start the others or ask "
+        "for fewer"
+    )
+
+
+def lost_message(node: str, silent_s: float, lease_s: float) -> str:
+    """Write why a node counts as lost, and what to do."""
+    since = "it has left, or was started again" if silent_s == float("inf") else f"last heard of {silent_s:.1f} s ago"
+    return f"node {node} is lost: {since}, its lease is {lease_s:g} s; start it again and repeat or --resume the run"

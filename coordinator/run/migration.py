@@ -1,0 +1,489 @@
+"""Migrate a run to another placement: ask nodes to rest and to move, and replan as boards change their pace.
+
+::
+
+    FetchAhead, Rest, Move of the state machine --> calls to nodes --> their answers back through the run's queue
+
+Watch whether the nodes and links of a run keep their pace, and look for another placement where they do not.
+
+::
+
+    reports of nodes --> PaceWatch --a node or a link has lastingly changed--> planning on a thread of its own
+                                                                                    |
+    notes with both numbers <-- Replanned through the run's queue <-----------------'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Final, NamedTuple, Protocol
+
+from coordinator.planner.limits import Effort
+from coordinator.planner.replan import Replanned, placed_without, replanned, without
+from coordinator.run.checkpoint import Checkpointing
+from coordinator.run.node_client import AgentCalls, NodeMoved, NodePrepared, NodeRested
+from coordinator.run.report import RunLedger
+from ringtune.config.sections import NEVER
+from ringtune.costs.calibration import CHANGED, PaceWatch
+from ringtune.costs.links import RecordedLinks
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
+from ringtune.errors import PeerLostError, RingTuneError, internal_error
+from ringtune.job.job import Job
+from ringtune.quantities import format_bytes, format_seconds
+from ringtune.run_control import rounds
+from ringtune.schedule.migration import why_it_stays
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Turn
+from ringtune.storage.pieces import Pieces
+from ringtune.storage.strict import read_object
+from ringtune.v1 import control_pb2
+
+
+class MoveDriving:
+    """The moves of one run.
+
+    Args:
+        part: of the plan that holds when nodes are prepared.
+        job: of the run; its nodes wait as long for each other as calls may take.
+        checkpoints: know under which run nodes keep shards.
+        addresses: of the nodes.
+        calls: to the nodes.
+        put: takes a node's answer, from any thread.
+
+    Attributes:
+        part: of the plan that holds now.
+    """
+
+    def __init__(
+        self,
+        part: Plan,
+        job: Job,
+        checkpoints: Checkpointing,
+        addresses: Mapping[str, str],
+        calls: Mapping[str, AgentCalls],
+        put: Callable[[NodePrepared | NodeRested | NodeMoved | rounds.Event], None],
+    ) -> None:
+        self.part = part
+        self._job_toml, self._checkpoints, self._addresses = job.to_toml(), checkpoints, addresses
+        self._calls, self._put = calls, put
+        self._wait_s, self._recovers = job.runtime.wait_s, part.placement.copies
+        self._place()
+
+    def prepare(self, command: rounds.Prepare, saved: Mapping[str, Pieces] | None) -> None:
+        """Hand a node the plan, with files of a saved result to begin with."""
+        node, plan = command
+        self._calls[node].prepare(
+            plan.to_wire(),
+            self._job_toml,
+            {name: self._addresses[name] for name in plan.nodes},
+            timeout_s=self._wait_s,
+            on_result=lambda hosted: self._put(NodePrepared(node, hosted)),
+            on_progress=lambda: self._put(rounds.Progressed(node)),
+            saved=saved,
+            extend=lambda request: self._checkpoints.go_on(node, request),
+        )
+
+    def grant(self, turns: Sequence[Turn]) -> None:
+        """Grant turns to all nodes that work on them, and let shards go that are not needed any more."""
+        for node in self.part.nodes:
+            self._calls[node].grant(turns, keep_from_step=self._checkpoints.keep_from_step)
+
+    def tell(self, command: rounds.FetchAhead | rounds.Rest | rounds.Move | rounds.Halt) -> None:
+        """Let a node fetch what it will need, rest, move, or stop as another one is lost, which gives its move up."""
+        if isinstance(command, rounds.FetchAhead):
+            self._fetch_ahead(command)
+        elif isinstance(command, rounds.Rest):
+            self._rest(command)
+        elif isinstance(command, rounds.Halt):
+            self._halt(*command)
+        else:
+            self._move(command)
+
+    def _fetch_ahead(self, command: rounds.FetchAhead) -> None:
+        node, part = command
+        placement_number, began_s = part.placement.placement_number, time.monotonic()
+
+        def answer(num_bytes: int, problem: str = "") -> None:
+            self._put(rounds.FetchedAhead(node, placement_number, num_bytes, time.monotonic() - began_s, problem))
+
+        self._calls[node].fetch_ahead(
+            self._prepare_request(part),
+            timeout_s=self._wait_s,
+            on_result=answer,
+            on_failed=lambda error: answer(0, str(error)),
+        )
+
+    def _prepare_request(self, part: Plan) -> control_pb2.PrepareRequest:
+        return control_pb2.PrepareRequest(
+            placement_number=part.placement.placement_number,
+            plan_json=part.to_wire(),
+            job_toml=self._job_toml,
+            addresses=dict(self._addresses),
+            checkpoint_run=self._checkpoints.shards_run,
+        )
+
+    def _rest(self, command: rounds.Rest) -> None:
+        node, placement_number = command.node, self.part.placement.placement_number
+        self._calls[node].rest(
+            placement_number,
+            timeout_s=self._wait_s,
+            on_result=lambda reply: self._put(NodeRested(rounds.Rested(node, placement_number), reply.totals_json)),
+            on_failed=self._failed(node, placement_number),
+        )
+
+    def _move(self, command: rounds.Move) -> None:
+        node, part, start, from_placement_number, sources, from_step, head_from = command
+        placement_number = part.placement.placement_number
+        request = control_pb2.MoveRequest(
+            prepare=self._prepare_request(part),
+            step=start.step,
+            holder=start.holder,
+            first_turn=start.first_turn,
+            first_seq=start.first_seq,
+            from_placement_number=from_placement_number,
+            recovers=from_step is not None,
+            repeats=start.repeats,
+            head_from=head_from,
+        )
+        for source in sources:
+            request.sources.add(node=source.node, start=source.start, stop=source.stop)
+        self._calls[node].move(
+            request,
+            timeout_s=self._wait_s,
+            on_result=lambda reply: self._put(
+                NodeMoved(rounds.Moved(node, placement_number, reply.fetched_bytes), reply.hosted_bytes)
+            ),
+            on_failed=self._failed(node, placement_number),
+        )
+
+    def _halt(self, node: str, placement_number: int) -> None:
+        self._calls[node].halt(
+            timeout_s=self._wait_s,
+            on_result=lambda: self._put(rounds.Halted(node, placement_number)),
+            on_failed=self._failed(node, placement_number),
+        )
+
+    def recovered(self, command: rounds.LogRecovery) -> str:
+        """Grant in the placement of a recovery from now on; return a sentence for the user."""
+        self.part = command.part
+        self._place()
+        if not command.lost:
+            return (
+                f"a bad step: {command.bad_step}; all nodes went back to the end of step {command.step} in"
+                f" {format_seconds(command.seconds)} and do what came after it once more"
+            )
+        came = format_bytes(sum(count for _, count in command.fetched_bytes))
+        out, num_steps = ", ".join(command.left_out), self.part.course.num_steps
+        shorter = f"; the rows of {out} are left out, so that the run ends with step {num_steps}" if out else ""
+        gone = [node for node in command.lost if node not in command.back]
+        who = [f"node {', '.join(gone)} is lost"] if gone else []
+        who += [f"node {', '.join(command.back)} is back"] if command.back else []
+        return (
+            f"{' and '.join(who)}; the run goes on from step {command.step}, in placement"
+            f" {self.part.placement.placement_number}, after {format_seconds(command.seconds)}; {came} of copies "
+            "were fetched"
+        ) + shorter
+
+    def log(self, command: rounds.LogMove) -> str:
+        """Grant in the placement that holds from now on; return a sentence for the user."""
+        self.part = command.part
+        self._place()
+        where = f"after step {command.step}"
+        if command.problem:
+            return f"the run stays on placement {self.part.placement.placement_number} {where}: {command.problem}"
+        came = format_bytes(sum(count for _, count in command.fetched_bytes))
+        return (
+            f"the run moved to placement {command.placement_number} {where} in {format_seconds(command.seconds)}; "
+            f"{came} of what was trained went from node to node"
+        )
+
+    def _place(self) -> None:
+        for node in self.part.nodes:
+            self._calls[node].place(self.part.placement.placement_number)
+
+    def _failed(self, node: str, placement_number: int) -> Callable[[RingTuneError], None]:
+        def failed(error: RingTuneError) -> None:
+            name = type(error).__name__
+            if self._recovers and isinstance(error, PeerLostError):  # it does not answer, which is more than a failure
+                self._put(rounds.NodeFailed(node, name, str(error)))
+            else:
+                self._put(rounds.MoveFailed(node, placement_number, name, str(error)))
+
+        return failed
+
+
+def note_figures(answer: NodeRested | NodeMoved, ledger: RunLedger) -> rounds.Event:
+    """Write the figures of a node's answer down; return what the state machine is told.
+
+    Raises:
+        IntegrityError: its totals are not readable.
+    """
+    if isinstance(answer, NodeRested):
+        node = answer.rested.node
+        ledger.add_totals(node, read_object(answer.totals_json, f"totals.json of node {node}"))
+        return answer.rested
+    ledger.nodes[answer.moved.node].hosted_bytes = answer.hosted_bytes
+    return answer.moved
+
+
+_LOG = logging.getLogger(__name__)
+
+
+FIRST_MOVE_S: Final = 5.0
+"""Seconds that a move is taken to cost before the run has made one; from ``tests.bench.sim``, part ``slowed``."""
+
+
+class Considered(NamedTuple):
+    """What was found for changed nodes.
+
+    Attributes:
+        placement_number: of the placement beside which it was looked for.
+        found: another placement, or None.
+        profile: the times that it was judged with.
+        problem: why looking failed; empty if it did not.
+        comers: nodes for whose sake it was looked for, as they came in mid-run.
+    """
+
+    placement_number: int
+    found: Replanned | None
+    profile: Profile
+    problem: str = ""
+    comers: tuple[str, ...] = ()
+
+
+class Books(Protocol):
+    """What the search needs from ``coordinator.run.recorder.RunBooks``."""
+
+    end_step: int
+    """Optimizer steps that are done at the end of the granted turns, after which the run could move."""
+
+    @property
+    def links(self) -> RecordedLinks:
+        """The links with the transfers of the run."""
+
+
+class Replanning:
+    """The search for another placement during one run.
+
+    Args:
+        plan: of the run.
+        part: of it that holds; where another placement is to come, none is looked for.
+        job: of the run.
+        profile: that it was planned with.
+        put: takes what was found, on a thread of its own.
+        note: tells the user something.
+
+    Attributes:
+        pace: of the nodes on the placement that holds; None where the run stays on it anyway.
+        profile: of all nodes that may have blocks.
+        why_closed: why nodes that come in mid-run get no blocks; empty if they may.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        part: Plan,
+        job: Job,
+        profile: Profile,
+        *,
+        put: Callable[[Considered], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._course, self._job, self._put, self._note = plan.course, job, put, note
+        nodes = set(plan.nodes)
+        self.profile = Profile(
+            nodes=tuple(node for node in profile.nodes if node.node in nodes),
+            links=tuple(link for link in profile.links if {link.source, link.target} <= nodes),
+        )
+        is_shared = all(link.is_assumed for link in profile.links)
+        self._follows = job.placement.follow != NEVER and plan.course.decides
+        self._watches = job.placement.replan != NEVER
+        is_wanted = (self._watches or self._follows) and not is_shared and len(nodes) > 1
+        stays = why_it_stays(plan.course, plan.placements)
+        self._may_move = is_wanted and not stays
+        self.why_closed = _why_closed(stays, watches=self._watches, is_shared=is_shared)
+        self._comers: tuple[str, ...] = ()
+        self._last_placement_number = plan.placements[-1].placement_number
+        self._is_thinking = False
+        self._told: Mapping[str, float] = {}  # nodes, and links as "a to b"
+        self._decided: tuple[int, ...] = ()
+        self._next: Profile | None = None
+        self._move_s = 0.0
+        self.pace: PaceWatch | None = None
+        self._watch(part)
+
+    def _watch(self, part: Plan, tried: int = 0) -> None:
+        """Watch from now on, unless the run is to move by itself, to a later placement than it tried last."""
+        self._placement_number = part.placement.placement_number
+        if self._may_move and max(self._placement_number, tried) >= self._last_placement_number:
+            self.pace = PaceWatch(Plan(self._course, (part.placement,)), self.profile)
+
+    def turn_done(self, part: Plan, turn: Turn, books: Books, *, prepare_s: float, living: Set[str]) -> None:
+        """Look for another placement if nodes or links have changed, or more blocks train and slices follow that.
+
+        Args:
+            part: of the plan that holds now.
+            turn: that is done.
+            books: of the run.
+            prepare_s: seconds in which the nodes built their slices at the start.
+            living: the nodes that are not lost.
+        """
+        has_decided = self._follows and turn.unfreeze_at != self._decided
+        length, links = self._course.local_iterations, books.links
+        step = -(-max(turn.end_step, books.end_step) // length) * length
+        if self.pace is None or self._is_thinking or step >= self._course.num_steps:
+            return
+        lost = self.profile.by_name.keys() - living
+        nodes, pairs = (self.pace.changed(), self.pace.links.changed()) if self._watches else ({}, {})
+        links_told = {f"{source} to {target}": ratio for (source, target), ratio in pairs.items()}
+        changed = {**nodes, **links_told}
+        if changed and _differ(changed, self._told):
+            self._told = changed
+            compared = "compared with earlier turns of the same work"
+            if nodes:
+                self._note(f"after step {turn.end_step} actions of nodes take, {compared}: {_times_as_long(nodes)}")
+            if pairs:
+                self._note(f"after step {turn.end_step} messages take, {compared}: {_times_as_long(links_told)}")
+            self._think_beside(part, without(self._complete(self.pace.profile(links)), lost), turn, step, prepare_s)
+        elif has_decided:
+            self._decided = turn.unfreeze_at
+            profile = dataclasses.replace(self.profile, links=links.links(self.profile.links))
+            self._think_beside(part, without(profile, lost), turn, step, prepare_s)
+        elif self._comers:
+            self._think_beside(part, without(self._complete(self.pace.profile(links)), lost), turn, step, prepare_s)
+
+    def _think_beside(self, part: Plan, profile: Profile, turn: Turn, step: int, prepare_s: float) -> None:
+        self._is_thinking = True
+        comers, self._comers = tuple(node for node in self._comers if node in profile.by_name), ()
+        work = (part, profile, turn, step, self._move_s or max(prepare_s, FIRST_MOVE_S), comers)
+        threading.Thread(target=self._think, args=work, name="replan", daemon=True).start()
+
+    def take(self, answer: Considered, living: Set[str]) -> rounds.Replanned | None:
+        """Tell the user what was found, and return what the state machine is told; None if the run stays.
+
+        What was looked for beside another placement than that which holds is forgotten.
+        """
+        self._is_thinking, found = False, answer.found
+        if answer.placement_number != self._placement_number:
+            self._comers = tuple(dict.fromkeys((*self._comers, *answer.comers)))  # beside what holds now
+            return None
+        who = f"with node {', '.join(answer.comers)}: " if answer.comers else ""
+        if found is None:
+            why = answer.problem or "there is no other placement that fits the nodes"
+            self._note(f"{who}{why}; the run stays on its own")
+            return None
+        lost = [piece.node for piece in found.placement.slices if piece.node not in living]
+        if lost or not found.is_worth_it:
+            also = f", and node {lost[0]} is lost" if lost else ""
+            self._note(f"{who}the run stays on its placement: {found.line()}{also}")
+            return None
+        self._note(f"{who}the run is to move: {found.line()}")
+        self._next = answer.profile
+        return rounds.Replanned(found.placement, found.stays_s, found.moves_s, found.cost_s)
+
+    def joined(self, facts: NodeFacts, links: Sequence[LinkFacts], *, looks: bool) -> None:
+        """Plan with one more node from now on, or with what a node is now that has come back.
+
+        Args:
+            facts: of the node.
+            links: between it and the others.
+            looks: whether to look for a placement with it after the next turn.
+        """
+        others = without(self.profile, [facts.node])
+        self.profile = _sorted(others, (facts,), links)
+        if looks and self._may_move:
+            self._comers = (*self._comers, facts.node)
+
+    def _complete(self, profile: Profile) -> Profile:
+        """A profile with those who came after it was begun."""
+        missing = [node for node in self.profile.nodes if node.node not in profile.by_name]
+        pairs = profile.link_by_pair.keys()
+        links = [link for link in self.profile.links if (link.source, link.target) not in pairs]
+        return _sorted(profile, missing, links) if missing else profile
+
+    def place_again(self, command: rounds.PlaceAgain, put: Callable[[rounds.Placed | rounds.NotPlaced], None]) -> None:
+        """Look for a placement without lost nodes, on a thread of its own; ``put`` takes it."""
+        self.profile = without(self.profile, command.lost)
+        profile, placement_number = self.profile, command.placement_number
+
+        def think() -> None:
+            try:
+                effort = Effort(seconds=self._job.runtime.plan_s)
+                put(
+                    rounds.Placed(
+                        placement_number, placed_without(command.part, self._job, profile, command.lost, effort)
+                    )
+                )
+            except RingTuneError as error:
+                put(rounds.NotPlaced(placement_number, type(error).__name__, str(error)))
+            except Exception as error:
+                _LOG.exception("looking for a placement without lost nodes failed by a bug")
+                put(rounds.NotPlaced(placement_number, RingTuneError.__name__, str(internal_error(error))))
+
+        threading.Thread(target=think, name="recover", daemon=True).start()
+
+    def moved(self, command: rounds.LogMove) -> PaceWatch | None:
+        """Begin to watch anew after a move, and return the watch; its placement was planned with the newest times."""
+        if not command.problem:
+            self._move_s = command.seconds
+            if self._next is not None:
+                self.profile, self._told = self._complete(self._next), {}
+        self._next = None
+        self._watch(command.part, command.placement_number)
+        return self.pace
+
+    def recovered(self, command: rounds.LogRecovery) -> PaceWatch | None:
+        """Begin to watch anew on the placement without lost nodes, and return the watch."""
+        self._next, self._told, self._course = None, {}, command.plan.course
+        self._watch(command.part, self._last_placement_number)  # no later placement of the plan is left
+        return self.pace
+
+    def _think(
+        self, part: Plan, profile: Profile, turn: Turn, step: int, move_s: float, comers: tuple[str, ...]
+    ) -> None:
+        found, problem = None, ""
+        try:
+            effort = Effort(seconds=self._job.runtime.plan_s)
+            found = replanned(
+                part,
+                self._job,
+                profile,
+                step=step,
+                move_s=move_s,
+                effort=effort,
+                unfreeze_at=turn.unfreeze_at,
+            )
+        except RingTuneError as error:
+            problem = f"no other placement was found: {error}"
+        except Exception:
+            _LOG.exception("looking for another placement failed by a bug")
+            problem = "looking for another placement failed by a bug"
+        self._put(Considered(part.placement.placement_number, found, profile, problem, comers))
+
+
+def _why_closed(stays: str, *, watches: bool, is_shared: bool) -> str:
+    """Why a node that comes in mid-run gets no blocks; empty if it may."""
+    if stays:
+        return f"the run stays on its placement, as {stays}"
+    if not watches:
+        return "placement.replan is 'never'"
+    return "its nodes share a machine, or nobody has measured the links between them" if is_shared else ""
+
+
+def _sorted(profile: Profile, nodes: Sequence[NodeFacts], links: Sequence[LinkFacts]) -> Profile:
+    """A profile with more nodes, in the order of their names, and more links."""
+    everybody = sorted((*profile.nodes, *nodes), key=lambda node: node.node)
+    return dataclasses.replace(profile, nodes=tuple(everybody), links=(*profile.links, *links))
+
+
+def _differ(now: Mapping[str, float], told: Mapping[str, float]) -> bool:
+    """Whether other nodes or links have changed than was told, or one of them by much more or less."""
+    return now.keys() != told.keys() or any(max(now[one] / told[one], told[one] / now[one]) >= CHANGED for one in now)
+
+
+def _times_as_long(ratios: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {ratio:.2f} times as long" for name, ratio in sorted(ratios.items()))

@@ -1,0 +1,582 @@
+"""Calls to one node, each with a deadline and cancellable: its answers, its files and its failures.
+
+A node has one worker thread, so that grants arrive in the order in which they were given. A call whose request or
+answer is lost is made again for a lease, and carried out once (``ringtune.transport.retry``). What went wrong is told
+in the node's own words if it answered, and as a lost node if it did not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import grpc
+
+from ringtune.costs.profile import NodeFacts
+from ringtune.errors import (
+    ConnectionFailedError,
+    DeadlineError,
+    IntegrityError,
+    PeerLostError,
+    RingTuneError,
+    internal_error,
+)
+from ringtune.ids import naming_node
+from ringtune.job.job import Job
+from ringtune.models.result_files import part_files
+from ringtune.run_control import rounds
+from ringtune.schedule.course import FrozenWeights
+from ringtune.schedule.turns import Turn
+from ringtune.storage.chunks import cut_pieces, write_any_files
+from ringtune.storage.pieces import FilePieces, Pieces
+from ringtune.storage.strict import read_object
+from ringtune.transport.channels import open_channel
+from ringtune.transport.codecs import GrantWriter
+from ringtune.transport.parties import node_party
+from ringtune.transport.retry import Asking, repeated
+from ringtune.transport.status import error_of_status
+from ringtune.v1 import control_pb2, control_pb2_grpc
+
+
+def call_error(error: grpc.RpcError, *, node: str, address: str) -> RingTuneError:
+    """Make the error of a call to a node; see ``node_error``."""
+    if not isinstance(error, grpc.Call):
+        return PeerLostError(f"node {node} at {address}: {error}; start it again")
+    return node_error(error.code().name, error.details() or "", node=node, address=address)
+
+
+def node_error(status: str, details: str, *, node: str, address: str) -> RingTuneError:
+    """Make the error of a failed call: the node's own error, or ``PeerLostError`` if no answer came.
+
+    Example: status ``UNAVAILABLE`` without an error's name in its details is a lost node.
+    """
+    error = error_of_status(status, details, peer=f"node {node} at {address}")
+    if type(error) in (ConnectionFailedError, DeadlineError) and not details.startswith("ringtune."):
+        return PeerLostError(
+            f"node {node} at {address} does not answer ({status}); start it again and repeat or --resume the run"
+        )
+    return type(error)(naming_node(node, str(error)))
+
+
+T = TypeVar("T")
+_PROGRESS_S = 0.2
+_AGAIN_S: Final = 3600.0
+"""Files whose way began longer ago are not sent again."""
+
+
+class FileCalls:
+    """The calls to one node that carry files.
+
+    Args:
+        stub: of the node.
+        run_id: of the run.
+        node: its name.
+        address: ``host:port``.
+        lease_s: a node that is silent for so long is lost.
+        track: told of each call, so that it can be cancelled.
+        over: set when nobody waits any more.
+    """
+
+    def __init__(
+        self,
+        stub: Any,
+        run_id: str,
+        node: str,
+        address: str,
+        *,
+        lease_s: float,
+        track: Callable[[Any], Any],
+        over: threading.Event,
+    ) -> None:
+        self._stub, self._run_id, self._node, self._peer = stub, run_id, node, f"node {node} at {address}"
+        self._lease_s, self._track, self._over = lease_s, track, over
+
+    def load(self, files: Mapping[str, Pieces], on_progress: Callable[[], None]) -> None:
+        """Send the files of a saved result; a node that gets them twice loads them twice.
+
+        Raises:
+            grpc.RpcError: the node does not answer, or refuses them.
+        """
+
+        def attempt(hear: Callable[[], None]) -> None:
+            chunks = watched(self._chunks(files), _both(hear, on_progress))
+            self._track(self._stub.Load.future(chunks)).result()
+
+        self._repeated(attempt)
+
+    def collect(
+        self,
+        request: control_pb2.CollectRequest,
+        folder: Path,
+        names: Sequence[str],
+        max_bytes: int,
+        on_progress: Callable[[], None],
+    ) -> dict[str, Pieces]:
+        """Fetch a node's results into a folder, and return them by name.
+
+        Raises:
+            grpc.RpcError: the node does not answer, or has none.
+            IntegrityError: other files came, too much, or damaged ones.
+            StorageError: they can't be written here.
+        """
+
+        def attempt(hear: Callable[[], None]) -> dict[str, Path]:
+            _empty(folder)
+            chunks = watched(self._track(self._stub.Collect(request)), _both(hear, on_progress))
+            return write_any_files(chunks, folder, names=names, max_bytes=max_bytes, source=f"node {self._node}")
+
+        return {name: FilePieces(path) for name, path in self._repeated(attempt).items()}
+
+    def _repeated(self, attempt: Callable[[Callable[[], None]], T]) -> T:
+        return repeated(attempt, peer=self._peer, lease_s=self._lease_s, timeout_s=_AGAIN_S, given_up=self._over)
+
+    def _chunks(self, files: Mapping[str, Pieces]) -> Iterator[control_pb2.LoadChunk]:
+        run_id = self._run_id
+        for name, content in files.items():
+            for chunk in cut_pieces(name, content):
+                yield control_pb2.LoadChunk(run_id=run_id, file=chunk)
+                run_id = ""  # the first one says it for all
+
+
+def watched(messages: Iterable[T], on_progress: Callable[[], None]) -> Iterator[T]:
+    """Pass messages on, and tell of it now and then."""
+    told_s = -math.inf
+    for message in messages:
+        if time.monotonic() >= told_s + _PROGRESS_S:
+            told_s = time.monotonic()
+            on_progress()
+        yield message
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        first()
+        second()
+
+    return call
+
+
+def _empty(folder: Path) -> None:
+    """Remove what an attempt before has left."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+_LOG = logging.getLogger(__name__)
+_RELEASE_S = 3.0
+_RELEASES = 2
+_TOTALS = "totals.json"
+
+
+def ask_frozen(request: control_pb2.InspectRequest, frozen: FrozenWeights | None) -> None:
+    """Ask a node to time itself with frozen weights held so."""
+    if frozen is not None:
+        request.frozen_dtype, request.frozen_native = frozen.dtype, frozen.native
+
+
+class AgentCalls:
+    """The coordinator's calls to one node in one run.
+
+    Args:
+        node: its name.
+        address: ``host:port``.
+        run_id: of the run.
+        lease_s: a node that does not answer for so long is lost.
+        on_failure: called with the error of a failed call, from the worker thread.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        address: str,
+        run_id: str,
+        *,
+        lease_s: float,
+        on_failure: Callable[[str, RingTuneError], None],
+    ) -> None:
+        self.node = node
+        self._lease_s = lease_s
+        self.address = address
+        self._run_id = run_id
+        self._on_failure = on_failure
+        self._placement_number, self._grants = 0, GrantWriter(run_id)
+        self._moving: Asking | None = None
+        self._fetching: Asking | None = None
+        self._num_moves = 0
+        self._channel = open_channel(address, peer=node_party(node))
+        self._stub = control_pb2_grpc.AgentStub(self._channel)
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"calls-{node}")
+        self._lock = threading.Lock()
+        self._call: Any = None
+        self._cancelled = threading.Event()
+        self._peer = f"node {node} at {address}"
+        self._files = FileCalls(
+            self._stub, run_id, node, address, lease_s=lease_s, track=self._track, over=self._cancelled
+        )
+
+    # ---- what is asked ----------------------------------------------------------------------------
+
+    def inspect(
+        self,
+        job_toml: str,
+        *,
+        measure: bool,
+        timeout_s: float,
+        on_result: Callable[[control_pb2.InspectReply], None],
+        extend: Callable[[control_pb2.InspectRequest], None] = lambda request: None,
+    ) -> None:
+        """Ask for the node's facts, and for whatever else ``extend`` asks."""
+        request = control_pb2.InspectRequest(run_id=self._run_id, job_toml=job_toml, measure=measure)
+        extend(request)
+        self._submit(lambda: on_result(self._unary(self._stub.Inspect, request, timeout_s)))
+
+    def measure_link(
+        self,
+        target: str,
+        address: str,
+        message_bytes: int,
+        *,
+        timeout_s: float,
+        on_result: Callable[[control_pb2.MeasureLinkReply], None],
+        brief: bool = False,
+        computing_s: float = 0.0,
+    ) -> None:
+        """Ask the node to measure its link to the node ``target``.
+
+        ``brief`` with fewer messages; with ``computing_s`` only what messages take from its computing.
+        """
+        request = control_pb2.MeasureLinkRequest(
+            target=target, address=address, message_bytes=message_bytes, brief=brief, computing_s=computing_s
+        )
+        self._submit(lambda: on_result(self._unary(self._stub.MeasureLink, request, timeout_s)))
+
+    def prepare(
+        self,
+        plan_json: str,
+        job_toml: str,
+        addresses: Mapping[str, str],
+        *,
+        timeout_s: float,
+        on_result: Callable[[int], None],
+        on_progress: Callable[[], None] = lambda: None,
+        saved: Mapping[str, Pieces] | None = None,
+        extend: Callable[[control_pb2.PrepareRequest], None] = lambda request: None,
+    ) -> None:
+        """Send the plan, and files of a saved result to begin with; ``on_result`` gets the bytes hosted.
+
+        The files may take as long as they do: ``on_progress`` is called while they go.
+        """
+        named, number = dict(addresses), self._num_moves
+        request = control_pb2.PrepareRequest(
+            run_id=self._run_id,
+            placement_number=self._placement_number,
+            plan_json=plan_json,
+            job_toml=job_toml,
+            addresses=named,
+        )
+        extend(request)
+
+        def work() -> None:
+            if (reply := self._unless_off(number, self._stub.Prepare, request, timeout_s)) is None:
+                return
+            if saved is not None:
+                self._files.load(saved, on_progress)
+            on_result(reply.hosted_bytes)
+
+        self._submit(work)
+
+    def place(self, placement_number: int) -> None:
+        """Prepare and grant in the placement with this number from now on."""
+        if placement_number != self._placement_number:
+            self._placement_number, self._grants = placement_number, GrantWriter(self._run_id, placement_number)
+
+    def fetch_ahead(
+        self,
+        request: control_pb2.PrepareRequest,
+        *,
+        timeout_s: float,
+        on_result: Callable[[int], None],
+        on_failed: Callable[[RingTuneError], None],
+    ) -> None:
+        """Let the node fetch base weights, beside all other calls, in place of others that it fetches."""
+        request.run_id = self._run_id
+        asking = self._asking(self._stub.FetchAhead, request, timeout_s)
+        with self._lock:
+            if self._fetching is not None:
+                self._fetching.cancel()
+            self._fetching = asking
+
+        def work() -> None:
+            with contextlib.suppress(grpc.FutureCancelledError):
+                on_result(asking.result().fetched_bytes)
+
+        threading.Thread(
+            target=self._guarded, args=(work, on_failed), name=f"fetching-{self.node}", daemon=True
+        ).start()
+
+    def rest(
+        self,
+        placement_number: int,
+        *,
+        timeout_s: float,
+        on_result: Callable[[control_pb2.RestReply], None],
+        on_failed: Callable[[RingTuneError], None],
+    ) -> None:
+        """Let the node keep what it has trained and offer it to others."""
+        request = control_pb2.RestRequest(run_id=self._run_id, placement_number=placement_number)
+        self._submit(lambda: on_result(self._unary(self._stub.Rest, request, timeout_s)), on_failed)
+
+    def move(
+        self,
+        request: control_pb2.MoveRequest,
+        *,
+        timeout_s: float,
+        on_result: Callable[[control_pb2.MoveReply], None],
+        on_failed: Callable[[RingTuneError], None],
+    ) -> None:
+        """Let the node move to another placement, in place of a move that is under way."""
+        request.prepare.run_id, number = self._run_id, self._call_move_off()
+
+        def work() -> None:
+            if (reply := self._unless_off(number, self._stub.Move, request, timeout_s)) is not None:
+                on_result(reply)
+
+        self._submit(work, on_failed)
+
+    def halt(
+        self, *, timeout_s: float, on_result: Callable[[], None], on_failed: Callable[[RingTuneError], None]
+    ) -> None:
+        """Let the node stop at once, whatever it does; what it prepares is given up, and a move too."""
+        request = control_pb2.RestRequest(run_id=self._run_id, halts=True)
+        self._call_move_off()
+
+        def work() -> None:
+            self._unary(self._stub.Rest, request, timeout_s)
+            on_result()
+
+        self._submit(work, on_failed)
+
+    def _unless_off(self, number: int, method: Any, request: Any, timeout_s: float) -> Any:
+        """Let the node prepare or move; None where it stops or moves elsewhere instead, and need not hear of this."""
+        with self._lock:
+            if number != self._num_moves:
+                return None
+            self._moving = moving = self._asking(method, request, timeout_s)
+        with contextlib.suppress(grpc.FutureCancelledError):
+            return self._track(moving).result()
+        return None
+
+    def _call_move_off(self) -> int:
+        """Give up the move that is under way, or waits to be asked for; return the number of the next one."""
+        with self._lock:
+            self._num_moves += 1
+            if self._moving is not None:
+                self._moving.cancel()
+            return self._num_moves
+
+    def grant(self, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
+        """Grant turns to the node, and let it drop shards of steps before ``keep_from_step``."""
+        request = self._grants.request(turns, keep_from_step=keep_from_step)
+        again = Asking(self._stub.Grant, request, peer=self._peer, lease_s=self._lease_s, is_held=False)
+        self._submit(lambda: self._track(again).result())
+
+    def collect(
+        self,
+        folder: Path,
+        *,
+        with_head: bool,
+        with_private: bool,
+        max_bytes: int,
+        goes_on: bool = False,
+        users: Sequence[str] = (),
+        on_result: Callable[[dict[str, Pieces]], None],
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Fetch the node's results into an empty folder, with files of ``users``; ``on_result`` gets them by name.
+
+        A node that sends more than ``max_bytes`` fails; one of a run that ``goes_on`` sends no totals. That may take
+        as long as it does: ``on_progress`` is called while bytes come.
+        """
+        request = control_pb2.CollectRequest(
+            run_id=self._run_id, with_head=with_head, with_private=with_private, goes_on=goes_on
+        )
+        names = (*part_files(users), _TOTALS)
+        self._submit(lambda: on_result(self._files.collect(request, folder, names, max_bytes, on_progress)))
+
+    def release(self, reason: str, *, is_finished: bool = False) -> Future[None]:
+        """Cancel the call under way and tell the node that the run is over; errors are only logged."""
+        self._cancel()
+        request = control_pb2.ReleaseRequest(run_id=self._run_id, reason=reason, is_finished=is_finished)
+
+        def work() -> None:
+            for _ in range(_RELEASES):  # a node that hears of none learns from its next heartbeat
+                try:
+                    self._stub.Release(request, timeout=_RELEASE_S / _RELEASES)
+                    return
+                except grpc.RpcError as error:
+                    _LOG.info("node %s was not released: %s", self.node, error)
+
+        return self._worker.submit(work)
+
+    def close(self) -> None:
+        """Cancel all calls and close the connection."""
+        self._cancel()
+        self._worker.shutdown(wait=False, cancel_futures=True)
+        self._channel.close()
+
+    # ---- how it is asked --------------------------------------------------------------------------
+
+    def _submit(self, work: Callable[[], object], on_failed: Callable[[RingTuneError], None] | None = None) -> None:
+        """Do some work after all that was submitted before; a failure of it need not be that of the node."""
+        self._worker.submit(self._guarded, work, on_failed or (lambda error: self._on_failure(self.node, error)))
+
+    def _guarded(self, work: Callable[[], object], tell: Callable[[RingTuneError], None]) -> None:
+        if self._cancelled.is_set():
+            return
+        try:
+            work()
+        except grpc.RpcError as error:
+            if not self._cancelled.is_set():
+                tell(call_error(error, node=self.node, address=self.address))
+        except Exception as error:
+            if not self._cancelled.is_set():
+                tell(error if isinstance(error, RingTuneError) else self._bug(error))
+
+    def _asking(self, method: Any, request: Any, timeout_s: float) -> Asking:
+        return Asking(method, request, peer=self._peer, lease_s=self._lease_s, timeout_s=timeout_s)
+
+    def _unary(self, method: Any, request: Any, timeout_s: float) -> Any:
+        return self._track(self._asking(method, request, timeout_s)).result()
+
+    def _track(self, call: Any) -> Any:
+        with self._lock:
+            self._call = call
+            if self._cancelled.is_set():
+                call.cancel()
+        return call
+
+    def _cancel(self) -> None:
+        with self._lock:
+            self._cancelled.set()
+            for call in (self._call, self._fetching):
+                if call is not None:
+                    call.cancel()
+
+    def _bug(self, error: Exception) -> RingTuneError:
+        _LOG.error("a call to node %s failed by a bug", self.node, exc_info=error)
+        return internal_error(error, where=f"node {self.node}")
+
+
+class Reported(NamedTuple):
+    """A node's report of what happened in the run."""
+
+    request: control_pb2.ReportRequest
+
+
+class Facts(NamedTuple):
+    """A node's facts as JSON text that is not checked yet, the states of its shards, and the files beside them."""
+
+    node: str
+    facts_json: str
+    shards: tuple[control_pb2.ShardState, ...] = ()
+    saved: tuple[control_pb2.SavedPart, ...] = ()
+
+    @staticmethod
+    def of(node: str, reply: control_pb2.InspectReply) -> Facts:
+        """Make it of what a node answered."""
+        return Facts(node, reply.facts_json, tuple(reply.shards), tuple(reply.saved))
+
+
+class NodePrepared(NamedTuple):
+    """The answer of a node that is prepared: the bytes of weights that it holds."""
+
+    node: str
+    hosted_bytes: int
+
+
+class Files(NamedTuple):
+    """A node's results by file name."""
+
+    node: str
+    files: dict[str, Pieces]
+
+
+class NodeRested(NamedTuple):
+    """A node rests; with the text of its ``totals.json`` of the placement that it leaves."""
+
+    rested: rounds.Rested
+    totals_json: str
+
+
+class NodeMoved(NamedTuple):
+    """A node has moved; with the bytes of weights that it holds now."""
+
+    moved: rounds.Moved
+    hosted_bytes: int
+
+
+Answer = Reported | Facts | NodePrepared | NodeRested | NodeMoved | Files
+
+
+def read_facts(facts: Facts) -> NodeFacts:
+    """Read the facts of a node from their JSON text.
+
+    Raises:
+        IntegrityError: not JSON, or the facts of another node.
+        PlanError: another schema.
+    """
+    found = NodeFacts.from_json(read_object(facts.facts_json, f"the facts of node {facts.node}"))
+    if found.node != facts.node:
+        raise IntegrityError(f"node {facts.node} sent the facts of node {found.node}; use one version on all machines")
+    return found
+
+
+MEASURE_S: Final = 1.0
+"""A run measures briefly as it starts; 'ringtune measure' takes longer, and nodes remember the better one."""
+
+
+def ask_about_itself(
+    calls: AgentCalls,
+    job: Job,
+    *,
+    measure: bool,
+    neighbours: int,
+    frozen: FrozenWeights | None,
+    put: Callable[[Facts], None],
+    extend: Callable[[control_pb2.InspectRequest], None] = lambda request: None,
+) -> None:
+    """Ask a node for its facts; the answer takes ``runtime.wait_s`` at most.
+
+    Args:
+        calls: to the node.
+        job: of the run.
+        measure: whether it shall time its work.
+        neighbours: other nodes of its machine, which are timed at the same moment, as they will compute.
+        frozen: how it shall hold frozen weights while it is timed; None = as it computes.
+        put: takes the answer, from any thread.
+        extend: adds which shards are asked about.
+    """
+
+    def more(request: control_pb2.InspectRequest) -> None:
+        request.measure_s, request.neighbours = MEASURE_S, neighbours
+        ask_frozen(request, frozen)
+        extend(request)
+
+    calls.inspect(
+        job.to_toml(),
+        measure=measure,
+        timeout_s=job.runtime.wait_s,
+        on_result=lambda reply: put(Facts.of(calls.node, reply)),
+        extend=more,
+    )

@@ -1,0 +1,384 @@
+"""Make the plan of one run: a first check of sizes, links, and planning on a thread of its own.
+
+Plan a run from the nodes' facts on a thread of its own, with a given profile or plan if there is one.
+
+The run's thread stays free meanwhile: leases, the status board and a Ctrl-C are served as at any other time.
+
+Refuse a job that no plan fits before anything is measured: sizes need no measurement.
+
+Nodes are asked twice. The first answers have sizes, rows and budgets, and what a forward keeps is computed from the
+model's sizes; only if a plan fits them are the nodes asked to time themselves, which builds a block and runs it. The
+run is planned here with all that it may choose from, so nothing is refused that it could carry out.
+
+The nodes' answers, this look and their measurements share one wait (``runtime.wait_s``). The look takes no more than
+half of what the first answers leave of it.
+
+::
+
+    nodes' sizes --> first look --> nodes' times --> links --> planning --> PlanReady, or PlanFailed
+
+Steps are left out where times, links or a plan are given. Everything here is called on the run's thread. What takes
+long goes on beside it, and its answers come back through the run's queue.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from coordinator.planner.given_plan import accept_plan, check_given, with_given_times
+from coordinator.planner.limits import Effort
+from coordinator.planner.make_plan import make_plan
+from coordinator.planner.planned import JobTime, Planned, measured_time
+from coordinator.run.checkpoint import Checkpointing
+from coordinator.run.events import EventSink
+from coordinator.run.measurement import LinkAnswer, LinkMeasuring, has_own_links, remember, remembered_links
+from coordinator.run.members import LinkCache, Member
+from coordinator.run.node_client import AgentCalls
+from coordinator.run.requests import RunRequest
+from ringtune.costs.measurement import hidden_bytes
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
+from ringtune.errors import DeadlineError, PlanError, RingTuneError, internal_error
+from ringtune.job.job import Job
+from ringtune.quantities import format_bytes, format_seconds
+from ringtune.run_control import rounds
+from ringtune.schedule.course import FrozenWeights
+from ringtune.schedule.lowering import links
+from ringtune.schedule.plan import Plan
+from ringtune.v1 import control_pb2
+
+
+def check_waits(job: Job, plan: Plan, profile: Profile) -> None:
+    """Refuse a plan with a link over which one hidden state takes longer than ``runtime.wait_s``.
+
+    A run of it would end with its first step. Links that nobody measured are not judged.
+
+    Example: 3 MB over 0.05 Mbit/s take 8 minutes; nodes wait for 5 minutes by default.
+
+    Raises:
+        PlanError: names the link, both times, and what can be done.
+    """
+    known = {pair: link for pair, link in profile.link_by_pair.items() if not link.is_assumed}
+    course, wait_s = plan.course, job.runtime.wait_s
+    job = job.with_overrides({"train.microbatches": course.microbatches, "wire.dtype": course.wire_dtype})
+    num_bytes = hidden_bytes(job, profile.nodes[0].model)
+    for source, target in sorted(pair for part in plan.parts for pair in links(part)):
+        link = known.get((source, target))
+        if link is not None and link.seconds(num_bytes) > wait_s:
+            raise PlanError(
+                f"a hidden state of {format_bytes(num_bytes)} takes {format_seconds(link.seconds(num_bytes))} from "
+                f"{source} to {target} ({link.rate_bytes_per_s * 8e-6:.3g} Mbit/s), but nodes wait for no more than "
+                f"runtime.wait_s = {wait_s:g} s; raise it, raise train.microbatches, lower train.batch_size, or set "
+                "wire.dtype = 'bfloat16'"
+            )
+
+
+_LOG = logging.getLogger(__name__)
+
+
+class PlanReady(NamedTuple):
+    """A plan on its way to the run's thread, with the profile that it was made with."""
+
+    planned: Planned
+    profile: Profile
+
+    def predicted(self, request: RunRequest) -> JobTime | None:
+        """Predict the seconds of all steps; None if the times do not say, and for the rest of a run."""
+        if request.plan_only or request.resume or not self.planned.plan.course.num_steps:
+            return None
+        return measured_time(self.planned, self.profile, request.job.train.optimizer)
+
+
+def run_profile(request: RunRequest, facts: Mapping[str, NodeFacts], links: tuple[LinkFacts, ...] = ()) -> Profile:
+    """Merge what a run is planned with: the nodes' facts, the times of a given profile, the rows of an evaluation.
+
+    Args:
+        request: what is asked for.
+        facts: of each node.
+        links: that were measured for this run; those of a given profile go before.
+
+    Raises:
+        DataError: the owner of the evaluation has no rows.
+        PlanError: the given profile lacks a node.
+    """
+    if request.evaluation is not None:
+        facts = request.evaluation.narrow(facts)
+    if request.profile is not None:
+        return with_given_times(facts, request.profile)
+    return Profile(nodes=tuple(facts[name] for name in sorted(facts)), links=links)
+
+
+def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, effort: Effort) -> Planned:
+    """Plan a run as ``ringtune plan`` does, or carry out the given plan, or that of the run that goes on.
+
+    Args:
+        request: what is asked for.
+        profile: what it is planned with.
+        kept: the plan of the run that goes on; None = it begins.
+        effort: how hard to look.
+
+    Raises:
+        RingTuneError: no plan fits, the given plan or profile is of another job, or a link is too slow for it.
+    """
+    job, facts = request.job, profile.by_name
+    if kept is None and request.plan is not None:
+        kept = accept_plan(request.plan, job, facts)
+    planned = kept or make_plan(
+        job,
+        facts,
+        links=profile.links,
+        microbatches=request.choices.microbatches,
+        wire_dtypes=request.choices.wire_dtypes,
+        evaluation_only=request.evaluation is not None,
+        effort=effort,
+    )
+    if request.profile is not None:
+        check_given(request.profile, facts, job, planned.plan)
+    check_waits(job, planned.plan, profile)
+    return planned
+
+
+class PlanningThread:
+    """Plans a run beside the run's thread.
+
+    Args:
+        request: what is asked for.
+        on_done: takes the plan or the error; called on the planning thread.
+    """
+
+    def __init__(self, request: RunRequest, on_done: Callable[[PlanReady | rounds.PlanFailed], None]) -> None:
+        self._request = request
+        self._on_done = on_done
+        self._cancelled = threading.Event()
+
+    def start(
+        self, facts: Mapping[str, NodeFacts], checkpoints: Checkpointing, links: tuple[LinkFacts, ...] = ()
+    ) -> Profile:
+        """Begin to plan.
+
+        Args:
+            facts: of each node.
+            checkpoints: of the run; they have a plan to keep if it goes on.
+            links: that were measured for this run.
+
+        Returns:
+            The profile that is planned with.
+
+        Raises:
+            RingTuneError: there is nothing to plan with.
+        """
+        profile = run_profile(self._request, facts, links)
+        threading.Thread(target=self._plan, args=(profile, checkpoints), name="plan", daemon=True).start()
+        return profile
+
+    def cancel(self) -> None:
+        """Let the thread end soon: nobody waits for its plan any more."""
+        self._cancelled.set()
+
+    def _plan(self, profile: Profile, checkpoints: Checkpointing) -> None:
+        effort = Effort(seconds=self._request.job.runtime.plan_s, is_cancelled=self._cancelled.is_set)
+        try:
+            kept = checkpoints.planned(profile, effort)
+            self._on_done(PlanReady(plan_run(self._request, profile, kept, effort), profile))
+        except RingTuneError as error:
+            self._on_done(rounds.PlanFailed(type(error).__name__, str(error)))
+        except Exception as error:
+            _LOG.exception("planning failed by a bug")
+            self._on_done(rounds.PlanFailed(RingTuneError.__name__, str(internal_error(error))))
+
+
+_SHARE_OF_WAIT = 0.5
+
+
+class Looked(NamedTuple):
+    """The first answers of all nodes were looked at.
+
+    Attributes:
+        error: why no plan is possible, None if one is.
+        frozen: how the plan that is possible holds frozen weights; the nodes time themselves so.
+    """
+
+    error: RingTuneError | None
+    frozen: FrozenWeights | None = None
+
+
+class FirstLook:
+    """The answers of all nodes before they measure; made when the nodes are asked.
+
+    Args:
+        request: what is asked for.
+        nodes: whose answers are awaited.
+        on_done: takes the verdict; called from a thread of its own.
+        now_s: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        request: RunRequest,
+        nodes: tuple[str, ...],
+        on_done: Callable[[Looked], None],
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._request = request
+        self._now_s, self._end_s = now_s, now_s() + request.job.runtime.wait_s
+        self._awaited = set(nodes)
+        self._facts: dict[str, NodeFacts] = {}
+        self._on_done = on_done
+        self._cancelled = threading.Event()
+
+    @staticmethod
+    def is_wanted(request: RunRequest) -> bool:
+        """Whether nodes will measure for a plan that is not made yet; the plan of a run that goes on has run before."""
+        return request.needs_times and request.resume is None
+
+    def take(self, facts: NodeFacts) -> None:
+        """Take the answer of one node; with the last one begin to look whether a plan fits."""
+        self._facts[facts.node] = facts
+        self._awaited.discard(facts.node)
+        if not self._awaited:
+            threading.Thread(target=self._look, name="first-look", daemon=True).start()
+
+    def cancel(self) -> None:
+        """Let the thread end soon: nobody waits for the verdict any more."""
+        self._cancelled.set()
+
+    def _look(self) -> None:
+        try:
+            planned = self._plan()
+        except DeadlineError as error:  # the planner that knows all will say what is wrong
+            _LOG.info("the first look took too long: %s", error)
+            self._on_done(Looked(None))
+        except RingTuneError as error:
+            self._on_done(Looked(error))
+        except Exception as error:
+            _LOG.exception("the first look failed by a bug")
+            self._on_done(Looked(internal_error(error)))
+        else:
+            self._on_done(Looked(None, planned.plan.course.frozen))
+
+    def _plan(self) -> Planned:
+        left_s = max(0.0, self._end_s - self._now_s())
+        seconds = min(self._request.job.runtime.plan_s, _SHARE_OF_WAIT * left_s)
+        effort = Effort(seconds=seconds, is_cancelled=self._cancelled.is_set, judged_actions=0)
+        return plan_run(self._request, run_profile(self._request, self._facts), None, effort)
+
+
+class PlanMaking:
+    """Takes one run through the steps before its plan.
+
+    Args:
+        request: what is asked for.
+        checkpoints: of the run; they have a plan to keep if it goes on.
+        cache: links that are known.
+        put: takes, from any thread, what has to come back: ``Looked`` is followed by ``end_look``, a ``LinkAnswer``
+            by ``take_link``; with a plan or a failure all is done.
+        emit: sends an event to the submitter.
+        enter: is told the name of a step that begins.
+    """
+
+    def __init__(
+        self,
+        request: RunRequest,
+        checkpoints: Checkpointing,
+        cache: LinkCache,
+        *,
+        put: Callable[[Looked | LinkAnswer | PlanReady | rounds.PlanFailed], None],
+        emit: EventSink,
+        enter: Callable[[str], None],
+    ) -> None:
+        self._request, self._checkpoints, self._cache = request, checkpoints, cache
+        self._put, self._emit, self._enter = put, emit, enter
+        self._planning = PlanningThread(request, put)
+        self._members: tuple[Member, ...] = ()
+        self._calls: Mapping[str, AgentCalls] = {}
+        self._first_look: FirstLook | None = None
+        self._measuring: LinkMeasuring | None = None
+        self._facts: Mapping[str, NodeFacts] = {}
+
+    # ---- nodes ------------------------------------------------------------------------------------
+
+    def begin(self, members: Sequence[Member], calls: Mapping[str, AgentCalls]) -> None:
+        """Begin with the members of the run, which are asked about themselves next."""
+        self._members, self._calls = tuple(members), calls
+        if FirstLook.is_wanted(self._request):
+            self._first_look = FirstLook(self._request, tuple(member.node for member in members), self._put)
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether the answers of nodes are only looked at: they are asked again, to measure themselves."""
+        return self._first_look is not None
+
+    @property
+    def needs_times(self) -> bool:
+        """Whether a node that is asked now shall measure itself."""
+        return self._request.needs_times and not self.is_looking
+
+    def look_at(self, facts: NodeFacts) -> None:
+        """Look at a node's answer; after the last one ``Looked`` comes."""
+        if self._first_look is not None:
+            self._first_look.take(facts)
+
+    def end_look(self) -> None:
+        """Let answers count from now on."""
+        self._first_look = None
+
+    # ---- links and plan ---------------------------------------------------------------------------
+
+    def plan(self, facts: Mapping[str, NodeFacts]) -> None:
+        """Plan with the facts of all nodes; first measure the links that the run may use, if it is planned by them."""
+        self._facts = facts
+        job, model = self._request.job, next(iter(facts.values())).model
+        if not LinkMeasuring.is_wanted(self._request):
+            is_own = has_own_links(self._request)
+            self._plan_with(remembered_links(self._members, job, model, self._cache) if is_own else ())
+            return
+        self._measuring = LinkMeasuring(self._members, self._calls, job, model, cache=self._cache, put=self._put)
+        if not self._measuring.is_done:
+            self._enter("measuring links")
+        self._measuring.go_on()
+        self._plan_once_measured()
+
+    def take_link(self, answer: LinkAnswer) -> None:
+        """Take a node's answer about a link."""
+        if self._measuring is not None:
+            self._measuring.take(answer)
+            self._plan_once_measured()
+
+    def _plan_once_measured(self) -> None:
+        """Begin to plan once every link that is asked about is known."""
+        measuring = self._measuring
+        if measuring is None or not measuring.is_done:
+            return
+        self._measuring = None
+        self._enter("planning")
+        if measuring.note:
+            self._emit(control_pb2.RunEvent(note=measuring.note))
+        self._plan_with(measuring.links())
+
+    def _plan_with(self, links: tuple[LinkFacts, ...]) -> None:
+        """Begin to plan beside the run's thread, and tell the submitter what the plan is made with."""
+        try:
+            profile = self._planning.start(self._facts, self._checkpoints, links)
+        except RingTuneError as error:
+            self._put(rounds.PlanFailed(type(error).__name__, str(error)))
+        else:
+            self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
+
+    def cancel(self) -> None:
+        """Let what goes on beside the run's thread end soon: nobody waits for its answer any more."""
+        self._planning.cancel()
+        if self._first_look is not None:
+            self._first_look.cancel()
+
+    # ---- after the run ----------------------------------------------------------------------------
+
+    def remember(self, shown: Sequence[LinkFacts]) -> None:
+        """Keep for the next run what this one's transfers showed; the latencies of a given profile are not ours."""
+        if has_own_links(self._request):
+            addresses = {member.node: member.address for member in self._members}
+            remember(shown, addresses, self._request.job, next(iter(self._facts.values())).model, self._cache)

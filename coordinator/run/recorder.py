@@ -1,0 +1,291 @@
+"""Write a run's ledger, metrics, trace and recordings while it goes on, and send files as they grow."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from coordinator.run.events import EventSink, GrowingFile
+from coordinator.run.report import NodeTotals, OperationsLedger, RunLedger
+from coordinator.run.run_text import fetched_line, fetched_text, recovery_line, replan_line, rows_facts, stop_text
+from coordinator.run.trace import Activity, TraceText
+from ringtune.costs.calibration import PaceWatch, RecordedProfile
+from ringtune.costs.links import RecordedLinks
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
+from ringtune.engine.events import Span
+from ringtune.errors import PlanError
+from ringtune.job.job import Job
+from ringtune.run_control import rounds
+from ringtune.schedule.actions import parse_action
+from ringtune.schedule.operation_tables import GivenTable
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Turn
+from ringtune.texts import Repeats, times
+from ringtune.v1 import control_pb2
+
+_LOG = logging.getLogger(__name__)
+Logged = (
+    rounds.LogStep
+    | rounds.ShowStep
+    | rounds.LogTurn
+    | rounds.LogUnfreeze
+    | rounds.LogOperations
+    | rounds.LogCacheLost
+    | rounds.LogEvaluation
+    | rounds.LogStop
+    | rounds.LogPlan
+    | rounds.LogFetched
+)
+"""What the state machine logs, and a run's books take."""
+
+
+class RunBooks:
+    """The books of one run: ledger, trace, recordings, and the times that its actions took.
+
+    Args:
+        plan: of the run.
+        job: of the run.
+        profile: that it was planned with.
+        emit: sends an event to the submitter.
+        skipped_items: the first so many do not count in the profile.
+        part: of the plan with which the run begins or goes on; None = its first one.
+
+    Attributes:
+        ledger: of the run.
+        pace: of its nodes; None where nobody watches it.
+        onlooker: hears after each turn what the nodes did in it; None where nobody looks on.
+        rows: of the owners' files that are left out or cut, for the report.
+        end_seq: one past the last granted item.
+        end_step: optimizer steps that are done at the end of the granted turns.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        job: Job,
+        profile: Profile,
+        emit: EventSink,
+        *,
+        skipped_items: int = 0,
+        part: Plan | None = None,
+    ) -> None:
+        self._plan = plan
+        self._job = job
+        self._links = profile.links
+        self.rows = rows_facts(profile.nodes)
+        self._emit = emit
+        self._ends_unix_s: dict[int, float] = {}
+        self._trace_file: GrowingFile | None = None
+        self._trace_text: TraceText | None = None
+        self._recordings: dict[str, GrowingFile] = {}
+        self._recorded = RecordedProfile(
+            plan.course, profile, recompute=plan.placement.recompute, skipped_items=skipped_items
+        )
+        self._operations = OperationsLedger(plan, profile)
+        self.ledger = RunLedger(
+            plan, job, placement_number=(part or plan).placement.placement_number if plan.moves else None
+        )
+        self.pace: PaceWatch | None = None
+        self.onlooker: EventSink | None = None
+        self._activity = Activity()
+        self.end_seq = self.end_step = 0
+        self._left_out = Repeats()
+        self._has_risen = False
+        self._comers: tuple[str, ...] = ()  # before the trace was begun
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the run."""
+        return self._plan
+
+    def begin(self, started_unix_s: float) -> None:
+        """Open the trace; ``started_unix_s``, when training begins, is its time zero."""
+        self.ledger.begin(started_unix_s)
+        num_blocks = self._plan.course.num_blocks
+        nodes = dict.fromkeys((*self._plan.nodes, *self._comers))
+        self._trace_text = TraceText(
+            nodes, num_blocks=num_blocks, started_unix_s=started_unix_s, placement_number=self.ledger.placement_number
+        )
+        self._trace_file = GrowingFile("trace.json", self._emit)
+        self._trace_file.write(self._trace_text.begin().encode())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether training has begun."""
+        return self._trace_file is not None
+
+    @property
+    def links(self) -> RecordedLinks:
+        """The links with the run's own transfers so far."""
+        return self._recorded.links
+
+    def moved(self, command: rounds.LogMove, at_unix_s: float) -> None:
+        """Write into the books that the run has moved, or why it stays; send its line to the submitter."""
+        line = self.ledger.moved(command, at_unix_s)
+        self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
+        if self._trace_file is not None and self._trace_text is not None:
+            text = self._trace_text.move(command.part.nodes, command, at_unix_s)
+            self._trace_file.write(text.encode())
+
+    def joined(self, facts: NodeFacts, links: Sequence[LinkFacts]) -> None:
+        """Keep books of one more node; of one that was there before they go on.
+
+        Args:
+            facts: of the node.
+            links: between it and the others.
+        """
+        if facts.node in self.ledger.nodes:
+            return
+        self.ledger.nodes[facts.node] = NodeTotals()
+        self._links = (*self._links, *links)
+        self._recorded.joined(facts, links)
+        self._operations.joined(facts.node)
+        if self._trace_file is not None and self._trace_text is not None:
+            self._trace_file.write(self._trace_text.joined(facts.node).encode())
+        else:
+            self._comers = (*self._comers, facts.node)
+
+    def recovered(self, command: rounds.LogRecovery, at_unix_s: float) -> None:
+        """Write into the books that the run goes on without a node; send the plan and the line to the submitter."""
+        self._plan = command.plan
+        self.ledger.recovered(command.plan, command.part.placement.placement_number, at_unix_s)
+        line = recovery_line(command)
+        self._emit(control_pb2.RunEvent(plan_json=json.dumps(command.plan.to_json())))
+        self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
+
+    def add_report(self, request: control_pb2.ReportRequest) -> None:
+        """Write bytes, spans and recording of a node's report down; a span of no known action is left out."""
+        node = request.node
+        for traffic in request.traffic:
+            self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
+            self._operations.add_traffic(node, traffic.seq, traffic.payload, traffic.bytes)
+        for transfer in request.transfers:
+            self._recorded.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
+            if self.pace is not None:
+                self.pace.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
+        spans = list(self._spans(request))
+        self.ledger.add_spans(node, spans)
+        self._operations.add_spans(node, spans)
+        if self.onlooker is not None:
+            self._activity.add(node, spans)
+        for span in filter(lambda span: span.is_compute, spans):
+            self._recorded.add(node, span.action, span.end_s - span.start_s, worked_s=span.worked_s)
+            if self.pace is not None:
+                self.pace.add(node, span.action, span.end_s - span.start_s)
+        if spans and self._trace_file is not None and self._trace_text is not None:
+            self._trace_file.write(self._trace_text.spans(node, spans).encode())
+        if request.recording:
+            if node not in self._recordings:
+                self._recordings[node] = GrowingFile(f"recordings/{node}.jsonl", self._emit)
+            self._recordings[node].write(request.recording.encode())
+
+    def _spans(self, request: control_pb2.ReportRequest) -> Iterator[Span]:
+        """Yield the spans of a report with their actions parsed; leave out, with a warning, what is no action."""
+        for span in request.spans:
+            try:
+                action = parse_action(span.action, self._plan.course.num_blocks)
+            except PlanError as error:
+                count = self._left_out.told(request.node)
+                if count:
+                    told = "node %s reports what is no action, it is left out: %s%s"
+                    _LOG.warning(told, request.node, error, times(count))
+            else:
+                yield Span(action, span.start_unix_s, span.end_unix_s, span.worked_s)
+
+    def granted(self, turns: Sequence[Turn]) -> None:
+        """Expect the times of the actions of these turns from now on."""
+        if self.onlooker is not None:
+            self._activity.granted(turns)
+        for turn in turns:
+            self.end_seq, self.end_step = max(self.end_seq, turn.end_seq), turn.end_step
+            self._recorded.granted(turn)
+            if self.pace is not None:
+                self.pace.granted(turn)
+
+    def emit_profile(self) -> None:
+        """Send the submitter the profile with the times that the run's actions took so far."""
+        self._emit(control_pb2.RunEvent(profile_json=json.dumps(self.profile().to_json())))
+
+    def profile(self) -> Profile:
+        """Make a profile with the times that the run's actions took so far."""
+        return self._recorded.profile()
+
+    def operations_report(self) -> dict[str, Any] | None:
+        """Write what operations left to be done, and what they saved; None where everything was full."""
+        return self._operations.report(self._recorded.profile())
+
+    def shown_links(self) -> tuple[LinkFacts, ...]:
+        """Only the links whose rates the run's own transfers showed so far."""
+        return self._recorded.links.shown(self._links)
+
+    def note_end(self, seq: int, at_unix_s: float) -> None:
+        """Remember when an item was done, for the line that the state machine logs next."""
+        self._ends_unix_s[seq] = at_unix_s
+
+    def log(self, command: Logged) -> None:
+        """Write what the state machine logs into the books, and send it to the submitter."""
+        match command:
+            case rounds.LogStep(turn, seq, step, depth, values):
+                ended_unix_s = self._ends_unix_s.pop(seq)
+                progress = self.ledger.step_done(turn, seq, step, depth, dict(values), ended_unix_s)
+                if not self._plan.placement.copies:  # else it was shown when it was done
+                    self._emit(control_pb2.RunEvent(step_json=json.dumps(progress)))
+            case rounds.ShowStep(turn, seq, step, depth, values):
+                done = {"seq": seq, "num_steps": self._plan.course.num_steps}
+                line = self.ledger.line_of(turn, seq, step, depth, dict(values))
+                self._emit(control_pb2.RunEvent(step_json=json.dumps(done | line)))
+            case rounds.LogTurn(turn):
+                self._recorded.turn_done(turn)
+                if self.pace is not None:
+                    self.pace.turn_done(turn)
+                self._operations.turn_done(turn)
+                for line in self.ledger.turn_done(turn):
+                    self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
+                self._show_activity(turn)
+            case rounds.LogPlan(plan, why):
+                self._plan = plan
+                self.ledger.replanned(plan)
+                self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
+                self._emit(control_pb2.RunEvent(metrics_json=json.dumps(replan_line(plan, why))))
+            case rounds.LogFetched():
+                if told := fetched_text(command):
+                    self._emit(control_pb2.RunEvent(note=told))
+                    self._emit(control_pb2.RunEvent(metrics_json=json.dumps(fetched_line(command))))
+            case rounds.LogUnfreeze(step, depth):
+                self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.unfrozen(step, depth))))
+            case rounds.LogOperations(step, operations):
+                self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.operations_chosen(step, operations))))
+                chosen = GivenTable(step=step, operations=operations, origin=self._plan.course.table_origin)
+                self._emit(control_pb2.RunEvent(operations_json=json.dumps(chosen.to_json())))
+            case rounds.LogCacheLost(_, problem):
+                self._emit(control_pb2.RunEvent(note=problem))
+            case rounds.LogStop(step, evaluations):
+                self._emit(
+                    control_pb2.RunEvent(note=stop_text(step, evaluations, keeps_best=self._job.train.keep_best))
+                )
+                self._emit(control_pb2.RunEvent(metrics_json=json.dumps(self.ledger.stopped(step, evaluations))))
+            case rounds.LogEvaluation(step, values, is_best):
+                line = self.ledger.evaluation_done(step, dict(values), is_best=is_best)
+                text = json.dumps(line)
+                self._emit(control_pb2.RunEvent(step_json=text))
+                self._emit(control_pb2.RunEvent(metrics_json=text))
+                if (risen := line.get("risen")) and not self._has_risen and step < self._plan.course.num_steps:
+                    self._has_risen = True
+                    self._emit(control_pb2.RunEvent(note=risen))
+
+    def _show_activity(self, turn: Turn) -> None:
+        if self.onlooker is not None:
+            found = self._activity.turn_done(turn, self._plan.nodes)
+            if found is not None:
+                self.onlooker(control_pb2.RunEvent(activity_json=json.dumps(found)))
+
+    def close(self) -> None:
+        """Complete the growing files, so that the trace of a failed run opens too."""
+        if self._trace_file is not None and self._trace_text is not None:
+            self._trace_file.write(self._trace_text.end().encode())
+            self._trace_file.close()
+            self._trace_file = None
+        for file in self._recordings.values():
+            file.close()

@@ -1,0 +1,247 @@
+"""Reports of a run's nodes, the node that failed where several complain, and recovery without it.
+
+Find the node that failed when links break: its neighbours may be quicker to report the broken links.
+
+Pure: every method is told the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any, Final
+
+from coordinator.run.checkpoint import Checkpointing
+from coordinator.run.driver import StatusBoard
+from coordinator.run.events import now_unix_s
+from coordinator.run.migration import MoveDriving, Replanning
+from coordinator.run.recorder import RunBooks
+from coordinator.run.requests import RunRequest
+from ringtune.config.sections import SKIP_OWNER
+from ringtune.errors import IntegrityError, PeerLostError, PlanError
+from ringtune.ids import naming_node
+from ringtune.quantities import format_seconds
+from ringtune.run_control import rounds
+from ringtune.run_control.rounds import NodeFailed
+from ringtune.schedule.operation_tables import BlockScores
+from ringtune.schedule.plan import Plan
+from ringtune.techniques.replicas import CopyDigest
+from ringtune.texts import printable
+from ringtune.transport.codecs import check_report, numbers_from_proto, scores_from_proto
+from ringtune.v1 import control_pb2
+
+GRACE_S = 1.0
+"""Seconds that a node has to report its own failure after another node complained about it."""
+
+
+class Blame:
+    """Complaints of nodes about lost peers, each kept until its time is up."""
+
+    def __init__(self) -> None:
+        self._complaints: dict[str, tuple[float, NodeFailed]] = {}
+        self._complainers: set[str] = set()
+
+    def add(self, failed: NodeFailed, lost_peer: str, now_s: float) -> None:
+        """Take the complaint of ``failed.node`` that its link with ``lost_peer`` broke.
+
+        Only the first complaint about a peer is kept.
+        """
+        self._complainers.add(failed.node)
+        self._complaints.setdefault(lost_peer, (now_s + GRACE_S, failed))
+
+    def verdict(self, now_s: float) -> NodeFailed | None:
+        """Take out a complaint that is ``GRACE_S`` old, first one about a peer that has not complained itself.
+
+        Example: a complains about b, and b about c. Only c has not complained, so b's complaint about c is chosen.
+        """
+        due = {peer: failed for peer, (until_s, failed) in self._complaints.items() if now_s >= until_s}
+        silent = [failed for peer, failed in due.items() if peer not in self._complainers]
+        found = next(iter([*silent, *due.values()]), None)
+        if found is not None:  # it is told once
+            self._complaints = {peer: kept for peer, kept in self._complaints.items() if kept[1] is not found}
+        return found
+
+
+def with_role(message: str, node: str, plan: Plan) -> str:
+    """Add to the message that a node is lost what it did and what can be done, if all it did was to help."""
+    helped = plan.placement.joined_helpers(node)
+    if not helped or plan.slice_of(node).num_blocks or plan.owner(node) is not None:
+        return message
+    blocks = ", ".join(f"{plan.placement.host_of(one.start)}'s blocks {one.text}" for one in helped)
+    return (
+        f"{message}; helper {node} fits the adapters of {blocks}: start it again and --resume the run, or train anew "
+        "with another helper in [offload]"
+    )
+
+
+_MOST_SCORES: Final = 1 << 22
+"""Most entries of scores that are kept for turns under way; a million batches of four micro-batches have so many."""
+_MOST_COPIES: Final = 2
+_MOST_TURNS: Final = 1 << 16
+
+
+class Reports:
+    """Reads the reports of one run's nodes.
+
+    Args:
+        checkpoints: of the run; they hear of shards that were saved.
+        now_s: the clock by which ``verdict`` is asked.
+    """
+
+    def __init__(self, checkpoints: Checkpointing, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._checkpoints, self._now_s = checkpoints, now_s
+        self._num_reports: dict[str, int] = {}
+        self._scores: dict[tuple[str, int], list[BlockScores]] = {}  # of turns that are not done at the node
+        self._copies: dict[tuple[str, int], list[CopyDigest]] = {}  # of turns that are not done at the node
+        self._blame = Blame()
+
+    def take(
+        self, request: control_pb2.ReportRequest, books: RunBooks, placement_number: int = 0
+    ) -> Iterator[rounds.Event]:
+        """Write a report into the books; a report whose number came before is ignored.
+
+        Args:
+            request: the report.
+            books: of the run.
+            placement_number: of the placement that holds. An error of a node that has no role in it ends nothing: the
+                run has gone on without that node, and its links broke because of that.
+
+        Yields:
+            What happened, in order; each has to be handled before the next is asked for.
+
+        Raises:
+            IntegrityError: it has no number, figures that are none, or scores that are not readable.
+        """
+        if request.number < 1:
+            raise IntegrityError(f"a report of node {request.node} has no number; use one version on all machines")
+        last = self._num_reports.get(request.node, 0)
+        if request.number <= last:
+            return  # the node did not hear that it had arrived
+        check_report(request, last=last, nodes=books.plan.nodes, end_seq=books.end_seq)
+        self._num_reports[request.node] = request.number
+        books.add_report(request)
+        for step in request.steps:
+            books.note_end(step.seq, step.at_unix_s)
+            values = numbers_from_proto(step.values)
+            yield rounds.StepReported(request.node, step.seq, step.step, step.kind, values)
+        self._checkpoints.note_saved(request.node, request.saved)
+        self._note_scores(request)
+        self._note_copies(request)
+        if request.cache_problem:
+            yield rounds.CacheLost(request.node, printable(request.cache_problem))
+        for turn in request.turns_done:
+            yield self._turn_reported(request.node, turn)
+        if request.error and books.plan.has_role(request.node, placement_number):
+            message = naming_node(request.node, printable(request.message))
+            if request.lost_peer or request.error == PeerLostError.__name__:
+                message = with_role(message, request.lost_peer or request.node, books.plan)
+            failed = rounds.NodeFailed(request.node, request.error, message, request.lost_peer)
+            if request.lost_peer:
+                self._blame.add(failed, request.lost_peer, self._now_s())
+            else:
+                yield failed
+
+    def _note_scores(self, request: control_pb2.ReportRequest) -> None:
+        """Keep scores until the end of their turn is reported, within bounds: they are checked only then."""
+        for message in request.scores:
+            self._scores.setdefault((request.node, message.turn), []).extend(scores_from_proto(message))
+        held = sum(len(entries) for entries in self._scores.values()) if request.scores else 0
+        if held > _MOST_SCORES:
+            raise IntegrityError(
+                f"node {request.node} reports scores without end: {held} are here of turns that nobody has ended; use "
+                "one version on all machines"
+            )
+
+    def _note_copies(self, request: control_pb2.ReportRequest) -> None:
+        """Keep digests of copies until the end of their turn is reported; a node has two copies at most."""
+        for message in request.copies:
+            copies = self._copies.setdefault((request.node, message.turn), [])
+            copies.append(CopyDigest(message.unit, message.sha256))
+            if len(copies) > _MOST_COPIES or len(self._copies) > _MOST_TURNS:
+                raise IntegrityError(
+                    f"node {request.node} reports digests of copies without end; use one version on all machines"
+                )
+
+    def _turn_reported(self, node: str, turn: int) -> rounds.TurnReported:
+        scores, copies = self._scores.pop((node, turn), ()), self._copies.pop((node, turn), ())
+        return rounds.TurnReported(node, turn, tuple(scores), tuple(copies))
+
+    def forget(self, node: str) -> None:
+        """Count the reports of a node from 1 again: another process of its name sends them."""
+        self._num_reports.pop(node, None)
+
+    def forgive(self) -> None:
+        """Forget who complained about whom: the run goes on without those that were lost."""
+        self._blame = Blame()
+
+    def verdict(self, now_s: float) -> rounds.NodeFailed | None:
+        """Return the failure of a node that others complain about, once its time to report itself is up."""
+        return self._blame.verdict(now_s)
+
+
+def rounds_of(request: RunRequest, *, awaits_nodes: bool = True) -> rounds.BestKeepingRounds:
+    """Make the state machine that a request wants: where the plan has copies it goes on without lost nodes.
+
+    Args:
+        request: what is asked for.
+        awaits_nodes: whether lost nodes may come back, so that it waits for one that it can't do without.
+    """
+    runtime, plan_only = request.job.runtime, request.plan_only
+    if request.evaluation is not None:
+        return rounds.BestKeepingRounds(None, plan_only=plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
+    recovery = request.job.recovery
+    return rounds.RecoveringRounds(
+        None,
+        plan_only=plan_only,
+        plan_s=runtime.plan_s,
+        wait_s=runtime.wait_s,
+        leaves_out=recovery.owners == SKIP_OWNER,
+        patience_evals=request.job.train.patience_evals,
+        keeps_best=request.job.train.keep_best,
+        awaits_s=recovery.wait_s if awaits_nodes and request.is_training else 0.0,
+    )
+
+
+def await_nodes(command: rounds.AwaitNodes, board: StatusBoard, now_s: float) -> str:
+    """Show on the board for whom the run waits; return the sentence for the user."""
+    nodes, why, until_s = command
+    left_s = max(0.0, until_s - now_s)
+    board.awaits(nodes, why, time.monotonic() + left_s)
+    return (
+        f"the run waits for node {', '.join(nodes)}, {format_seconds(left_s)} at most (recovery.wait_s): {why}; "
+        "start it again with its name and its data, or stop the run and --resume it later"
+    )
+
+
+def recover(
+    command: rounds.LogMove | rounds.PlaceAgain | rounds.LogRecovery,
+    moving: MoveDriving | None,
+    books: RunBooks | None,
+    replanning: Replanning | None,
+    reports: Reports,
+    answers: SimpleQueue[Any],
+) -> str:
+    """Look for a placement without lost nodes, or write a move or a recovery down and grant in its placement.
+
+    Returns:
+        A sentence for the user.
+
+    Raises:
+        PlanError: there is no plan yet.
+    """
+    if moving is None or books is None or replanning is None:
+        raise PlanError("a run recovers that has no plan yet; please report this")
+    if isinstance(command, rounds.PlaceAgain):
+        replanning.place_again(command, answers.put)
+        return f"node {', '.join(command.lost)} is lost; the others go back to the end of step {command.step}"
+    if isinstance(command, rounds.LogMove):
+        told = moving.log(command)
+        books.moved(command, now_unix_s())
+        books.pace = replanning.moved(command)
+        return told
+    told = moving.recovered(command)
+    books.recovered(command, now_unix_s())
+    books.pace = replanning.recovered(command)
+    reports.forgive()
+    return told

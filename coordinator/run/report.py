@@ -1,0 +1,647 @@
+"""The ledgers of a run: a line of metrics for each step, the report's totals, and what operations have saved.
+
+Pure bookkeeping, without a clock. A step is known in two stages. When its owner reports it, its loss is shown as
+progress. When every node has done its turn, its bytes are complete and its line of ``metrics.jsonl`` is written; the
+bytes of finished turns are forgotten, so that memory does not grow with the run.
+
+Keep account of what operations left to be done in a run, and of what they saved.
+
+Only train steps save; what gathering scores took is counted beside it. What steps would have taken with everything full
+is not measured but reckoned: seconds by the times that the run itself recorded, bytes by the mean lengths of the
+owners' rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.run.run_text import LastStep, rise_text, shown, training_facts
+from ringtune import __version__
+from ringtune.config.sections import learning_rate
+from ringtune.costs.action_costs import CourseCosts, Done, all_full, done_of, total
+from ringtune.costs.profile import Profile
+from ringtune.engine.events import Span
+from ringtune.errors import IntegrityError, PlanError
+from ringtune.job.job import Job
+from ringtune.machine.resources import busy_text
+from ringtune.run_control.evaluation import class_figures, entity_figures, number_figures, table_of
+from ringtune.run_control.events import LogMove
+from ringtune.schedule.actions import Op, Payload
+from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, Operations, pattern_of
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import NONE_DONE, Evaluations, Item, StepKind, Turn, items
+from ringtune.schedule.units import units_text
+from ringtune.schedule.versions import ever_trained
+from ringtune.techniques.activation_checkpointing import SlicePolicy
+from ringtune.techniques.offload_report import ParcelBytes, offload_facts
+from ringtune.transport.codecs import total_of
+
+_LARGEST_EXPONENT = 700.0
+
+
+def mean(values: Mapping[str, float], name: str) -> float | None:
+    """Quotient ``values[name] / values["count"]``; None if the count is 0 or the quotient is not finite.
+
+    JSON has no NaN, and training may diverge. Example: loss_sum 6 and count 4 are 1.5.
+    """
+    count = values.get("count", 0.0)
+    quotient = values.get(name, 0.0) / count if count else math.nan
+    return quotient if math.isfinite(quotient) else None
+
+
+def figures(values: Mapping[str, float], labels: Sequence[str] = (), max_length: int = 0) -> dict[str, Any]:
+    """Compute loss and accuracy from an evaluation's sums, and the further figures of its task.
+
+    ``mse`` and ``mae`` of numbers with those of ``number_figures``, ``perplexity`` of a language model over all its
+    ``tokens``, ``f1`` and ``exact_match`` over the ``questions``, as shares, of tags the number of ``words`` and of
+    ``cut_words`` that no batch has, and where classes or entities were counted those of ``class_figures`` and
+    ``entity_figures``.
+
+    Args:
+        values: sums over all owners.
+        labels: names of the classes.
+        max_length: tokens at which rows were cut, which a perplexity depends on; 0 = not told.
+    """
+    found: dict[str, Any] = {
+        "loss": mean(values, "loss_sum"),
+        "accuracy": mean(values, "correct") if "correct" in values else None,
+    }
+    if "tokens" in values:
+        loss = found["loss"]
+        found["perplexity"] = math.exp(loss) if loss is not None and loss < _LARGEST_EXPONENT else None
+        found |= {"max_length": max_length} if max_length else {}
+    if table := table_of(values, len(labels)):
+        found |= class_figures(table, labels)
+    if "absolute_sum" in values:
+        found |= {"mse": found["loss"], "mae": mean(values, "absolute_sum"), **number_figures(values)}
+    if "words" in values:
+        counted = {name: int(values[name]) for name in ("words", "cut_words") if name in values}
+        found |= {**counted, **entity_figures(values, labels)}
+    if "questions" in values:
+        judged = {**values, "count": values["questions"]}
+        found |= {"f1": mean(judged, "f1_sum"), "exact_match": mean(judged, "exact_sum")}
+        found["questions"] = int(values["questions"])
+    return found
+
+
+REPORT_SCHEMA = 1
+_CACHE_COUNTS = ("cache_reads", "cache_read_bytes")
+_TABLES = ("classes", "confusion", "entity_types")
+_CACHE_MOST = "cache_most_kept_bytes"
+
+
+@dataclass(slots=True)
+class NodeTotals:
+    """The totals of one node over the whole run.
+
+    Attributes:
+        busy_s: seconds of compute actions.
+        fit_s: of these, seconds in which it fitted adapters as a helper.
+        cpu_s: processor seconds of its process.
+        num_actions: compute actions.
+        sent_bytes: payload bytes to each other node.
+        received_bytes: payload bytes from the other nodes.
+        hosted_bytes: weights that it materialised.
+        peak_rss_bytes: highest resident memory that it reported.
+        device: that it computed on: ``cpu``, or the name of an accelerator; empty = not told.
+        peak_device_bytes: most memory of an accelerator that it had for tensors.
+        device_bytes: all memory of that accelerator; 0 on a processor.
+        peak_versions: most versions of its trained tensors that it stored at once, the newest included.
+        peak_version_bytes: of those besides the newest.
+        load: threads for each core of its machine that wanted to compute at the end; 0 = not known.
+        cores: of its machine.
+        cache: figures of hidden states that it read, summed over placements, and most bytes that it kept in one of
+            them; none without a cache.
+    """
+
+    busy_s: float = 0.0
+    fit_s: float = 0.0
+    cpu_s: float = 0.0
+    num_actions: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    hosted_bytes: int = 0
+    peak_rss_bytes: int = 0
+    device: str = ""
+    peak_device_bytes: int = 0
+    device_bytes: int = 0
+    peak_versions: int = 0
+    peak_version_bytes: int = 0
+    load: float = 0.0
+    cores: int = 1
+    cache: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that is done, in a turn that is not."""
+
+    line: dict[str, Any]
+    ended_unix_s: float
+
+
+@dataclass(slots=True)
+class _LinkBytes:
+    """Bytes of one item by link: all of them, those of gradients, and those of each kind of parcel."""
+
+    all: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    gradients: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    parcels: ParcelBytes = field(default_factory=ParcelBytes)
+
+
+class RunLedger:
+    """The ledger of one run: steps, evaluations, bytes by link, and totals of each node.
+
+    Args:
+        plan: of the run.
+        job: of the run.
+        placement_number: of the placement with which it begins; None = it stays on one.
+
+    Attributes:
+        placement_number: of the placement that holds; None = the run stays on one.
+    """
+
+    def __init__(self, plan: Plan, job: Job, *, placement_number: int | None = None) -> None:
+        self._plan = plan
+        self.placement_number = placement_number
+        self._moves: list[dict[str, Any]] = []
+        self._job = job
+        self._last_end_unix_s = 0.0
+        self._steps: dict[int, _Step] = {}
+        self._other_ends_unix_s: dict[int, float] = {}
+        self._steps_s = 0.0
+        self._decisions: list[dict[str, Any]] = []
+        self._traffic: dict[int, _LinkBytes] = defaultdict(_LinkBytes)
+        self._links: dict[str, int] = defaultdict(int)
+        self._parcels = ParcelBytes()
+        self._evaluations: list[dict[str, Any]] = []
+        self._known = NONE_DONE
+        self._final: dict[str, Any] = {"rows": 0, "count": 0, "loss": None, "accuracy": None}
+        self._best: dict[str, Any] = {}
+        self._stop: dict[str, Any] = {}
+        self._losses: list[float] = []
+        self._first_loss: float | None = None
+        self._last = LastStep()
+        self._steps_done = 0
+        self._next_seq = 0
+        self.nodes = {node: NodeTotals() for node in plan.nodes}
+
+    def begin(self, started_unix_s: float) -> None:
+        """Note when training begins, from which the first step is timed."""
+        self._last_end_unix_s = started_unix_s
+
+    # ---- what nodes report ------------------------------------------------------------------------
+
+    def add_traffic(self, node: str, seq: int, target: str, payload: str, sent_bytes: int) -> None:
+        """Count the bytes that ``node`` sent to ``target`` for one item."""
+        link = f"{node}>{target}"
+        self._links[link] += sent_bytes
+        self.nodes[node].sent_bytes += sent_bytes
+        if target in self.nodes:
+            self.nodes[target].received_bytes += sent_bytes
+        # a hand-over may be reported after its turn is closed; its bytes then show in the next line
+        traffic = self._traffic[max(seq, self._next_seq)]
+        traffic.all[link] += sent_bytes
+        if payload == Payload.GRAD:
+            traffic.gradients[link] += sent_bytes
+        traffic.parcels.add(payload, link, sent_bytes)
+        self._parcels.add(payload, link, sent_bytes)
+
+    def add_spans(self, node: str, spans: Iterable[Span]) -> None:
+        """Count the actions that ``node`` computed, and their seconds."""
+        totals = self.nodes[node]
+        for span in spans:
+            if span.is_compute:
+                totals.busy_s += (seconds := max(0.0, span.end_s - span.start_s))
+                totals.fit_s += seconds if span.action.op is Op.FIT else 0.0
+                totals.num_actions += 1
+
+    def add_totals(self, node: str, totals: Mapping[str, Any]) -> None:
+        """Note the totals that a node reports at the end of a placement, or of the run (``totals.json``).
+
+        Raises:
+            IntegrityError: a figure is missing or no number.
+        """
+        entry = self.nodes[node]
+        try:
+            entry.peak_rss_bytes = max(entry.peak_rss_bytes, int(total_of(totals, "peak_rss_bytes")))
+            entry.device = str(totals.get("device", ""))
+            if "device_bytes" in totals:
+                entry.device_bytes = int(total_of(totals, "device_bytes"))
+                entry.peak_device_bytes = max(entry.peak_device_bytes, int(total_of(totals, "peak_device_bytes")))
+            entry.hosted_bytes = int(total_of(totals, "hosted_bytes"))
+            entry.cpu_s = total_of(totals, "cpu_s")
+            entry.peak_versions = max(entry.peak_versions, int(total_of(totals, "peak_versions")))
+            entry.peak_version_bytes = max(entry.peak_version_bytes, int(total_of(totals, "peak_version_bytes")))
+            if "load" in totals:
+                entry.load, entry.cores = total_of(totals, "load"), max(1, int(total_of(totals, "cores")))
+            if _CACHE_MOST in totals:
+                counts = {name: entry.cache.get(name, 0) + int(total_of(totals, name)) for name in _CACHE_COUNTS}
+                most = int(total_of(totals, _CACHE_MOST))
+                entry.cache = {**counts, _CACHE_MOST: max(entry.cache.get(_CACHE_MOST, 0), most)}
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(f"the totals of node {node} are not readable: {error}; use one version") from error
+
+    # ---- what the state machine logs --------------------------------------------------------------
+
+    def step_done(
+        self, turn: Turn, seq: int, step: int, depth: int, values: Mapping[str, float], ended_unix_s: float
+    ) -> dict[str, Any]:
+        """Note an item that is done; return what to show as progress at once."""
+        line = self.line_of(turn, seq, step, depth, values)
+        if turn.kind is StepKind.TRAIN:
+            self._steps[seq] = _Step(line, ended_unix_s)
+            self._steps_done += 1
+            self._last.take(line)
+        else:
+            self._other_ends_unix_s[seq] = ended_unix_s
+        return {"seq": seq, "num_steps": self._plan.course.num_steps, **line}
+
+    def line_of(self, turn: Turn, seq: int, step: int, depth: int, values: Mapping[str, float]) -> dict[str, Any]:
+        """Write what an item was; nothing is noted."""
+        is_step, course = turn.kind is StepKind.TRAIN, self._plan.course
+        line: dict[str, Any] = {
+            "kind": turn.kind.value,
+            "step": shown(step) if is_step else step,
+            "round": shown(turn.round),
+            "initiator": turn.owner,
+            "depth": depth,
+            "loss": mean(values, "loss_sum"),
+            "count": int(values.get("count", 0.0)),
+            **({"placement_number": self.placement_number} if self.placement_number is not None else {}),
+        }
+        if "correct" in values:
+            line["accuracy"] = mean(values, "correct")
+        if not is_step:
+            return line | {"batch": shown(seq - turn.first_seq), "batches": turn.num_items}
+        if course.method.full_parameters:
+            line["trains"] = units_text(course.method.trained(course, step))
+        return line | {"lr": learning_rate(self._job.train, *course.method.rate_at(course, step))}
+
+    def unfrozen(self, step: int, depth: int) -> dict[str, Any]:
+        """Note that the run has decided to train ``depth`` blocks from ``step`` on.
+
+        The line of metrics.jsonl for it comes before the lines of the turn that begins at ``step``.
+
+        Returns:
+            What to show as progress at once.
+        """
+        entry = {"kind": "unfreeze", "step": step, "depth": depth}
+        self._decisions.append(entry)
+        return entry
+
+    def operations_chosen(self, step: int, operations: Operations) -> dict[str, Any]:
+        """Note that the run has chosen the operation table that holds from ``step`` on; its line is placed likewise.
+
+        Returns:
+            What to show as progress at once: the table's digest, and how many operations of each kind it has for
+            blocks that train at some step.
+        """
+        blocks, subnets = ever_trained(self._plan.course).blocks, operations.subnets
+        rows = [row for batch in operations.batches for row in batch.rows]
+        codes = "".join(pattern_of(row, block, subnets) for row in rows for block in blocks)
+        kinds = {"full": FULL, "forward_only": FORWARD_ONLY, "shortcut": SHORTCUT}
+        counts = {name: codes.count(code) for name, code in kinds.items()}
+        entry = {"kind": "operations", "step": step, "digest": operations.digest, **counts}
+        self._decisions.append(entry)
+        return entry
+
+    def moved(self, command: LogMove, at_unix_s: float) -> dict[str, Any]:
+        """Note that the run has moved, or why it stays; its line, without ``kind``, is an entry of the report."""
+        self.placement_number, self._last_end_unix_s = command.part.placement.placement_number, at_unix_s
+        entry: dict[str, Any] = {
+            "step": command.step,
+            "to": command.placement_number,
+            "placement_number": self.placement_number,
+        }
+        entry |= {"seconds": round(command.seconds, 6), "fetched_bytes": dict(command.fetched_bytes)}
+        if command.problem:
+            entry["problem"] = command.problem
+        self._moves.append(entry)
+        return {"kind": "move", **entry}
+
+    def recovered(self, plan: Plan, placement_number: int, at_unix_s: float) -> None:
+        """Go by a plan whose last placement has no lost node; the seconds until now are those of no step."""
+        self._plan, self.placement_number, self._last_end_unix_s = plan, placement_number, at_unix_s
+
+    def replanned(self, plan: Plan) -> None:
+        """Go by a plan with one more placement; from now on entries say on which one the run is."""
+        self._plan, self.placement_number = (
+            plan,
+            plan.placement.placement_number if self.placement_number is None else self.placement_number,
+        )
+
+    def turn_done(self, turn: Turn) -> list[dict[str, Any]]:
+        """Close a turn that every node has done.
+
+        Returns:
+            The lines of metrics.jsonl for its steps, in order; before them those of decisions that it is the first of.
+        """
+        is_step = turn.kind is StepKind.TRAIN
+        lines = [entry for entry in self._decisions if is_step and entry["step"] <= turn.first_step]
+        self._decisions = self._decisions[len(lines) :]
+        self._next_seq = turn.end_seq
+        for seq in range(turn.first_seq, turn.end_seq):
+            traffic = self._traffic.pop(seq, _LinkBytes())
+            step = self._steps.pop(seq, None)
+            if step is None:  # the time of an evaluation is none of the step after it
+                ended_unix_s = self._other_ends_unix_s.pop(seq, self._last_end_unix_s)
+                self._last_end_unix_s = max(self._last_end_unix_s, ended_unix_s)
+                continue
+            # what nodes know of this clock may be some milliseconds off; a step never takes less than nothing
+            seconds = max(0.0, step.ended_unix_s - self._last_end_unix_s)
+            self._last_end_unix_s = step.ended_unix_s
+            self._steps_s += seconds
+            self._note_loss(step.line["loss"])
+            lines.append(
+                {
+                    **step.line,
+                    "seconds": round(seconds, 6),
+                    "bytes": dict(sorted(traffic.all.items())),
+                    "gradient_bytes": dict(sorted(traffic.gradients.items())),
+                    **traffic.parcels.to_json("bytes"),
+                }
+            )
+        return lines
+
+    def _note_loss(self, loss: float | None) -> None:
+        if loss is None:
+            return
+        self._first_loss = loss if self._first_loss is None else self._first_loss
+        self._losses = [*self._losses, loss][-self._plan.course.local_iterations :]
+
+    def evaluation_done(self, step: int, values: Mapping[str, float], *, is_best: bool | None = None) -> dict[str, Any]:
+        """Note an evaluation, whose sums are over all owners; and whether it is the best one, where that is kept.
+
+        Returns:
+            Its line of metrics.jsonl; without ``kind`` it is its entry in the report. Tables of classes are in that of
+            the last step only; ``risen`` says that the loss rises.
+        """
+        rows = sum(owner.eval_rows for owner in self._plan.course.owners)
+        entry: dict[str, Any] = {"step": step, "rows": rows, "count": int(values.get("count", 0.0))}
+        entry |= figures(values, self._plan.course.labels, self._plan.course.max_length)
+        entry |= {} if is_best is None else {"is_best": is_best}
+        is_last = step >= self._plan.course.num_steps
+        loss = entry["loss"]
+        self._known = self._known.after(step, math.nan if loss is None else loss)
+        if risen := rise_text(self._job, self._known, loss, is_last=is_last):
+            entry["risen"] = risen
+        self._final, self._best = entry, entry if is_best else self._best
+        short = {name: value for name, value in entry.items() if is_last or name not in _TABLES}
+        self._evaluations.append(short)
+        return {"kind": "evaluation", **short}
+
+    def stopped(self, step: int, evaluations: Evaluations) -> dict[str, Any]:
+        """Note that the run ends early; its line of metrics.jsonl, without ``kind``, stands in the report."""
+        self._stop = {"step": step, **dataclasses.asdict(evaluations)}
+        return {"kind": "stop", **self._stop}
+
+    # ---- the end ----------------------------------------------------------------------------------
+
+    def report(
+        self,
+        *,
+        run_id: str,
+        wall_s: float,
+        phases_s: Mapping[str, float],
+        predicted_bytes: Mapping[str, int],
+        unfreeze_at: Sequence[int] = (),
+        predicted_steps_s: float | None = None,
+        operations: Mapping[str, Any] | None = None,
+        best: Evaluations | None = None,
+        rows: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return the content of report.json.
+
+        Args:
+            run_id: of the run.
+            wall_s: from the start of the run to its last result.
+            phases_s: seconds of each phase.
+            predicted_bytes: what the planner expected each node to need.
+            unfreeze_at: the steps at which one more block began to train.
+            predicted_steps_s: what the planner expected all steps of the run to take; None = it did not say.
+            operations: what they left to be done, and what they saved; None where everything was full.
+            best: what is known of the evaluations of a run whose result is that of the best one; else None.
+            rows: of the owners' files that were left out or cut.
+
+        Returns:
+            ``steps_s`` are the seconds of the steps alone, ``phases_s.training`` those with evaluations, checkpoints,
+            moves and waits between them, and ``wall_s`` the whole run with joining, measuring, planning and
+            collecting. ``eval`` has the figures of the result and its step; where an earlier part of the run had the
+            best result, those of the last evaluation.
+        """
+        judged = self._best if best is not None and self._best.get("step") == best.best_step else self._final
+        left_out = {"is_best", "risen", *(() if self._plan.course.num_steps else ("step",))}
+        return {
+            "schema": REPORT_SCHEMA,
+            "run_id": run_id,
+            "version": __version__,
+            "method": self._plan.course.method.name,
+            "plan_digest": self._plan.digest,
+            "steps": self._steps_done,
+            "unfreeze_at": list(unfreeze_at),
+            "training": training_facts(self._plan.course) if self._plan.course.num_steps else None,
+            "steps_s": round(self._steps_s, 6),
+            "rows": dict(rows or {}),
+            "predicted_steps_s": predicted_steps_s,
+            "operations": operations,
+            **offload_facts(self._plan, steps=int(self._last.line.get("step", 0))),
+            "wall_s": round(wall_s, 6),
+            "phases_s": {phase: round(seconds, 6) for phase, seconds in phases_s.items()},
+            "train": {
+                "first_loss": self._first_loss,
+                "last_loss": self._last.line.get("loss"),
+                "mean_loss": sum(self._losses) / len(self._losses) if self._losses else None,
+                "mean_steps": len(self._losses),
+            },
+            "eval": {key: value for key, value in judged.items() if key not in left_out},
+            **({"best": {"step": best.best_step, "loss": best.best}} if best is not None else {}),
+            **({"risen": self._final["risen"]} if self._final.get("risen") else {}),
+            "evaluations": self._evaluations,
+            **({"stopped": self._stop} if self._stop else {}),
+            **({"moves": self._moves} if self.placement_number is not None else {}),
+            **({"busy": busy} if (busy := self._busy()) else {}),
+            "nodes": {node: self._node(node, predicted_bytes) for node in self._plan.nodes},
+            "links": dict(sorted(self._links.items())),
+            **self._parcels.to_json("links"),
+        }
+
+    def _busy(self) -> str:
+        """Say which machines were busy at the end with more than all nodes of the run, if they shared one machine."""
+        nodes = {node: self.nodes[node] for node in self._plan.nodes}
+        own = len(nodes) / min(one.cores for one in nodes.values())
+        return busy_text({node: one.load for node, one in nodes.items()}, "at the end", own=own)
+
+    def _node(self, node: str, predicted_bytes: Mapping[str, int]) -> dict[str, Any]:
+        part = self._plan.at(
+            self._plan.placement.placement_number if self.placement_number is None else self.placement_number
+        )
+        totals, piece = self.nodes[node], part.slice_of(node)
+        return {
+            "blocks": [piece.start, piece.stop],
+            "activations": SlicePolicy.of(part, piece.start, piece.stop).to_json(),
+            "busy_s": round(totals.busy_s, 6),
+            **({"fit_s": round(totals.fit_s, 6)} if self._plan.placement.helped_by(node) else {}),
+            "cpu_s": round(totals.cpu_s, 6),
+            "actions": totals.num_actions,
+            "device": totals.device,
+            **(
+                {"peak_device_bytes": totals.peak_device_bytes, "device_bytes": totals.device_bytes}
+                if totals.device_bytes
+                else {}
+            ),
+            "peak_rss_bytes": totals.peak_rss_bytes,
+            "hosted_bytes": totals.hosted_bytes,
+            "peak_versions": totals.peak_versions,
+            "peak_version_bytes": totals.peak_version_bytes,
+            "load": round(totals.load, 3),
+            **totals.cache,
+            "predicted_bytes": predicted_bytes.get(node, 0),
+            "sent_bytes": totals.sent_bytes,
+            "received_bytes": totals.received_bytes,
+        }
+
+
+_BLOCK_OPS = (Op.FORWARD, Op.FORWARD_FREE, Op.BACKWARD)
+_BETWEEN_BLOCKS = (Payload.HIDDEN, Payload.GRAD)
+
+
+class OperationsLedger:
+    """The account of one run's operations; it stays empty where everything is full.
+
+    Args:
+        plan: of the run.
+        profile: what the run was planned with, which predicts.
+    """
+
+    def __init__(self, plan: Plan, profile: Profile) -> None:
+        self._plan = plan
+        self._is_kept = plan.course.may_skip
+        self._costs = _costs(plan, profile) if self._is_kept else None
+        self._busy_s: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self._bytes: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self._done = {node: Done() for node in plan.nodes}
+        self._steps: dict[tuple[Plan, str, int], int] = defaultdict(int)
+        self._items: dict[tuple[Plan, str, int], Item] = {}
+        self._total_busy_s: dict[str, float] = defaultdict(float)
+        self._total_bytes: dict[str, int] = defaultdict(int)
+        self._scored = 0
+        self._score_busy_s = 0.0
+        self._score_bytes = 0
+
+    def joined(self, node: str) -> None:
+        """Count what one more node does."""
+        self._done.setdefault(node, Done())
+
+    # ---- what nodes report ------------------------------------------------------------------------
+
+    def add_spans(self, node: str, spans: Iterable[Span]) -> None:
+        """Count the seconds of forwards and backwards of blocks."""
+        if self._is_kept:
+            for span in spans:
+                if span.action.op in _BLOCK_OPS:
+                    self._busy_s[span.action.seq][node] += max(0.0, span.end_s - span.start_s)
+
+    def add_traffic(self, node: str, seq: int, payload: str, sent_bytes: int) -> None:
+        """Count the bytes of hidden states and gradients."""
+        if self._is_kept and payload in _BETWEEN_BLOCKS:
+            self._bytes[seq][node] += sent_bytes
+
+    def turn_done(self, turn: Turn) -> None:
+        """Close a turn that every node has done; what neither trains nor scores is forgotten."""
+        if not self._is_kept:
+            return
+        plan = self._plan.decided(turn.unfreeze_at, turn.operations)
+        for seq in range(turn.first_seq, turn.end_seq):
+            busy_s, sent = self._busy_s.pop(seq, {}), self._bytes.pop(seq, {})
+            if turn.kind is StepKind.TRAIN:
+                _add(self._total_busy_s, busy_s)
+                _add(self._total_bytes, sent)
+            elif turn.kind is StepKind.SCORE:
+                self._score_busy_s += sum(busy_s.values())
+                self._score_bytes += sum(sent.values())
+        if turn.kind is StepKind.SCORE:
+            self._scored += turn.num_items
+        if turn.kind is StepKind.TRAIN:
+            for item in items(plan.course, turn):
+                _add_done(self._done, done_of(plan, item, self._costs), 1)
+                alike = (all_full(plan.plain), item.owner, _depth(plan, item))
+                self._steps[alike] += 1
+                self._items[alike] = item
+
+    # ---- the end ----------------------------------------------------------------------------------
+
+    def report(self, recorded: Profile) -> dict[str, Any] | None:
+        """Write what was done and saved; None where everything was full, or nothing was trained.
+
+        Args:
+            recorded: the times that the run recorded, which measure.
+        """
+        if not self._steps:
+            return None
+        done = self._done
+        full, full_recorded = (self._all_full(costs) for costs in (self._costs, _costs(self._plan, recorded)))
+        all_done, everything, measured = total(done.values()), total(full.values()), total(full_recorded.values())
+        busy_s, sent = sum(self._total_busy_s.values()), sum(self._total_bytes.values())
+        all_full_s = measured.work_s if _was_full_where_it_counts(done, full) else None
+        return {
+            "steps": sum(self._steps.values()),
+            "nodes": {node: each.shares() for node, each in done.items()},
+            "compute": {
+                "busy_s": busy_s,
+                "all_full_s": all_full_s,
+                "measured": _share(busy_s, all_full_s or 0.0),
+                "predicted": _share(all_done.work_s, everything.work_s),
+                "paper": _share(all_done.paper_compute, everything.paper_compute),
+            },
+            "bytes": {
+                "sent_bytes": sent,
+                "all_full_bytes": measured.sent_bytes,
+                "measured": _share(sent, measured.sent_bytes),
+                "predicted": _share(all_done.sent_bytes, everything.sent_bytes),
+                "paper": _share(all_done.paper_sent, everything.paper_sent),
+            },
+            "scores": {"batches": self._scored, "busy_s": self._score_busy_s, "sent_bytes": self._score_bytes},
+        }
+
+    def _all_full(self, costs: CourseCosts | None) -> dict[str, Done]:
+        """What each node would have done with everything full, where items of an owner are alike at each depth."""
+        sums = {node: Done() for node in self._plan.nodes}
+        for alike, times in self._steps.items():
+            _add_done(sums, done_of(alike[0], self._items[alike], costs), times)
+        return sums
+
+
+def _was_full_where_it_counts(done: Mapping[str, Done], full: Mapping[str, Done]) -> bool:
+    """Whether each node that trains blocks has done anything full: else nothing says how long that takes there."""
+    return all(done[node].full > 0 for node, each in full.items() if each.full > 0)
+
+
+def _add_done(sums: dict[str, Done], more: Mapping[str, Done], times: float) -> None:
+    for node, each in more.items():
+        sums[node] += each.times(times)
+
+
+def _add(sums: dict[str, Any], more: Mapping[str, float]) -> None:
+    for node, value in more.items():
+        sums[node] += value
+
+
+def _depth(plan: Plan, item: Item) -> int:
+    return plan.course.method.trained(plan.course, item.step).lowest
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
+
+
+def _costs(plan: Plan, profile: Profile) -> CourseCosts | None:
+    try:
+        return CourseCosts.of(plan, profile)
+    except PlanError:  # an old plan on nodes that nobody measured
+        return None

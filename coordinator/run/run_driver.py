@@ -1,0 +1,452 @@
+"""Drive one run: nodes' answers and reports become events of its state machine, whose commands are carried out.
+
+::
+
+    calls to nodes --answers--.                         .--> calls to nodes
+    reports of nodes ---------+--> queue --> Rounds ----+--> events for the submitter
+    leases, timers, stop -----'   (one thread)          '--> books (ledger, trace)
+
+One thread touches the state machine and the books. All decisions are the state machine's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from coordinator.planner.planned import JobTime, Planned
+from coordinator.run.checkpoint import Checkpointing, Noted
+from coordinator.run.collect import BestFiles, HandedIn, hand_results_in
+from coordinator.run.driver import Absent, Driver
+from coordinator.run.events import now_unix_s
+from coordinator.run.join import ComerFailed, Comes, Gathered, Joined, Joining, Known, Met
+from coordinator.run.measurement import LinkAnswer
+from coordinator.run.members import Member, Members, num_neighbours, unused_owners
+from coordinator.run.migration import Considered, MoveDriving, Replanning, note_figures
+from coordinator.run.node_client import (
+    Answer,
+    Facts,
+    Files,
+    NodeMoved,
+    NodePrepared,
+    NodeRested,
+    Reported,
+    ask_about_itself,
+    read_facts,
+)
+from coordinator.run.planning import Looked, PlanMaking, PlanReady
+from coordinator.run.recorder import RunBooks
+from coordinator.run.recovery import Reports, await_nodes, recover, rounds_of, with_role
+from coordinator.run.requests import RunRequest
+from coordinator.run.run_text import rows_lines
+from ringtune.costs.measurement import SKIPPED_ITEMS
+from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
+from ringtune.errors import (
+    FrameError,
+    IntegrityError,
+    PeerLostError,
+    PlanError,
+    RingTuneError,
+    error_from_name,
+    internal_error,
+)
+from ringtune.machine.resources import busy_text
+from ringtune.run_control import rounds
+from ringtune.schedule.course import Course
+from ringtune.schedule.operation_tables import BlockScores
+from ringtune.v1 import control_pb2
+
+_LOG = logging.getLogger(__name__)
+
+
+def choose_beside(
+    course: Course,
+    step: int,
+    scores: Sequence[BlockScores],
+    put: Callable[[rounds.OperationsChosen | rounds.OperationsFailed], None],
+) -> threading.Thread:
+    """Begin to choose the table that holds from a step on, on a thread of its own.
+
+    Args:
+        course: of the run.
+        step: at which the table begins to hold.
+        scores: all that were gathered.
+        put: takes the table or the failure, on that thread. The run's own deadline says how long it waits.
+    """
+
+    def work() -> None:
+        try:
+            # loads numpy, which no other part of the coordinator needs
+            room = importlib.import_module("ringtune.techniques.knapsacks")
+            put(rounds.OperationsChosen(step, room.choose_table(course, scores, step=step)))
+        except RingTuneError as error:
+            put(rounds.OperationsFailed(step, type(error).__name__, str(error)))
+        except Exception as error:
+            _LOG.exception("choosing operations failed by a bug")
+            put(rounds.OperationsFailed(step, RingTuneError.__name__, str(internal_error(error))))
+
+    thread = threading.Thread(target=work, name="choose", daemon=True)
+    thread.start()
+    return thread
+
+
+class RunDriver(Driver):
+    """One run, from its request to its last event.
+
+    Args:
+        run_id: see ``Driver``, as for the others.
+        request: what is asked for.
+        members: who is there.
+        lease_s: a node that was not heard of for so long is lost.
+        on_end: called once, when every node is released.
+        awaits_nodes: whether lost nodes may come back.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        request: RunRequest,
+        members: Members,
+        *,
+        lease_s: float,
+        on_end: Callable[[], None],
+        awaits_nodes: bool = True,
+    ) -> None:
+        super().__init__(run_id, members, lease_s=lease_s, on_end=on_end)
+        self._job = request.job
+        self._addresses: dict[str, str] = {}
+        self._request = request
+        self._rounds = rounds_of(request, awaits_nodes=awaits_nodes)
+        self._checkpoints = Checkpointing(run_id, request.job, request.resume)
+        self._making = PlanMaking(
+            request, self._checkpoints, members.links, put=self._queue.put, emit=self._emit, enter=self._enter
+        )
+        self._reports = Reports(self._checkpoints, self._now_s)
+        self._handed_in = HandedIn(request.job, self._queue.put, self._emit)
+        self._joining = Joining(
+            run_id,
+            request,
+            members,
+            self._rounds,
+            self._reports,
+            lease_s=lease_s,
+            put=self._queue.put,
+            feed=self._feed,
+            note=self._note,
+            admit=self._admit,
+            addresses=self._addresses,
+        )
+        self._timers: dict[str, float] = {}
+        self._neighbours: dict[str, int] = {}
+        self._planned: Planned | None = None
+        self._books: RunBooks | None = None
+        self._moving: MoveDriving | None = None
+        self._replanning: Replanning | None = None
+        self._predicted: JobTime | None = None
+        self._timed_frozen = request.resume.plan.course.frozen if request.resume else None
+        self._phase = ("joining", self._started_s)
+        self._phases_s: dict[str, float] = {}
+        self._released: list[Future[None]] = []
+        self._finish: rounds.Finish | None = None
+
+    # ---- from other threads -----------------------------------------------------------------------
+
+    def drain(self, reason: str) -> None:
+        """Ask for the run's end after the granted turns, with a checkpoint; a second call ends it at once."""
+        self._queue.put(rounds.DrainAsked(reason))
+
+    def joined(self, member: Member) -> None:
+        """Queue that a node has joined the coordinator."""
+        self._queue.put(Joined(member))
+
+    def noted(self, step: int) -> None:
+        """Queue that the submitter has the manifest of the checkpoint of ``step`` on disk."""
+        self._queue.put(Noted(step))
+
+    def report(self, request: control_pb2.ReportRequest) -> None:
+        """Queue a node's report.
+
+        Raises:
+            IntegrityError: the node is not in this run.
+            FrameError: it is of a process that was lost, and another one has its place.
+        """
+        if request.node not in self._addresses:
+            raise IntegrityError(f"node {request.node} is not in run {self.run_id}")
+        if request.instance and request.instance != self._instances[request.node]:
+            raise FrameError(f"another process is node {request.node} of run {self.run_id}; forget it")
+        self._queue.put(Reported(request))
+
+    # ---- the run's thread -------------------------------------------------------------------------
+
+    def _drive(self) -> RingTuneError | None:
+        """Run the state machine to its end; return the error of a failed run, None after success."""
+        request = self._request
+        members = self._recruit(
+            self._job.to_toml(),
+            request.num_nodes,
+            request.join_s,
+            named=self._checkpoints.needed_nodes or (request.plan.plan.nodes if request.plan else request.nodes),
+            has_given_plan=request.plan is not None and request.resume is None,
+            evaluation=request.evaluation,
+            absent=Absent(request.resume, request.job) if request.resume else None,
+        )
+        self._joining.gathered()
+        if unused := unused_owners(self._members.living(), members) if request.plan else ():
+            self._note(f"not in the given plan, so their rows are not trained on: {', '.join(unused)}")
+        self._addresses |= {member.node: member.address for member in members}
+        self._neighbours = num_neighbours(members)
+        self._making.begin(members, self._calls)
+        self._feed(rounds.Started(tuple(sorted(self._addresses))))
+        try:
+            while self._finish is None:
+                entry = self._next()
+                if entry is not None:
+                    self._take(entry)
+                self._fire_timers()
+                self._check_leases()
+        finally:
+            self._making.cancel()
+            self._joining.close()
+        if self._finish.error:
+            return error_from_name(self._finish.error, self._finish.message)
+        self._hand_results_in()
+        return None
+
+    # ---- events -----------------------------------------------------------------------------------
+
+    def _take(
+        self, entry: rounds.Event | Answer | BestFiles | Noted | PlanReady | Looked | LinkAnswer | Considered | Comes
+    ) -> None:
+        match entry:
+            case Reported(request):
+                self._on_report(request)
+            case Facts():
+                self._on_facts(entry)
+            case NodePrepared(node, hosted_bytes):
+                if self._books is not None:
+                    self._books.ledger.nodes[node].hosted_bytes = hosted_bytes
+                self._feed(rounds.Prepared(node))
+            case Files() | BestFiles():
+                self._feed(self._handed_in.take(entry))
+            case PlanReady():
+                self._on_plan(entry)
+            case Looked():
+                self._on_first_look(entry)
+            case LinkAnswer():
+                self._making.take_link(entry)
+            case Considered():
+                if self._replanning is not None and (found := self._replanning.take(entry, self._needed)) is not None:
+                    self._feed(found)
+            case NodeRested() | NodeMoved():
+                if self._books is not None:
+                    self._feed(note_figures(entry, self._books.ledger))
+            case Joined() | Gathered() | Met() | ComerFailed():
+                self._joining.take(entry, self._needed)
+            case Noted(step):
+                self._let_go_of_shards(step)
+            case _:
+                self._feed(entry)
+
+    def _on_facts(self, entry: Facts) -> None:
+        facts = read_facts(entry)
+        if self._making.is_looking:
+            self._making.look_at(facts)
+        else:
+            self._checkpoints.note_states(entry.node, entry.shards, entry.saved)
+            self._feed(rounds.Inspected(entry.node, facts))
+
+    def _on_first_look(self, looked: Looked) -> None:
+        """Let the nodes measure themselves, or end a run for which no plan is possible."""
+        self._making.end_look()
+        if looked.error is not None:
+            self._feed(rounds.PlanFailed(type(looked.error).__name__, str(looked.error)))
+            return
+        self._timed_frozen = looked.frozen
+        for node in sorted(self._addresses):
+            self._inspect(node)
+
+    def _on_report(self, request: control_pb2.ReportRequest) -> None:
+        if self._books is None:
+            raise IntegrityError(f"node {request.node} reports before there is a plan; use one version on all machines")
+        for event in self._reports.take(request, self._books, self._require_moving().part.placement.placement_number):
+            self._feed(event)
+
+    def _check_leases(self) -> None:
+        if (verdict := self._reports.verdict(self._now_s())) is not None:
+            self._feed(verdict)
+        for node, message in self._silent_nodes():
+            told = with_role(message, node, self._planned.plan) if self._planned else message
+            self._needed -= {node}
+            self._queue.put(rounds.NodeFailed(node, PeerLostError.__name__, told))  # behind what it said before
+
+    def _fire_timers(self) -> None:
+        if not self._queue.empty():
+            return  # what is awaited may be there already
+        now_s = self._now_s()
+        for timer in [timer for timer, at_s in self._timers.items() if at_s <= now_s]:
+            del self._timers[timer]
+            self._feed(TimerFired(timer))
+
+    def _feed(self, event: rounds.Event) -> None:
+        for command in self._rounds.handle(event, self._now_s()):
+            self._carry_out(command)
+
+    # ---- commands ---------------------------------------------------------------------------------
+
+    def _carry_out(self, command: rounds.Command) -> None:
+        match command:
+            case rounds.EnterPhase(phase):
+                self._enter(phase)
+            case rounds.Inspect(node):
+                self._inspect(node)
+            case rounds.MakePlan(facts):
+                self._making.plan(facts)
+            case rounds.Prepare(node, plan):
+                self._require_moving().prepare(command, self._request.saved_for(node, plan))
+            case rounds.FetchAhead() | rounds.Rest() | rounds.Move() | rounds.Halt():
+                self._require_moving().tell(command)
+            case rounds.AwaitNodes():
+                self._note(await_nodes(command, self.board, self._now_s()))
+                self._joining.ask_others(self._needed)
+            case rounds.LogMove() | rounds.PlaceAgain() | rounds.LogRecovery():
+                self._note(recover(command, self._moving, self._books, self._replanning, self._reports, self._queue))
+            case rounds.LogTurn(turn) if self._books is not None and self._replanning is not None:
+                self._books.log(command)
+                part, prepare_s = self._require_moving().part, self._phases_s.get("preparing", 0.0)
+                self._replanning.turn_done(part, turn, self._books, prepare_s=prepare_s, living=self._needed)
+            case rounds.Grant(turns):
+                if self._books is not None:
+                    self._books.granted(turns)
+                self._require_moving().grant(turns)
+            case rounds.Collect() | rounds.CollectBest() | rounds.LogBest():
+                self._handed_in.carry_out(command, self._calls, self._require_moving().part)
+            case rounds.Release(node, reason, is_finished):
+                self._needed -= {node}
+                self._released.append(self._calls[node].release(reason, is_finished=is_finished))
+            case SetTimer(timer, at_s):
+                self._timers[timer] = at_s
+            case CancelTimer(timer):
+                self._timers.pop(timer, None)
+            case rounds.Finish():
+                self._finish, self._releases = command, self._released
+            case rounds.ChooseOperations(step, scores):
+                choose_beside(self._require_plan().plan.course, step, scores, self._queue.put)
+            case rounds.LogCheckpoint() | rounds.LogKept():
+                part, is_kept = self._require_moving().part, self._keeper is not None
+                self._checkpoints.log(part, command, self._emit, is_kept=is_kept)
+                if self._books is not None and isinstance(command, rounds.LogCheckpoint):
+                    self._books.emit_profile()  # for a submitter or coordinator that does not live to see the end
+            case _:
+                if self._books is not None:
+                    self._books.log(command)
+
+    def _inspect(self, node: str) -> None:
+        ask_about_itself(
+            self._calls[node],
+            self._job,
+            measure=self._making.needs_times,
+            neighbours=self._neighbours[node],
+            frozen=self._timed_frozen,
+            put=self._queue.put,
+            extend=lambda request: self._checkpoints.ask_about(node, request),
+        )
+
+    def _let_go_of_shards(self, step: int) -> None:
+        """Tell nodes which shards they may drop now that the submitter has the manifest of ``step``.
+
+        A call of its own, because there may be no further grant that could say so.
+        """
+        if self._checkpoints.note_kept(step) and self._rounds.phase in ("training", "collecting"):
+            self._require_moving().grant(())
+
+    def _enter(self, phase: str) -> None:
+        now_s, (name, since_s) = time.monotonic(), self._phase
+        if phase == name:
+            return
+        self._phases_s[name] = self._phases_s.get(name, 0.0) + now_s - since_s
+        self._phase = (phase, now_s)
+        if phase == "training" and self._books is not None and not self._books.is_open:
+            self._books.begin(now_unix_s())
+        if phase not in ("done", "failed"):
+            self._emit(control_pb2.RunEvent(state=phase))
+
+    def _on_plan(self, made: PlanReady) -> None:
+        """Tell the submitter the plan, open the books, and go on with the run."""
+        if self._rounds.phase != "planning":
+            return
+        self._planned, plan = made.planned, made.planned.plan
+        self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
+        self._handed_in.expect(made.profile.nodes[0].model)
+        if made.planned.note:
+            self._note(made.planned.note)
+        if made.planned.effort_line:
+            self._note(made.planned.effort_line)
+        for line in rows_lines(made.profile.nodes, self._job.train.max_length):
+            self._note(line)
+        skipped = SKIPPED_ITEMS if self._request.is_rehearsal else 0
+        start = self._checkpoints.start
+        part = plan.at(start.placement_number if start else plan.placement.placement_number)
+        self._books = RunBooks(plan, self._job, made.profile, self._emit, skipped_items=skipped, part=part)
+        self._predicted = made.predicted(self._request)
+        if self._predicted is not None:
+            self._note(self._predicted.line())
+            loads = {one.node: one.load for one in made.profile.nodes}
+            if self._making.needs_times and (busy := busy_text(loads, "when measured")):
+                self._note(busy)
+        self._checkpoints.tell(self._emit)
+        if not self._request.plan_only:
+            self._moving = MoveDriving(
+                part, self._job, self._checkpoints, self._addresses, self._calls, self._queue.put
+            )
+            self._replanning = Replanning(plan, part, self._job, made.profile, put=self._queue.put, note=self._note)
+            self._books.pace, self._books.onlooker = self._replanning.pace, self._onlooker
+            self._joining.begin(Known(plan, made.profile.by_name), self._books, self._replanning)
+        self._feed(rounds.PlanMade(plan, start))
+
+    def _require_plan(self) -> Planned:
+        if self._planned is None:
+            raise PlanError("there is no plan yet; please report this")
+        return self._planned
+
+    def _require_moving(self) -> MoveDriving:
+        if self._moving is None:
+            raise PlanError("no placement holds yet; please report this")
+        return self._moving
+
+    # ---- the end ----------------------------------------------------------------------------------
+
+    def _hand_results_in(self) -> None:
+        """Send adapter or model, and report, of the run to the submitter, merged from what the nodes sent."""
+        if self._request.plan_only or self._books is None:
+            return
+        hand_results_in(
+            self._request,
+            self._books,
+            self._handed_in,
+            self._rounds,
+            self._emit,
+            part=self._require_moving().part,
+            planned=self._require_plan(),
+            predicted=self._predicted,
+            run_id=self.run_id,
+            wall_s=time.monotonic() - self._started_s,
+            phases_s=self._phases_s,
+        )
+
+    def _stopped(self, reason: str) -> str:
+        return self._checkpoints.stopped(reason) if self._request.is_training else reason
+
+    def _finish_files(self) -> None:
+        """Send the profile that the run itself showed, however the run ended, and the ends of growing files."""
+        self._handed_in.drop()
+        if self._books is None:
+            return
+        if not self._request.plan_only:
+            self._books.emit_profile()
+            self._making.remember(self._books.shown_links())
+        self._books.close()

@@ -1,0 +1,365 @@
+"""Text about a run: numbers of steps and rounds, figures of evaluations, and what it trains on.
+
+How steps and rounds are numbered wherever somebody reads them, and which step is the last one.
+
+Plans, turns and frames count from 0. Screens, ``metrics.jsonl``, ``report.json`` and status count from 1, so that the
+number of a step is also the number of steps that are done after it: the evaluation of "step 40" follows step 40, and
+a checkpoint of step 40 has it. The ledger converts (``shown``); nobody else adds or takes one.
+
+A line of a step has ``"kind": "train"``.
+
+What evaluations say to people: their figures with the rows that each is of, that the loss rises, why a run ends.
+
+Screen, page, model card and ``ringtune eval`` write a figure by these functions alone, so that it has one meaning.
+
+What a run trains on and how much of it, for the opening lines and for report.json: known from its course alone.
+
+Names of classes and numbers of rows are what the owners tell the coordinator anyway; how many rows a class has stays
+with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from ringtune.costs.profile import NodeFacts
+from ringtune.errors import JobError
+from ringtune.job.job import Job, check_keep_best
+from ringtune.job.rows import look_alike_lines
+from ringtune.quantities import format_bytes, format_seconds
+from ringtune.run_control.events import LogFetched, LogRecovery, Replanned
+from ringtune.schedule.course import Course
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import EQUAL
+from ringtune.schedule.turns import Evaluations, RowUse, row_uses
+from ringtune.techniques.full_parameters import lone_groups, mixing_iterations
+
+STEP_KIND = "train"
+
+
+def shown(index: int) -> int:
+    """Return the number that people see for a step or a round that the protocol counts from 0."""
+    return index + 1
+
+
+def is_step(line: Mapping[str, Any]) -> bool:
+    """Whether a line of ``metrics.jsonl`` is that of a step."""
+    return bool(line.get("kind") == STEP_KIND)
+
+
+def placement_number(line: Mapping[str, Any], otherwise: int = 0) -> int:
+    """Return the number of the placement that a line names; ``otherwise`` if it names none."""
+    return int(line.get("placement_number", line.get("epoch", otherwise)))  # version 0.2.0 and before: epoch
+
+
+def is_settled(line: Mapping[str, Any], steps_done: int) -> bool:
+    """Whether a line stays when the run goes on after ``steps_done`` steps.
+
+    A decision or an evaluation of just that step comes again.
+    """
+    step = int(line["step"])
+    return step <= steps_done if is_step(line) else step < steps_done
+
+
+class LastStep:
+    """The last step of a run: the training step with the highest number that an owner has completed.
+
+    What is shown as the loss of a run is the loss of this step. Owners report in their own time, so the report of a
+    step may come after that of a later one.
+
+    Attributes:
+        line: what was told of it; empty before the first.
+    """
+
+    def __init__(self) -> None:
+        self.line: Mapping[str, Any] = {}
+
+    def take(self, line: Mapping[str, Any]) -> bool:
+        """Note an item that is done; whether it is the last step now."""
+        if line["kind"] != STEP_KIND or (self.line and line["step"] <= self.line["step"]):
+            return False
+        self.line = line
+        return True
+
+
+def replan_line(plan: Plan, why: Replanned) -> dict[str, Any]:
+    """Write the line of a placement found in mid-run, with the predicted seconds of the steps that are left."""
+    newest = plan.placements[-1]
+    predicted = {"stays_s": why.stays_s, "moves_s": why.moves_s, "cost_s": why.cost_s}
+    step = newest.first_turn * plan.course.local_iterations
+    told = {key: round(value, 6) for key, value in predicted.items()}
+    return {"kind": "replan", "step": step, "to": newest.placement_number, "predicted": told}
+
+
+def fetched_line(command: LogFetched) -> dict[str, Any]:
+    """Write what nodes have fetched of base weights for a placement to come, while the run trained."""
+    problems = {"problems": dict(command.problems)} if command.problems else {}
+    came = dict(command.fetched_bytes)
+    return {
+        "kind": "fetched",
+        "to": command.placement_number,
+        "seconds": round(command.seconds, 6),
+        "bytes": came,
+        **problems,
+    }
+
+
+def fetched_text(command: LogFetched) -> str:
+    """Say what nodes have fetched for a placement to come; empty if nothing had to come."""
+    if command.problems:
+        problems = "; ".join(problem for _, problem in command.problems)
+        return f"placement {command.placement_number} is not there yet: {problems}"
+    count = sum(count for _, count in command.fetched_bytes)
+    if not count:
+        return ""
+    return (
+        f"{format_bytes(count)} of base weights came for placement {command.placement_number} in"
+        f" {format_seconds(command.seconds)}, while the run trained"
+    )
+
+
+def recovery_line(command: LogRecovery) -> dict[str, Any]:
+    """Write what a recovery was: who was lost or what was not finite, to which step all went back, what it took."""
+    return {
+        "kind": "recovery",
+        "step": command.step,
+        "lost": list(command.lost),
+        "placement_number": command.part.placement.placement_number,
+        "seconds": round(command.seconds, 6),
+        "fetched_bytes": dict(command.fetched_bytes),
+        **({"bad_step": command.bad_step} if command.bad_step else {}),
+        **({"back": [*command.back]} if command.back else {}),
+        **({"left_out": [*command.left_out], "num_steps": command.plan.course.num_steps} if command.left_out else {}),
+    }
+
+
+FIGURES: Final = (
+    *("accuracy", "macro_f1", "entity_f1", "mse", "mae", "pearson", "spearman"),
+    *("perplexity", "f1", "exact_match", "loss"),
+)
+"""Names of the figures that are shown, in this order."""
+
+_OF_QUESTIONS: Final = ("f1", "exact_match")
+_OF_COUNTED: Final = (
+    *("macro_f1", "macro_precision", "macro_recall", "pearson", "r2", "spearman"),
+    *("entity_f1", "entity_precision", "entity_recall"),
+)
+_COUNTS: Final = ("count", "counted_rows")
+_RISES_BY: Final = 1.05
+_EVALUATIONS_OF_A_RISE: Final = 2
+
+
+def figure(value: float | None) -> str:
+    """Write a loss or accuracy with four decimals: 0.5 is ``0.5000``; None is ``-``."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+def rows_of(entry: Mapping[str, Any], name: str) -> str:
+    """Name the rows that a figure of an evaluation is of.
+
+    Example: ``20 of 29 rows`` of a macro F1, where an owner of 9 rows has sent no counts of classes; the accuracy is
+    of ``29 rows``.
+    """
+    if name in _OF_QUESTIONS and "questions" in entry:
+        return f"{entry['questions']} questions"
+    count = entry["count"]
+    counted = entry.get("counted_rows", count) if name in _OF_COUNTED else count
+    return f"{count if counted == count else f'{counted} of {count}'} {_unit(entry)}"
+
+
+def _unit(entry: Mapping[str, Any]) -> str:
+    """What the loss is a mean over: tokens of a language model, words with tags, windows of questions, else rows."""
+    if "words" in entry:
+        return "words"
+    if entry.get("perplexity") is not None:
+        return "tokens"
+    return "windows" if entry.get("questions") else "rows"
+
+
+def all_figures(entry: Mapping[str, Any]) -> list[str]:
+    """Write each figure of an evaluation on a line, with its rows where they are others than those of the loss.
+
+    A count that is the number of rows once more is left out.
+    """
+    lines = []
+    for name, value in entry.items():
+        if isinstance(value, dict) or (name in _COUNTS and value == entry.get("rows")):
+            continue
+        counted = rows_of(entry, name)
+        of = f" (on {counted})" if counted != rows_of(entry, "loss") else ""
+        lines.append(f"{name}: {figure(value) if isinstance(value, float) or value is None else value}{of}")
+    return lines
+
+
+def figures_text(entry: Mapping[str, Any]) -> str:
+    """Write the figures of an evaluation, and after those of the same rows which rows they are.
+
+    Example: ``accuracy 0.6207, loss 0.6932 on 29 rows; macro f1 0.5200 on 20 of 29 rows``.
+    """
+    of_all = rows_of(entry, "loss")
+    groups: dict[str, list[str]] = {of_all: []}
+    for name in FIGURES:
+        if entry.get(name) is not None or name == "loss":
+            of = rows_of(entry, name)
+            groups.setdefault(of, []).append(f"{name.replace('_', ' ')} {figure(entry.get(name))}")
+    return "; ".join(f"{', '.join(found)} on {of}{_cut(entry) if of == of_all else ''}" for of, found in groups.items())
+
+
+def _cut(entry: Mapping[str, Any]) -> str:
+    """What no figure counts: words beyond the longest text, tokens beyond the longest row."""
+    if entry.get("cut_words"):
+        return f" ({entry['cut_words']:,} more are cut, or have no token)"
+    is_cut = "words" not in entry and entry.get("perplexity") is not None and entry.get("max_length")
+    return f", rows cut at {entry['max_length']}" if is_cut else ""
+
+
+def rise_text(job: Job, known: Evaluations, loss: float | None, *, is_last: bool) -> str:
+    """Say that the evaluation loss rises, and how the best result is kept; empty where it does not.
+
+    It rises if it is 5 % above the best one after two evaluations that were not better, or after one that is the
+    last. What ``train.patience_evals`` ends has a sentence of its own.
+
+    Args:
+        job: of the run.
+        known: of all its evaluations, this one included.
+        loss: of this evaluation.
+        is_last: whether no evaluation follows.
+
+    Example: ``evaluation loss has risen since step 30 (0.6780 -> 1.826): ...``.
+    """
+    if known.best is None or loss is None or loss <= known.best * _RISES_BY:
+        return ""
+    if known.waited < (1 if is_last else _EVALUATIONS_OF_A_RISE) or known.end_a_run(job.train.patience_evals):
+        return ""
+    rise = f"evaluation loss has risen since step {known.best_step} ({known.best:.4g} -> {loss:.4g})"
+    return f"{rise}: {_remedy(job, known.best_step)}"
+
+
+def _remedy(job: Job, best_step: int) -> str:
+    if job.train.keep_best:
+        return f"the result of step {best_step} is kept"
+    better = f"the result of step {best_step} was better"
+    try:
+        keeping = dataclasses.replace(job.train, keep_best=True)
+        check_keep_best(train=keeping, offload=job.offload, recovery=job.recovery)
+    except JobError:  # this job can't keep it
+        return f"{better}; train.max_steps = {best_step} ends there"
+    return f"{better}; train.keep_best = true keeps it"
+
+
+def stop_text(step: int, evaluations: Evaluations, *, keeps_best: bool = False) -> str:
+    """Say that the run ends, with the best evaluation and how many were not better.
+
+    Example: ``the run ends with step 40: the loss of 2 evaluations was not below 0.5000, that after step 20``.
+    """
+    where = f"that after step {evaluations.best_step}"
+    best = "that of any" if evaluations.best is None else f"{evaluations.best:.4f}, {where}"
+    count = "1 evaluation" if evaluations.waited == 1 else f"{evaluations.waited} evaluations"
+    of = evaluations.best_step if keeps_best and evaluations.best is not None else step
+    return f"the run ends with step {step}: the loss of {count} was not below {best}; the result is that of step {of}"
+
+
+_FAR_APART = 1.5
+
+
+def training_facts(course: Course) -> dict[str, Any]:
+    """Return steps, turns, classes, and how much each owner's rows are used, as numbers and names."""
+    uses = row_uses(course)
+    rows = sum(use.rows for use in uses)
+    used = sum(use.used_rows for use in uses)
+    return {
+        "steps": course.num_steps,
+        "turns": course.turns,
+        "steps_of_turn": course.local_iterations,
+        "rounds": -(-course.turns_of_owners(-(-course.num_steps // course.local_iterations)) // len(course.owners)),
+        "rows": rows,
+        "used_rows": used,
+        "used_share": round(used / rows, 6),
+        "epochs": round(sum(use.trained_rows for use in uses) / rows, 6),
+        "classes": list(course.labels),
+        "owners": {use.owner: _owner(use) for use in uses},
+        "left_out": [one.owner.node for one in course.left_out],
+        "notes": training_notes(course),
+    }
+
+
+def _owner(use: RowUse) -> dict[str, Any]:
+    return {
+        "rows": use.rows,
+        "steps": use.steps,
+        "rows_of_batch": use.batch_rows,
+        "used_rows": use.used_rows,
+        "epochs": round(use.epochs, 6),
+        "least_times": use.least,
+        "most_times": use.most,
+    }
+
+
+def rows_facts(nodes: Iterable[NodeFacts]) -> dict[str, Any]:
+    """Return how many rows of the owners' files are left out, by why, and how many are cut at ``train.max_length``."""
+    left_out = Counter[str]()
+    cut = 0
+    for node in nodes:
+        left_out.update({each.why: each.rows for each in node.left_out})
+        cut += node.cut_rows
+    return {"left_out": dict(sorted(left_out.items())), "cut": cut}
+
+
+def rows_lines(nodes: Iterable[NodeFacts], max_length: int) -> list[str]:
+    """Say what of the owners' files is left out or cut, a sentence for each reason."""
+    facts = rows_facts(nodes)
+    lines = [f"{rows:,} left out: {why}" for why, rows in facts["left_out"].items()]
+    if facts["cut"]:
+        lines.append(f"{facts['cut']:,} rows are longer than train.max_length = {max_length} tokens and are cut")
+    return lines
+
+
+def training_notes(course: Course) -> list[str]:
+    """Say what a person may not expect: rows that are left out or used more often than others, alike classes."""
+    if not course.num_steps:
+        return []
+    uses = row_uses(course)
+    idle = [use.owner for use in uses if not use.steps]
+    small = [use for use in uses if use.batch_rows < course.batch_size]
+    found = []
+    if idle:
+        remedy = "train longer, or lower train.local_iterations"
+        steps = f"{course.num_steps} step{'s' * (course.num_steps > 1)}"
+        found.append(f"no turn in {steps}, so no row is used: {_names(idle)}; {remedy}")
+    elif any(use.used_rows < use.rows for use in uses):
+        found.append("not every row is used; train.epochs = 1 would use each about once")
+    lost = [(one.owner.node, one.turns) for one in course.left_out]
+    found += [f"{node} is lost, and its rows are left out after {turns} of its turns" for node, turns in lost]
+    there = uses[: len(course.owners)]
+    least, most = min(there, key=lambda use: use.epochs), max(there, key=lambda use: use.epochs)
+    if course.turns == EQUAL and not idle and most.epochs > _FAR_APART * least.epochs:
+        found.append(
+            f"rows of {most.owner} are used {most.epochs / least.epochs:.1f} times as often as those of {least.owner}, "
+            "because every owner has as many steps; train.turns = 'rows' gives steps by rows"
+        )
+    if small:
+        sizes = ", ".join(f"{use.owner} {use.rows}" for use in small)
+        found.append(f"fewer rows than a batch of {course.batch_size}, so smaller batches: {sizes}")
+    found += _group_notes(course)
+    found += look_alike_lines(course.labels)
+    return found
+
+
+def _group_notes(course: Course) -> list[str]:
+    """Say which owners train some of the groups only, because their turns keep step with the sweeps."""
+    lone = lone_groups(course)
+    if not lone:
+        return []
+    period, steps = course.method.period(course), mixing_iterations(course)
+    remedy = f"; train.local_iterations = {steps} would mix them" if steps else ""
+    return [
+        f"turns of {course.local_iterations} steps keep step with sweeps of {period}, so that rows of "
+        f"{_names([*lone])} train some of the groups only{remedy}"
+    ]
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

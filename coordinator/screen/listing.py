@@ -1,0 +1,206 @@
+"""Members, kept runs and the state of a coordinator, as tables and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coordinator.run.run_text import figure
+from coordinator.screen.progress import trained_text
+from coordinator.screen.tables import table_lines
+from coordinator.server.restart import taken_up_by
+from coordinator.server.run_record import RunRecord
+from ringtune.hints import hint
+from ringtune.quantities import format_bytes, format_seconds
+from ringtune.texts import printable
+from ringtune.v1 import control_pb2
+
+_NODE_TITLES = (
+    "node",
+    "state",
+    "seen",
+    "train rows",
+    "eval rows",
+    "version",
+    "cores",
+    "device",
+    "budget",
+    "resident",
+    "system",
+    "address",
+)
+
+
+def node_lines(members: Sequence[control_pb2.NodeEntry]) -> list[str]:
+    """Write one line of JSON for each member."""
+    return [
+        json.dumps(
+            {
+                "node": entry.joined.node,
+                "state": entry.state,
+                "seen_s": round(entry.seen_s, 3),
+                "has_data": entry.joined.has_data,
+                "train_rows": entry.joined.train_rows if entry.joined.HasField("train_rows") else None,
+                "eval_rows": entry.joined.eval_rows if entry.joined.HasField("eval_rows") else None,
+                "cores": entry.joined.cores,
+                "device": entry.joined.device,
+                "threads": entry.joined.threads,
+                "memory_bytes": entry.joined.memory_bytes,
+                "rss_bytes": entry.rss_bytes,
+                "system": entry.joined.system,
+                "address": entry.joined.address,
+                "version": entry.joined.version,
+            }
+        )
+        for entry in members
+    ]
+
+
+def node_table(members: Sequence[control_pb2.NodeEntry], coordinator: str) -> list[str]:
+    """Write a table with a line for each member.
+
+    Args:
+        members: of a coordinator.
+        coordinator: ``host:port`` of it, for the command with which a node joins.
+    """
+    if not members:
+        return [f"no node has joined; start one with: {hint('node', coordinator=coordinator)}"]
+    return table_lines(_NODE_TITLES, [_node_row(entry) for entry in members], left=len(_NODE_TITLES))
+
+
+def node_details(entry: control_pb2.NodeEntry) -> list[str]:
+    """Write a line for each thing that is known of a member."""
+    width = max(map(len, _NODE_TITLES))
+    return [f"{title:<{width}}  {value}" for title, value in zip(_NODE_TITLES, _node_row(entry), strict=True)]
+
+
+def _node_row(entry: control_pb2.NodeEntry) -> tuple[str, ...]:
+    joined = entry.joined
+    return (
+        joined.node,
+        entry.state,
+        f"{entry.seen_s:.1f} s ago",
+        _rows(joined.train_rows if joined.HasField("train_rows") else None, has_some=joined.has_data),
+        _rows(joined.eval_rows if joined.HasField("eval_rows") else None),
+        joined.version,
+        str(joined.cores),
+        joined.device,
+        format_bytes(joined.memory_bytes),
+        format_bytes(entry.rss_bytes),
+        joined.system,
+        joined.address,
+    )
+
+
+def _rows(count: int | None, *, has_some: bool = False) -> str:
+    """Write a number of rows; ``some`` where only a job tells how many, ``-`` where there are none."""
+    if count is None:
+        return "some" if has_some else "-"
+    return str(count)
+
+
+_RUN_TITLES = ("run", "state", "model", "method", "by", "started", "steps", "saved", "fetched")
+_LEFT = 6
+
+
+def run_lines(records: Sequence[RunRecord]) -> list[str]:
+    """Write one JSON line for each run."""
+    return [json.dumps({**dataclasses.asdict(record), "can_go_on": record.can_go_on}) for record in records]
+
+
+def run_table(records: Sequence[RunRecord]) -> list[str]:
+    """Write a table of runs, oldest first, and below it why those ended that did not end well."""
+    if not records:
+        return ["no run is kept here yet"]
+    by_id = {record.run_id: record for record in records}
+    failed = [f"{record.run_id}: {_why(record, by_id)}" for record in records if record.message]
+    return [*table_lines(_RUN_TITLES, [_run_row(record) for record in records], left=_LEFT), *failed]
+
+
+def _why(record: RunRecord, records: Mapping[str, RunRecord]) -> str:
+    after = taken_up_by(records, record.run_id)
+    return printable(record.message) + (f"; {after.run_id} goes on with it" if after is not None else "")
+
+
+def _run_row(record: RunRecord) -> tuple[str, ...]:
+    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started_unix_s))
+    steps = f"{record.steps_done}/{record.num_steps}" if record.num_steps else "-"
+    saved = str(record.saved_step) if record.saved_step >= 0 else "-"
+    fetched = "-" if not record.has_books else "yes" if record.is_fetched else "no"
+    return (
+        record.run_id,
+        record.state,
+        record.model,
+        record.method,
+        record.submitted_by or "-",
+        started,
+        steps,
+        saved,
+        fetched,
+    )
+
+
+_OPTIONAL = ("num_steps", "steps_done", "round", "initiator", "depth", "trains", "loss")
+
+
+def status_json(status: control_pb2.StatusReply) -> str:
+    """Write one line of JSON: ``run``, null before the first run, and ``nodes``; a figure not known yet is null."""
+    value = {
+        "version": status.version,
+        "run": _run_json(status.run) if status.HasField("run") else None,
+        "nodes": [json.loads(line) for line in node_lines(status.nodes)],
+    }
+    return json.dumps(value)
+
+
+def _run_json(run: control_pb2.RunStatus) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "is_over": run.is_over,
+        "phase": run.phase,
+        "phase_s": round(run.phase_s, 3),
+        "run_s": round(run.run_s, 3),
+        **{name: getattr(run, name) if run.HasField(name) else None for name in _OPTIONAL},
+        "helpers": [{"node": one.node, "host": one.host, "start": one.start, "stop": one.stop} for one in run.helpers],
+        "awaited": {"nodes": [*run.awaited], "why": run.awaited_why, "seconds": round(run.awaited_s, 3)}
+        if run.awaited_why
+        else None,
+        "message": run.message,
+    }
+
+
+def status_lines(status: control_pb2.StatusReply, coordinator: str) -> list[str]:
+    """Write the run in a few lines, then a table of the nodes.
+
+    Args:
+        status: of a coordinator.
+        coordinator: ``host:port`` of it, for the command with which a node joins.
+    """
+    run = _run_lines(status.run) if status.HasField("run") else ["no run yet"]
+    return [*run, *node_table(status.nodes, coordinator)]
+
+
+def _run_lines(run: control_pb2.RunStatus) -> list[str]:
+    what = f"run {run.run_id}: {run.phase}"
+    if run.is_over:
+        lines = [f"{what} {format_seconds(run.phase_s)} ago, after {format_seconds(run.run_s)}; nothing is driven now"]
+    else:
+        lines = [f"{what} for {format_seconds(run.phase_s)}, {format_seconds(run.run_s)} since its start"]
+    if run.HasField("steps_done"):
+        lines.append(
+            f"step {run.steps_done}/{run.num_steps}: round {run.round}, {run.initiator}, "
+            f"{trained_text(run.depth, run.trains)}, loss {figure(run.loss if run.HasField('loss') else None)}"
+        )
+    if run.awaited_why:
+        lines.append(
+            f"waits for node {', '.join(run.awaited)}, {format_seconds(run.awaited_s)} more: {run.awaited_why}; "
+            "start it again with its name and its data, or stop the run and --resume it later"
+        )
+    for one in run.helpers:
+        lines.append(f"{one.node} fits the adapters of {one.host}'s blocks [{one.start}, {one.stop})")
+    if run.message:
+        lines.append(f"error: {printable(run.message)}")
+    return lines

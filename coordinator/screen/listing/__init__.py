@@ -1,1 +1,0 @@
-"""What a coordinator has now, as tables and as JSON: its members, its runs, what it does."""

@@ -1,0 +1,179 @@
+"""Tables on a terminal that are redrawn in place: progress of a run, and members of a coordinator."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import typer
+from rich import progress as bars
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.run.run_text import STEP_KIND, LastStep, figure
+from coordinator.screen.listing import node_lines, node_table
+from coordinator.screen.progress import SpokenProgress, trained_text
+from coordinator.screen.training_text import helper_lines, training_lines
+from ringtune.errors import InterruptedRunError
+from ringtune.quantities import format_bytes
+from ringtune.schedule.course import Course
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.units import Units
+from ringtune.texts import printable
+from ringtune.v1 import control_pb2
+
+_FIRST_PHASE = "starting"
+
+
+class LiveProgress(SpokenProgress):
+    """Shows a run on a terminal.
+
+    Args:
+        console: where; the standard output if not given.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._bar = bars.Progress(
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TextColumn("{task.fields[numbers]}"),
+            bars.TimeElapsedColumn(),
+            bars.TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task = self._bar.add_task(_FIRST_PHASE, total=None, numbers="")
+        self._plan: Plan | None = None
+        self._memory_bytes: Mapping[str, int] = {}
+        self._initiator = ""
+        self._phase = _FIRST_PHASE
+        self._last = LastStep()
+        self._trained = Units(0)
+        self._live = Live(console=self._console, refresh_per_second=5, get_renderable=self._render)
+
+    def __enter__(self) -> Self:
+        """Begin to draw on the terminal."""
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop drawing, unless the end was drawn already."""
+        self._end("stopped" if error is not None else "done")
+
+    def _end(self, phase: str) -> None:
+        """Draw how the run stands for the last time; what is noted from now on comes below."""
+        if self._live.is_started:
+            self.state(phase)
+            self._bar.stop_task(self._task)
+            self._live.stop()
+
+    def state(self, state: str) -> None:
+        """Show the phase as the title of the bar."""
+        self._phase = state
+        self._bar.update(self._task, description=state)
+
+    def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
+        """Show a line for each node from now on."""
+        self._plan, self._memory_bytes = plan, memory_bytes
+        self._trained = Units(plan.course.num_blocks)
+        self._bar.update(self._task, total=plan.course.num_steps)
+        for line in (*training_lines(plan.course), *helper_lines(plan)):
+            self.note(line)
+
+    def step(self, step: Mapping[str, Any]) -> None:
+        """Move the bar and show the loss of the last step; an evaluation shows as the title of the bar."""
+        self._initiator = str(step["initiator"])
+        self._bar.update(self._task, description=self._phase if step["kind"] == STEP_KIND else step["kind"])
+        if not self._last.take(step):
+            return
+        if self._plan:
+            self._trained = _trained_at(self._plan.course, int(step["step"]) - 1, int(step["depth"]))
+        numbers = (
+            f"round {step['round']}  loss {figure(step['loss'])}  {trained_text(step['depth'], step.get('trains', ''))}"
+        )
+        self._bar.update(self._task, completed=int(step["step"]), numbers=numbers)
+
+    def report(self, report: Mapping[str, Any]) -> None:
+        """Draw the table for the last time, then the totals below it."""
+        self._end("done")
+        super().report(report)
+
+    def note(self, text: str) -> None:
+        """Print a line above the bar, or below it once the end was drawn."""
+        self._console.print(printable(text), highlight=False, markup=False)
+
+    def _render(self) -> RenderableType:
+        if self._plan is None:
+            return self._bar
+        table = Table(box=None, padding=(0, 2))
+        for title in ("node", "blocks", "trains", "rows", "memory"):
+            table.add_column(title)
+        for node in self._plan.nodes:
+            table.add_row(*self._row(self._plan, node))
+        return Group(table, self._bar)
+
+    def _row(self, plan: Plan, node: str) -> tuple[RenderableType, ...]:
+        piece, owner = plan.slice_of(node), plan.owner(node)
+        trains = len(self._trained.within(piece.start, piece.stop).blocks)
+        return (
+            Text(node, style="bold" if node == self._initiator else ""),
+            f"[{piece.start}, {piece.stop})" if piece.num_blocks else "-",
+            f"{trains} of {piece.num_blocks}",
+            str(owner.train_rows) if owner else "-",
+            format_bytes(self._memory_bytes[node]) if node in self._memory_bytes else "",
+        )
+
+
+def _trained_at(course: Course, step: int, depth: int) -> Units:
+    """The units that a step trained: those of its group, or the head and as many top blocks as it was deep."""
+    return course.method.trained(course, step) if course.method.full_parameters else Units.top(course.num_blocks, depth)
+
+
+INTERVAL_S: Final = 1.0
+Ask = Callable[[], Sequence[control_pb2.NodeEntry]]
+
+
+def watch_nodes(
+    ask: Ask,
+    coordinator: str,
+    *,
+    as_json: bool,
+    console: Console | None = None,
+    sleep: Callable[[float], object] = time.sleep,
+    times: Iterable[object] = itertools.repeat(None),
+) -> None:
+    """Ask for the members once a second, and show them.
+
+    Args:
+        ask: lists the members.
+        coordinator: ``host:port`` of theirs.
+        as_json: print a line for each, in place of a table.
+        console: where the table is drawn; the standard output if not given.
+        sleep: waits so many seconds.
+        times: has an entry for each time that they are shown.
+
+    Raises:
+        InterruptedRunError: Ctrl-C.
+        RingTuneError: the coordinator does not answer any more.
+    """
+    try:
+        if as_json:
+            for _ in times:
+                for line in node_lines(ask()):
+                    typer.echo(line)
+                sleep(INTERVAL_S)
+            return
+        with Live(console=console or Console(), auto_refresh=False) as live:
+            for _ in times:
+                live.update(Text(printable("\n".join(node_table(ask(), coordinator)))), refresh=True)
+                sleep(INTERVAL_S)
+    except KeyboardInterrupt as error:
+        raise InterruptedRunError("stopped by Ctrl-C") from error

@@ -1,1 +1,0 @@
-"""What is planned, in words: slices, rows, groups of units, operations and helpers."""

@@ -1,0 +1,157 @@
+"""Tables as text: aligned columns, figures of each class, and profiles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
+from ringtune.quantities import format_bytes, format_seconds
+from ringtune.run_control.evaluation import LEAST_ROWS
+from ringtune.texts import printable
+
+MOST_CELL: Final = 200
+"""Longest cell; what nodes say of themselves may be longer."""
+
+
+def table_lines(titles: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
+    """Write a line of titles and one for each row.
+
+    Args:
+        titles: of the columns.
+        rows: cells, as many as titles.
+        left: so many first columns are aligned to the left, the others to the right.
+    """
+    every = [tuple(titles), *(tuple(printable(cell, most=MOST_CELL) for cell in row) for row in rows)]
+    widths = [max(len(row[column]) for row in every) for column in range(len(titles))]
+    return ["  ".join(_cell(cell, widths[i], i < left) for i, cell in enumerate(row)).rstrip() for row in every]
+
+
+def _cell(text: str, width: int, to_left: bool) -> str:
+    return text.ljust(width) if to_left else text.rjust(width)
+
+
+_MOST_ROWS: Final = 30
+_MOST_COLUMNS: Final = 8
+
+
+def class_lines(found: Mapping[str, Any]) -> list[str]:
+    """Write the tables of classes or tags, and of entities; without counts of them there are no lines.
+
+    Args:
+        found: figures of an evaluation.
+    """
+    return [*_class_table(found), *_entity_table(found)]
+
+
+def _class_table(found: Mapping[str, Any]) -> list[str]:
+    """Write a line for each class: precision, recall and F1, and how many of its rows were predicted as what.
+
+    Of many classes only those with the lowest F1 are written, and of more than eight no counts; ``report.json`` has
+    all.
+    """
+    classes, confusion = found.get("classes"), found.get("confusion")
+    if not classes or not confusion:
+        return []
+    labels: list[str] = confusion["labels"]
+    shown = sorted(classes, key=lambda label: (classes[label]["f1"], labels.index(label)))[:_MOST_ROWS]
+    predicted = labels if len(labels) <= _MOST_COLUMNS else []
+    one, many, counted_as = ("tag", "tags", "words") if "words" in found else ("class", "classes", "rows")
+    titles = [one, counted_as, "precision", "recall", "F1", *(f"as {label}" for label in predicted)]
+    rows = [
+        [
+            label,
+            f"{classes[label]['rows']:,}",
+            *(f"{classes[label][name]:.4f}" for name in ("precision", "recall", "f1")),
+            *(f"{count:,}" for count in confusion["counts"][labels.index(label)][: len(predicted)]),
+        ]
+        for label in sorted(shown, key=labels.index)
+    ]
+    left = len(classes) - len(shown)
+    more = [f"and {left} {many} with a higher F1; report.json has them"] if left else []
+    counted, rows_of_all = found.get("counted_rows"), found.get("count")
+    if counted != rows_of_all:
+        more.append(
+            f"{many} are counted on {counted:,} of {rows_of_all:,} {counted_as}: an owner of fewer than {LEAST_ROWS} "
+            "evaluation rows sends no counts, which could tell its labels"
+        )
+    return [*(f"  {line}" for line in table_lines(titles, rows)), *more]
+
+
+def _entity_table(found: Mapping[str, Any]) -> list[str]:
+    """Write a line for each type of entities, and one for all: precision, recall and F1."""
+    types = found.get("entity_types")
+    if not types:
+        return []
+    of_all = {name: found[f"entity_{name}"] for name in ("precision", "recall", "f1")}
+    whole = {**of_all, "entities": found["entities"], "predicted": sum(kind["predicted"] for kind in types.values())}
+    shown = [*sorted(types.items(), key=lambda item: -item[1]["entities"])[:_MOST_ROWS], ("all", whole)]
+    rows = [
+        [
+            name,
+            *(f"{figures[count]:,}" for count in ("entities", "predicted")),
+            *(f"{figures[share]:.4f}" for share in ("precision", "recall", "f1")),
+        ]
+        for name, figures in shown
+    ]
+    titles = ["entity", "entities", "predicted", "precision", "recall", "F1"]
+    return [f"  {line}" for line in table_lines(titles, rows)]
+
+
+_NODE_TITLES = ("node", "forward", "with graph", "backward", "head", "budget", "threads", "hardware")
+_LINK_TITLES = ("link", "rate", "quartiles", "latency")
+
+
+def profile_json(profile: Profile) -> str:
+    """Write a profile as one line of JSON, an event."""
+    return json.dumps({"event": "profile", "profile": profile.to_json()})
+
+
+def profile_text(profile: Profile) -> list[str]:
+    """Write two tables: nodes with the times of one block for the largest micro-batch, and links."""
+    lines = [_title(profile), *_table(_NODE_TITLES, [_node(node) for node in profile.nodes])]
+    if profile.links:
+        lines += ["", *_table(_LINK_TITLES, [_link(link) for link in profile.links])]
+    return lines
+
+
+def _title(profile: Profile) -> str:
+    shape = profile.nodes[0].shape
+    return f"one block, {shape.rows} rows of up to {shape.tokens} tokens, {shape.adapter}, {shape.dtype}:"
+
+
+def _node(node: NodeFacts) -> tuple[str, ...]:
+    head = max((point.median_s for point in node.work_times if point.work == "head"), default=0.0)
+    return (
+        node.node,
+        _seconds(node.block_forward_s),
+        _seconds(node.block_graph_s),
+        _seconds(node.block_backward_s),
+        _seconds(head),
+        format_bytes(node.memory_bytes),
+        str(node.threads),
+        node.hardware,
+    )
+
+
+def _link(link: LinkFacts) -> tuple[str, ...]:
+    low, high = (_rate(rate) for rate in (link.rate_low_bytes_per_s, link.rate_high_bytes_per_s))
+    return (
+        f"{link.source} -> {link.target}",
+        _rate(link.rate_bytes_per_s),
+        f"{low} to {high}",
+        _seconds(link.latency_s),
+    )
+
+
+def _seconds(seconds: float) -> str:
+    return format_seconds(seconds) if seconds else "-"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{format_bytes(round(bytes_per_s))}/s"
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"  {line}" for line in table_lines(titles, rows, left=len(titles))]

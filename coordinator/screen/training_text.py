@@ -1,0 +1,263 @@
+"""Text about what is trained: rows, groups of units, helpers and operation tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from coordinator.planner.draft import frozen_line
+from coordinator.run.run_text import training_facts
+from ringtune.costs.memory_terms import MemoryEstimate
+from ringtune.costs.offload_costs import step_traffic
+from ringtune.costs.profile import KindFacts, NodeFacts
+from ringtune.quantities import format_bytes, format_seconds
+from ringtune.schedule.course import ALONE, COLLABORATION, EXACT, Course
+from ringtune.schedule.operation_tables import BatchOperations, pattern_of
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import BY_ROWS, users_text
+from ringtune.schedule.units import EMBEDDING, unit_name, units_text
+from ringtune.schedule.versions import ever_trained
+from ringtune.techniques.offload import rows_by_user, user_sets
+from ringtune.techniques.operations import expected_table
+
+_MOST_OWNERS = 8
+_MOST_CLASSES = 8
+_LONGEST_NAME = 30
+
+
+def training_lines(course: Course) -> list[str]:
+    """Describe what is trained on, how often, and what a person may not expect; nothing of a course of no steps."""
+    if not course.num_steps:
+        return []
+    facts = training_facts(course)
+    how = f"turns of {_counted(course.local_iterations, 'step')}, {'by rows' if course.turns == BY_ROWS else 'equal'}"
+    lines = [
+        f"trains {_counted(facts['steps'], 'step')} in {_counted(facts['rounds'], 'round')} ({how}): "
+        f"{facts['used_rows']:,} of {facts['rows']:,} rows ({facts['used_share']:.0%}), {facts['epochs']:.3g} epochs"
+    ]
+    owners = list(facts["owners"].items())
+    width = max(len(name) for name, _ in owners)
+    for name, own in owners[:_MOST_OWNERS]:
+        times = _times(own["least_times"], own["most_times"])
+        lines.append(
+            f"  {name:<{width}}  {_counted(own['steps'], 'step')} of {_counted(own['rows_of_batch'], 'row')}: "
+            f"{own['used_rows']:,} of its {own['rows']:,} rows{times}"
+        )
+    if len(owners) > _MOST_OWNERS:
+        epochs = [own["epochs"] for _, own in owners[_MOST_OWNERS:]]
+        lines.append(f"  and {len(epochs)} more owners, {min(epochs):.3g} to {max(epochs):.3g} epochs each")
+    if course.labels:
+        lines.append(f"{len(course.labels)} classes: {_classes(course.labels)}")
+    lines += [line] if (line := frozen_line(course.frozen)) else []
+    return [*lines, *(f"note: {text}" for text in facts["notes"])]
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def _times(least: int, most: int) -> str:
+    """Say how often each row is used that is used at all."""
+    least = max(1, least)
+    if most <= 1:
+        return ", each once" if most else ""
+    return f", each {most} times" if least == most else f", each {least} to {most} times"
+
+
+def _classes(labels: tuple[str, ...]) -> str:
+    """List the first names; those with spaces at an end, or none to see, in quotes."""
+    shown = [label if label == label.strip() and label.isprintable() and label else repr(label) for label in labels]
+    cut = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in shown[:_MOST_CLASSES]]
+    return ", ".join(cut) + (f" and {len(shown) - _MOST_CLASSES} more" if len(shown) > _MOST_CLASSES else "")
+
+
+_MOST_GROUPS = 8
+_EMBEDDING_TELLS = "with texts, the embedding's which tokens it had and, of learned positions, where they stood"
+_HEAD_TELLS = "the head's about how many rows of each class"
+
+
+def groups_lines(course: Course, memory: Mapping[str, MemoryEstimate]) -> list[str]:
+    """Describe groups, sweeps and gradients of copies; nothing of a run whose blocks have adapters.
+
+    Args:
+        course: of the run.
+        memory: what each node holds at most, gradients on their way among it.
+    """
+    if not course.method.full_parameters or not course.num_steps:
+        return []
+    period = course.method.period(course)
+    kinds = [course.method.trained(course, step) for step in range(period)]
+    shown = " | ".join(units_text(units) for units in kinds[:_MOST_GROUPS])
+    more = f" | and {period - _MOST_GROUPS} more" if period > _MOST_GROUPS else ""
+    rate = course.method.rate_at(course, course.num_steps - 1)[1]
+    lines = [
+        f"trains all parameters, one group a step: {shown}{more}",
+        f"a sweep over all groups is {_count_text(period, 'step')}; the run has {_count_text(rate, 'sweep')}, and the "
+        "learning rate advances once a sweep",
+    ]
+    return [*lines, *_copies_lines(course, memory)]
+
+
+def _copies_lines(course: Course, memory: Mapping[str, MemoryEstimate]) -> list[str]:
+    """Say what goes from each initiator to the other owners, who have copies of embedding and head."""
+    if len(course.owners) < 2:
+        return []
+    reach = ever_trained(course)
+    sizes = {term.what: term.each_bytes for estimate in memory.values() for term in estimate.terms}
+    parts = []
+    for unit in (EMBEDDING, course.head):
+        if unit in reach:
+            name = unit_name(unit, course.num_blocks)
+            size = sizes.get(f"gradient of the {name} on its way")
+            parts.append(f"{name}{f' (at most {format_bytes(size)})' if size else ''}")
+    lines = [
+        f"every owner has a copy of embedding and head; a step that trains one sends its gradient to the other owners: "
+        f"{', '.join(parts)}"
+    ]
+    tells = [_EMBEDDING_TELLS] if EMBEDDING in reach else []
+    tells += [_HEAD_TELLS] if course.labels and course.head in reach else []
+    if tells:
+        lines.append(f"note: these gradients tell the other owners much of a batch: {'; '.join(tells)}")
+    return lines
+
+
+def _count_text(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+_MOST_NAMED = 20
+_USERS = {
+    ALONE: "train adapters of their own, which only their rows go through",
+    COLLABORATION: "train adapters of their own, and every row goes through the sum of all",
+}
+_MANNERS = {"bfloat16": "rounded to 16 bits", "velora": "with projections of inputs"}
+
+
+def helper_lines(plan: Plan, facts: NodeFacts | None = None) -> list[str]:
+    """Say who helps whom; none where each host fits its own adapters.
+
+    Args:
+        plan: of the run.
+        facts: of any node, for the bytes; None = they are not told.
+    """
+    placement = plan.placement
+    lines = []
+    for one in placement.joined_helpers():
+        sent = ""
+        if facts is not None:
+            pairs, weights = step_traffic(plan, one, facts)
+            sent = f": at most {format_bytes(pairs)} of pairs a step, {format_bytes(weights)} of weights an update"
+        lines.append(f"{one.node} fits the adapters of {placement.host_of(one.start)}'s blocks {one.text}{sent}")
+    kinds = facts.model.kinds if facts is not None else ()
+    return [*lines, *_user_lines(plan, kinds), _result(plan)] if lines else []
+
+
+def _user_lines(plan: Plan, kinds: Sequence[KindFacts]) -> list[str]:
+    """Name the users that have adapters of their own, with their rows, of many the first ones; and who has which."""
+    if not user_sets(plan.course):
+        return []
+    users = user_sets(plan.course)
+    own = [f"{kind.config}: {_named([user for user in users if user in kind.users])}" for kind in kinds]
+    own = [f"adapters in place of the job's: {'; '.join(own)}"] if own else []
+    return [f"users, with training and evaluation rows: {users_text(rows_by_user(plan.course))}", *own]
+
+
+def _named(users: Sequence[str]) -> str:
+    more = f" and {len(users) - _MOST_NAMED} more" if len(users) > _MOST_NAMED else ""
+    return f"{', '.join(users[:_MOST_NAMED])}{more}"
+
+
+def _result(plan: Plan) -> str:
+    offload = plan.course.offload
+    if offload is None:
+        return "helpers fit after every step from exact pairs: the result is that of a run without helpers"
+    said: list[str] = []
+    if users := user_sets(plan.course):
+        said.append(f"{len(users)} users {_USERS[offload.users]}")
+    if offload.interval > 1:
+        said.append(f"helpers add up {offload.interval} steps for one update")
+    if offload.pairs != EXACT:
+        said.append(f"pairs travel {_MANNERS[offload.pairs]}")
+    if offload.merged:
+        said.append("hosts hold the adapters inside matrices, with the rounding of these")
+    if offload.overlap:
+        said.append("hosts don't wait, so that these adapters are one step behind within a turn")
+    return f"{'; '.join(said)}: the result is not that of a run without helpers"
+
+
+MOST_BATCHES = 2
+
+
+def choice_lines(plan: Plan) -> list[str]:
+    """Write in a line how a run gets its operations; nothing where everything is full."""
+    course = plan.course
+    if course.choice is None:
+        batches = len(course.operations.batches) if course.operations else 0
+        return [f"operations are given, for {batches} batches"] if course.operations is not None else []
+    choice = course.choice
+    if choice.tables:
+        return [f"operations are given, {len(choice.tables)} tables, which follow each other"]
+    what = f"{choice.subnets} subnets a block" if choice.subnets > 1 else "whole blocks"
+    what = "whole slices" if choice.by_slice else what
+    scores = " and ".join(choice.scores)
+    by = f" by {scores}" if scores else ""
+    anew = f", and anew every {choice.refresh_steps} steps" if choice.refresh_steps else ""
+    return [f"operations of {what} are chosen by the policy {choice.policy}{by} before training{anew}"]
+
+
+def operations_lines(plan: Plan, *, most_batches: int = MOST_BATCHES) -> list[str]:
+    """Write the table of a plan with a legend: its first batches, and where it is only assumed.
+
+    Example: ``1132 3333`` is a micro-batch that passes the second of two blocks of four subnets by.
+    """
+    course = plan.course
+    if not course.may_skip:
+        return []
+    table = expected_table(course)
+    assumed = ", assumed until the run has chosen" if course.operations is None else ""
+    lines = [f"operations{assumed}: 1 full, 2 forward-only, 3 shortcut; a word for each block, a code for each subnet"]
+    for entry in table.batches[:most_batches]:
+        lines += _batch(entry, course.num_blocks, table.subnets)
+    more = len(table.batches) - most_batches
+    return [*lines, f"  and {more} more batches"] if more > 0 else lines
+
+
+def saved_lines(operations: Mapping[str, Any] | None) -> list[str]:
+    """Write what operations left to be done on each node, and what they saved; nothing where everything was full.
+
+    Args:
+        operations: of a run's report.
+    """
+    if not operations:
+        return []
+    width = max(len(node) for node in operations["nodes"])
+    lines = ["operations of its train steps, as shares of all full:"]
+    for node, shares in operations["nodes"].items():
+        full, forward, skipped = (f"{shares[name]:.0%}" for name in ("full", "forward_only", "skipped"))
+        lines.append(f"  {node:<{width}}  {full} full, {forward} forward-only, {skipped} skipped")
+    lines += [f"  {name:<{width}}  {_shares(operations[name])}" for name in ("compute", "bytes")]
+    scores = operations.get("scores") or {"batches": 0}
+    if not scores["batches"]:
+        return lines
+    on_top = f"{format_seconds(scores['busy_s'])} and {format_bytes(scores['sent_bytes'])} on top"
+    steps = f"{format_seconds(operations['compute']['busy_s'])} and {format_bytes(operations['bytes']['sent_bytes'])}"
+    return [
+        *lines,
+        f"  {'scores':<{width}}  {on_top}, measured, for {scores['batches']} batches; the steps took {steps}",
+    ]
+
+
+def _shares(figures: Mapping[str, Any]) -> str:
+    """Example: ``62 % measured, 61 % predicted, 60 % by the paper's count``."""
+    words = {"measured": "measured", "predicted": "predicted", "paper": "by the paper's count"}
+    known = [f"{figures[name]:.0%} {word}" for name, word in words.items() if figures.get(name) is not None]
+    if "all_full_s" in figures and figures["all_full_s"] is None:
+        known.insert(0, "not measured")
+    return ", ".join(known) or "nothing to compare with"
+
+
+def _batch(entry: BatchOperations, num_blocks: int, subnets: int) -> Iterator[str]:
+    yield f"  owner {entry.owner}, batch {entry.batch_id}"
+    for micro, row in enumerate(entry.rows):
+        words = " ".join(pattern_of(row, block, subnets) for block in range(num_blocks))
+        yield f"    micro-batch {micro}  {words}"

@@ -1,1 +1,0 @@
-"""Print and draw what-if studies and sweeps."""

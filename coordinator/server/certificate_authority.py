@@ -1,0 +1,572 @@
+"""The certificate authority of a coordinator: certificates, join tokens, removals, and the files of all these.
+
+The register of an authority: join tokens, certificates, and which of them hold no longer; an SQLite file.
+
+A token is consumed in the transaction in which its certificate is written down, so no crash makes two of one. Who
+asks again with the same token and the same key, because the answer got lost, gets the same certificate again.
+
+::
+
+    DIR/authority.pem        key and certificate of the authority
+    DIR/identity.pem         the coordinator's own
+    DIR/admin/identity.pem   the first user's: for commands on this machine
+    DIR/register.sqlite      tokens and certificates
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ringtune.errors import StorageError, TokenError, TrustError, UsageError
+from ringtune.storage.durable import make_private_folder, write_durably
+from ringtune.texts import Repeats, times
+from ringtune.transport import parties
+from ringtune.transport.identity import (
+    BACKDATED_S,
+    CertificateFacts,
+    Identity,
+    facts_of,
+    fingerprint,
+    has_identity,
+    key_fingerprint,
+    key_pem,
+    make_key,
+    read_certificate,
+    read_identity,
+    read_key,
+    read_private,
+    requested_key,
+    write_identity,
+)
+from ringtune.transport.parties import (
+    ANY_MEMBER,
+    AUTHORITY,
+    COORDINATOR,
+    INVALID,
+    SUBMITTER_ROLE,
+    Party,
+    Token,
+    make_secret,
+    node_party,
+    secret_hash,
+)
+from ringtune.transport.speaker import Speaker
+
+_LOG = logging.getLogger(__name__)
+FILE: Final = "register.sqlite"
+_VERSION: Final = 1
+_BUSY_S: Final = 10.0
+_TABLES: Final = """
+CREATE TABLE tokens (
+    secret_sha256 TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, ends_unix_s REAL NOT NULL,
+    key_sha256 TEXT, certificate BLOB
+);
+CREATE TABLE certificates (
+    serial TEXT PRIMARY KEY, role TEXT NOT NULL, name TEXT NOT NULL, ends_unix_s REAL NOT NULL, removed TEXT
+);
+CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A certificate that holds no longer.
+
+    Attributes:
+        serial: of the certificate.
+        reason: why.
+    """
+
+    serial: str
+    reason: str
+
+
+class Register:
+    """The register in one folder; several processes may use it, and any thread.
+
+    Args:
+        folder: of the trust; the file is made if it is missing.
+
+    Raises:
+        StorageError: it can't be used, or is of another version.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._refused = Repeats()
+        with contextlib.suppress(FileExistsError), _storage_errors(self._path):
+            os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        with self._transaction() as database:
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                for statement in filter(str.strip, _TABLES.split(";")):
+                    database.execute(statement)
+                database.execute(f"PRAGMA user_version = {_VERSION}")
+            elif version != _VERSION:
+                raise StorageError(
+                    f"{self._path} is of version {version}, here is {_VERSION}; use the ringtune that wrote it"
+                )
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Open the file and do what the block does as a whole or not at all."""
+        with _storage_errors(self._path):
+            database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
+            try:
+                database.execute("PRAGMA synchronous = FULL")
+                database.execute("BEGIN IMMEDIATE")
+                with database:
+                    yield database
+            finally:
+                database.close()
+
+    # ---- tokens -----------------------------------------------------------------------------------
+
+    def add_token(self, secret_sha256: str, party: Party, ends_unix_s: float) -> None:
+        """Write a new token down: the hash of its secret, for whom it is, and until when."""
+        with self._transaction() as database:
+            database.execute(
+                "INSERT INTO tokens (secret_sha256, role, name, ends_unix_s) VALUES (?, ?, ?, ?)",
+                (secret_sha256, party.role, party.name, ends_unix_s),
+            )
+
+    def redeem(self, secret_sha256: str, key_sha256: str, now_unix_s: float, issue: Callable[[Party], bytes]) -> bytes:
+        """Give a certificate for a token; earlier certificates of the same party hold no longer.
+
+        Args:
+            secret_sha256: of the token that was shown.
+            key_sha256: of the public key that the certificate is for.
+            now_unix_s: the clock of this machine.
+            issue: makes the certificate.
+
+        Raises:
+            TokenError: the token is wrong, used or expired; the log alone says which.
+        """
+        with self._transaction() as database:
+            found = database.execute(
+                "SELECT role, name, ends_unix_s, key_sha256, certificate FROM tokens WHERE secret_sha256 = ?",
+                (secret_sha256,),
+            ).fetchone()
+            if found is None:
+                return self._refuse("it is of no token that is known here")
+            role, name, ends_unix_s, used_by, certificate = found
+            party = Party(role, name)
+            if now_unix_s > ends_unix_s:
+                return self._refuse(f"the token of {party} has expired")
+            if used_by is not None:
+                return bytes(certificate) if used_by == key_sha256 else self._refuse(f"the token of {party} is used")
+            pem = issue(party)
+            _remove(database, party, f"{party} has joined anew with a later token")
+            _write_down(database, pem)
+            database.execute(
+                "UPDATE tokens SET key_sha256 = ?, certificate = ? WHERE secret_sha256 = ?",
+                (key_sha256, pem, secret_sha256),
+            )
+        return pem
+
+    def _refuse(self, why: str) -> bytes:
+        count = self._refused.told(why)
+        if count:
+            _LOG.warning("a join token is refused: %s%s", why, times(count))
+        raise TokenError(INVALID)
+
+    # ---- certificates -----------------------------------------------------------------------------
+
+    def add_certificate(self, pem: bytes) -> None:
+        """Write down a certificate that was issued without a token: at the beginning, or for an older one."""
+        with self._transaction() as database:
+            _write_down(database, pem)
+
+    def remove(self, party: Party, reason: str) -> int:
+        """Let all certificates and open tokens of a party hold no longer; return how many certificates.
+
+        Raises:
+            TrustError: it never had any.
+        """
+        with self._transaction() as database:
+            database.execute("DELETE FROM tokens WHERE role = ? AND name = ? AND key_sha256 IS NULL", _key(party))
+            number = _remove(database, party, reason)
+            if not number and not _is_known(database, party):
+                raise TrustError(f"{party} has no certificate of this coordinator; 'ringtune nodes' lists the nodes")
+        return number
+
+    def removed(self, now_unix_s: float) -> tuple[Removed, ...]:
+        """List what was removed and has not expired yet."""
+        with self._transaction() as database:
+            rows = database.execute(
+                "SELECT serial, removed FROM certificates WHERE removed NOT NULL AND ends_unix_s > ? ORDER BY serial",
+                (now_unix_s,),
+            ).fetchall()
+        return tuple(Removed(serial, reason) for serial, reason in rows)
+
+    # ---- notes ------------------------------------------------------------------------------------
+
+    def note(self, key: str, value: str) -> None:
+        """Keep a value for other processes that use the register."""
+        with self._transaction() as database:
+            database.execute("INSERT OR REPLACE INTO notes (key, value) VALUES (?, ?)", (key, value))
+
+    def noted(self, key: str) -> str:
+        """Return such a value; empty = none was kept."""
+        with self._transaction() as database:
+            found = database.execute("SELECT value FROM notes WHERE key = ?", (key,)).fetchone()
+        return str(found[0]) if found else ""
+
+
+def _key(party: Party) -> tuple[str, str]:
+    return party.role, party.name
+
+
+def _write_down(database: sqlite3.Connection, pem: bytes) -> None:
+    facts = facts_of(pem)
+    database.execute(
+        "INSERT INTO certificates (serial, role, name, ends_unix_s) VALUES (?, ?, ?, ?)",
+        (facts.serial, *_key(facts.party), facts.ends_unix_s),
+    )
+
+
+def _remove(database: sqlite3.Connection, party: Party, reason: str) -> int:
+    return database.execute(
+        "UPDATE certificates SET removed = ? WHERE role = ? AND name = ? AND removed IS NULL", (reason, *_key(party))
+    ).rowcount
+
+
+def _is_known(database: sqlite3.Connection, party: Party) -> bool:
+    found = database.execute("SELECT 1 FROM certificates WHERE role = ? AND name = ?", _key(party)).fetchone()
+    return found is not None
+
+
+@contextlib.contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    """Turn what the disk or the database refuses into a ``StorageError`` that names the file."""
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise StorageError(f"can't use {path}: {error.strerror}; check the folder") from error
+    except sqlite3.Error as error:
+        raise StorageError(
+            f"can't use {path}: {error}; restore it, or begin anew with 'ringtune coordinator init'"
+        ) from error
+
+
+DAYS: Final = 30.0
+"""How long a certificate holds."""
+_AUTHORITY_DAYS: Final = 3650.0
+_DAY_S: Final = 86400.0
+_BETWEEN = b"-----END PRIVATE KEY-----\n"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Authority:
+    """The authority with its private key.
+
+    Attributes:
+        key: signs.
+        certificate_pem: by which others know it.
+    """
+
+    key: ec.EllipticCurvePrivateKey
+    certificate_pem: bytes
+
+    def __repr__(self) -> str:
+        """The authority without its key, for logs."""
+        return "Authority()"
+
+    @classmethod
+    def make(cls, now_unix_s: float) -> Authority:
+        """Make a new authority."""
+        key = make_key()
+        name = _common_name("ringtune authority")
+        certificate = (
+            _builder(name, name, key.public_key(), now_unix_s, _AUTHORITY_DAYS)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs_certificates=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(key=key, certificate_pem=certificate.public_bytes(serialization.Encoding.PEM))
+
+    @classmethod
+    def read(cls, folder: Path) -> Authority:
+        """Read the authority of a folder.
+
+        Raises:
+            TrustError: it is missing, damaged, or others may read its key.
+        """
+        path = folder / AUTHORITY
+        key, end, certificate = read_private(path, what="authority").partition(_BETWEEN)
+        authority = cls(key=read_key(key + end), certificate_pem=certificate)
+        if read_certificate(certificate).public_key() != authority.key.public_key():
+            raise TrustError(f"{path} is damaged: key and certificate do not belong together; restore both")
+        return authority
+
+    def write(self, folder: Path) -> None:
+        """Write it, for this user's eyes only.
+
+        Raises:
+            StorageError: it can't be written.
+        """
+        make_private_folder(folder)
+        write_durably(folder / AUTHORITY, key_pem(self.key) + self.certificate_pem, mode=0o600)
+
+    def issue(self, party: Party, key: ec.EllipticCurvePublicKey, now_unix_s: float, *, days: float = DAYS) -> bytes:
+        """Issue a certificate, PEM.
+
+        Args:
+            party: whom it names.
+            key: its bearer's.
+            now_unix_s: the clock of this machine.
+            days: how long it holds.
+        """
+        issuer = read_certificate(self.certificate_pem).subject
+        names = [party.server_name, *([ANY_MEMBER] if party.serves else [])]
+        uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if party.serves else [])]
+        certificate = (
+            _builder(_common_name(party.name), issuer, key, now_unix_s, days)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
+            .sign(self.key, hashes.SHA256())
+        )
+        return certificate.public_bytes(serialization.Encoding.PEM)
+
+    def identity(self, party: Party, now_unix_s: float, *, days: float = DAYS) -> Identity:
+        """Make a new key and its certificate."""
+        key = make_key()
+        certificate_pem = self.issue(party, key.public_key(), now_unix_s, days=days)
+        return Identity.of(key_pem(key), certificate_pem, self.certificate_pem)
+
+
+def _common_name(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now_unix_s: float, days: float
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_date(now_unix_s - BACKDATED_S))
+        .not_valid_after(_date(now_unix_s + days * _DAY_S))
+    )
+
+
+def _date(unix_s: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(int(unix_s), datetime.UTC)
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+ADMIN: Final = Party(SUBMITTER_ROLE, parties.ADMIN)
+JOIN_PORT: Final = "join_port"
+"""Note in the register: where the coordinator last answered those without a certificate."""
+NO_AUTHORITY: Final = "{folder} has no authority; make one with 'ringtune coordinator init', or correct --trust"
+
+
+def has_authority(folder: Path) -> bool:
+    """Whether a folder has an authority."""
+    return (folder / parties.AUTHORITY).is_file()
+
+
+def init_trust(folder: Path, now_unix_s: float) -> Authority:
+    """Make an authority, with the identities of the coordinator and of its first user.
+
+    The authority's file comes last: without it the folder does not count, and a second try begins anew.
+
+    Raises:
+        UsageError: there is one already.
+        StorageError: the folder can't be written.
+    """
+    if has_authority(folder):
+        raise UsageError(
+            f"{folder} has an authority already, and whoever joined believes it; take another --trust, or remove the "
+            "folder to begin anew"
+        )
+    make_private_folder(folder)
+    authority = Authority.make(now_unix_s)
+    register = Register(folder)
+    for party, place in ((COORDINATOR, folder), (ADMIN, folder / ADMIN.name)):
+        identity = authority.identity(party, now_unix_s)
+        register.add_certificate(identity.certificate_pem)
+        write_identity(place, identity)
+    authority.write(folder)
+    return authority
+
+
+def make_token(folder: Path, party: Party, ends_unix_s: float) -> Token:
+    """Make a join token; the register gets the hash of its secret.
+
+    Raises:
+        TrustError: the folder has no authority.
+        StorageError: the register can't be written.
+    """
+    if not has_authority(folder):
+        raise TrustError(NO_AUTHORITY.format(folder=folder))
+    register = Register(folder)
+    token = Token(
+        party,
+        int(register.noted(JOIN_PORT) or 0),
+        fingerprint(Authority.read(folder).certificate_pem),
+        make_secret(),
+    )
+    register.add_token(secret_hash(token.secret), party, ends_unix_s)
+    return token
+
+
+_GUEST_TTL_S: Final = 600.0
+_GUEST_DAYS: Final = 1.0
+_AGAIN_S: Final = 600.0
+GUEST = re.compile(r"eval-[0-9a-f]{8}")
+"""Names of nodes that a user's machine may have invited by itself, for one evaluation."""
+
+
+class Keeper:
+    """Keeps the trust of one folder while a coordinator runs; safe for threads.
+
+    Args:
+        folder: as ``coordinator.server.certificate_authority.init_trust`` made it.
+
+    Attributes:
+        speaker: the coordinator's own identity.
+
+    Raises:
+        TrustError: there is no authority, or others can read its key.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not has_authority(folder):
+            raise TrustError(
+                f"{folder} has no authority; make one with 'ringtune coordinator init', or correct --trust"
+            )
+        self._folder = folder
+        self._authority = Authority.read(folder)
+        self._register = Register(folder)
+        self.speaker = Speaker(self._own())
+        self._not_before_unix_s = 0.0
+        self._look()
+
+    def _own(self) -> Identity:
+        """Read the coordinator's identity; make a new one where it is gone, has expired, or is of another authority."""
+        try:
+            found = read_identity(self._folder, time.time())
+            if found.authority_pem == self._authority.certificate_pem:
+                return found
+        except TrustError as error:
+            if has_identity(self._folder):
+                _LOG.warning("the coordinator makes itself a new certificate: %s", error)
+        return self._new_own()
+
+    def _new_own(self) -> Identity:
+        identity = self._authority.identity(COORDINATOR, time.time())
+        self._register.add_certificate(identity.certificate_pem)
+        write_identity(self._folder, identity)
+        return identity
+
+    def renew_own(self, now_unix_s: float) -> None:
+        """Renew the coordinator's certificate at two thirds of its life; where that fails, again after a while."""
+        if now_unix_s < max(self.speaker.identity.facts.renew_at_unix_s, self._not_before_unix_s):
+            return
+        try:
+            self.speaker.renew(self._new_own())
+        except StorageError as error:
+            self._not_before_unix_s = now_unix_s + _AGAIN_S
+            _LOG.warning("the coordinator's certificate can't be renewed yet: %s", error)
+
+    def serves_at(self, join_port: int) -> None:
+        """Note for new tokens where those without a certificate are answered."""
+        self._register.note(JOIN_PORT, str(join_port))
+
+    @property
+    def authority_pem(self) -> bytes:
+        """The certificate of the authority, which anybody may see."""
+        return self._authority.certificate_pem
+
+    def certify(self, secret: str, request_pem: bytes) -> bytes:
+        """Give a certificate for a token.
+
+        Raises:
+            TokenError: the token is wrong, used or expired.
+            TrustError: the request is none.
+        """
+        key, now_unix_s = requested_key(request_pem), time.time()
+
+        def issue(party: Party) -> bytes:
+            _LOG.info("%s gets a certificate for its token", party)
+            return self._authority.issue(party, key, now_unix_s, **({"days": _GUEST_DAYS} if _is_guest(party) else {}))
+
+        pem = self._register.redeem(secret_hash(secret), key_fingerprint(key), now_unix_s, issue)
+        self._look()
+        return pem
+
+    def renew(self, caller: CertificateFacts, request_pem: bytes) -> bytes:
+        """Give a certificate in the name of somebody who has one.
+
+        Raises:
+            TrustError: the request is none.
+        """
+        pem = self._authority.issue(caller.party, requested_key(request_pem), time.time())
+        self._register.add_certificate(pem)
+        return pem
+
+    def invite(self, node: str) -> str:
+        """Make a token for a node that joins for one evaluation.
+
+        Raises:
+            TrustError: it has not the name of such a node.
+        """
+        party = node_party(node)
+        if not _is_guest(party):
+            raise TrustError(f"{party} is no guest; make its token with 'ringtune coordinator token {node}'")
+        return str(make_token(self._folder, party, time.time() + _GUEST_TTL_S))
+
+    def remove(self, party: Party, reason: str) -> int:
+        """Let all certificates of a party hold no longer, from this moment on; return how many.
+
+        Raises:
+            TrustError: it never had any.
+        """
+        number = self._register.remove(party, reason)
+        self._look()
+        return number
+
+    def _look(self) -> None:
+        self.speaker.removed = {each.serial: each.reason for each in self._register.removed(time.time())}
+
+
+def _is_guest(party: Party) -> bool:
+    return GUEST.fullmatch(party.name) is not None

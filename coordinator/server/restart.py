@@ -1,0 +1,133 @@
+"""Which run a coordinator takes up when it starts, and from where: the one that was under way when it ended. Pure.
+
+::
+
+    under way --(the coordinator ends)--> interrupted --(it starts again)--> gone on with by another run:
+                                             from the end of the last turn that all nodes had done,
+                                             else from the newest checkpoint, or anew where there is none
+
+Nodes released it meanwhile, and have on their disks what they kept of the last turns, and their shards. The run that
+takes it up has an id of its own, as one of ``--resume``, so that late messages of the former one are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from coordinator.planner.limits import NO_CHOICES
+from coordinator.run.requests import RunRequest
+from coordinator.server.run_record import RunRecord, in_order
+from ringtune.errors import UsageError
+from ringtune.run_control.checkpoint import KEPT, CheckpointManifest, Resume
+from ringtune.run_control.continuation import Length, as_it_was, digests
+from ringtune.schedule.migration import TURNS_KEPT
+from ringtune.schedule.plan import Plan
+from ringtune.v1 import control_pb2
+
+MOST_IN_VAIN: Final = 3
+"""So often in a row a run is taken up that does not get to its next checkpoint: what it does may end coordinators."""
+
+NODES_S: Final = 300.0
+"""How long a run that is taken up waits for its nodes: they may have to start too."""
+
+
+def taken_up_by(records: Mapping[str, RunRecord], run_id: str) -> RunRecord | None:
+    """Return the run that took up an interrupted one; None if there is none."""
+    return next((record for record in records.values() if record.takes_up == run_id), None)
+
+
+def last_of(records: Mapping[str, RunRecord], run_id: str) -> str:
+    """Return the id of the run that goes on with a run at last: of itself unless it was taken up."""
+    seen = {run_id}
+    while (after := taken_up_by(records, run_id)) is not None and after.run_id not in seen:
+        run_id = after.run_id
+        seen.add(run_id)
+    return run_id
+
+
+def to_take_up(records: Mapping[str, RunRecord], *, now_unix_s: float, within_s: float) -> RunRecord | None:
+    """Choose the run to take up: the newest one, if it was interrupted and not too often in vain.
+
+    Args:
+        records: of all runs, by id.
+        now_unix_s: wall clock.
+        within_s: an older interruption is left to the user.
+
+    Returns:
+        What is known of it; None if there is none.
+    """
+    open_ends = in_order(record for record in records.values() if taken_up_by(records, record.run_id) is None)
+    last = open_ends[-1] if open_ends else None
+    if last is None or last.state != "interrupted" or now_unix_s - last.ended_unix_s > within_s:
+        return None
+    return last if _num_in_vain(records, last) < MOST_IN_VAIN else None
+
+
+def _num_in_vain(records: Mapping[str, RunRecord], last: RunRecord) -> int:
+    """Count how often in a row a run was taken up that brought no new checkpoint, and ended no new turn."""
+    count = 0
+    while (before := records.get(last.takes_up)) is not None and last.newest_step <= before.newest_step:
+        count, last = count + 1, before
+    return count
+
+
+def request_to_go_on(request: RunRequest, record: RunRecord, events: Iterable[control_pb2.RunEvent]) -> RunRequest:
+    """Make the request that goes on with an interrupted run.
+
+    Args:
+        request: with which it began.
+        record: what is known of it.
+        events: its own, without those of the runs that it goes on with.
+
+    Returns:
+        A request to go on from its last turns and checkpoints, or to begin anew with the nodes that it had.
+
+    Raises:
+        UsageError: it was interrupted before it had any.
+        RingTuneError: its books are damaged.
+    """
+    plan = request.resume.plan if request.resume else None
+    before = request.resume.manifests if request.resume else ()
+    found = {(manifest.step, bool(manifest.shards)): manifest for manifest in before}
+    for event in events:
+        match event.WhichOneof("event"):
+            case "plan_json":
+                plan = Plan.from_json(json.loads(event.plan_json))
+            case "resumed_json":
+                step = int(json.loads(event.resumed_json)["step"])
+                found = {at: manifest for at, manifest in found.items() if at[0] <= step}
+            case "checkpoint_json" | "kept_turn_json":
+                manifest = CheckpointManifest.parse(event.checkpoint_json or event.kept_turn_json)
+                found[manifest.step, bool(manifest.shards)] = manifest
+    waiting = request._replace(join_s=max(request.join_s, NODES_S))
+    newest = _newest(found.values())
+    if plan is not None and newest:
+        lengths = request.resume.lengths if request.resume else ()
+        resume = _of_one_course(request, plan, newest, lengths)
+        if resume.saved_step < 0:  # nodes that have lost the last turns begin anew, as they were asked to
+            return waiting._replace(resume=resume)
+        return waiting._replace(resume=resume, plan=None, choices=NO_CHOICES)
+    nodes = record.nodes or request.nodes
+    if request.plan is None and not nodes and not request.num_nodes:
+        raise UsageError("it had no nodes yet; submit it again")
+    return waiting._replace(nodes=() if request.plan else nodes)
+
+
+def _newest(found: Iterable[CheckpointManifest]) -> tuple[CheckpointManifest, ...]:
+    """The newest checkpoints and ends of turns, as many as nodes keep; of one step the checkpoint comes first."""
+    ordered = sorted(found, key=lambda one: (one.step, bool(one.shards)), reverse=True)
+    saved = [one for one in ordered if one.shards][:KEPT]
+    kept = [one for one in ordered if not one.shards][:TURNS_KEPT]
+    return tuple(one for one in ordered if one in saved or one in kept)
+
+
+def _of_one_course(
+    request: RunRequest, plan: Plan, newest: tuple[CheckpointManifest, ...], lengths: tuple[Length, ...]
+) -> Resume:
+    """What to go on from, without what is from before an owner was left out, unless there is nothing else."""
+    plan = as_it_was(request.job, plan, [newest[0].plan_digest], lengths)
+    known = set[str]().union(*digests(request.job, plan, lengths).values())
+    manifests = tuple(one for one in newest if one is newest[0] or one.plan_digest in known)
+    return Resume(plan=plan, manifests=manifests, lengths=lengths)

@@ -1,0 +1,205 @@
+"""What a coordinator knows of a run without reading its events: a small file beside them. Pure.
+
+::
+
+    running --> done       the result is there
+            --> stopped    somebody stopped it
+            --> failed     it ended with an error
+            --> interrupted    the coordinator ended before the run did
+
+From any state but running and done a run that has a checkpoint can be gone on with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ringtune.errors import IntegrityError, InterruptedRunError, InvalidInputError, UsageError
+from ringtune.ids import check_node_name, check_run_id
+from ringtune.storage.strict import parse_json, read_dataclass
+from ringtune.v1 import control_pb2
+
+STATES: Final = ("running", "done", "stopped", "failed", "interrupted")
+_DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """What is known of a run.
+
+    Attributes:
+        run_id: of the run.
+        first_run: the id under which nodes keep its shards: its own, or that of the run that it goes on with.
+        model: last part of the model's path.
+        method: how it trains.
+        submitted_by: ``user@host``; empty = it did not say.
+        started_unix_s: wall clock.
+        state: one of ``STATES``.
+        ended_unix_s: wall clock; 0 = it has not ended.
+        num_steps: of the whole run; 0 = there is no plan yet.
+        steps_done: optimizer steps that were reported, those of the runs before it included.
+        saved_step: of the newest checkpoint; -1 = there is none.
+        kept_step: of the newest turn whose end all nodes kept in memory; -1 = there is none.
+        message: why it did not end well.
+        is_fetched: whether somebody has all of its events.
+        size_bytes: of its events on the disk.
+        nodes: that take part, or that were asked about themselves for it; none until they were.
+        takes_up: the interrupted run with which the coordinator goes on by this one; empty = somebody submitted it.
+        submission: random; who submitted the run finds it by this without having heard its id.
+    """
+
+    run_id: str
+    first_run: str
+    model: str
+    method: str
+    submitted_by: str
+    started_unix_s: float
+    state: str = "running"
+    ended_unix_s: float = 0.0
+    num_steps: int = 0
+    steps_done: int = 0
+    saved_step: int = -1
+    kept_step: int = -1
+    message: str = ""
+    is_fetched: bool = False
+    size_bytes: int = 0
+    nodes: tuple[str, ...] = ()
+    takes_up: str = ""
+    submission: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse ids that may not become part of a path, and a state that there is not."""
+        check_run_id(self.run_id)
+        check_run_id(self.first_run)
+        if self.takes_up:
+            check_run_id(self.takes_up)
+        for node in self.nodes:
+            check_node_name(node)
+        if self.state not in STATES:
+            raise IntegrityError(f"run {self.run_id} has the state {self.state!r}, which is none")
+
+    @property
+    def has_books(self) -> bool:
+        """Whether there is something to fetch: a run that ended before its plan has left nothing."""
+        return self.num_steps > 0
+
+    @property
+    def newest_step(self) -> int:
+        """The last step from which a coordinator that starts again may go on; -1 = there is none."""
+        return max(self.saved_step, self.kept_step)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether it can be resumed."""
+        return self.state in ("stopped", "failed", "interrupted") and self.saved_step >= 0
+
+    def after(self, event: control_pb2.RunEvent, now_unix_s: float) -> RunRecord:
+        """Return what is known of the run after one more event; itself if the event tells nothing new."""
+        match event.WhichOneof("event"):
+            case "plan_json":
+                return replace(self, num_steps=json.loads(event.plan_json)["course"]["num_steps"])
+            case "members_json":
+                return replace(self, nodes=tuple(json.loads(event.members_json)))
+            case "resumed_json":
+                resumed = json.loads(event.resumed_json)
+                step = int(resumed["step"])
+                saved_step = int(resumed.get("saved_step", step))
+                return replace(self, steps_done=step, saved_step=saved_step, kept_step=step)
+            case "step_json":
+                step = json.loads(event.step_json)
+                return replace(self, steps_done=max(self.steps_done, step["step"])) if step["kind"] == "train" else self
+            case "checkpoint_json":
+                return replace(self, saved_step=int(json.loads(event.checkpoint_json)["step"]))
+            case "kept_turn_json":
+                return replace(self, kept_step=int(json.loads(event.kept_turn_json)["step"]))
+            case "failure":
+                stopped = event.failure.error == InterruptedRunError.__name__
+                return replace(
+                    self,
+                    state="stopped" if stopped else "failed",
+                    message=event.failure.message,
+                    ended_unix_s=now_unix_s,
+                )
+            case "done":
+                return replace(self, state="done", ended_unix_s=now_unix_s)
+        return self
+
+    def interrupted(self, ended_unix_s: float) -> RunRecord:
+        """Return what is known of a run that was under way when its coordinator ended."""
+        return replace(
+            self, state="interrupted", message="the coordinator ended before the run did", ended_unix_s=ended_unix_s
+        )
+
+    def to_text(self) -> str:
+        """Write the record as JSON text."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def parse(text: str) -> RunRecord:
+        """Read what ``to_text`` wrote.
+
+        Raises:
+            IntegrityError: it is damaged.
+        """
+        try:
+            return read_dataclass(RunRecord, parse_json(text), where="", error=InvalidInputError)
+        except (ValueError, InvalidInputError, UsageError) as error:
+            raise IntegrityError(f"the record of a run is damaged: {error}") from error
+
+
+def in_order(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """Sort runs by their start, oldest first; ids tell the order only to the second."""
+    return sorted(records, key=lambda record: (record.started_unix_s, record.run_id))
+
+
+def chain_of(records: Mapping[str, RunRecord], run_id: str) -> tuple[RunRecord, ...]:
+    """List the runs that a run goes on with, oldest first, and the run itself last."""
+    last = records[run_id]
+    family = in_order(record for record in records.values() if record.first_run == last.first_run)
+    return tuple(family[: family.index(last) + 1])
+
+
+def to_drop(
+    records: Iterable[RunRecord],
+    *,
+    now_unix_s: float,
+    keep_days: float,
+    keep_bytes: int,
+    keep_unfetched_days: float = math.inf,
+    busy: Collection[str] = (),
+) -> tuple[str, ...]:
+    """Choose the runs whose books are dropped, oldest first: by age, and those that were fetched by size too.
+
+    A run of which there is nothing to fetch, because it ended before its plan, counts as fetched. The runs that one
+    run goes on with stay as long as it does. Example: with 7 days, a run that was fetched and ended 8 days ago goes;
+    one that nobody has fetched stays for ``keep_unfetched_days``.
+
+    Args:
+        records: of all runs.
+        now_unix_s: wall clock.
+        keep_days: how long to keep what was fetched.
+        keep_bytes: how much all runs may take; what was not fetched is never dropped for it.
+        keep_unfetched_days: how long to keep what nobody has fetched; infinite = for ever.
+        busy: runs that somebody reads now.
+    """
+    families: dict[str, list[RunRecord]] = {}
+    for record in records:
+        families.setdefault(record.first_run, []).append(record)
+    left_bytes = sum(record.size_bytes for family in families.values() for record in family)
+    dropped: list[str] = []
+    for family in sorted(families.values(), key=lambda family: max(record.ended_unix_s for record in family)):
+        names = [record.run_id for record in family]
+        if any(record.state == "running" for record in family) or set(names) & set(busy):
+            continue
+        is_fetched = all(record.is_fetched or not record.has_books for record in family)
+        days = keep_days if is_fetched else keep_unfetched_days
+        is_old = now_unix_s - max(record.ended_unix_s for record in family) > days * _DAY_S
+        if is_old or (is_fetched and left_bytes > keep_bytes):
+            left_bytes -= sum(record.size_bytes for record in family)
+            dropped += sorted(names)
+    return tuple(dropped)

@@ -1,0 +1,508 @@
+"""Runs on the coordinator's disk: their events with checksums, kept until they are fetched and some days more.
+
+A crash leaves at most a torn last event, which readers pass over. Nothing is held in memory: whoever follows a run
+reads the file while it grows.
+
+The books of one run: its events go to the disk as they come, and whoever follows it reads them from there.
+
+The one who submitted it reads the same file, so a submitter that is slow, asleep or gone holds nothing up.
+
+::
+
+    STATE/lock                    held by the coordinator that writes here
+    STATE/runs/<run id>/run.json  what is known of the run
+    STATE/runs/<run id>/request   with what it began: ``RunRequest`` as it came
+    STATE/runs/<run id>/events    its events, of which its folder can be written again
+
+A run that was under way when the coordinator ended is found as interrupted when it starts again, and taken up.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import struct
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from platformdirs import user_state_path
+
+from coordinator.server.run_record import RunRecord, chain_of, in_order, to_drop
+from ringtune.errors import IntegrityError, InterruptedRunError, StorageError, UsageError
+from ringtune.ids import RUN_ID
+from ringtune.storage.durable import (
+    FileLock,
+    make_folder,
+    make_private_folder,
+    remove_partial_files,
+    storage_errors,
+    sync_folder,
+    write_durably,
+)
+from ringtune.transport.endpoints import split_address
+from ringtune.v1 import control_pb2
+
+_LOG = logging.getLogger(__name__)
+_HEAD: Final = struct.Struct(">II")
+_MOST_BYTES: Final = 1 << 30
+
+
+class EventLog:
+    """Appends events to a file.
+
+    Args:
+        path: of the file; made, with its folder.
+
+    Attributes:
+        size_bytes: of the events that are whole.
+
+    Raises:
+        StorageError: it can't be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.size_bytes = 0
+        with storage_errors(path):
+            make_folder(path.parent)
+            self._file = path.open("xb", buffering=0)
+            sync_folder(path.parent)
+
+    def append(self, event: control_pb2.RunEvent) -> None:
+        """Write one event; if there is no room, the file is as before.
+
+        Raises:
+            StorageError: no room.
+        """
+        content = event.SerializeToString()
+        whole = _HEAD.pack(len(content), zlib.crc32(content)) + content
+        with storage_errors(self._path):
+            try:
+                self._write(whole)
+            except OSError:
+                os.ftruncate(self._file.fileno(), self.size_bytes)
+                self._file.seek(self.size_bytes)
+                raise
+        self.size_bytes += len(whole)
+
+    def _write(self, content: bytes) -> None:
+        left = memoryview(content)
+        while left:
+            left = left[self._file.write(left) :]
+
+    def force(self) -> None:
+        """Force what was written to the disk.
+
+        Raises:
+            StorageError: the disk refuses.
+        """
+        with storage_errors(self._path):
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class Entry(NamedTuple):
+    """An event, and where the next one begins."""
+
+    event: control_pb2.RunEvent
+    end: int
+
+
+def read_events(path: Path, *, start: int = 0, stop: int | None = None, to_damage: bool = False) -> Iterator[Entry]:
+    """Yield the whole events of a file, from one position to another; a torn last one is left out.
+
+    Args:
+        path: of the file.
+        start: position of the first event.
+        stop: position behind the last event; None = the end of the file.
+        to_damage: a damaged event ends the events as a torn one does, and is no error.
+
+    Raises:
+        IntegrityError: the file can't be read, or an event in it is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            while stop is None or file.tell() < stop:
+                head = file.read(_HEAD.size)
+                if len(head) < _HEAD.size:
+                    return
+                length, checksum = _HEAD.unpack(head)
+                content = file.read(length) if length <= _MOST_BYTES else b""
+                if len(content) < length:
+                    return
+                if zlib.crc32(content) != checksum:
+                    damage = f"{path} is damaged at byte {file.tell() - length}; what is before can be read"
+                    if not to_damage:
+                        raise IntegrityError(damage)
+                    _LOG.warning(damage)
+                    return
+                yield Entry(control_pb2.RunEvent.FromString(content), file.tell())
+    except OSError as error:
+        raise IntegrityError(f"can't read {path}: {error.strerror}") from error
+
+
+_ASK_S = 0.5
+_ENDS = ("failure", "done")
+
+
+class KeptRun:
+    """A run that is or was written to the disk; one thread writes, any thread reads.
+
+    Args:
+        record: what is known of it.
+        record_path: where that is written.
+        events_path: of the file of its events.
+        log: to append to; None = the run is over.
+        on_saved: called with the step when the manifest of a checkpoint is on disk.
+    """
+
+    def __init__(
+        self,
+        record: RunRecord,
+        record_path: Path,
+        events_path: Path,
+        *,
+        log: EventLog | None,
+        on_saved: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        self.record = record
+        self._record_path, self._events_path = record_path, events_path
+        self._log = log
+        self._on_saved = on_saved
+        self._is_full = False
+        self._last_word: control_pb2.RunEvent | None = None
+        self._changed = threading.Condition()
+
+    @staticmethod
+    def begun(record: RunRecord, record_path: Path, events_path: Path, *, on_saved: Callable[[int], None]) -> KeptRun:
+        """Begin to write a run.
+
+        Raises:
+            StorageError: no room.
+        """
+        write_durably(record_path, record.to_text().encode())
+        return KeptRun(record, record_path, events_path, log=EventLog(events_path), on_saved=on_saved)
+
+    @staticmethod
+    def found(record_path: Path, events_path: Path) -> KeptRun:
+        """Read a run of an earlier coordinator; one that was under way then counts as interrupted now.
+
+        Of its events those before the first damaged one count.
+
+        Raises:
+            IntegrityError: its record is damaged, or its events can't be read.
+        """
+        record = RunRecord.parse(record_path.read_text(encoding="utf-8"))
+        if record.state == "running":
+            record = _replayed(record, events_path)
+            if record.state == "running":
+                written = events_path if events_path.exists() else record_path
+                record = record.interrupted(written.stat().st_mtime)
+            with suppress(StorageError):  # the next start finds it again
+                write_durably(record_path, record.to_text().encode())
+        return KeptRun(record, record_path, events_path, log=None)
+
+    # ---- writing ----------------------------------------------------------------------------------
+
+    def __call__(self, event: control_pb2.RunEvent) -> None:
+        """Write one event. After a failure to write only the last event counts, which then is kept in memory.
+
+        Raises:
+            StorageError: no room; what was written before is intact.
+            InterruptedRunError: the books are closed, because the coordinator ends.
+        """
+        is_last = event.WhichOneof("event") in _ENDS
+        if self._is_full and not is_last:
+            return
+        with self._changed:
+            try:
+                self._write(event)
+            except StorageError:
+                self._is_full = True
+                if not is_last:
+                    raise
+                self._last_word = event
+            self.record = self._after(event)
+            if is_last:
+                self._end()
+            self._changed.notify_all()
+        if event.WhichOneof("event") == "checkpoint_json":
+            self._on_saved(self.record.saved_step)
+
+    def _write(self, event: control_pb2.RunEvent) -> None:
+        if self._log is None:  # a gap would pass for a whole run
+            raise InterruptedRunError(f"the books of run {self.record.run_id} are closed; the coordinator ends")
+        self._log.append(event)
+        if event.WhichOneof("event") == "checkpoint_json":
+            self._log.force()
+
+    def _after(self, event: control_pb2.RunEvent) -> RunRecord:
+        size_bytes = self._log.size_bytes if self._log else self.record.size_bytes
+        return replace(self.record.after(event, time.time()), size_bytes=size_bytes)
+
+    def _end(self) -> None:
+        try:
+            if self._log is not None:
+                self._log.force()
+            write_durably(self._record_path, self.record.to_text().encode())
+        except StorageError:
+            self._is_full = True  # the next start finds it as interrupted
+        self.close()
+
+    def fetched(self) -> None:
+        """Note that somebody has all events; a run that goes on is not fetched yet."""
+        with self._changed:
+            if self.record.state == "running" or self.record.is_fetched:
+                return
+            self.record = replace(self.record, is_fetched=True)
+            try:
+                write_durably(self._record_path, self.record.to_text().encode())
+            except StorageError:
+                self._is_full = True  # it only stays longer
+
+    def close(self) -> None:
+        """Close the file; a run that goes on can write no more, and is found as interrupted."""
+        with self._changed:
+            if self._log is not None:
+                self._log.close()
+                self._log = None
+
+    # ---- reading ----------------------------------------------------------------------------------
+
+    def events(self, *, wait: bool, is_over: Callable[[], bool] = lambda: False) -> Iterator[control_pb2.RunEvent]:
+        """Yield the events; with ``wait`` until the run is over, or ``is_over`` says that nobody reads any more."""
+        position = 0
+        while True:
+            with self._changed:
+                size_bytes, goes_on = self._whole_bytes(), self.record.state == "running"
+            for entry in read_events(self._events_path, start=position, stop=size_bytes):
+                position = entry.end
+                yield entry.event
+            if not goes_on or not wait:
+                break
+            with self._changed:
+                self._changed.wait_for(lambda at=position: self._has_more(at), _ASK_S)  # type: ignore[misc]
+            if is_over():
+                return
+        if self._last_word is not None:
+            yield self._last_word
+
+    def _whole_bytes(self) -> int:
+        return self.record.size_bytes if self._log is None else self._log.size_bytes
+
+    def _has_more(self, position: int) -> bool:
+        return self.record.state != "running" or (self._log is not None and self._log.size_bytes > position)
+
+
+def _replayed(record: RunRecord, events_path: Path) -> RunRecord:
+    """Return what is known of a run after those of its events that are whole."""
+    size_bytes = 0
+    if events_path.exists():
+        written_unix_s = events_path.stat().st_mtime
+        for entry in read_events(events_path, to_damage=True):
+            record, size_bytes = record.after(entry.event, written_unix_s), entry.end
+    return replace(record, size_bytes=size_bytes)
+
+
+KEEP_DAYS = 7.0
+KEEP_BYTES = 10 << 30
+_LOCK, _RUNS, _RECORD, _REQUEST, _EVENTS = "lock", "runs", "run.json", "request", "events"
+
+
+class KeptRuns:
+    """The runs in a folder, which is locked; safe to call from any thread.
+
+    Args:
+        folder: made if it is missing.
+        keep_days: how long the books of a run stay after they were fetched.
+        keep_bytes: how much all books may take; those that nobody has fetched are never dropped for it.
+        keep_unfetched_days: how long books stay that nobody fetches; infinite = for ever.
+
+    Raises:
+        BusyError: another coordinator has the folder.
+        StorageError: it can't be made or written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep_days: float = KEEP_DAYS,
+        keep_bytes: int = KEEP_BYTES,
+        keep_unfetched_days: float = math.inf,
+    ) -> None:
+        self.folder = folder
+        self._keep_days, self._keep_bytes = keep_days, keep_bytes
+        self._keep_unfetched_days = keep_unfetched_days
+        self._lock = threading.Lock()
+        self._readers: Counter[str] = Counter()
+        self._runs: dict[str, KeptRun] = {}
+        make_private_folder(folder, is_ours=(_LOCK, _RUNS).__contains__)
+        with storage_errors(folder):
+            make_folder(folder / _RUNS)
+        self._held = FileLock(
+            folder / _LOCK,
+            busy=f"another coordinator, {{holder}}, keeps its runs in {folder}; end it or give this one its own folder "
+            "with --state",
+        )
+        self._held.acquire()
+        self._find()
+        self.prune()
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        for run in self._runs.values():
+            run.close()
+        with suppress(OSError):  # one that is not empty stays: this version may not have been able to read all
+            (self.folder / _RUNS).rmdir()
+        self._held.release()
+
+    def _find(self) -> None:
+        for folder in sorted((self.folder / _RUNS).iterdir()):
+            if not RUN_ID.fullmatch(folder.name):
+                continue
+            remove_partial_files(folder)
+            try:
+                run = KeptRun.found(folder / _RECORD, folder / _EVENTS)
+            except Exception as error:  # whatever is in its files, the other runs are served
+                _LOG.warning("the run in %s can't be used, and stays as it is: %s", folder, error)
+            else:
+                self._runs[folder.name] = run
+
+    # ---- runs -------------------------------------------------------------------------------------
+
+    def begin(self, record: RunRecord, *, request: bytes = b"", on_saved: Callable[[int], None]) -> KeptRun:
+        """Begin to keep a run.
+
+        Args:
+            record: of the run.
+            request: with what it began, as a message.
+            on_saved: called with the step when the manifest of a checkpoint is on disk.
+
+        Raises:
+            StorageError: no room.
+        """
+        self.prune()
+        folder = self.folder / _RUNS / record.run_id
+        run = KeptRun.begun(record, folder / _RECORD, folder / _EVENTS, on_saved=on_saved)
+        write_durably(folder / _REQUEST, request)
+        with self._lock:
+            self._runs[record.run_id] = run
+        return run
+
+    def request(self, run_id: str) -> bytes:
+        """Return with what a run began, as a message.
+
+        Raises:
+            UsageError: there is no such run.
+            IntegrityError: it was not kept.
+        """
+        self._run(run_id)
+        path = self.folder / _RUNS / run_id / _REQUEST
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise IntegrityError(f"{path} can't be read: {error.strerror}; submit the run again") from error
+
+    def records(self) -> dict[str, RunRecord]:
+        """What is known of every run, by its id, oldest first."""
+        with self._lock:
+            return {record.run_id: record for record in in_order(run.record for run in self._runs.values())}
+
+    def require(self, run_id: str) -> RunRecord:
+        """Return what is known of a run.
+
+        Raises:
+            UsageError: there is no such run.
+        """
+        return self._run(run_id).record
+
+    def fetched(self, run_id: str) -> None:
+        """Note that somebody has all events of a run and of those that it goes on with.
+
+        Raises:
+            UsageError: there is no such run.
+        """
+        for record in self._chain(run_id):
+            self._run(record.run_id).fetched()
+        self.prune()
+
+    def events(
+        self, run_id: str, *, wait: bool, whole: bool = False, is_over: Callable[[], bool] = lambda: False
+    ) -> Iterator[control_pb2.RunEvent]:
+        """Yield the events of a run.
+
+        Args:
+            run_id: of the run.
+            wait: go on until the run is over; else end with what is there.
+            whole: first the events of the runs that it goes on with.
+            is_over: asked now and then while there is nothing new; true ends the waiting.
+
+        Raises:
+            UsageError: there is no such run.
+        """
+        for record in self._chain(run_id) if whole else self._chain(run_id)[-1:]:
+            with self._reading(record.run_id):
+                yield from self._run(record.run_id).events(wait=wait, is_over=is_over)
+
+    def _chain(self, run_id: str) -> tuple[RunRecord, ...]:
+        self._run(run_id)
+        return chain_of(self.records(), run_id)
+
+    def _run(self, run_id: str) -> KeptRun:
+        with self._lock:
+            run = self._runs.get(run_id)
+        if run is None:
+            raise UsageError(f"run {run_id} is not kept here; 'ringtune runs' lists those that are")
+        return run
+
+    @contextmanager
+    def _reading(self, run_id: str) -> Iterator[None]:
+        with self._lock:
+            self._readers[run_id] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers[run_id] -= 1
+
+    # ---- room -------------------------------------------------------------------------------------
+
+    def prune(self) -> tuple[str, ...]:
+        """Drop books that are too old, and those that were fetched if they are too many; return whose."""
+        records = self.records()
+        with self._lock:
+            busy = {name for name, count in self._readers.items() if count}
+            names = to_drop(
+                records.values(),
+                now_unix_s=time.time(),
+                keep_days=self._keep_days,
+                keep_bytes=self._keep_bytes,
+                keep_unfetched_days=self._keep_unfetched_days,
+                busy=busy,
+            )
+            for name in names:
+                self._runs.pop(name).close()
+        for name in names:
+            shutil.rmtree(self.folder / _RUNS / name, ignore_errors=True)
+            if records[name].has_books and not records[name].is_fetched:
+                _LOG.warning("run %s is dropped: nobody fetched it for %g days", name, self._keep_unfetched_days)
+        return names
+
+
+def default_folder(address: str) -> Path:
+    """Return the folder in which the coordinator at an address keeps its runs, as this system has it."""
+    return user_state_path("ringtune-coordinator") / str(split_address(address, option="--bind")[1])

@@ -1,1 +1,0 @@
-"""The submitter's side of a run, with nodes on this machine or on a coordinator's nodes."""

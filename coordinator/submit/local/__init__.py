@@ -1,1 +1,0 @@
-"""Run nodes on this machine for one command: their template, their processes, and their ring."""

@@ -1,1 +1,0 @@
-"""The coordinator's authority: who gets a certificate, and whose certificates hold no longer."""

@@ -1,0 +1,291 @@
+"""Feeds of events for the page: a run's folder, a run that a coordinator keeps, and a coordinator itself.
+
+The same events as those that filled the folder make the same page. What nodes did in the last step is read from the end
+of ``trace.json``.
+
+The events of a run that a coordinator keeps, for a page: those that are there, and those that come.
+
+A thread follows the run and waits where the page has not taken what came, so that a long run is never all in memory.
+Result files are left out, and with them what nodes did in the last step: that is in ``trace.json`` of a run's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Final
+
+from coordinator.client.saved_run import read_place, read_run_file
+from coordinator.run.trace import Activity
+from coordinator.server.coordinator import Coordinator
+from coordinator.web.streams import MemberNow, Watching
+from ringtune.engine.events import Span
+from ringtune.errors import IntegrityError, PlanError, RingTuneError, UsageError
+from ringtune.schedule.actions import Op, parse_action
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind, Turn
+from ringtune.storage.strict import parse_json
+from ringtune.v1 import control_pb2
+
+MOST_TRACE_BYTES: Final = 32 << 20
+"""How much of the end of a trace is read: some 150,000 actions."""
+_MOST_LINE: Final = 8 << 20
+
+
+class FolderFeed:
+    """Reads a run's folder.
+
+    Args:
+        folder: the ``--out`` of a ``ringtune train``.
+
+    Raises:
+        UsageError: there is no run in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise UsageError(
+                f"{folder} is no folder: the run is gone, or never was there; give a run's --out, or an id"
+            )
+        if not (folder / "plan.json").is_file():
+            raise UsageError(f"{folder} has no plan.json, so no run was begun there; give a run's --out")
+        self._folder = folder
+        self._lines_read = 0
+        self._plan_seen = (0, 0)
+        self._has_begun = self._is_over = self._is_gone = False
+
+    def __call__(self) -> Iterator[control_pb2.RunEvent]:
+        """Yield what is new since the last call; once its folder is gone, a note of it and then nothing.
+
+        Raises:
+            RingTuneError: a file is damaged.
+        """
+        if self._is_gone:
+            return
+        try:
+            yield from self._news()
+        except OSError as error:
+            self._is_gone = True
+            told = f"nothing more comes: {self._folder} can't be read any more ({error.strerror})"
+            yield control_pb2.RunEvent(note=told)
+
+    def _news(self) -> Iterator[control_pb2.RunEvent]:
+        if not self._has_begun:
+            self._has_begun = True
+            yield from self._head()
+        if self._has_gone_back():
+            self._lines_read, self._plan_seen = 0, (0, 0)
+            yield from self._head()
+        yield from self._plan()
+        yield from self._metrics()
+        if not self._is_over and (self._folder / "report.json").is_file():
+            self._is_over = True
+            yield from self._end()
+
+    def _head(self) -> Iterator[control_pb2.RunEvent]:
+        place = read_place(self._folder)
+        yield control_pb2.RunEvent(run_id=place.run_id if place else self._folder.resolve().name)
+        if (job := self._folder / "job.toml").is_file():
+            yield control_pb2.RunEvent(job_toml=job.read_text(encoding="utf-8"))
+        if (profile := self._folder / "profile.json").is_file():
+            yield control_pb2.RunEvent(profile_json=json.dumps(read_run_file(profile)))
+        if not (self._folder / "report.json").is_file():
+            yield control_pb2.RunEvent(state="not finished")
+
+    def _plan(self) -> Iterator[control_pb2.RunEvent]:
+        facts = (self._folder / "plan.json").stat()
+        if (seen := (facts.st_mtime_ns, facts.st_size)) != self._plan_seen:
+            self._plan_seen = seen
+            plan = Plan.from_json(read_run_file(self._folder / "plan.json"))
+            yield control_pb2.RunEvent(plan_json=json.dumps(plan.to_json()))
+
+    def _has_gone_back(self) -> bool:
+        """Whether the run was resumed, and its books were cut at its checkpoint: they are shown anew."""
+        path = self._folder / "metrics.jsonl"
+        return path.is_file() and path.stat().st_size < self._lines_read
+
+    def _metrics(self) -> Iterator[control_pb2.RunEvent]:
+        path = self._folder / "metrics.jsonl"
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            file.seek(self._lines_read)
+            while (line := file.readline(_MOST_LINE)).endswith(b"\n"):
+                self._lines_read += len(line)
+                yield control_pb2.RunEvent(metrics_json=line.decode("utf-8", "replace"))
+
+    def _end(self) -> Iterator[control_pb2.RunEvent]:
+        report = read_run_file(self._folder / "report.json")
+        if (activity := self._activity()) is not None:
+            yield control_pb2.RunEvent(activity_json=json.dumps(activity))
+        yield control_pb2.RunEvent(report_json=json.dumps(report))
+        yield control_pb2.RunEvent(done=True)
+
+    def _activity(self) -> dict[str, Any] | None:
+        plan = Plan.from_json(read_run_file(self._folder / "plan.json"))
+        trace = self._folder / "trace.json"
+        if not trace.is_file():
+            return None
+        try:
+            spans = list(trace_tail(trace, plan.course.num_blocks))
+        except RingTuneError:  # of another version: then the page has no chart of the last step
+            return None
+        updated = [span.action.seq for _, span in spans if span.action.op is Op.UPDATE]
+        if not updated:
+            return None
+        return activity_of(spans, max(updated), plan.course.num_steps, plan.nodes)
+
+
+def activity_of(
+    spans: list[tuple[str, Span]], last_seq: int, step: int, nodes: tuple[str, ...]
+) -> dict[str, Any] | None:
+    """Sum up what nodes did in the items that a trace has, as if they were one turn that ends with ``last_seq``."""
+    first_seq = min(span.action.seq for _, span in spans)
+    turn = Turn(
+        index=0,
+        kind=StepKind.TRAIN,
+        owner=next((node for node, span in spans if span.action.seq == last_seq and span.action.op is Op.HEAD), ""),
+        round=0,
+        first_seq=first_seq,
+        first_step=max(0, step - (last_seq + 1 - first_seq)),
+        num_items=last_seq + 1 - first_seq,
+        first_batch=0,
+    )
+    kept = Activity()
+    kept.granted([turn])
+    for node, span in spans:
+        kept.add(node, [span])
+    found = kept.turn_done(turn, nodes)
+    return {**found, "step": step} if found else None
+
+
+def trace_tail(path: Path, num_blocks: int) -> Iterator[tuple[str, Span]]:
+    """Yield (node, action) of the end of a ``trace.json``, which has one event a line.
+
+    Raises:
+        IntegrityError: the names of the nodes, which stand first, are not readable.
+        PlanError: an action is none.
+    """
+    with path.open("rb") as file:
+        names = _names(file)
+        size = path.stat().st_size
+        if size > MOST_TRACE_BYTES:
+            file.seek(size - MOST_TRACE_BYTES)
+            file.readline(_MOST_LINE)
+        else:
+            file.seek(0)
+        while line := file.readline(_MOST_LINE):
+            event = _event(line)
+            if event.get("ph") == "X" and (found := _span(event, names, num_blocks)) is not None:
+                yield found
+
+
+def _names(file: BinaryIO) -> dict[int, str]:
+    file.readline(_MOST_LINE)
+    found: dict[int, str] = {}
+    while (event := _event(file.readline(_MOST_LINE))).get("ph") == "M":
+        if event.get("name") == "process_name":
+            found[int(event["pid"])] = str(event["args"]["name"])
+    if not found:
+        raise IntegrityError("the trace names no node; copy the run's folder again")
+    return found
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    text = line.strip().strip(b",")
+    if not text.startswith(b"{"):
+        return {}
+    try:
+        value = parse_json(text)
+    except ValueError:  # the head of the file, or its torn end
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _span(event: dict[str, Any], names: dict[int, str], num_blocks: int) -> tuple[str, Span] | None:
+    args, node = event.get("args"), names.get(event.get("pid", -1))
+    if node is None or not isinstance(args, dict) or "action" not in args:
+        return None
+    try:
+        action = parse_action(str(args["action"]), num_blocks)
+        start_s, took_s = float(event["ts"]) / 1e6, float(event["dur"]) / 1e6
+    except (KeyError, TypeError, ValueError) as error:
+        raise PlanError("an event of the trace has no times") from error
+    return node, Span(action, start_s, start_s + took_s)
+
+
+MOST_AHEAD: Final = 20_000
+"""Events that wait for the page."""
+_LOOK_S: Final = 0.2
+_END_S: Final = 2.0
+
+
+class RunFeed:
+    """Follows a run.
+
+    Args:
+        events: asks a coordinator for them, those that are there and those that come, without files.
+    """
+
+    def __init__(self, events: Callable[[], Iterable[control_pb2.RunEvent]]) -> None:
+        self._events = events
+        self._came: queue.Queue[control_pb2.RunEvent] = queue.Queue(MOST_AHEAD)
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="page-events", daemon=True)
+
+    def __enter__(self) -> RunFeed:
+        """Begin to follow."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Follow no more."""
+        self._left.set()
+        self._thread.join(_END_S)
+
+    def __call__(self) -> Iterator[control_pb2.RunEvent]:
+        """Yield what came since the last call."""
+        with contextlib.suppress(queue.Empty):
+            for _ in range(MOST_AHEAD):
+                yield self._came.get_nowait()
+
+    def _follow(self) -> None:
+        has_begun = False
+        try:
+            for event in self._events():
+                if event.WhichOneof("event") == "run_id":
+                    if has_begun:
+                        continue  # of a run that took it up: one page shows all of it
+                    has_begun = True
+                if not self._put(event):
+                    return
+        except RingTuneError as error:
+            self._put(control_pb2.RunEvent(note=f"nothing more comes: {error}"))
+
+    def _put(self, event: control_pb2.RunEvent) -> bool:
+        while not self._left.is_set():
+            with contextlib.suppress(queue.Full):
+                self._came.put(event, timeout=_LOOK_S)
+                return True
+        return False
+
+
+def watch(coordinator: Coordinator) -> Watching:
+    """Look at a coordinator from now on; runs that began before are not seen."""
+
+    def members() -> dict[str, MemberNow]:
+        return {
+            member.node: MemberNow(state, member.rss_bytes, member.memory_bytes, member.device)
+            for member, state, _ in coordinator.members()
+        }
+
+    watching = Watching(members=members)
+    coordinator.onlookers.append(watching.hear)
+    return watching

@@ -1,1 +1,0 @@
-"""Predict what a plan would do with other nodes, links or settings."""

@@ -1,0 +1,484 @@
+"""A node's part in a migration of its run from one placement to the next.
+
+A node's part in a move of its run: rest, then build another slice and go on with what was trained.
+
+::
+
+    fetch   the base weights of the next slice come, while the run trains (``ahead``)
+    rest    the loop stands still, and what the slice has trained is kept and offered to others
+    move    blocks of others come in, the old slice is let go, the new one is built, links are opened
+    grant   the first turn after it: what was kept is let go
+
+The old slice goes before the new one is built, so that a move never needs the memory of both. What was trained stays in
+memory all the time; going back to the old placement is a move to it, from the node's own snapshot.
+
+Get the base weights of another placement's slice while the run trains: from other nodes, and off the disk.
+
+Nothing is held for it. What comes from other nodes lies in this node's cache of models, by digest, and what the next
+slice reads is asked for from the disk, so that it lies in memory that the system has free, and takes back if it has to.
+
+Take what a run goes on from off the disks of its nodes, before a slice is built.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from edge.agent.active_run import ActiveRun, Workshop, check_private
+from edge.checkpoint.shard_saver import GoesOn, SavedStart, Saver, finish_run, saved_parts
+from edge.checkpoint.snapshot_servicer import fetch, fetch_head
+from edge.checkpoint.snapshots import KeptFile, KeptTurns, SnapshotShelf, TakenOver, metadata
+from edge.checkpoint.state_folder import SavedParts
+from edge.checkpoint.turn_snapshots import TurnKeeper, save_turns
+from edge.options import AgentOptions
+from edge.runtime.loop import AgentRun
+from ringtune.errors import (
+    ConnectionFailedError,
+    DeadlineError,
+    FrameError,
+    InterruptedRunError,
+    StorageError,
+    UsageError,
+)
+from ringtune.job.job import Job, parse_job
+from ringtune.models.families import family_named
+from ringtune.models.folder import base_name, read_config, read_headers
+from ringtune.quantities import format_bytes
+from ringtune.schedule.migration import Source
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, Turn
+from ringtune.storage.pieces import Pieces
+from ringtune.storage.strict import read_object
+
+_LOG = logging.getLogger(__name__)
+_FLUSH_S = 5.0
+# The rest is for the way of the answer: a node that waits for another one in vain says for whom.
+_SHARE = 0.9
+
+
+class NextPlacement(NamedTuple):
+    """The placement to which a node moves.
+
+    Attributes:
+        run_id: of the run.
+        placement_number: of the placement.
+        plan_json: the part of the plan.
+        job_toml: of the run.
+        addresses: ``host:port`` of the nodes of both placements.
+        shards_run: under which run shards of checkpoints are kept.
+        start: where the run goes on.
+        from_placement_number: of the placement in which the sources hosted the blocks.
+        sources: the trained blocks that the node takes over.
+        from_step: the run recovers, and they are taken as they were kept after so many steps; None = it moves.
+        head_from: the node from which the head comes as it was kept then; empty = from nobody.
+    """
+
+    run_id: str
+    placement_number: int
+    plan_json: str
+    job_toml: str
+    addresses: Mapping[str, str]
+    shards_run: str
+    start: StartPoint
+    from_placement_number: int
+    sources: Sequence[Source]
+    from_step: int | None = None
+    head_from: str = ""
+
+
+class Host(Protocol):
+    """The part of ``edge.agent.agent.Agent`` that a move needs."""
+
+    options: AgentOptions
+
+    def current(self) -> ActiveRun | None:
+        """Return the run that is prepared or under way; None if there is none."""
+
+    def of(self, run_id: str, placement_number: int | None) -> tuple[ActiveRun, AgentRun]:
+        """Return a run and its loop."""
+
+    def workshop(self) -> Workshop:
+        """Return the part that needs torch."""
+
+    def adopt(self, run_id: str, placement_number: int, plan: Plan, start: StartPoint | None) -> ActiveRun:
+        """Make this the agent's run."""
+
+    def begin(
+        self, active: ActiveRun, job_toml: str, addresses: Mapping[str, str], deadline_s: float, *, taken: TakenOver
+    ) -> None:
+        """Prepare a run with what was taken over."""
+
+    def end(self, active: ActiveRun, reason: str) -> None:
+        """Stop a run and drop what it holds."""
+
+
+class AgentMoves:
+    """The moves of the run of an agent.
+
+    Args:
+        agent: whose run it is.
+        node: its name.
+    """
+
+    def __init__(self, agent: Host, node: str) -> None:
+        self.shelf, self.kept = SnapshotShelf(node), KeptTurns(node)
+        self._agent, self._node = agent, node
+        self._lock = threading.Lock()
+        self._num_calls = 0
+        self._left = ("", "")
+        self._place = ("", "")
+
+    def rest(self, run_id: str, placement_number: int, *, timeout_s: float) -> str:
+        """Keep what the slice has trained, and offer it; a lost link does not end the run from here on.
+
+        Returns:
+            The totals of the placement, as JSON.
+
+        Raises:
+            FrameError: this run or placement is not the one that is prepared here.
+        """
+        active, run = self._agent.of(run_id, placement_number)
+        active.is_resting = True
+        metadata = _snapshot_metadata(run_id, placement_number)
+
+        def keep() -> Any:
+            return self._agent.workshop().snapshot(active, metadata)
+
+        self.shelf.put(run_id, placement_number, run.call(keep, timeout_s=timeout_s, what="its snapshot"))
+        if active.reporter is not None:
+            active.reporter.flush(min(_FLUSH_S, timeout_s))
+        return json.dumps(active.figures())
+
+    def keeper(self, active: ActiveRun, job: Job, addresses: Mapping[str, str]) -> TurnKeeper | None:
+        """Make what keeps the ends of the turns of a run; None where its placement has no copies."""
+        if not active.plan.placement.copies:
+            return None
+        saver = active.saver
+        self._place = saver.place if saver is not None else ("", "")
+        has_checkpoints = saver is not None and active.plan.course.checkpoint_every > 0
+        return TurnKeeper(
+            active.run_id,
+            self._node,
+            active.plan,
+            active.executor,
+            self.kept,
+            make_file=self._agent.workshop().kept_file,
+            addresses=addresses,
+            patience_s=job.runtime.lease_s,
+            on_lost=active.on_link_lost,
+            save=self._saving(active.run_id, saver) if saver is not None and has_checkpoints else None,
+        )
+
+    def _saving(self, run_id: str, saver: Saver) -> Callable[[KeptFile], None]:
+        """Make what puts a copy of another node on this node's disk; a full disk costs the copy, not the run."""
+
+        def save(file: KeptFile) -> None:
+            try:
+                saver.parts().write(file.step, run_id, file.content, is_head=file.is_head)
+            except StorageError as error:
+                _LOG.warning("node %s keeps no copy on its disk: %s", self._node, error)
+
+        return save
+
+    def save(self) -> None:
+        """Put all that is kept of the ends of turns on the disk; on the compute thread, after the run has ended."""
+        attempt, files = self.kept.everything()
+        shards_run, rows = self._place
+        state = self._agent.options.state
+        if files and shards_run and state is not None:
+            save_turns(state, self._node, shards_run, attempt, files, rows=rows)
+
+    def saved(self, run_id: str) -> SavedParts | None:
+        """Return the files on this node's disk of a run; None where it has no folder."""
+        return saved_parts(self._agent.options.state, self._node, run_id)
+
+    def from_disks(
+        self, goes_on: GoesOn | None, job_toml: str, addresses: Mapping[str, str], deadline_s: float
+    ) -> TakenOver | None:
+        """Take what a run goes on from off the disks of its nodes; None where it begins, or this node's shard has it.
+
+        Raises:
+            RingTuneError: as for ``take_from_disks``.
+        """
+        if goes_on is None or goes_on.saved is None:
+            return None
+        return take_from_disks(
+            self._agent.options,
+            goes_on,
+            goes_on.saved,
+            addresses,
+            deadline_s,
+            self._check,
+            lease_s=_lease_s(job_toml, goes_on.run_id),
+        )
+
+    def halt(self, run_id: str, *, timeout_s: float) -> None:
+        """Stop whatever this node does in a run, because another node is lost; its links stay open until it moves.
+
+        Raises:
+            DeadlineError: the action under way takes too long.
+        """
+        self._next_call()
+        active = self._agent.current()
+        if active is None or active.run_id != run_id:
+            return
+        active.is_resting = True
+        if active.run is None:
+            self._agent.end(active, "another node is lost")
+            return
+        active.run.stop("another node is lost")
+        if not active.run.wait(_SHARE * timeout_s):
+            raise DeadlineError(f"node {self._node}: waited {_SHARE * timeout_s:g} s for its last action to end")
+        if active.reporter is not None:
+            active.reporter.flush(min(_FLUSH_S, timeout_s))
+
+    def move(self, to: NextPlacement, *, timeout_s: float) -> tuple[int, int]:
+        """Build the slice of another placement, and go on with what was trained; who has no place in it only stops.
+
+        Returns:
+            Bytes of weights that were materialised, and bytes that came from other nodes' snapshots.
+
+        Raises:
+            RingTuneError: as for ``Agent.prepare``, or what was trained can't be taken over.
+        """
+        deadline_s = time.monotonic() + _SHARE * timeout_s
+        number = self._next_call()
+        plan = Plan.from_json(read_object(to.plan_json, "the plan that came"))
+        if self._node not in plan.nodes:
+            self._end_before(number, to.run_id)
+            self._left = (to.run_id, to.shards_run)
+            return 0, 0
+        others = [source for source in to.sources if source.node != self._node]
+        own = [source for source in to.sources if source.node == self._node]
+        files = fetch(
+            to.run_id,
+            to.from_placement_number,
+            others,
+            to.addresses,
+            deadline_s,
+            self._check,
+            step=to.from_step,
+            lease_s=_lease_s(to.job_toml, to.run_id),
+        )
+        fetched_bytes = sum(file.size_bytes for file in files)
+        if to.from_step is not None:
+            self._begin_again(to, to.from_step)
+            if to.head_from:
+                fetched_bytes += self._fetch_head(to, to.from_step, deadline_s)
+            taken = self._kept(to, to.from_step, files, others, own)
+        else:
+            taken = self._snapshot(to, files, own)
+        with self._lock:
+            self._end_before(number, to.run_id)
+            self._left = ("", "")
+            active = self._agent.adopt(to.run_id, to.placement_number, plan, to.start)
+        active.is_resting = True
+        self._agent.begin(active, to.job_toml, to.addresses, deadline_s, taken=taken)
+        _LOG.info("run %s moved, blocks %s; %d bytes came", to.run_id, plan.slice_of(self._node).text, fetched_bytes)
+        return int(active.executor.hosted_bytes), fetched_bytes
+
+    def _snapshot(self, to: NextPlacement, files: tuple[Pieces, ...], own: Sequence[Source]) -> TakenOver:
+        """What the node goes on with after a move: what it has now, and what others gave it."""
+        head = None
+        if own or to.start.holder == self._node:
+            snapshot = self.shelf.get(to.run_id, to.from_placement_number)
+            files += tuple(snapshot.part(source.start, source.stop) for source in own)
+            head = snapshot.head if to.start.holder == self._node else None
+        return TakenOver(files, _snapshot_metadata(to.run_id, to.from_placement_number), head, to.shards_run)
+
+    def _kept(
+        self, to: NextPlacement, step: int, files: tuple[Pieces, ...], others: Sequence[Source], own: Sequence[Source]
+    ) -> TakenOver:
+        """What the node goes on with in a recovery: all as it was kept after a step; it keeps what came, too."""
+        for source, file in zip(others, files, strict=True):
+            self.kept.keep(to.run_id, step, f"{source.node} {source.start}-{source.stop}", bytes(file))
+        files += tuple(self.kept.part(to.run_id, step, source.start, source.stop) for source in own)
+        head = self.kept.head(to.run_id, step) if step and to.start.holder == self._node else None
+        return TakenOver(files, metadata(to.run_id, step), head, to.shards_run)
+
+    def _begin_again(self, to: NextPlacement, step: int) -> None:
+        """Keep what comes of this run, and forget what was done after a step."""
+        self.kept.begin(to.run_id)
+        self.kept.go_back(step, to.placement_number)
+
+    def _fetch_head(self, to: NextPlacement, step: int, deadline_s: float) -> int:
+        """Keep the head that another node has kept; return its bytes."""
+        address = to.addresses.get(to.head_from, "")
+        lease_s = _lease_s(to.job_toml, to.run_id)
+        head = bytes(fetch_head(to.run_id, step, to.head_from, address, deadline_s, self._check, lease_s=lease_s))
+        self.kept.keep_head(to.run_id, step, head)
+        return len(head)
+
+    def granted(self, active: ActiveRun, turns: Sequence[Turn]) -> None:
+        """Let go of what was kept for a move once there are turns: the run trains again."""
+        if active.is_resting and turns:
+            active.is_resting = False
+            self.shelf.drop(active.run_id)
+
+    def release(self, run_id: str, *, is_finished: bool = False) -> None:
+        """Let go of what is kept of a run, and of a move that is under way; empty = of any run.
+
+        Shards of a run that ended well need not be kept for ever, also where this node has left it.
+        """
+        self._next_call()
+        self.shelf.drop(run_id)
+        self.kept.drop(run_id)
+        left, shards_run = self._left
+        if is_finished and left == run_id:
+            finish_run(self._agent.options.state, self._node, shards_run)
+
+    def _next_call(self) -> int:
+        """Count the calls that end whatever move is under way."""
+        with self._lock:
+            self._num_calls += 1
+            return self._num_calls
+
+    def _end_before(self, number: int, run_id: str) -> None:
+        """End the placement that this node has, unless another call came after that of this number.
+
+        Raises:
+            InterruptedRunError: another call came.
+        """
+        if number != self._num_calls:
+            raise InterruptedRunError(f"run {run_id} goes on otherwise, so node {self._node} does not move")
+        before = self._agent.current()
+        if before is not None:
+            self._agent.end(before, "the run moves")
+
+    def _check(self, node: str, address: str) -> None:
+        if not address:
+            raise ConnectionFailedError(f"node {self._node} got no address of node {node}; let it join again")
+        check_private(self._agent.options, node, address)
+
+
+def _lease_s(job_toml: str, run_id: str) -> float:
+    return parse_job(job_toml, source=f"the job of run {run_id}").runtime.lease_s
+
+
+def _snapshot_metadata(run_id: str, placement_number: int) -> dict[str, str]:
+    return {"run": run_id, "epoch": str(placement_number)}  # nodes compare it: the key stays
+
+
+class ModelHolder(Protocol):
+    """The part of ``edge.agent.agent.Agent`` that knows where base weights are."""
+
+    models: Any
+
+    def current(self) -> ActiveRun | None:
+        """Return the run that is prepared or under way; None if there is none."""
+
+    def job_of(self, run_id: str, job_toml: str) -> Job:
+        """Read a job, with the model's folder as it is on this machine."""
+
+
+def fetch_ahead(agent: ModelHolder, node: str, run_id: str, plan_json: str, job_toml: str, *, timeout_s: float) -> int:
+    """Get what a node needs of the model in another placement of the run that is under way.
+
+    Args:
+        agent: of the node.
+        node: its name.
+        run_id: of the run.
+        plan_json: the part of the plan with that placement.
+        job_toml: of the run.
+        timeout_s: for fetching.
+
+    Returns:
+        Bytes that came from other nodes.
+
+    Raises:
+        FrameError: another run is under way here.
+        RingTuneError: nobody has the tensors, or they can't be fetched.
+    """
+    active = agent.current()
+    if active is not None and active.run_id != run_id:
+        raise FrameError(f"node {node} has run {active.run_id}, not run {run_id}; prepare it first")
+    plan, job = Plan.from_json(read_object(plan_json, "the plan that came")), agent.job_of(run_id, job_toml)
+    came = 0
+    if agent.models is not None:
+        before = agent.models.fetched_bytes
+        job = agent.models.for_run(run_id, job, plan, timeout_s=timeout_s)
+        came = agent.models.fetched_bytes - before
+    piece = plan.slice_of(node)
+    asked = read_ahead(Path(job.model.path), range(piece.start, piece.stop))
+    _LOG.info(
+        "run %s: blocks %s to come, %s fetched, %s asked for", run_id, piece.text, *map(format_bytes, (came, asked))
+    )
+    return came
+
+
+def read_ahead(folder: Path, blocks: range) -> int:
+    """Ask the system to read the tensors of some blocks from the disk, as far as it has memory free.
+
+    Args:
+        folder: of the model.
+        blocks: absolute indices.
+
+    Returns:
+        Bytes that were asked for; 0 where the system takes no such advice.
+
+    Raises:
+        ModelError: the folder is no model's, or not readable.
+        IntegrityError: a file of it is damaged.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return 0
+    family, asked = family_named(read_config(folder)["model_type"]), 0
+    prefixes = tuple(f"{family.block_prefix}{block}." for block in blocks)
+    for name, stored in read_headers(folder).items():
+        if prefixes and base_name(name, family).startswith(prefixes):
+            with stored.path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), stored.info.offset, stored.info.nbytes, os.POSIX_FADV_WILLNEED)
+            asked += stored.info.nbytes
+    return asked
+
+
+def take_from_disks(
+    options: AgentOptions,
+    goes_on: GoesOn,
+    saved: SavedStart,
+    addresses: Mapping[str, str],
+    deadline_s: float,
+    check: Callable[[str, str], None],
+    *,
+    lease_s: float,
+) -> TakenOver:
+    """Fetch the blocks that other nodes have on their disks, and read those of this one.
+
+    Args:
+        options: of this node.
+        goes_on: from which step, and who has the head.
+        saved: where everything is.
+        addresses: ``host:port`` by node.
+        deadline_s: until when, on the monotonic clock.
+        check: raises if a node may not be reached so.
+        lease_s: a node that does not answer is asked again for so long.
+
+    Raises:
+        UsageError: it is to read from its own disk, and has no folder.
+        IntegrityError: a file is damaged, or not there any more.
+        RingTuneError: another node can't be reached, or not in time.
+    """
+    node, step, attempt = options.name, goes_on.shard.step, saved.attempt
+    parts, files, head = saved_parts(options.state, node, goes_on.run_id), list[Pieces](), None
+    for source in saved.sources:
+        if source.node != node:
+            terms = (goes_on.run_id, 0, [source], addresses, deadline_s, check)
+            files += fetch(*terms, step=step, lease_s=lease_s, attempt=attempt)
+        else:
+            files.append(_own_copies(parts, node).part(step, attempt, source.start, source.stop, sha256=source.sha256))
+    if goes_on.holder == node:
+        head = _own_copies(parts, node).head(step, attempt, sha256=saved.head_sha256)
+    return TakenOver(tuple(files), metadata(attempt, step), head, goes_on.run_id, is_resumed=parts is not None)
+
+
+def _own_copies(parts: SavedParts | None, node: str) -> SavedParts:
+    if parts is None:
+        raise UsageError(f"node {node} has no folder for checkpoints; start it with --state DIR")
+    return parts

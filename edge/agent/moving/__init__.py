@@ -1,1 +1,0 @@
-"""A node's part in a move of its run from one placement to the next."""

@@ -1,0 +1,383 @@
+"""What an agent does with torch: facts of the node, executor, snapshots, and both ends of the links.
+
+The part of an agent that needs torch: a node's facts, the executor, and both ends of the links.
+
+Importing this module loads torch and the model libraries, which takes seconds; the agent does so in the
+background after it has joined.
+
+What a node has trained, at a turn boundary: kept in memory while a run moves to its next placement.
+
+A snapshot holds the trained tensors of the node's slice with their optimizer state, and the head at the owner that has
+it. It copies nothing: it keeps the very tensors, which nobody changes any more, while the rest of the slice is let go.
+Nodes take each other's blocks over as safetensors files of the blocks that they host next.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edge.agent.active_run import ActiveRun
+from edge.checkpoint.shard_file import PREFIXES
+from edge.checkpoint.snapshots import METADATA, TakenOver
+from edge.checkpoint.state_folder import disk_of, room_bytes
+from edge.data.dataset import NO_TOKENS, OwnerDataset
+from edge.machine.accelerator import capacity_errors, device_budget, device_name, multiplies_bfloat16_fast, numerics_of
+from edge.machine.libraries import load_libraries, touch_kernels
+from edge.machine.resources import describe_hardware, facts_here, give_memory_back, memory_budget, set_up_heap
+from edge.model.tensor_files import is_finite
+from edge.options import AgentOptions
+from edge.profiler import timing
+from edge.profiler.profile_cache import full_size_s, timings
+from edge.profiler.timing import MeasuredWork, TimingRequest
+from edge.runtime.executor import NodeExecutor
+from edge.transport.frames import Hello
+from edge.transport.link import OutLink
+from edge.transport.server import RingServicer, RunExpectation
+from ringtune.costs.measurement import job_shape
+from ringtune.costs.memory_sizes import CONTEXT_BYTES, data_bytes
+from ringtune.costs.model_facts import computed_token_bytes, job_subnets, model_facts
+from ringtune.costs.profile import LeftOut, ModelFacts, NodeFacts, TimedShape, Work
+from ringtune.engine.failure_texts import LOWER_THE_RATE
+from ringtune.errors import DataError, DivergedError, FrameError, IntegrityError, UsageError
+from ringtune.job.job import Job
+from ringtune.machine.resources import cpu_cores, cpu_quota, machine_load, usable_cores
+from ringtune.schedule.course import FrozenWeights
+from ringtune.schedule.placement import Slice
+from ringtune.schedule.plan import Plan
+from ringtune.storage.pieces import Pieces
+from ringtune.storage.strict import parse_json
+from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
+
+_LOG = logging.getLogger(__name__)
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def preload() -> None:
+    """Load the libraries and kernels of a run, which is half of a run's preparation; build nothing yet."""
+    load_libraries()
+    touch_kernels()
+
+
+def inspect(
+    options: AgentOptions,
+    job: Job,
+    *,
+    timing: TimingRequest | None,
+    memory_bytes: int,
+    dataset: OwnerDataset | None = None,
+) -> tuple[dict[str, Any], OwnerDataset | None]:
+    """Count this node's rows and labels, and time every kind of work.
+
+    Args:
+        options: of the agent.
+        job: with the model's folder on this machine.
+        timing: how to time every kind of work; None = not at all, times are then 0.
+        memory_bytes: budget for a run; of an accelerator's memory it may be less, see ``device_budget``.
+        dataset: that was loaded for this run before; None = load it.
+
+    Returns:
+        ``NodeFacts`` as JSON, and the dataset of an owner.
+
+    Raises:
+        ModelError: the model folder can't be used.
+        DataError: a data file can't be used.
+    """
+    load = machine_load()  # before this node's own work
+    device, threads = set_up_torch(options, job)
+    folder = Path(job.model.path)
+    facts = model_facts(folder, job)
+    dataset = dataset or load_data(options, job, folder)
+    tokens = dataset.mean_tokens(job.train.batch_size, job.train.seed, options.name) if dataset else NO_TOKENS
+    hardware = describe_hardware(threads=threads, accelerator=device_name(device) if device != "cpu" else "")
+    found = MeasuredWork((), computed_token_bytes(facts, job))
+    if timing is not None:
+        state = None if options.is_guest else options.state
+        budget_bytes = device_budget(memory_bytes, device, sharing=options.device_nodes)
+        with capacity_errors(options.name, device, "measuring one block"):
+            found = timings(
+                job,
+                facts,
+                dataset,
+                device=device,
+                hardware=hardware,
+                state=state,
+                timing=timing,
+                memory_bytes=max(0, budget_bytes - CONTEXT_BYTES) if device == "cuda" else budget_bytes,
+            )
+        give_memory_back()
+    node = NodeFacts(
+        node=options.name,
+        train_rows=dataset.train_rows if dataset else 0,
+        eval_rows=dataset.eval_rows if dataset else 0,
+        labels=dataset.labels if dataset else (),
+        eval_labels=dataset.eval_labels if dataset else (),
+        skipped_rows=sum(dataset.left_out.values()) if dataset else 0,
+        left_out=tuple(LeftOut(why=why, rows=rows) for why, rows in sorted(dataset.left_out.items()))
+        if dataset
+        else (),
+        cut_rows=dataset.cut_rows if dataset else 0,
+        users=dataset.users if dataset else (),
+        memory_bytes=device_budget(memory_bytes, device, sharing=options.device_nodes),
+        threads=threads,
+        device=device,
+        block_forward_s=full_size_s(found, Work.FORWARD),
+        block_graph_s=full_size_s(found, Work.GRAPH),
+        block_backward_s=full_size_s(found, Work.BACKWARD),
+        activation_token_bytes=found.activation_token_bytes,
+        lowest_token_bytes=found.lowest_token_bytes,
+        model=facts,
+        data_bytes=_data_bytes(options, job, facts, dataset) if dataset else 0,
+        hardware=hardware,
+        cpu_cores=cpu_cores(),
+        train_tokens=tokens.train,
+        eval_tokens=tokens.evaluation,
+        shape=_shape(job, facts, timing.frozen) if timing else TimedShape(),
+        work_times=found.work_times,
+        rested_s=found.rested_s,
+        handling_s=found.handling_s,
+        fast_bfloat16=multiplies_bfloat16_fast(device),
+        numerics=numerics_of(device),
+        state_free_bytes=None if options.is_guest or options.state is None else room_bytes(options.state),
+        state_disk="" if options.is_guest or options.state is None else disk_of(options.state),
+        load=load,
+    )
+    return node.to_json(), dataset
+
+
+def _shape(job: Job, model: ModelFacts, frozen: FrozenWeights | None) -> TimedShape:
+    """Return the shape that this node's timings belong to."""
+    return job_shape(job, fixed_tokens=model.fixed_tokens, subnets=job_subnets(job, model).count, frozen=frozen)
+
+
+def _data_bytes(options: AgentOptions, job: Job, model: ModelFacts, dataset: OwnerDataset) -> int:
+    files = tuple(file for file in (options.data, options.eval_data) if file is not None)
+    rows = dataset.train_rows + dataset.eval_rows
+    return data_bytes(model, files, num_owners=options.share[1], rows=rows, max_length=job.train.max_length)
+
+
+def load_data(options: AgentOptions, job: Job, tokenizer_folder: Path) -> OwnerDataset | None:
+    """Load the rows of this node; None if it was started without ``--data``.
+
+    Raises:
+        DataError: a file can't be used.
+    """
+    if options.data is None:
+        return None
+    index, count = options.share
+    return OwnerDataset.load(
+        job,
+        options.data,
+        options.eval_data,
+        share=index,
+        num_owners=count,
+        tokenizer_folder=tokenizer_folder,
+        hides_counts=not options.own_coordinator,
+    )
+
+
+def build(options: AgentOptions, job: Job, plan: Plan, dataset: OwnerDataset | None) -> NodeExecutor:
+    """Build the executor of what this node hosts in a run.
+
+    Raises:
+        DataError: the plan wants data that this node does not have.
+        ModelError: the model folder can't be used.
+    """
+    device, _ = set_up_torch(options, job)
+    folder = Path(job.model.path)
+    if plan.owner(options.name) is None:
+        dataset = None
+    elif dataset is None:
+        dataset = load_data(options, job, folder)
+        if dataset is None:
+            raise DataError(f"node {options.name} is an owner in the plan but was started without --data; plan anew")
+    if dataset is not None:
+        dataset.set_labels(plan.course.labels)
+    model, besides_bytes = facts_here(folder, job)
+    set_up_heap(
+        plan,
+        options.name,
+        job,
+        model,
+        memory_bytes=options.memory_bytes or memory_budget(),
+        data_bytes=_data_bytes(options, job, model, dataset) if dataset else 0,
+        besides_bytes=besides_bytes,
+    )
+    with capacity_errors(options.name, device, "its part of the model"):
+        return NodeExecutor(plan, options.name, job, folder, dataset, device=device)
+
+
+def snapshot(active: ActiveRun, metadata: Mapping[str, str]) -> Snapshot:
+    """Keep what the slice of a run has trained, and at an owner the head."""
+    piece, is_owner = active.plan.slice_of(active.node), active.plan.owner(active.node) is not None
+    return Snapshot(active.executor, piece, metadata, with_head=is_owner)
+
+
+def kept_file(executor: NodeExecutor, blocks: tuple[int, ...], of: Mapping[str, str]) -> bytes:
+    """Copy what was trained of some blocks into a file."""
+    return copy_into_file(executor, blocks, of)
+
+
+def take_over(executor: NodeExecutor, taken: TakenOver) -> None:
+    """Go on with what was trained of the blocks of an executor.
+
+    Raises:
+        IntegrityError: it is of something else, or damaged.
+    """
+    take_over_blocks(executor, taken.files, taken.metadata)
+    if taken.head is not None:
+        executor.load_head_blob(taken.head)
+
+
+def set_up_torch(options: AgentOptions, job: Job) -> tuple[str, int]:
+    """Choose the device, and set torch's number of threads.
+
+    Returns:
+        ``cpu`` or ``cuda``, and the number of compute threads.
+
+    Raises:
+        UsageError: ``--device cuda`` where torch sees no such device.
+    """
+    threads = options.threads or job.runtime.threads or usable_cores()
+    torch.set_num_threads(threads)
+    has_cuda = options.device != "cpu" and torch.cuda.is_available()
+    if options.device == "cuda" and not has_cuda:
+        raise UsageError(f"node {options.name} was started with --device cuda, but torch sees none; use --device cpu")
+    return ("cuda" if has_cuda else "cpu"), threads
+
+
+# ---- links ---------------------------------------------------------------------------------------
+
+
+def working_clock(executor: NodeExecutor) -> Callable[[], float]:
+    """Make the clock of what the executor's computing takes at this node's quota alone; on CUDA it stands at 0."""
+    quota = cpu_quota() if executor.device.type == "cpu" else None
+    return timing.working_clock(quota, torch.get_num_threads())
+
+
+def ring_servicer() -> RingServicer:
+    """Make the servicer that takes frames."""
+    return RingServicer()
+
+
+def expect(servicer: RingServicer, active: ActiveRun, job: Job) -> None:
+    """Take the frames of a run from now on."""
+    expectation = RunExpectation(
+        run_id=active.run_id,
+        placement_number=active.placement_number,
+        plan=active.plan,
+        digest=active.plan.digest,
+        node=active.node,
+        compute_dtype=_DTYPES[job.model.dtype],
+        start=active.start,
+    )
+    servicer.expect(expectation, active)
+
+
+def connect(active: ActiveRun, target: str, address: str) -> OutLink:
+    """Make a link to ``target`` that is not open yet."""
+    hello = Hello(
+        run_id=active.run_id,
+        placement_number=active.placement_number,
+        source=active.node,
+        digest=active.plan.digest,
+        wire_dtype=active.plan.course.wire_dtype,
+    )
+    return OutLink(
+        target,
+        address,
+        hello,
+        on_ack=active.on_ack,
+        on_broken=active.on_link_lost,
+        on_sent=active.on_sent,
+        now_unix_s=active.clock.now_unix_s,
+    )
+
+
+class Snapshot:
+    """The snapshot of one node in one run.
+
+    Args:
+        executor: of the node; it computes no more.
+        piece: its slice.
+        metadata: what the snapshot is of: run, and placement number or step.
+        with_head: whether the node has the head.
+    """
+
+    def __init__(self, executor: NodeExecutor, piece: Slice, metadata: Mapping[str, str], *, with_head: bool) -> None:
+        self.metadata = dict(metadata)
+        self.head = executor.head_blob() if with_head else None
+        self._piece = piece
+        self._tensors = executor.part.tensors()
+
+    def part(self, start: int, stop: int) -> Pieces:
+        """Return the blocks ``[start, stop)`` as a file, read from the tensors when it is gone through.
+
+        Raises:
+            FrameError: the node did not host them.
+        """
+        if not self._piece.start <= start < stop <= self._piece.stop:
+            raise FrameError(f"blocks [{start}, {stop}) are asked for, this node hosted {self._piece.text}; plan anew")
+        found = {name: value for name, value in self._tensors.items() if start <= _block_of(name) < stop}
+        return write_tensors(found, metadata={METADATA: json.dumps(self.metadata, sort_keys=True)})
+
+
+def copy_into_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[str, str]) -> bytes:
+    """Copy what was trained of some blocks, with its optimizer state, into a file; the executor computes on.
+
+    Args:
+        executor: of the node, between two turns.
+        blocks: that were trained.
+        of: what the file is of: run and step.
+
+    Raises:
+        DivergedError: a tensor is not finite; nobody shall ever go back to it.
+    """
+    found = {name: value for name, value in executor.part.tensors().items() if _block_of(name) in blocks}
+    for name, value in found.items():
+        if not is_finite(value):
+            raise DivergedError(f"the training diverged: {name} is not finite at the turn's end; {LOWER_THE_RATE}")
+    return bytes(write_tensors(found, metadata={METADATA: json.dumps(dict(of), sort_keys=True)}))
+
+
+def take_over_blocks(executor: NodeExecutor, files: Sequence[Pieces], metadata: Mapping[str, str]) -> None:
+    """Replace what trains of some blocks, with its optimizer state, by parts of snapshots.
+
+    Args:
+        executor: of the next slice.
+        files: parts of snapshots, of different blocks.
+        metadata: what the snapshots have to be of.
+
+    Raises:
+        IntegrityError: a file is unreadable, of something else, or its tensors are not those of this slice.
+    """
+    tensors: dict[str, TensorPieces] = {}
+    for content in files:
+        file = TensorFile(content, where="a snapshot")
+        _check(file, metadata)
+        tensors |= {name: file.tensor(name) for name in file.infos}
+    executor.part.take_over(tensors, blocks={_block_of(name) for name in tensors})
+
+
+def _check(file: TensorFile, metadata: Mapping[str, str]) -> None:
+    try:
+        found = dict(parse_json(file.metadata[METADATA]))
+    except (KeyError, ValueError, TypeError) as error:
+        raise IntegrityError("a snapshot does not say what it is of; use one version on all machines") from error
+    if found != dict(metadata):
+        raise IntegrityError(f"a snapshot is of {found}, expected is {dict(metadata)}; start the run again")
+
+
+def _block_of(name: str) -> int:
+    """The block of a tensor ``adapter/3.attention...``, or of its state."""
+    for prefix in PREFIXES:
+        if name.startswith(prefix):
+            number = name.removeprefix(prefix).partition(".")[0]
+            if number.isdecimal():
+                return int(number)
+    raise IntegrityError(f"a snapshot has a tensor {name!r} of no block; use one version on all machines")

@@ -1,0 +1,155 @@
+"""Write one node's part of a checkpoint as a safetensors file: trained tensors and optimizer state.
+
+::
+
+    adapter/<block>.<name>          a trainable tensor of the node's slice
+    moments/<block>.<name>/<key>    its optimizer state (AdamW: exp_avg, exp_avg_sq, step), once it was updated
+    velora/<block>.<name>           VeLoRA's vector of a linear layer, empty before its first micro-batch
+    sums/<block>.<name>             a helper's gradients between two updates
+    head                            at the owner that holds it: the head as it is handed over, as bytes
+
+The metadata says which run, plan, node and step it is of. Frozen weights are not in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from edge.checkpoint.snapshots import HEAD, METADATA
+from edge.model.optimizers import Prefixes, TrainingState, UnitOptimizers
+from edge.model.tensor_files import fill, pieces_of, torch_dtype
+from ringtune.errors import IntegrityError
+from ringtune.storage.pieces import Pieces
+from ringtune.storage.strict import parse_json
+from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
+
+FORMAT = "ringtune-shard-1"
+PREFIXES = Prefixes(value="adapter/", state="moments/")
+_WHERE = "the shard"
+
+Parameters = Mapping[str, torch.nn.Parameter]
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Besides(Protocol):
+    """Tensors besides the trained ones that a run goes on from: VeLoRA's vectors, and sums of a helper's gradients."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return all of them, by name."""
+
+    def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
+        """Refuse tensors that ``tensors`` can't have given.
+
+        Raises:
+            IntegrityError: other names or shapes.
+        """
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace all of them."""
+
+
+def to_shard(
+    parameters: Parameters,
+    optimizers: UnitOptimizers | None,
+    head: Pieces | None,
+    metadata: Mapping[str, str],
+    *,
+    besides: Mapping[str, Besides] | None = None,
+    installed: Tensors | None = None,
+) -> Pieces:
+    """Make the file of a node, which is read from the tensors when it is gone through.
+
+    Args:
+        parameters: trainable tensors of its slice by name.
+        optimizers: over them; None if there are none.
+        head: what an owner hands over; None = another node has it.
+        metadata: run, plan, node and step.
+        besides: what else a run goes on from, by how its names begin.
+        installed: tensors of its slice that a helper trains, by name.
+    """
+    tensors = _state(parameters, optimizers, installed).tensors()
+    for prefix, more in (besides or {}).items():
+        tensors |= {f"{prefix}/{name}": pieces_of(value) for name, value in more.tensors().items()}
+    if head is not None:
+        tensors[HEAD] = TensorPieces("U8", (head.size_bytes,), head)
+    # one entry, so that equal shards are equal bytes
+    return write_tensors(tensors, metadata={METADATA: json.dumps({"format": FORMAT, **metadata}, sort_keys=True)})
+
+
+def load_shard(
+    data: Pieces,
+    parameters: Parameters,
+    optimizers: UnitOptimizers | None,
+    metadata: Mapping[str, str],
+    *,
+    with_head: bool,
+    besides: Mapping[str, Besides] | None = None,
+    installed: Tensors | None = None,
+) -> Pieces | None:
+    """Replace parameters and optimizer state by those of a file of ``to_shard``.
+
+    Args:
+        data: the file.
+        parameters: as there.
+        optimizers: as there.
+        metadata: what it has to be of.
+        with_head: whether the node held the head then; a shard of it has one, and no other.
+        besides: as there.
+        installed: as there.
+
+    Returns:
+        The head, None if another node held it.
+
+    Raises:
+        IntegrityError: unreadable, of something else, or its tensors do not fit; nothing was changed then.
+    """
+    file = TensorFile(data, where=_WHERE)
+    _check_metadata(file, metadata)
+    if with_head is not (HEAD in file.infos):
+        raise IntegrityError(
+            "the shard has no head, but this node held it at that step"
+            if with_head
+            else "the shard has a head, but another node held it at that step"
+        )
+    state = _state(parameters, optimizers, installed)
+    given = {prefix: _small(file, f"{prefix}/") for prefix in besides or {}}
+    state.check(file, besides=(HEAD, *(f"{prefix}/{name}" for prefix, found in given.items() for name in found)))
+    for prefix, more in (besides or {}).items():
+        more.check(given[prefix], where=_WHERE)
+    for prefix, more in (besides or {}).items():
+        more.load(given[prefix])
+    state.load(file)
+    return file.tensor(HEAD).data if with_head else None
+
+
+def _state(
+    parameters: Parameters, optimizers: UnitOptimizers | None, installed: Tensors | None = None
+) -> TrainingState:
+    values = {**parameters, **(installed or {})}
+    return TrainingState(
+        values=values, parameters=parameters, optimizers=optimizers, prefixes=PREFIXES, where=_WHERE, part="slice"
+    )
+
+
+def _small(file: TensorFile, prefix: str) -> dict[str, torch.Tensor]:
+    """Read the tensors whose names begin so, which are small."""
+    found: dict[str, torch.Tensor] = {}
+    for name, info in file.infos.items():
+        if name.startswith(prefix):
+            found[name.removeprefix(prefix)] = target = torch.empty(info.shape, dtype=torch_dtype(info.dtype))
+            fill(target, file.tensor(name))
+    return found
+
+
+def _check_metadata(file: TensorFile, metadata: Mapping[str, str]) -> None:
+    try:
+        found = dict(parse_json(file.metadata[METADATA]))
+    except (KeyError, ValueError, TypeError) as error:
+        raise IntegrityError("the shard does not say what it is of") from error
+    for key, wanted in {"format": FORMAT, **metadata}.items():
+        if found.get(key) != wanted:
+            raise IntegrityError(f"the shard is of {key} {found.get(key)!r}, not {wanted!r}")

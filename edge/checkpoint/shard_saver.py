@@ -1,0 +1,300 @@
+"""Save and load one run's shards at one node, which locks its folder while the run goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from edge.checkpoint.retention import KEPT, Kept
+from edge.checkpoint.state_folder import LOCK_WAIT_S, RunShards, SavedParts, StateFolder
+from ringtune.errors import BusyError, DataError, DivergedError, IntegrityError, StorageError, UsageError
+from ringtune.ids import check_run_id
+from ringtune.run_control.checkpoint import SavedPart, SavedSource, Shard
+from ringtune.schedule.plan import Plan
+from ringtune.storage.pieces import Pieces
+
+_LOG = logging.getLogger(__name__)
+_NO_FOLDER = "has no folder for checkpoints; start it with --state DIR"
+_NO_FOLDER_FOR_STATE = (
+    "has no folder for the optimizer state of inactive units; start it with --state DIR, or set hift.state = 'memory'"
+)
+
+
+class Saves(Protocol):
+    """The part of ``edge.runtime.executor.NodeExecutor`` that a checkpoint needs."""
+
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
+        """Return this node's part of a checkpoint, which is read from the tensors when it is gone through."""
+
+
+class Loads(Protocol):
+    """The part of ``edge.runtime.executor.NodeExecutor`` that goes on from a checkpoint."""
+
+    def load_shard(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> None:
+        """Go on from the shard ``data``."""
+
+
+class Saver:
+    """Saves and loads the shards of a run; locks the node's folder from the first use until closed.
+
+    Args:
+        folder: of the node.
+        run_id: under which the shards are kept; the first run's, if it was resumed.
+        plan: of the run.
+        node: this node.
+        kept: how much of finished runs stays in the folder.
+        rows: digest of the node's rows for this run; empty = it has none.
+    """
+
+    def __init__(self, folder: Path, run_id: str, plan: Plan, node: str, *, kept: Kept = KEPT, rows: str = "") -> None:
+        self._folder = folder
+        self._run_id = run_id
+        self._plan_digest = plan.digest
+        self._node = node
+        self._kept = kept
+        self._rows = rows
+        self._state: StateFolder | None = None
+
+    def open(self, *, timeout_s: float = LOCK_WAIT_S) -> RunShards:
+        """Lock the node's folder, unless this saver has it already, and return the run's shards.
+
+        Raises:
+            BusyError: another process has the folder.
+            StorageError: the folder can't be used.
+        """
+        if self._state is None:
+            self._state = StateFolder(self._folder, timeout_s=timeout_s)
+            self._state.drop_moments()
+            self._state.run(self._run_id).reopen()
+            self._state.drop_old_runs(self._run_id, self._kept)
+        return self._state.run(self._run_id)
+
+    def save(self, step: int, executor: Saves, *, with_head: bool) -> Shard:
+        """Write this node's shard of the checkpoint at ``step`` to the disk.
+
+        Raises:
+            StorageError: no room; earlier shards are intact.
+        """
+        content = executor.shard(self._metadata(step), with_head=with_head)
+        shards = self.open()
+        shards.keep_rows(self._rows)
+        return shards.write(step, content, node=self._node)
+
+    def load(self, step: int, sha256: str, executor: Loads, *, with_head: bool, plan_digest: str = "") -> None:
+        """Load the shard of ``step`` into the executor.
+
+        Args:
+            step: of the shard.
+            sha256: hex digest of its file.
+            executor: to load it into.
+            with_head: whether this node held the head then.
+            plan_digest: of the plan under which it was written; empty = that of this run.
+
+        Raises:
+            IntegrityError: the shard is missing, damaged, or of something else; names it.
+            DivergedError: the head in it is not finite; names it.
+            DataError: this owner's rows are not those that the run began with.
+        """
+        shards = self.open()
+        self.require_rows()
+        content = shards.read(step, sha256, node=self._node)
+        try:
+            written = self._metadata(step) | ({"plan_digest": plan_digest} if plan_digest else {})
+            executor.load_shard(content, written, with_head=with_head)
+        except (IntegrityError, DivergedError) as error:
+            raise type(error)(f"node {self._node}, {shards.path(step)}: {error}") from error
+        except OSError as error:  # the content is read from the disk a second time
+            raise IntegrityError(
+                f"node {self._node} can't read its shard {shards.path(step)}: {error.strerror}"
+            ) from error
+
+    def require_rows(self) -> None:
+        """Refuse other rows of this owner than those that the run began with.
+
+        Raises:
+            DataError: they are others, or in another order.
+        """
+        if self._rows and self.open().rows() not in ("", self._rows):
+            raise DataError(
+                f"owner {self._node}: its rows, or their order, are not those that the run began with, so it would not "
+                "go on as it was; put the files back as they were, or train anew without --resume"
+            )
+
+    def moments(self) -> Path:
+        """Return the folder for optimizer state that lasts no longer than the run at this node.
+
+        Raises:
+            BusyError: another process has the node's folder.
+            StorageError: the node's folder can't be used.
+        """
+        return self.open().moments
+
+    def hidden(self) -> Path:
+        """Return the folder for hidden states, which are kept no longer than the run goes on at this node.
+
+        Raises:
+            BusyError: another process has the node's folder.
+            StorageError: the node's folder can't be used.
+        """
+        return self.open().hidden
+
+    def keep_from(self, step: int) -> None:
+        """Delete the shards of steps before ``step``, and the files beside them."""
+        self.open().keep_from(step)
+        self.parts().drop_before(step)
+
+    def parts(self) -> SavedParts:
+        """Return the files beside the shards.
+
+        Raises:
+            BusyError: another process has the node's folder.
+            StorageError: the node's folder can't be used.
+        """
+        return SavedParts(self.open(), self._node)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Under which run shards are kept, and the digest of the node's rows; empty = it has none."""
+        return self._run_id, self._rows
+
+    def close(self, *, is_finished: bool = False) -> None:
+        """Release the lock, so that another process may use the folder.
+
+        Args:
+            is_finished: the run ended well; its shards may go when there is no more room or time for them.
+        """
+        if self._state is None:
+            return
+        try:
+            self._state.drop_moments()
+            if is_finished:
+                self._state.run(self._run_id).finish()
+        except StorageError as error:
+            _LOG.warning("node %s keeps the shards of run %s for ever: %s", self._node, self._run_id, error)
+        finally:
+            self._state.close()
+
+    def _metadata(self, step: int) -> dict[str, str]:
+        return {"run_id": self._run_id, "plan_digest": self._plan_digest, "node": self._node, "step": str(step)}
+
+
+class ShardAsked(NamedTuple):
+    """A node's shard of a checkpoint, as the manifest names it."""
+
+    step: int
+    sha256: str
+
+
+class SavedStart(NamedTuple):
+    """What a node goes on from where the disks of several nodes have it.
+
+    Attributes:
+        attempt: the run that trained it.
+        sources: of its blocks.
+        head_sha256: of the shard of this node that has the head; empty = a file of it.
+    """
+
+    attempt: str
+    sources: tuple[SavedSource, ...]
+    head_sha256: str = ""
+
+
+class GoesOn(NamedTuple):
+    """The shard and the head's holder that a resumed run goes on from.
+
+    Attributes:
+        run_id: the run that wrote the shard; further ones are kept with it.
+        shard: this node's.
+        holder: the owner that has the head.
+        plan_digest: of the plan under which the shard was written; empty = that of the run.
+        saved: where it finds what it goes on from, in place of the shard; None = in the shard.
+    """
+
+    run_id: str
+    shard: ShardAsked
+    holder: str
+    plan_digest: str = ""
+    saved: SavedStart | None = None
+
+
+def open_saver(
+    state: Path | None,
+    plan: Plan,
+    node: str,
+    run_id: str,
+    *,
+    is_resumed: bool,
+    timeout_s: float,
+    keeps_state: bool = False,
+    kept: Kept = KEPT,
+    rows: str = "",
+) -> Saver | None:
+    """Make the saver of a run; None if this node has no folder and needs none.
+
+    The folder is locked at once if the plan asks for checkpoints, the run is resumed, or optimizer state is kept there.
+
+    Args:
+        state: the node's folder, None = it was given none.
+        plan: of the run.
+        node: this node.
+        run_id: under which shards are kept.
+        is_resumed: whether there is a shard to be loaded.
+        timeout_s: how long to wait for the folder.
+        keeps_state: whether optimizer state is kept on the disk while units are inactive.
+        kept: how much of finished runs stays in the folder.
+        rows: digest of the node's rows for this run; empty = it has none.
+
+    Raises:
+        UsageError: a folder is needed and there is none.
+        BusyError: another process has the folder.
+        StorageError: it can't be used.
+    """
+    is_needed = is_resumed or plan.course.checkpoint_every > 0 or keeps_state
+    if state is None:
+        if is_needed:
+            raise UsageError(f"node {node} {_NO_FOLDER_FOR_STATE if keeps_state else _NO_FOLDER}")
+        return None
+    saver = Saver(state, run_id, plan, node, kept=kept, rows=rows)
+    if is_needed:
+        saver.open(timeout_s=timeout_s)
+    return saver
+
+
+def check_shards(
+    state: Path | None, node: str, run_id: str, asked: Sequence[ShardAsked], *, timeout_s: float
+) -> list[str]:
+    """Check each of these shards on the disk; return what is wrong with each, empty = intact.
+
+    Raises:
+        BusyError: another process has the folder.
+        StorageError: it can't be used.
+    """
+    if state is None:
+        return [f"node {node} {_NO_FOLDER}"] * len(asked)
+    with StateFolder(state, timeout_s=timeout_s) as folder:
+        shards = folder.run(run_id)
+        return [shards.problem(entry.step, entry.sha256, node=node) for entry in asked]
+
+
+def saved_parts(state: Path | None, node: str, run_id: str) -> SavedParts | None:
+    """Return the files beside the shards of a run, to read them only; None where the node has no folder."""
+    return SavedParts(RunShards(state / check_run_id(run_id)), node) if state is not None else None
+
+
+def list_parts(state: Path | None, node: str, run_id: str) -> tuple[SavedPart, ...]:
+    """List the files beside the shards of a run that are whole."""
+    parts = saved_parts(state, node, run_id)
+    return parts.found() if parts is not None else ()
+
+
+def finish_run(state: Path | None, node: str, run_id: str) -> None:
+    """Mark a run as finished, so that its shards need not be kept for ever; where that fails, log a warning."""
+    if state is None:
+        return
+    try:
+        with StateFolder(state) as folder:
+            folder.run(run_id).finish()
+    except (BusyError, StorageError) as error:
+        _LOG.warning("node %s keeps the shards of run %s for ever: %s", node, run_id, error)

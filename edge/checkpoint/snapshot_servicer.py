@@ -1,0 +1,282 @@
+"""Snapshots between nodes: served to those that host the blocks next, and fetched from others."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import grpc
+
+from edge.checkpoint.snapshots import FILE, HEAD_FILE, MAX_BYTES, KeptTurns, SnapshotShelf, part_name
+from edge.checkpoint.state_folder import SavedParts
+from ringtune.errors import IntegrityError
+from ringtune.run_control.checkpoint import SavedSource
+from ringtune.schedule.migration import Source
+from ringtune.storage.chunks import FileJoiner, cut_pieces
+from ringtune.storage.pieces import Pieces
+from ringtune.transport.channels import caller_of, open_channel
+from ringtune.transport.parties import Party, node_party, require_sender
+from ringtune.transport.retry import repeated
+from ringtune.transport.status import answer, answer_stream, error_of_call
+from ringtune.v1 import control_pb2, control_pb2_grpc
+
+_LEAST_S = 60.0
+
+
+def fetch(
+    run_id: str,
+    placement_number: int,
+    sources: Sequence[Source | SavedSource],
+    addresses: Mapping[str, str],
+    deadline_s: float,
+    check: Callable[[str, str], None],
+    *,
+    step: int | None = None,
+    lease_s: float = 0.0,
+    attempt: str = "",
+) -> tuple[Pieces, ...]:
+    """Fetch the parts of other nodes' snapshots into memory.
+
+    Args:
+        run_id: of the run; that under which shards are kept, where an attempt is given.
+        placement_number: in which the sources hosted the blocks.
+        sources: other nodes, with the blocks.
+        addresses: ``host:port`` by node.
+        deadline_s: until when, on the monotonic clock.
+        check: raises if a node may not be reached so.
+        step: take them as they were kept after so many steps; None = as they are.
+        lease_s: a node that does not answer is asked again for so long.
+        attempt: take them off the disks, as this run trained them; empty = out of memory.
+
+    Raises:
+        ConnectionFailedError: a node can't be reached.
+        FrameError: it has no such snapshot in memory.
+        IntegrityError: what came is damaged.
+        DeadlineError: not in time.
+    """
+    return tuple(
+        _fetched(
+            _request(run_id, placement_number, source, step, attempt), source, addresses, deadline_s, check, lease_s
+        )
+        for source in sources
+    )
+
+
+def _request(
+    run_id: str, placement_number: int, source: Source | SavedSource, step: int | None, attempt: str
+) -> control_pb2.SnapshotRequest:
+    request = control_pb2.SnapshotRequest(
+        run_id=run_id, placement_number=placement_number, start=source.start, stop=source.stop
+    )
+    if attempt:
+        request.is_saved, request.attempt = True, attempt
+        request.sha256 = source.sha256 if isinstance(source, SavedSource) else ""
+    if step is not None:
+        request.is_kept, request.step = not attempt, step
+    return request
+
+
+def _fetched(
+    request: control_pb2.SnapshotRequest,
+    source: Source | SavedSource,
+    addresses: Mapping[str, str],
+    deadline_s: float,
+    check: Callable[[str, str], None],
+    lease_s: float,
+) -> Pieces:
+    address = addresses.get(source.node, "")
+    check(source.node, address)
+    return _received(request, part_name(source.start, source.stop), source.node, address, deadline_s, lease_s)
+
+
+def fetch_head(
+    run_id: str,
+    step: int,
+    node: str,
+    address: str,
+    deadline_s: float,
+    check: Callable[[str, str], None],
+    *,
+    lease_s: float = 0.0,
+) -> Pieces:
+    """Fetch the head, as another node kept it after so many steps, into memory.
+
+    Args:
+        run_id: of the run.
+        step: optimizer steps done.
+        node: that keeps it.
+        address: of this node.
+        deadline_s: until when, on the monotonic clock.
+        check: raises if a node may not be reached so.
+        lease_s: a node that does not answer is asked again for so long.
+
+    Raises:
+        RingTuneError: as for ``fetch``.
+    """
+    check(node, address)
+    request = control_pb2.SnapshotRequest(run_id=run_id, is_kept=True, step=step, is_head=True)
+    return _received(request, HEAD_FILE, node, address, deadline_s, lease_s)
+
+
+def _received(
+    request: control_pb2.SnapshotRequest, name: str, node: str, address: str, deadline_s: float, lease_s: float
+) -> Pieces:
+    """Receive a file of this name from another node; a head is no larger than a copy may be."""
+    peer, most_bytes = f"node {node} at {address}", MAX_BYTES if request.is_head else None
+    with open_channel(address, peer=node_party(node)) as channel:
+        stub = control_pb2_grpc.SnapshotsStub(channel)
+
+        def attempt(hear: Callable[[], None]) -> Pieces:
+            chunks = stub.Fetch(request, timeout=max(0.1, deadline_s - time.monotonic()))
+            return _joined(chunks, name, peer, hear, most_bytes)
+
+        left_s = deadline_s - time.monotonic()
+        try:
+            return repeated(attempt, peer=peer, lease_s=lease_s, timeout_s=left_s)
+        except grpc.RpcError as error:
+            raise error_of_call(error, peer=peer) from error
+
+
+def _joined(
+    chunks: Iterable[control_pb2.FileChunk],
+    name: str,
+    peer: str,
+    on_progress: Callable[[], None],
+    most_bytes: int | None,
+) -> Pieces:
+    """Put a file of at most so many bytes together in memory."""
+    file = io.BytesIO()
+    joiner = FileJoiner(name, file, source=peer)
+    for chunk in chunks:
+        on_progress()
+        if chunk.path != name:
+            raise IntegrityError(f"{peer} sent {chunk.path!r}, not {name!r}; use one version on all machines")
+        if most_bytes is not None and file.tell() + len(chunk.chunk) > most_bytes:
+            raise IntegrityError(f"{peer} sends more than {most_bytes} B as {name}; use one version everywhere")
+        if joiner.add(chunk):
+            return Pieces.of(file.getbuffer())
+    raise IntegrityError(f"{name} from {peer} is not complete; try again")
+
+
+def push(
+    run_id: str,
+    step: int,
+    node: str,
+    file: bytes,
+    holder: str,
+    address: str,
+    timeout_s: float,
+    *,
+    is_head: bool = False,
+    placement_number: int = 0,
+) -> None:
+    """Give another node a copy of what this one has trained.
+
+    Args:
+        run_id: of the run.
+        step: optimizer steps done.
+        node: this one.
+        file: the copy.
+        holder: the other node.
+        address: of the holder.
+        timeout_s: until it has the copy; never less than a minute.
+        is_head: whether it is the head, and no blocks.
+        placement_number: of the placement in which this node trained it.
+
+    Raises:
+        ConnectionFailedError: the other node can't be reached.
+        DeadlineError: not in time.
+        FrameError: the other node has no part in the run.
+        IntegrityError: the copy arrived damaged.
+    """
+
+    def chunks() -> Iterator[control_pb2.KeepChunk]:
+        for number, chunk in enumerate(cut_pieces(FILE, [file])):
+            if number:
+                yield control_pb2.KeepChunk(file=chunk)
+            else:
+                yield control_pb2.KeepChunk(
+                    run_id=run_id, step=step, node=node, is_head=is_head, file=chunk, placement_number=placement_number
+                )
+
+    with open_channel(address, peer=node_party(holder)) as channel:
+        try:
+            control_pb2_grpc.SnapshotsStub(channel).Keep(chunks(), timeout=max(timeout_s, _LEAST_S))
+        except grpc.RpcError as error:
+            raise error_of_call(error, peer=f"node {holder} at {address}") from error
+
+
+class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
+    """Serves what is on a shelf.
+
+    Args:
+        shelf: of this node.
+        kept: what it and the host before it in the ring had trained at the ends of turns.
+        saved: returns the files on this node's disk of a run; None where it has no folder.
+    """
+
+    def __init__(
+        self, shelf: SnapshotShelf, kept: KeptTurns, saved: Callable[[str], SavedParts | None] = lambda run_id: None
+    ) -> None:
+        self._shelf, self._kept, self._saved = shelf, kept, saved
+
+    def Fetch(
+        self, request: control_pb2.SnapshotRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.FileChunk]:
+        """Stream what this node has trained of some blocks, or the head."""
+        part = answer(context, lambda: self._part(request))
+        name = HEAD_FILE if request.is_head else part_name(request.start, request.stop)
+        yield from answer_stream(context, cut_pieces(name, part))
+
+    def _part(self, request: control_pb2.SnapshotRequest) -> Pieces:
+        if request.is_saved:
+            saved = self._saved(request.run_id)
+            if saved is None:
+                raise IntegrityError(f"this node has no folder, so it has nothing of run {request.run_id}")
+            asked = (request.step, request.attempt, request.start, request.stop)
+            return saved.part(*asked, sha256=request.sha256)
+        if request.is_head:
+            return self._kept.head(request.run_id, request.step)
+        if request.is_kept:
+            return self._kept.part(request.run_id, request.step, request.start, request.stop)
+        return self._shelf.get(request.run_id, request.placement_number).part(request.start, request.stop)
+
+    def Keep(
+        self, request_iterator: Iterator[control_pb2.KeepChunk], context: grpc.ServicerContext
+    ) -> control_pb2.Empty:
+        """Keep a copy of what another node has trained."""
+        caller = caller_of(context)
+        answer(context, lambda: self._keep(request_iterator, caller.party if caller else None))
+        return control_pb2.Empty()
+
+    def _keep(self, chunks: Iterator[control_pb2.KeepChunk], caller: Party | None) -> None:
+        """Take a file into memory, of a run that is under way here, and no larger than a message of links may be.
+
+        Raises:
+            FrameError: it is of another run, or from before a recovery.
+            TrustError: it is said to be of another node than the caller.
+            IntegrityError: it is damaged, too large, or does not say whose it is.
+        """
+        first = next(chunks, control_pb2.KeepChunk())
+        self._kept.check_run(first.run_id)
+        peer, file = f"node {first.node}", io.BytesIO()
+        if not first.node:
+            raise IntegrityError("a copy does not say whose it is; use one version on all machines")
+        require_sender(caller, first.node)
+        joiner = FileJoiner(FILE, file, source=peer)
+        for chunk in itertools.chain([first], chunks):
+            if chunk.file.path != FILE or file.tell() + len(chunk.file.chunk) > MAX_BYTES:
+                raise IntegrityError(f"{peer} sent what is no copy of trained blocks; use one version on all machines")
+            if joiner.add(chunk.file):
+                if first.is_head:
+                    self._kept.keep_head(
+                        first.run_id, first.step, file.getvalue(), placement_number=first.placement_number
+                    )
+                else:
+                    self._kept.keep(
+                        first.run_id, first.step, first.node, file.getvalue(), placement_number=first.placement_number
+                    )
+                return
+        raise IntegrityError(f"{FILE} from {peer} is not complete; try again")

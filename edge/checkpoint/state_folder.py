@@ -1,0 +1,521 @@
+"""The folder of a node's state: shards of its newest runs, and files beside them.
+
+Keep the shards of a node's newest runs on its disk, written whole or not at all, checked by digest.
+
+::
+
+    STATE/.ringtune-node                the marker: the folder was absent or empty when a node began to use it
+    STATE/lock                          held by the process that writes here
+    STATE/<run id>/step-<N>.safetensors
+    STATE/<run id>/copy-*, head-*       copies of others, and ends of turns: ``edge.checkpoint.state_folder``
+    STATE/<run id>/moments/             optimizer state of inactive units, while the run goes on
+    STATE/<run id>/hidden/              hidden states of rows that come again, while the run goes on
+    STATE/<run id>/rows                 digest of the owner's rows that the run began with
+    STATE/<run id>/finished             the run ended well; made then
+
+A shard alone is no checkpoint: the submitter's manifest makes it one. So a node never drops a shard by itself;
+it is told from which step on they are needed. A run that can still be gone on with stays whole; of finished runs
+``edge.checkpoint.retention`` says how much stays.
+
+Files beside the shards of a run: trained blocks of this node and of others at the ends of turns, and heads.
+
+::
+
+    STATE/<run id>/copy-<step>-<attempt>-<sha256>.safetensors    some blocks, with moments and counts
+    STATE/<run id>/head-<step>-<attempt>-<sha256>                the head, as owners hand it over
+
+The attempt is the run that trained them: the run under whose id the folder is, or one that goes on with it. A file's
+digest is in its name, so that a damaged one is found out without anybody's word. With a checkpoint a node keeps copies
+of others' parts so; when the coordinator is gone, all that it keeps in memory of the ends of turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import logging
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from filelock import FileLock, Timeout
+
+from edge.checkpoint.retention import KEPT, FinishedRun, Kept
+from edge.checkpoint.snapshots import HEAD, METADATA, block_of, metadata
+from ringtune.errors import BusyError, IntegrityError, StorageError
+from ringtune.ids import check_run_id, is_run_id
+from ringtune.quantities import format_bytes
+from ringtune.run_control.checkpoint import SavedPart, Shard
+from ringtune.storage.durable import (
+    claim,
+    drop_file,
+    is_claimed,
+    is_plain_file,
+    make_private_folder,
+    make_way,
+    mark,
+    marker,
+    remove_partial_files,
+    require_free,
+    storage_errors,
+    write_durably,
+    write_pieces_durably,
+)
+from ringtune.storage.pieces import FilePieces, Piece, Pieces
+from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
+from ringtune.transport.parties import node_trust
+
+_LOG = logging.getLogger(__name__)
+LOCK_WAIT_S = 10.0
+_NAME = re.compile(r"step-(\d{1,18})\.safetensors")
+_LOCK = "lock"
+KIND = "node"
+CACHE_FILE = "profile.json"
+"""What a node has measured of itself; see ``measuring.cache``."""
+
+_FINISHED = "finished"
+_ROWS = "rows"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_MOMENTS = "moments"
+_HIDDEN = "hidden"
+_OF_RUN = ("step-", "copy-", "head-", _MOMENTS, _HIDDEN, _ROWS, _FINISHED)
+
+
+class StateFolder:
+    """A node's folder, locked: one process writes there at a time, and a killed one leaves no lock.
+
+    Args:
+        path: of the folder; made if it is missing.
+        timeout_s: how long to wait for a process that still has it (a killed run's agent is about to end).
+
+    Raises:
+        BusyError: another process has it.
+        StorageError: it can't be made or written.
+    """
+
+    def __init__(self, path: Path, *, timeout_s: float = LOCK_WAIT_S) -> None:
+        self.path = path
+        make_private_folder(path, is_ours=_is_ours)
+        self._lock = FileLock(path / _LOCK, thread_local=False, fallback_to_soft=False)
+        try:
+            self._lock.acquire(max(0.0, min(timeout_s, LOCK_WAIT_S)))
+        except Timeout as error:
+            raise BusyError(
+                f"another agent uses the folder {path}; end it or give this node its own with --state"
+            ) from error
+        except OSError as error:  # no right to write, or a file system without locks
+            raise StorageError(f"can't lock {path}: {error.strerror}; give another --state") from error
+
+    def close(self) -> None:
+        """Release the lock, so that another process may use the folder."""
+        self._lock.release()
+
+    def __enter__(self) -> StateFolder:
+        """Return the folder, which is locked already."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release the lock."""
+        self.close()
+
+    def run(self, run_id: str) -> RunShards:
+        """Return the shards of a run.
+
+        Raises:
+            UsageError: the run id is none.
+        """
+        return RunShards(self.path / check_run_id(run_id))
+
+    def drop_old_runs(self, current: str, kept: Kept = KEPT) -> None:
+        """Delete the shards of finished runs for which ``kept`` leaves no room or time, but never those of other runs.
+
+        Partial files that a crash left go too. Runs that never finished and need more than the allowed room are named
+        in a warning, because only their owner knows whether anybody goes on with them.
+
+        Args:
+            current: the run that is about to be worked on.
+            kept: how much stays.
+        """
+        runs = {entry.name: RunShards(entry) for entry in self._run_folders()}
+        for shards in runs.values():
+            remove_partial_files(shards.folder)
+        finished = [run for name, shards in runs.items() if name != current and (run := shards.finished_run())]
+        for old in kept.to_drop(finished, now_unix_s=time.time()):
+            _LOG.info("the shards of run %s are dropped: it is finished, and its room or time is up", old.run_id)
+            shutil.rmtree(self.path / old.run_id, ignore_errors=True)
+        self._warn_of_unfinished(runs, current, kept)
+
+    def drop_moments(self) -> None:
+        """Remove what lasts no longer than a run, also what a killed process left; no run goes on here then."""
+        for entry in self._run_folders():
+            shards = RunShards(entry)
+            if shards.moments.is_dir() or shards.hidden.is_dir():
+                shutil.rmtree(shards.moments, ignore_errors=True)
+                shutil.rmtree(shards.hidden, ignore_errors=True)
+                with contextlib.suppress(OSError):  # it has shards
+                    entry.rmdir()
+
+    def _run_folders(self) -> list[Path]:
+        found = (entry for entry in self.path.iterdir() if entry.is_dir() and not entry.is_symlink())
+        return sorted(entry for entry in found if is_run_id(entry.name))
+
+    def _warn_of_unfinished(self, runs: Mapping[str, RunShards], current: str, kept: Kept) -> None:
+        open_runs = [name for name, shards in runs.items() if name != current and not shards.is_finished()]
+        held_bytes = sum(runs[name].size_bytes() for name in open_runs)
+        if held_bytes > kept.size_bytes:
+            _LOG.warning(
+                "%d runs that never finished keep %s in %s, the oldest is %s; remove the folders of those that nobody "
+                "goes on with",
+                len(open_runs),
+                format_bytes(held_bytes),
+                self.path,
+                open_runs[0],
+            )
+
+
+def _is_ours(name: str) -> bool:
+    """Whether an entry of a node's folder is one that nodes write."""
+    return name in (_LOCK, marker(KIND)) or is_run_id(name) or name.startswith((CACHE_FILE, ".measure-"))
+
+
+def require_state_folder(folder: Path) -> None:
+    """Refuse a folder that holds something, and neither has the marker nor what nodes write; writes nothing.
+
+    Earlier versions wrote no marker; their folder is known by its shards, or has nothing of anybody else.
+
+    Raises:
+        UsageError: it holds something else.
+        StorageError: it can't be read.
+    """
+    if folder.is_dir() and not _is_of_earlier_version(folder):
+        require_free(folder, KIND)
+
+
+def claim_state_folder(folder: Path) -> None:
+    """Make a folder a node's, or recognise one; see ``require_state_folder``.
+
+    Raises:
+        UsageError: it holds something else.
+        StorageError: it can't be made.
+    """
+    if folder.is_dir() and _is_of_earlier_version(folder):
+        mark(folder, KIND)
+    claim(folder, KIND)
+
+
+def _is_of_earlier_version(folder: Path) -> bool:
+    """Whether a folder without a marker has shards, or nothing but what nodes write."""
+    if is_claimed(folder, KIND):
+        return False
+    with storage_errors(folder):
+        entries = list(folder.iterdir())
+        runs = [entry for entry in entries if is_run_id(entry.name) and entry.is_dir()]
+        of_runs = [path.name for run in runs for path in run.iterdir()]
+    if any(map(_NAME.fullmatch, of_runs)):
+        return True
+    is_known = all(_is_ours(entry.name) or entry == node_trust(folder) for entry in entries)
+    return is_known and all(name.startswith(_OF_RUN) for name in of_runs)
+
+
+def room_bytes(folder: Path) -> int | None:
+    """Return the bytes that a run may take in a node's folder; None if that can't be found out.
+
+    What a killed run left of its optimizer state and hidden states counts, because the next run removes it.
+    """
+    try:
+        free_bytes = shutil.disk_usage(folder if folder.exists() else folder.parent).free
+        found = itertools.chain(folder.glob(f"*/{_MOMENTS}/*"), folder.glob(f"*/{_HIDDEN}/*"))
+        left = [path.stat().st_size for path in found]
+    except OSError:
+        return None
+    return free_bytes + sum(left)
+
+
+def disk_of(folder: Path) -> str:
+    """Name the disk of a node's folder, the same for all nodes of this machine; empty if that can't be found out.
+
+    Example: ``0f3c...:65025``, the machine's start and the number of the device.
+    """
+    try:
+        started = _BOOT.read_text(encoding="ascii").strip()
+        return f"{started}:{(folder if folder.exists() else folder.parent).stat().st_dev}"
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+class RunShards:
+    """The shards of one run at one node.
+
+    Args:
+        folder: where they lie.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def moments(self) -> Path:
+        """The folder for optimizer state of inactive units."""
+        return self.folder / _MOMENTS
+
+    @property
+    def hidden(self) -> Path:
+        """The folder for hidden states of rows that come again."""
+        return self.folder / _HIDDEN
+
+    def path(self, step: int) -> Path:
+        """Path of the shard of a step."""
+        return self.folder / f"step-{step}.safetensors"
+
+    def steps(self) -> tuple[int, ...]:
+        """List the steps that have a shard, ascending; a link or folder in a shard's place is none."""
+        if not self.folder.is_dir():
+            return ()
+        found = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir() if is_plain_file(entry))
+        return tuple(sorted(int(match[1]) for match in found if match))
+
+    def size_bytes(self) -> int:
+        """Bytes of all shards, and of the files beside them."""
+        if not self.folder.is_dir():
+            return 0
+        return sum(entry.stat().st_size for entry in self.folder.iterdir() if is_plain_file(entry))
+
+    def rows(self) -> str:
+        """Return the digest of the owner's rows that the run began with; empty if none was kept."""
+        try:
+            return (self.folder / _ROWS).read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            return ""
+
+    def keep_rows(self, digest: str) -> None:
+        """Keep the digest of the owner's rows, unless one is kept already.
+
+        Raises:
+            StorageError: no room.
+        """
+        if digest and not self.rows():
+            write_durably(self.folder / _ROWS, digest.encode())
+
+    def finish(self) -> None:
+        """Mark the run as finished: its shards may go when there is no more room or time for them.
+
+        Raises:
+            StorageError: no room for the mark.
+        """
+        if self.folder.is_dir():
+            write_durably(self.folder / _FINISHED, b"")
+
+    def reopen(self) -> None:
+        """Take the mark of a finished run away, because the run goes on."""
+        with storage_errors(self.folder):
+            (self.folder / _FINISHED).unlink(missing_ok=True)
+
+    def is_finished(self) -> bool:
+        """Whether the run is marked as finished."""
+        return (self.folder / _FINISHED).exists()
+
+    def finished_run(self) -> FinishedRun | None:
+        """Return what a finished run takes, and since when it is finished; None for a run that may go on."""
+        if not self.is_finished():
+            return None
+        ended_unix_s = (self.folder / _FINISHED).stat().st_mtime
+        return FinishedRun(self.folder.name, ended_unix_s, self.size_bytes())
+
+    def write(self, step: int, content: Pieces, *, node: str) -> Shard:
+        """Write a shard to the disk a piece at a time; once this returns, the shard survives a power cut.
+
+        Raises:
+            StorageError: no room; shards that were there are intact.
+        """
+        digest = hashlib.sha256()
+
+        def digested() -> Iterator[Piece]:
+            for piece in content:
+                digest.update(piece)
+                yield piece
+
+        try:
+            make_way(self.path(step))
+            write_pieces_durably(self.path(step), digested())
+        except StorageError as error:
+            raise StorageError(f"node {node} did not save step {step}: {error}") from error
+        return Shard(node=node, sha256=digest.hexdigest(), size_bytes=content.size_bytes)
+
+    def read(self, step: int, sha256: str, *, node: str) -> Pieces:
+        """Check a shard's digest, and return its content, which stays on the disk until it is gone through.
+
+        A link in its place is not followed.
+
+        Raises:
+            IntegrityError: the shard is missing, no file, or has another digest; names it.
+        """
+        path = self.path(step)
+        try:
+            if self.folder.is_symlink() or ((path.is_symlink() or path.exists()) and not is_plain_file(path)):
+                raise IntegrityError(f"node {node}: shard {path} is damaged (a link or folder is in its place)")
+            content = FilePieces(path)
+            found = content.sha256()
+        except FileNotFoundError as error:
+            raise IntegrityError(f"node {node} has no shard {path}") from error
+        except OSError as error:
+            raise IntegrityError(f"node {node} can't read its shard {path}: {error.strerror}") from error
+        if found != sha256:
+            raise IntegrityError(f"node {node}: shard {path} is damaged (its digest differs)")
+        return content
+
+    def problem(self, step: int, sha256: str, *, node: str) -> str:
+        """Describe what is wrong with a shard; empty if it is intact."""
+        try:
+            self.read(step, sha256, node=node)
+        except IntegrityError as error:
+            return str(error)
+        return ""
+
+    def keep_from(self, step: int) -> None:
+        """Delete the shards of steps before ``step``."""
+        for old in self.steps():
+            if old < step:
+                drop_file(self.path(old))
+
+
+_PART_NAME: Final = re.compile(r"(copy|head)-(\d{1,18})-(r[0-9-]{16}[0-9a-f]{8})-([0-9a-f]{64})(?:\.safetensors)?")
+_MOST_BLOCKS: Final = 1 << 16
+_MOST_STEPS: Final = 8
+"""Of so many steps, the newest ones, a node tells what it has: of two checkpoints, and of three ends of turns."""
+
+
+class _File(NamedTuple):
+    """A file by what its name says."""
+
+    path: Path
+    is_head: bool
+    step: int
+    attempt: str
+    sha256: str
+
+
+class SavedParts:
+    """The files beside the shards of one run at one node.
+
+    Args:
+        shards: of the run.
+        node: this node, for messages.
+    """
+
+    def __init__(self, shards: RunShards, node: str) -> None:
+        self._shards, self._node = shards, node
+
+    # ---- writing ----------------------------------------------------------------------------------
+
+    def write(self, step: int, attempt: str, content: bytes, *, is_head: bool) -> None:
+        """Put trained blocks, or the head, on the disk; what is there already is not written again.
+
+        Raises:
+            StorageError: no room.
+        """
+        kind, end = ("head", "") if is_head else ("copy", ".safetensors")
+        path = self._shards.folder / f"{kind}-{step}-{attempt}-{hashlib.sha256(content).hexdigest()}{end}"
+        if not path.exists():
+            write_durably(path, content)
+
+    def drop_before(self, step: int) -> None:
+        """Delete the files of steps before ``step``."""
+        for file in self._files():
+            if file.step < step:
+                drop_file(file.path)
+
+    # ---- reading ----------------------------------------------------------------------------------
+
+    def found(self) -> tuple[SavedPart, ...]:
+        """List the files of the newest steps that are whole; a damaged one is named in the log, and left out."""
+        files = list(self._files())
+        newest = sorted({file.step for file in files})[-_MOST_STEPS:]
+        return tuple(part for file in files if file.step in newest and (part := self._checked(file)) is not None)
+
+    def _checked(self, file: _File) -> SavedPart | None:
+        try:
+            if file.is_head:
+                self._content(file)
+                return SavedPart(file.step, file.attempt, has_head=True)
+            return SavedPart(file.step, file.attempt, blocks=tuple(sorted(_blocks(self._tensors(file)))))
+        except (IntegrityError, OSError) as error:
+            _LOG.warning("node %s: %s", self._node, error)
+            return None
+
+    def part(self, step: int, attempt: str, start: int, stop: int, *, sha256: str = "") -> Pieces:
+        """Return the blocks ``[start, stop)`` as a file that says attempt and step, read when it is gone through.
+
+        Args:
+            step: optimizer steps done.
+            attempt: the run that trained them.
+            start: first block.
+            stop: one past the last block.
+            sha256: of the shard that has them; empty = files beside shards.
+
+        Raises:
+            IntegrityError: a file is damaged, or some blocks are not there.
+        """
+        found: dict[str, TensorPieces] = {}
+        missing = set(range(start, stop))
+        for file in [self._shard(step, sha256)] if sha256 else self._tensor_files(step, attempt):
+            taken = missing & _blocks(file)
+            found |= {name: file.tensor(name) for name in file.infos if block_of(name) in taken}
+            missing -= taken
+        if missing:
+            raise IntegrityError(
+                f"node {self._node} has no whole file with blocks {sorted(missing)} of run {attempt} after step {step}"
+            )
+        return write_tensors(found, metadata={METADATA: json.dumps(metadata(attempt, step), sort_keys=True)})
+
+    def head(self, step: int, attempt: str, *, sha256: str = "") -> Pieces:
+        """Return the head as it was after ``step`` steps; of the shard with this digest, if one is given.
+
+        Raises:
+            IntegrityError: it is damaged, or not there.
+        """
+        if sha256:
+            shard = self._shard(step, sha256)
+            if HEAD in shard.infos:
+                return shard.tensor(HEAD).data
+        for file in self._files():
+            if file.is_head and (file.step, file.attempt) == (step, attempt):
+                return self._content(file)
+        raise IntegrityError(f"node {self._node} has no head of run {attempt} after step {step}")
+
+    def _shard(self, step: int, sha256: str) -> TensorFile:
+        return TensorFile(self._shards.read(step, sha256, node=self._node), where=str(self._shards.path(step)))
+
+    def _tensor_files(self, step: int, attempt: str) -> Iterator[TensorFile]:
+        for file in self._files():
+            if not file.is_head and (file.step, file.attempt) == (step, attempt):
+                try:
+                    yield self._tensors(file)
+                except (IntegrityError, OSError) as error:  # another file may have its blocks
+                    _LOG.warning("node %s: %s", self._node, error)
+
+    def _tensors(self, file: _File) -> TensorFile:
+        return TensorFile(self._content(file), where=str(file.path))
+
+    def _content(self, file: _File) -> Pieces:
+        content = FilePieces(file.path)
+        if content.sha256() != file.sha256:
+            raise IntegrityError(f"{file.path} is damaged (its digest differs), so it is not used")
+        return content
+
+    def _files(self) -> Iterator[_File]:
+        folder = self._shards.folder
+        if folder.is_symlink() or not folder.is_dir():
+            return
+        for path in sorted(folder.iterdir()):
+            match = _PART_NAME.fullmatch(path.name)
+            if match and is_plain_file(path):
+                yield _File(path, match[1] == "head", int(match[2]), match[3], match[4])
+
+
+def _blocks(file: TensorFile) -> set[int]:
+    return {block for name in file.infos if 0 <= (block := block_of(name)) < _MOST_BLOCKS}

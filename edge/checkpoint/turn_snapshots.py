@@ -1,0 +1,200 @@
+"""Snapshots at the ends of turns: copied to the next host in the ring, and put on the disk.
+
+Keep what a node has trained at the end of each train turn, and send the next host in the ring a copy.
+
+::
+
+    compute thread   trained tensors -> a file, on the shelf of this node
+    own thread       that file -> next host, and the head -> next owner, if the turn is of this one;
+                     once they are there, the coordinator hears that the turn is done here
+    checkpoint       what others gave this node of that step goes to its disk, before they hear that it is here
+
+Put the ends of the last turns on the disk when the coordinator is gone: it may come back and go on from one of them.
+
+A node that hears that its coordinator is gone releases its run, and with it all that it keeps in memory of the last
+turns. One of them is the last that every node had done. Which one, the coordinator's books say.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edge.checkpoint.snapshot_servicer import push
+from edge.checkpoint.snapshots import KeptFile, KeptTurns, Save, metadata
+from edge.checkpoint.state_folder import SavedParts, StateFolder
+from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError, StorageError
+from ringtune.schedule.migration import copy_holder, head_holder, trained_blocks
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind, Turn
+
+_LOG = logging.getLogger(__name__)
+_RETRY_S = 0.5
+
+
+class _Copy(NamedTuple):
+    """A file that goes to another node, and what follows once it is there."""
+
+    step: int
+    file: bytes
+    holder: str
+    is_head: bool
+    then: Callable[[], None]
+
+
+class TurnKeeper:
+    """Keeps the ends of the turns of one run at one node, in one placement.
+
+    Args:
+        run_id: of the run.
+        node: this node.
+        plan: the part of the plan that holds.
+        executor: of the node.
+        kept: keeps the files here.
+        make_file: copies what was trained of some blocks into a file.
+        addresses: ``host:port`` by node.
+        patience_s: so long the next host is tried again before it counts as lost.
+        on_lost: told that the node of a copy can't be reached, and why.
+        save: puts a file on this node's disk; None = it has none.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        node: str,
+        plan: Plan,
+        executor: Any,
+        kept: KeptTurns,
+        *,
+        make_file: Callable[[Any, tuple[int, ...], Mapping[str, str]], bytes],
+        addresses: Mapping[str, str],
+        patience_s: float,
+        on_lost: Callable[[str, str], None],
+        save: Save | None = None,
+    ) -> None:
+        self._run_id, self._node, self._plan, self._executor = run_id, node, plan, executor
+        self._kept, self._make_file, self._on_lost, self._save = kept, make_file, on_lost, save
+        self._holder = copy_holder(plan.placement, node)
+        self._head_holder = head_holder(plan.course, node)
+        self._addresses, self._patience_s = addresses, patience_s
+        self._heads: dict[int, bytes] = {}
+        self._copies: queue.SimpleQueue[_Copy | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        kept.begin(run_id)
+        if self._holder or self._head_holder:
+            threading.Thread(target=self._send_all, name=f"copies-{node}", daemon=True).start()
+
+    # ---- on the compute thread --------------------------------------------------------------------
+
+    def head_goes(self, index: int, turns: Iterable[Turn]) -> None:
+        """Copy the head, which goes to the owner of turn ``index``, if a train turn of this owner ends with it."""
+        mine = [turn.index for turn in turns if turn.kind is StepKind.TRAIN and turn.owner == self._node]
+        done = max((own for own in mine if own < index), default=None)
+        if done is not None:
+            self._heads[done] = bytes(self._executor.head_blob())
+
+    def end(self, turn: Turn, then: Callable[[], None]) -> None:
+        """Keep what was trained until the end of a turn; ``then`` follows once a copy is where it shall be."""
+        if turn.kind is StepKind.CHECKPOINT and self._save is not None:
+            self._kept.save_at(turn.first_step, self._save, with_head=turn.owner != self._node)
+        if turn.kind is not StepKind.TRAIN:
+            then()
+            return
+        blocks, step = trained_blocks(self._plan.course, self._plan.placement, self._node, turn), turn.end_step
+        head = self._heads.pop(turn.index, None)
+        if turn.owner == self._node and head is None:
+            head = bytes(self._executor.head_blob())
+        file = self._make_file(self._executor, blocks, metadata(self._run_id, step))
+        self._kept.keep(self._run_id, step, self._node, file, head)
+        copies: list[tuple[bytes, str, bool]] = []
+        if self._head_holder and head is not None:
+            copies.append((head, self._head_holder, True))
+        if self._holder and blocks:
+            copies.append((file, self._holder, False))
+        for number, (content, holder, is_head) in enumerate(copies, start=1):
+            self._copies.put(_Copy(step, content, holder, is_head, then if number == len(copies) else _nothing))
+        if not copies:
+            then()
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._closed.set()
+        self._copies.put(None)
+
+    # ---- on its own thread ------------------------------------------------------------------------
+
+    def _send_all(self) -> None:
+        while (copy := self._copies.get()) is not None and not self._closed.is_set():
+            try:
+                self._send(copy)
+            except RingTuneError as error:
+                if not self._closed.is_set():
+                    self._on_lost(copy.holder, f"it takes no copy of what was trained: {error}")
+                return
+            copy.then()
+
+    def _send(self, copy: _Copy) -> None:
+        """Send a copy; try again for a while where nobody answers."""
+        deadline_s = time.monotonic() + self._patience_s
+        while True:
+            try:
+                push(
+                    self._run_id,
+                    copy.step,
+                    self._node,
+                    copy.file,
+                    copy.holder,
+                    self._addresses.get(copy.holder, ""),
+                    self._patience_s,
+                    is_head=copy.is_head,
+                    placement_number=self._plan.placement.placement_number,
+                )
+            except ConnectionFailedError as error:
+                if self._closed.is_set() or time.monotonic() > deadline_s:
+                    raise
+                _LOG.info("node %s takes no copy yet: %s", copy.holder, error)
+            else:
+                return
+            self._closed.wait(_RETRY_S)
+
+
+def _nothing() -> None:
+    """Follow up a copy after which another one goes."""
+
+
+def save_turns(
+    state: Path, node: str, shards_run: str, attempt: str, files: Sequence[KeptFile], *, rows: str = ""
+) -> tuple[int, ...]:
+    """Write what a node keeps of the ends of turns beside the shards of its run; none of its folder's locks is held.
+
+    Args:
+        state: the node's folder.
+        node: its name.
+        shards_run: under which run shards are kept.
+        attempt: id of the run that trained them.
+        files: what it keeps.
+        rows: digest of the node's rows for this run; empty = it has none.
+
+    Returns:
+        The steps, ascending; none where that failed, which a line in the log says: the run goes on from its newest
+        checkpoint then.
+    """
+    steps = tuple(sorted({file.step for file in files}))
+    try:
+        with StateFolder(state) as folder:
+            shards = folder.run(shards_run)
+            parts = SavedParts(shards, node)
+            shards.keep_rows(rows)
+            for file in files:
+                parts.write(file.step, attempt, file.content, is_head=file.is_head)
+            parts.drop_before(min((*steps, *shards.steps())))
+    except (BusyError, StorageError) as error:
+        _LOG.warning("node %s did not save the last turns of run %s: %s", node, attempt, error)
+        return ()
+    _LOG.info("node %s saved the ends of steps %s of run %s", node, ", ".join(map(str, steps)), attempt)
+    return steps

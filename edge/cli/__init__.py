@@ -1,0 +1,1 @@
+"""The commands of a node, one file each, and how a node gets its certificate."""

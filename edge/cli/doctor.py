@@ -1,0 +1,43 @@
+"""``ringtune doctor``: whether this machine is fit for its part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ringtune import options
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def doctor(
+    role: Annotated[str, typer.Option(help="What this machine shall be: node or coordinator.")] = "node",
+    model: Annotated[Path | None, typer.Option(metavar="DIR", help="Check this model folder too.")] = None,
+    coordinator: options.Coordinator = "",
+    bind: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address to serve at. Default: any port, a coordinator's is 7070.")
+    ] = "",
+    disk: Annotated[Path, typer.Option(metavar="DIR", help="Folder for runs and models.")] = Path(),
+    insecure: options.Insecure = False,
+    trust: options.Trust = None,
+    json: options.Json = False,
+) -> None:
+    """Check this machine: a line each with PASS, WARN or FAIL and what to do. Exit code 1 if anything fails."""
+    import json as json_module
+
+    from edge.doctor import Level, all_lines, examine
+    from ringtune import __version__
+
+    checks = examine(role, model=model, coordinator=coordinator, bind=bind, disk=disk, insecure=insecure, trust=trust)
+    is_fit = all(check.level is not Level.FAIL for check in checks)
+    if json:
+        found = {"version": __version__, "is_fit": is_fit, "checks": [check.as_json() for check in checks]}
+        typer.echo(json_module.dumps(found))
+    else:
+        for line in all_lines(checks):
+            typer.echo(line)
+    if not is_fit:
+        raise typer.Exit(1)

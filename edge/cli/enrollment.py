@@ -1,0 +1,324 @@
+"""Enrollment of a node: its name, its certificate, and the coordinator that it joins.
+
+As whom a node speaks, from the options of its command: it joins with a token, has joined before, or is plain.
+
+Look for coordinators on the local network, for a node that was told of none.
+
+A coordinator at this machine's default address is taken at once. Otherwise those are listed that are announced, and
+``ringtune.transport.discovery`` says which of them the node may join.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge.options import all_states, default_name
+from ringtune.errors import ConnectionFailedError, TokenError, TrustError, UsageError
+from ringtune.hints import hint_to_install
+from ringtune.ids import check_node_name
+from ringtune.options import DEFAULT_COORDINATOR
+from ringtune.transport.discovery import LOOK_S, MOST_FOUND, SERVICE, Announcement, choose, read_announcement
+from ringtune.transport.endpoints import split_address
+from ringtune.transport.parties import IDENTITY, NODE_ROLE, Party, Token, node_party, node_trust, parse_token
+from ringtune.transport.speaker import refuse_both, speak_as, speak_from
+
+_LOG = logging.getLogger(__name__)
+_LONGEST_TOKEN = 1024
+_RETRY_S = 1.0
+
+
+def own_name(
+    name: str, trust: Path | None, token_file: Path | None, *, state: Path | None, insecure: bool
+) -> tuple[str, Token | None]:
+    """Say what this node is called: as the user, its token or its certificate says, else as its host.
+
+    Args:
+        name: as the user said; empty = not at all.
+        trust: folder of its identity, as the user said.
+        token_file: file with a join token; ``-`` = standard input. One that is gone counts for nothing here.
+        state: the state folder, as the user said; None = one below the user's, by its name.
+        insecure: whether the user wants plain text.
+
+    Returns:
+        The name, and the token if it was read.
+
+    Raises:
+        TokenError: the token is damaged, or for a user.
+        TrustError: the certificate can't be read.
+    """
+    if name or insecure:
+        return check_node_name(name or default_name()), None
+    if token_file is not None and (str(token_file) == "-" or token_file.is_file()):
+        token = read_token(token_file)
+        if token.party.role != NODE_ROLE:
+            raise TokenError(_another(token_file, token, "a node"))
+        return token.party.name, token
+    folders = [trust] if trust else [node_trust(one) for one in ([state] if state else all_states())]
+    joined = [folder for folder in folders if (folder / IDENTITY).is_file()]
+    if len(joined) != 1:
+        return default_name(), None
+    from ringtune.transport.identity import read_identity
+
+    return read_identity(joined[0], time.time()).party.name, None
+
+
+def choose_trust(
+    name: str,
+    trust: Path | None,
+    token_file: Path | None,
+    *,
+    state: Path,
+    coordinator: str,
+    insecure: bool,
+    is_local: bool = False,
+    join_s: float = 0.0,
+    token: Token | None = None,
+) -> Path | None:
+    """Speak as this node from now on; in plain text if it has no identity and no token.
+
+    A token counts only where there is no identity yet, so the command that joined may stay as it is.
+
+    Args:
+        name: of the node.
+        trust: folder of its identity, as the user said; None = in its state folder.
+        token_file: file with a join token; ``-`` = standard input.
+        state: the node's state folder.
+        coordinator: ``host:port``.
+        insecure: whether the user wants plain text.
+        join_s: how long to try to reach the coordinator with a token, seconds.
+        is_local: the node is of a local run, which is plain unless it has a token.
+        token: that of ``token_file``, if it was read already; standard input can be read once.
+
+    Returns:
+        The folder of the identity; None = plain text.
+
+    Raises:
+        TrustError: the identity or the token can't be used, or is another node's.
+        ConnectionFailedError: nobody answers at the coordinator's host.
+        UsageError: certificates and plain text are both asked for.
+    """
+    refuse_both(trust or token_file, insecure=insecure)
+    folder = trust or node_trust(state)
+    is_asked = trust is not None or token_file is not None
+    if insecure or not (is_asked or ((folder / IDENTITY).is_file() and not is_local)):
+        speak_as(None)
+        return None
+    if token_file is not None and not (folder / IDENTITY).is_file():
+        join_as(node_party(name), token_file, folder, coordinator, join_s, token=token)
+    require_name(speak_from(folder).identity.party, node_party(name), folder)
+    return folder
+
+
+def join_as(
+    party: Party, token_file: Path, folder: Path, coordinator: str, join_s: float, *, token: Token | None = None
+) -> None:
+    """Get a certificate for a token that is for this party; a coordinator that is not there yet is waited for.
+
+    Raises:
+        TrustError: the token can't be used, or is for somebody else.
+        ConnectionFailedError: nobody answers at the coordinator's host.
+    """
+    token = token or token_for(party, token_file)
+    from ringtune.transport.enrollment import join
+
+    deadline_s = time.monotonic() + join_s
+    while True:
+        try:
+            join(coordinator, token, folder)
+            return
+        except ConnectionFailedError as error:
+            if time.monotonic() + _RETRY_S > deadline_s:
+                raise
+            _LOG.info("%s can't join yet: %s", party, error)
+        time.sleep(_RETRY_S)
+
+
+def token_for(party: Party, token_file: Path) -> Token:
+    """Read the token of a file, which has to be for this party.
+
+    Raises:
+        TokenError: it is damaged, or for somebody else.
+        UsageError: the file can't be read.
+    """
+    token = read_token(token_file)
+    if token.party != party:
+        if token.party.role == party.role:
+            told = f"the join token in {token_file} is for {token.party}, not for {party}"
+            raise TokenError(f"{told}; leave --name out, or give --name {token.party.name}")
+        raise TokenError(_another(token_file, token, str(party)))
+    return token
+
+
+def _another(token_file: Path, token: Token, wanted: str) -> str:
+    told = f"the join token in {token_file} is for {token.party}, not for {wanted}"
+    return f"{told}; make one for the node with 'ringtune coordinator token NAME'"
+
+
+def read_token(file: Path) -> Token:
+    """Read the token of a file, or of standard input for ``-``.
+
+    Raises:
+        TokenError: it is damaged.
+        UsageError: the file can't be read.
+    """
+    try:
+        if str(file) == "-":
+            return parse_token(sys.stdin.read(_LONGEST_TOKEN))
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            return parse_token(opened.read(_LONGEST_TOKEN))
+    except OSError as error:
+        raise UsageError(f"can't read --token-file {file}: {error.strerror}; correct the path") from error
+
+
+def require_name(found: Party, wanted: Party, folder: Path) -> None:
+    """Refuse the certificate of somebody else, and speak as nobody then.
+
+    Raises:
+        TrustError: names both.
+    """
+    if found != wanted:
+        speak_as(None)
+        raise TrustError(f"the certificate in {folder} is of {found}, not of {wanted}; correct --name or --trust")
+
+
+_CONNECT_S = 0.2
+_ASK_MS = 1000
+
+
+def find_coordinator(
+    name: str,
+    trust: Path | None,
+    token_file: Path | None,
+    *,
+    state: Path,
+    insecure: bool,
+    token: Token | None = None,
+) -> tuple[str, Token | None]:
+    """Find the coordinator that this node joins.
+
+    Args:
+        name: of the node.
+        trust: folder of its identity, as the user said; None = in its state folder.
+        token_file: file with a join token; ``-`` = standard input.
+        state: the node's state folder.
+        insecure: whether the user wants plain text.
+        token: that of ``token_file``, if it was read already; standard input can be read once.
+
+    Returns:
+        Its address, and the token if it was read.
+
+    Raises:
+        ConnectionFailedError: none was found.
+        TrustError: none that was found has the authority of the token or certificate, or these can't be used.
+        UsageError: several may be meant, or the node has neither; or the library that looks is missing.
+    """
+    refuse_both(trust or token_file, insecure=insecure)
+    if _listens(DEFAULT_COORDINATOR):
+        return DEFAULT_COORDINATOR, token
+    folder, party = trust or node_trust(state), node_party(name)
+    authority_sha256, what = "", ""
+    if not insecure and ((folder / IDENTITY).is_file() or (trust is not None and token_file is None)):
+        authority_sha256, what = _authority_of(folder, party), f"the certificate in {folder}"
+    elif not insecure and token_file is not None:
+        token = token or token_for(party, token_file)
+        authority_sha256, what = token.authority_sha256, "the join token"
+    found = announced(LOOK_S)
+    for one in found:
+        _LOG.info("found the coordinator %s", one)
+    address = choose(found, authority_sha256=authority_sha256, what=what)
+    _LOG.info("joining %s, which has the authority of %s", address, what)
+    return address, token
+
+
+def _listens(address: str) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(split_address(address, option=""), _CONNECT_S):
+        return True
+    return False
+
+
+def _authority_of(folder: Path, party: Party) -> str:
+    """Return the hash of the authority that gave this party its certificate."""
+    from ringtune.transport.identity import fingerprint, read_identity
+
+    identity = read_identity(folder, time.time())
+    require_name(identity.party, party, folder)
+    return fingerprint(identity.authority_pem)
+
+
+def announced(
+    look_s: float, *, interfaces: Sequence[str] = (), enough: Callable[[Announcement], bool] = lambda found: False
+) -> list[Announcement]:
+    """List the coordinators that are announced; at most so many are looked at.
+
+    Args:
+        look_s: for how long, seconds.
+        interfaces: addresses of the interfaces to look on; empty = all.
+        enough: whether one that was found ends the looking.
+
+    Raises:
+        UsageError: the library is not installed, or the network can't be looked on.
+    """
+    try:
+        from zeroconf import InterfaceChoice, ServiceBrowser, ServiceListener, Zeroconf
+    except ImportError as error:
+        raise UsageError(
+            f"no --coordinator was given, and none listens at {DEFAULT_COORDINATOR}; give --coordinator HOST:PORT, or "
+            f"install what looks for one: {hint_to_install('discovery')}"
+        ) from error
+    names: queue.Queue[str] = queue.Queue(MOST_FOUND)
+
+    class Listener(ServiceListener):
+        """Writes names down, as many as are looked at."""
+
+        def add_service(self, zc: Zeroconf, type_: str, name: str) -> None:
+            """Take a new name."""
+            with contextlib.suppress(queue.Full):
+                names.put_nowait(name)
+
+        def update_service(self, zc: Zeroconf, type_: str, name: str) -> None:
+            """Leave a changed one: it is asked for when it is read."""
+
+        def remove_service(self, zc: Zeroconf, type_: str, name: str) -> None:
+            """Leave one that is gone: it does not answer."""
+
+    try:
+        network = Zeroconf(interfaces=list(interfaces) or InterfaceChoice.All)
+    except OSError as error:
+        raise UsageError(
+            f"can't look for a coordinator on this network ({error}); give --coordinator HOST:PORT"
+        ) from error
+    with contextlib.closing(network):
+        browser = ServiceBrowser(network, SERVICE, Listener())
+        try:
+            return _read(network, names, time.monotonic() + look_s, enough)
+        finally:
+            browser.cancel()
+
+
+def _read(
+    network: Any, names: queue.Queue[str], deadline_s: float, enough: Callable[[Announcement], bool]
+) -> list[Announcement]:
+    """Ask for what each name announces, until the time is over or enough were asked for."""
+    found: list[Announcement] = []
+    asked = 0
+    while asked < MOST_FOUND and (left_s := deadline_s - time.monotonic()) > 0:
+        with contextlib.suppress(queue.Empty):
+            name = names.get(timeout=left_s)
+            asked += 1
+            info = network.get_service_info(SERVICE, name, timeout=min(_ASK_MS, max(1, int(left_s * 1000))))
+            one = info and read_announcement(
+                name.removesuffix(f".{SERVICE}"), info.parsed_addresses(), info.port, info.properties
+            )
+            if one is not None:
+                found.append(one)
+                if enough(one):
+                    break
+    return found

@@ -1,0 +1,42 @@
+"""``ringtune join``: a user of another machine gets a certificate for a token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from ringtune import options
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def join(
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    token_file: options.TokenFile = Path("-"),
+    trust: options.Trust = None,
+    json: options.Json = False,
+) -> None:
+    """Get a certificate for a user's join token, so that commands on this machine may talk to the coordinator.
+
+    A node joins by itself: 'ringtune node --token-file FILE'.
+    """
+    import json as json_module
+
+    from edge.cli.enrollment import read_token
+    from ringtune.errors import TokenError
+    from ringtune.transport.enrollment import join as join_with
+    from ringtune.transport.parties import SUBMITTER_ROLE, user_trust
+
+    token = read_token(token_file or Path("-"))
+    if token.party.role != SUBMITTER_ROLE:
+        raise TokenError(f"the token is for {token.party}; give it to 'ringtune node --token-file FILE'")
+    folder = trust or user_trust()
+    identity = join_with(coordinator, token, folder)
+    if json:
+        ends = identity.facts.ends_unix_s
+        told = {"event": "joined", "party": str(identity.party), "trust": str(folder), "ends_unix_s": ends}
+        typer.echo(json_module.dumps(told))
+    else:
+        typer.echo(f"{identity.party} has a certificate in {folder}")

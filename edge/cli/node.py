@@ -1,0 +1,183 @@
+"""``ringtune node``: start an agent on this device."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge.checkpoint.retention import KEPT, KEPT_SIZE, Kept
+from ringtune import options
+
+if TYPE_CHECKING:
+    from edge.options import AgentOptions
+
+_LOG = logging.getLogger(__name__)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def node(
+    coordinator: options.Coordinator = "",
+    name: Annotated[
+        str,
+        typer.Option(
+            help="Name of this node: small letters, digits, '.', '-', '_'. Default: its token's, else the host's."
+        ),
+    ] = "",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Training rows (csv or jsonl): makes this node an owner. They never leave this process.",
+        ),
+    ] = None,
+    eval_data: Annotated[Path | None, typer.Option(metavar="FILE", help="Evaluation rows of this owner.")] = None,
+    share: Annotated[
+        str, typer.Option(metavar="I/N", help="Take part I of N of the rows, e.g. 0/4; the split follows the job.")
+    ] = "0/1",
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Model folder on this device; replaces the job's model.path.")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where this node keeps its parts of checkpoints. Default: ~/.local/state/ringtune/NAME."
+        ),
+    ] = None,
+    keep_days: Annotated[
+        float,
+        typer.Option(metavar="DAYS", min=0.0, help="How many days the checkpoints of a finished run stay in --state."),
+    ] = KEPT.days,
+    keep_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="How much room those of all finished runs may take there.")
+    ] = KEPT_SIZE,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder for weights that are fetched from other nodes. Default: the user's cache folder.",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int, typer.Option(help="Compute threads; 0 = as the job says, or all cores.")] = 0,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Budget for a run, e.g. 512MiB. Default: what is free here.")
+    ] = "",
+    device_nodes: Annotated[
+        int, typer.Option(help="Nodes of this machine on the same GPU; each takes an equal part of its free memory.")
+    ] = 1,
+    bind: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address to serve at; port 0 = any. Default: any, where the coordinator reaches this machine.",
+        ),
+    ] = "",
+    advertise: Annotated[
+        str, typer.Option(metavar="HOST[:PORT]", help="Where peers reach this node, if not at --bind.")
+    ] = "",
+    metrics: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Figures for Prometheus at /metrics there; beyond this machine a token is needed."
+        ),
+    ] = "",
+    web_token: options.WebToken = None,
+    insecure: options.Insecure = False,
+    trust: options.Trust = None,
+    token_file: options.TokenFile = None,
+    join_s: options.JoinS = 30.0,
+    watch_parent: Annotated[
+        bool, typer.Option("--watch-parent", help="End when the standard input ends (for processes of a local run).")
+    ] = False,
+    guest: Annotated[
+        bool, typer.Option("--guest", help="Join for the evaluation of this node's rows only ('ringtune eval' does).")
+    ] = False,
+    own_coordinator: Annotated[
+        bool,
+        typer.Option(
+            "--own-coordinator",
+            help="The owner of the rows runs the coordinator too (local runs): every evaluation may count classes, of "
+            "however few rows.",
+        ),
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Start an agent: it joins the coordinator, hosts a slice of the model, and stays for run after run.
+
+    Without --coordinator it takes the one on this machine, or looks for one on the network and joins that of its token.
+
+    Stop it with Ctrl-C or SIGTERM; it then leaves in order.
+    """
+    from edge.agent.node_metrics import require_metrics
+    from edge.agent.process import run_agent
+    from edge.checkpoint.state_folder import claim_state_folder, require_state_folder
+    from edge.cli.enrollment import choose_trust, find_coordinator, own_name
+    from edge.machine.libraries import require_libraries
+    from edge.options import AgentOptions, check_start, default_cache, default_state, parse_share
+    from ringtune.quantities import parse_bytes
+
+    logging.getLogger("edge").setLevel(logging.INFO)  # a device's log tells what it takes part in
+    require_libraries()
+    if metrics:
+        require_metrics()
+    name, token = own_name(name, trust, token_file, state=state, insecure=insecure)
+    state = state or default_state(name)
+    require_state_folder(state)
+    if not coordinator:
+        coordinator, token = find_coordinator(name, trust, token_file, state=state, insecure=insecure, token=token)
+    used = choose_trust(
+        name,
+        trust,
+        token_file,
+        state=state,
+        coordinator=coordinator,
+        insecure=insecure,
+        is_local=watch_parent,
+        join_s=join_s,
+        token=token,
+    )
+    given = AgentOptions(
+        coordinator=coordinator,
+        name=name,
+        state=state,
+        bind=bind,
+        advertise=advertise,
+        data=data,
+        eval_data=eval_data,
+        share=parse_share(share),
+        threads=threads,
+        device=device,
+        device_nodes=device_nodes,
+        memory_bytes=parse_bytes(memory) if memory else 0,
+        model=model,
+        cache=cache or default_cache(),
+        insecure=insecure,
+        trust=used,
+        watch_parent=watch_parent,
+        join_s=join_s,
+        is_guest=guest,
+        own_coordinator=own_coordinator,
+        kept=Kept(days=keep_days, size_bytes=parse_bytes(keep_size)),
+        metrics=metrics,
+        metrics_token=web_token,
+    )
+    if not guest:
+        claim_state_folder(state)
+    if not watch_parent:  # a local run finds it out itself, and names the key of the job
+        check_start(given)
+        _LOG.info("node %s loads its libraries and joins %s", name, coordinator)
+    code = run_agent(given, on_joined=lambda address: _tell_joined(given, address) if json else None)
+    if code:
+        raise typer.Exit(code)
+
+
+def _tell_joined(given: AgentOptions, address: str) -> None:
+    """Print that the node is a member now, for whoever waits for it."""
+    import json
+
+    told = {"event": "joined", "node": given.name, "address": address, "coordinator": given.coordinator}
+    typer.echo(json.dumps(told))

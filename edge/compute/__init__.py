@@ -1,1 +1,0 @@
-"""The computation of a node: the blocks that it hosts and the actions on them."""

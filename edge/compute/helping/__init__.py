@@ -1,1 +1,0 @@
-"""What a helper node has: adapter modules that it fits for hosts."""

@@ -1,1 +1,0 @@
-"""Outputs of the frozen blocks that a host keeps for rows that come again."""

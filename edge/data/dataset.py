@@ -1,0 +1,382 @@
+"""The rows of an owner: its share, their digest, and their batches.
+
+Read an owner's rows, keep its share, and cut them into batches of tensors.
+
+Raw rows, token ids and labels stay in this object; a run only sees embedded batches.
+
+A digest of an owner's rows in their order, by which a run that goes on sees that they are not the same any more.
+
+It stays on the owner. Its key is the run's id, so that not even whoever reads the disks of a node can tell from two
+runs' digests that their rows were equal, or find a row by trying likely ones for all runs at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import statistics
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from edge.data.examples import Examples, Source, Summed, Values
+from edge.data.images import Images
+from edge.data.questions import Questions
+from edge.data.tagged import TaggedTexts
+from edge.data.texts import LabelledTexts, Language, NumberedTexts
+from edge.data.tokens import Batch, NoTokenError
+from ringtune.errors import DataError
+from ringtune.job.job import Job
+from ringtune.job.rows import Rows, count_users, look_alikes, sorted_by_user
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+)
+from ringtune.schedule.batches import BatchStream, RandomStream, eval_rows, even_share, hold_out, split_rows
+from ringtune.schedule.course import Course
+from ringtune.schedule.run_shape import UserRows
+from ringtune.schedule.turns import Item, StepKind
+
+_LOG = logging.getLogger(__name__)
+TOKENS_BUDGET_S = 5.0
+SOURCES: Mapping[str, Callable[[Job, Path], Source]] = {
+    CLASSIFICATION: LabelledTexts,
+    REGRESSION: NumberedTexts,
+    TAGGING: TaggedTexts,
+    QUESTION_ANSWERING: Questions,
+    CAUSAL_LM: Language,
+    IMAGE_CLASSIFICATION: Images,
+}
+
+
+class Place(NamedTuple):
+    """Where the rows are that examples were made of.
+
+    Attributes:
+        path: of the file.
+        lines: of the file, one for each row; empty where rows have none.
+    """
+
+    path: Path
+    lines: Sequence[int] = ()
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Name the file and the line of a text that has no token.
+
+        Raises:
+            DataError: in place of ``NoTokenError``.
+        """
+        try:
+            yield
+        except NoTokenError as error:
+            line = f", line {self.lines[error.row]}" if self.lines else ""
+            raise DataError(f"{self.path}{line}: {error.what}") from error
+
+
+class MeanTokens(NamedTuple):
+    """Mean padded lengths of batches, in tokens; 0 = there are none."""
+
+    train: float
+    evaluation: float
+
+
+class Predicting(Protocol):
+    """What a head computed for a micro-batch."""
+
+    @property
+    def predictions(self) -> torch.Tensor | None:
+        """What an evaluation scores row by row; None if there is nothing."""
+
+
+NO_TOKENS = MeanTokens(0.0, 0.0)
+
+
+class OwnerDataset:
+    """The rows that one owner trains and evaluates on.
+
+    Args:
+        train: examples to train on.
+        evaluation: examples to evaluate on.
+        labels: class names of the training rows.
+        eval_labels: class names of the evaluation rows.
+        left_out: rows of the files that are left out, by why: this owner's share of them.
+        places: where the rows to train on are, which names them in errors, and those to evaluate on.
+        digest: of the rows, their classes and users.
+        users: whose rows these are, in the order of the rows.
+        hides_counts: as for ``load``.
+
+    Attributes:
+        labels: class names in its training rows, sorted; none for a task without classes.
+        eval_labels: class names in its evaluation rows, sorted.
+        left_out: its share of the rows of its files that are left out, by why; shares add up to the file's number.
+        users: how many of its examples are whose, in their order; none where the job names no column of users.
+    """
+
+    def __init__(
+        self,
+        train: Examples,
+        evaluation: Examples | None,
+        *,
+        labels: Sequence[str] = (),
+        eval_labels: Sequence[str] = (),
+        left_out: Mapping[str, int] | None = None,
+        places: tuple[Place, Place] = (Place(Path("data")), Place(Path("data"))),
+        digest: RowsDigest | None = None,
+        users: tuple[UserRows, ...] = (),
+        hides_counts: bool = True,
+    ) -> None:
+        self._train = train
+        self._evaluation = evaluation
+        self._places, self._source = places, str(places[0].path)
+        self._digest = digest or RowsDigest()
+        self._targets: Mapping[str, int] = {}
+        self._streams: dict[tuple[int, int, str], BatchStream] = {}
+        self.labels = tuple(sorted(set(labels)))
+        self.eval_labels = tuple(sorted(set(eval_labels)))
+        self.left_out = dict(left_out or {})
+        self.users = users
+        self._hides_counts = hides_counts
+        if isinstance(evaluation, Summed) and not hides_counts:
+            evaluation.least_rows = 1
+
+    @staticmethod
+    def load(
+        job: Job,
+        path: Path,
+        eval_path: Path | None,
+        *,
+        share: int = 0,
+        num_owners: int = 1,
+        tokenizer_folder: Path,
+        hides_counts: bool = True,
+    ) -> OwnerDataset:
+        """Read the files and keep one share of their rows, sorted by user where the job names a column of users.
+
+        Evaluation rows are always shared evenly; an owner may get none of a short file.
+
+        Args:
+            job: task, names of the columns, the split and the seed.
+            path: training rows, in a format that the task reads.
+            eval_path: evaluation rows; None = the share of the training rows that the job holds out.
+            share: which share of the rows, in ``[0, num_owners)``.
+            num_owners: number of shares; the split depends on (seed, number, rule) only.
+            tokenizer_folder: the model's folder.
+            hides_counts: whether few rows are not counted by class, and any only in the evaluation after the last step.
+
+        Raises:
+            DataError: no file, no such column, no rows, or a row that can't be used.
+            ModelError: the folder has no tokenizer.
+        """
+        source = SOURCES[job.model.task](job, tokenizer_folder)
+        found = source.read(path)
+        wanted = job.data.held_out if eval_path is None else 0.0
+        kept, held_out_rows = hold_out(len(found.rows), share=wanted, seed=job.train.seed)
+        mine = split_rows(
+            len(kept),
+            num_owners=num_owners,
+            share=share,
+            seed=job.train.seed,
+            split=job.data.split,
+            labels=[found.labels[row] for row in kept] if found.labels else None,
+        )
+        digest = RowsDigest()
+        train_place, eval_place = Place(path), Place(path if eval_path is None else eval_path)
+        train, labels, users, train_place = _take(source, found, [kept[at] for at in mine], digest, train_place)
+        evaluation: Examples | None = None
+        eval_labels: tuple[str, ...] = ()
+        eval_users: tuple[tuple[str, int], ...] = ()
+        left_out = Counter(found.left_out)
+        judged = found
+        if eval_path is not None:
+            judged = source.read(eval_path)
+            left_out.update(judged.left_out)
+            held_out_rows = tuple(range(len(judged.rows)))
+        if held_out_rows:
+            own = even_share(len(held_out_rows), num_owners=num_owners, share=share)
+            chosen = [held_out_rows[at] for at in own]
+            evaluation, eval_labels, eval_users, eval_place = _take(source, judged, chosen, digest, eval_place)
+        for note in dict.fromkeys((*found.notes, *judged.notes)):
+            _LOG.warning("%s", note)
+        return OwnerDataset(
+            train,
+            evaluation,
+            labels=labels,
+            eval_labels=eval_labels,
+            left_out={
+                why: len(even_share(count, num_owners=num_owners, share=share)) for why, count in left_out.items()
+            },
+            places=(train_place, eval_place),
+            digest=digest,
+            users=count_users(users, eval_users),
+            hides_counts=hides_counts,
+        )
+
+    @property
+    def train_rows(self) -> int:
+        """Number of examples that the owner trains on."""
+        return len(self._train)
+
+    @property
+    def eval_rows(self) -> int:
+        """Number of examples that the owner evaluates on."""
+        return 0 if self._evaluation is None else len(self._evaluation)
+
+    @property
+    def cut_rows(self) -> int:
+        """Number of examples that are cut at ``train.max_length``, of those that have been encoded so far."""
+        return self._train.cut_rows + (0 if self._evaluation is None else self._evaluation.cut_rows)
+
+    def digest(self, run_id: str) -> str:
+        """Return the digest of the rows, their order and classes for one run; see ``edge.data.dataset``."""
+        return self._digest.keyed(run_id)
+
+    def set_labels(self, labels: Sequence[str]) -> None:
+        """Set the classes of a run that begins; the index of a name is its target.
+
+        Raises:
+            DataError: a row has a class outside ``labels``.
+        """
+        unknown = sorted({*self.labels, *self.eval_labels} - set(labels))
+        if unknown:
+            alike = [name for group in look_alikes((unknown[0], *labels)) if unknown[0] in group for name in group]
+            if len(alike) > 1:
+                raise DataError(
+                    f"{self._source} has rows of class {unknown[0]!r}, which differs in spaces or capitals only from "
+                    f"{', '.join(repr(name) for name in alike if name != unknown[0])} of the run; correct the rows"
+                )
+            raise DataError(
+                f"{self._source} has rows of class {unknown[0]!r}, the run has {', '.join(labels)}; "
+                "add the class to data.labels or correct the rows"
+            )
+        self._targets = {label: index for index, label in enumerate(labels)}
+        if self._evaluation is not None:
+            self._evaluation.forget_scores()
+
+    def batch(self, course: Course, item: Item) -> Batch:
+        """Make the whole batch of an item of this owner, padded to its longest row."""
+        if item.kind is StepKind.EVALUATE:
+            if self._evaluation is None:
+                raise DataError(f"{self._source} comes without evaluation rows; plan anew")
+            rows = eval_rows(self.eval_rows, course.batch_size, item.batch)
+            with self._places[1].named():
+                return self._evaluation.batch(rows, self._targets)
+        key = (course.batch_size, course.seed, item.owner)
+        if key not in self._streams:
+            self._streams[key] = BatchStream(self.train_rows, course.batch_size, course.seed, item.owner)
+        with self._places[0].named():
+            return self._train.batch(self._streams[key].rows(item.batch), self._targets)
+
+    def mean_tokens(self, batch_size: int, seed: int, owner: str, *, budget_s: float = TOKENS_BUDGET_S) -> MeanTokens:
+        """Mean padded length of the owner's batches, over one pass of the training rows and an evaluation.
+
+        Texts are encoded for it, once: the run needs them too. Where that takes longer than the budget, the mean is
+        over the batches that were done, which is a fair sample: both are visited in a random order.
+
+        Args:
+            batch_size: of the job.
+            seed: of the job.
+            owner: this node.
+            budget_s: for each of the two, seconds.
+        """
+        stream = BatchStream(self.train_rows, batch_size, seed, owner)
+        with self._places[0].named():
+            train = _mean_width(self._train, map(stream.rows, range(stream.num_batches)), budget_s)
+        if self._evaluation is None or not self.eval_rows:
+            return MeanTokens(train, 0.0)
+        order = RandomStream("widths", seed, owner).permutation(-(-self.eval_rows // batch_size))
+        batches = (eval_rows(self.eval_rows, batch_size, index) for index in order)
+        with self._places[1].named():
+            return MeanTokens(train, _mean_width(self._evaluation, batches, budget_s))
+
+    def score(self, course: Course, item: Item, batch: Batch, found: Predicting) -> Values:
+        """Score an evaluation's predictions row by row, beyond the head's own numbers.
+
+        What is summed over all rows is so in the evaluation after the last step only, as these sums leave the node;
+        in every evaluation where there is nobody to hide them from.
+        """
+        if found.predictions is None or self._evaluation is None:
+            return ()
+        if isinstance(self._evaluation, Summed) and self._hides_counts and item.step < course.num_steps:
+            return ()
+        return self._evaluation.score(batch, found.predictions, item.turn)
+
+
+def _mean_width(examples: Examples, batches: Iterable[Sequence[int]], budget_s: float) -> float:
+    started_s = time.monotonic()
+    widths: list[int] = []
+    for rows in batches:
+        widths.append(examples.width(rows))
+        if time.monotonic() - started_s > budget_s:
+            _LOG.info("padded lengths: the mean of the first %d batches stands for all", len(widths))
+            break
+    return statistics.fmean(widths)
+
+
+def _take(
+    source: Source, found: Rows, chosen: Sequence[int], digest: RowsDigest, place: Place
+) -> tuple[Examples, tuple[str, ...], tuple[tuple[str, int], ...], Place]:
+    """Make the examples of chosen rows; with names of their classes or tags, whose each is how many, and where."""
+    own = sorted_by_user(chosen, found.users)
+    targets = tuple(found.targets[index] for index in own) if found.targets else ()
+    names = targets if found.labels else tuple({name for tags in targets for name in tags} if found.tags else ())
+    users = tuple(found.users[index] for index in own) if found.users else ()
+    taken = [found.rows[index] for index in own]
+    digest.add(taken)
+    digest.add(targets)
+    if users:
+        digest.add(users)
+    place = place._replace(lines=array("q", (found.lines[index] for index in own)) if found.lines else ())
+    with place.named():
+        examples = source.examples(taken, targets)
+    return examples, names, tuple(zip(users, examples.of_rows, strict=True)) if users else (), place
+
+
+class RowsDigest:
+    """Takes rows in, one after the other; their order counts, and how they were cut into rows."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, rows: Iterable[Any]) -> None:
+        """Take rows in: texts, tuples of texts and numbers, arrays, or paths of files."""
+        for row in rows:
+            self._add(row)
+        self._put(b"end", b"")
+
+    def keyed(self, run_id: str) -> str:
+        """Return the digest for one run, in hex."""
+        return hmac.new(run_id.encode(), self._digest.digest(), hashlib.sha256).hexdigest()
+
+    def _add(self, value: Any) -> None:
+        if isinstance(value, str):
+            self._put(b"text", value.encode("utf-8", "surrogatepass"))
+        elif isinstance(value, Path):  # a picture: reading them all would take minutes on a board
+            self._put(b"file", f"{value.parent.name}/{value.name} {value.stat().st_size}".encode(errors="replace"))
+        elif isinstance(value, tuple | list):
+            self._put(b"row", str(len(value)).encode())
+            for part in value:
+                self._add(part)
+        elif isinstance(value, bool | int | float | None):
+            self._put(b"number", repr(value).encode())
+        else:
+            array = np.ascontiguousarray(value)
+            content: Any = array.reshape(-1).view(np.uint8)
+            self._put(f"array {array.dtype} {array.shape}".encode(), memoryview(content))
+
+    def _put(self, kind: bytes, content: bytes | memoryview) -> None:
+        size_bytes = content.nbytes if isinstance(content, memoryview) else len(content)
+        self._digest.update(b"%s %d:" % (kind, size_bytes))
+        self._digest.update(content)

@@ -1,1 +1,0 @@
-"""How a node or a user gets a certificate and keeps it."""

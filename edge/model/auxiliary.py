@@ -1,0 +1,510 @@
+"""Auxiliary models, the adapters ``linear`` and ``mlp`` of our own, in blocks and in plain models.
+
+The auxiliary models as modules, and how one comes to stand beside a matrix.
+
+It is a child of the module that has the matrix, under the adapter's name, and a forward hook of that module adds what
+it gives. So the library's modules stay what they are, and plain modules of transformers will do as well::
+
+    query (Linear)           h + alpha * g(x)
+      |- weight, bias          h
+      `- ringtune (LinearDelta)    g
+
+B batch rows, T tokens, I inputs, O outputs.
+
+Put auxiliary models into the blocks of a skeleton, and give those of one block their initial values.
+
+The skeleton holds no numbers of them, as a ``linear`` is as large as the matrices it stands beside. A block that a node
+hosts gets its values from a generator seeded by run, block and tensor, so they are equal wherever the block lives.
+
+Load the auxiliary models of a run into a plain model, or add them to its matrices.
+
+Example, with the folder ``adapter`` of a run::
+
+    from edge.model.auxiliary import load_auxiliary
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained("models/gpt2")
+    load_auxiliary(model, "run/adapter")
+
+Adapters of the library beside them are loaded too, by the library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from edge.model.families.plugged import plug_in
+from edge.model.layouts import LAYOUTS, BlockLayout
+from ringtune.errors import IntegrityError, UsageError
+from ringtune.models.auxiliary_models import (
+    INTERMEDIATE,
+    KEY,
+    LINEAR,
+    OUTPUT,
+    PLACES,
+    QUERY,
+    VALUE,
+    AuxiliaryConfig,
+    Described,
+    check_alphas,
+    described,
+    in_block,
+    is_of_library,
+)
+from ringtune.models.families import FAMILIES
+from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, AUXILIARY_CONFIG_FILE
+from ringtune.storage.strict import parse_json
+
+FUSED_PARTS = (QUERY, KEY, VALUE)
+"""The parts of a matrix that gives query, key and value, in their order."""
+
+
+class LinearDelta(nn.Linear):
+    """``g(x) = x W^T``.
+
+    Args:
+        inputs: of the matrix.
+        outputs: of the matrix.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False, device="meta")
+        _hold_nothing(self)
+
+    def start(self, seeded: Callable[[str], torch.Generator]) -> None:
+        """Give the weights real memory and their initial values: zeros, whatever the seed."""
+        _make_zero(self)
+
+
+class MlpDelta(nn.Module):
+    """``g(x) = relu(x V^T + b) U^T + c``.
+
+    Args:
+        inputs: of the matrix.
+        outputs: of the matrix.
+        hidden: width between V and U.
+
+    Attributes:
+        down: V and b.
+        up: U and c.
+    """
+
+    def __init__(self, inputs: int, outputs: int, hidden: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(inputs, hidden, device="meta")
+        self.up = nn.Linear(hidden, outputs, device="meta")
+        _hold_nothing(self)
+
+    def forward(self, x_BTI: torch.Tensor) -> torch.Tensor:
+        """Compute g."""
+        found: torch.Tensor = self.up(functional.relu(self.down(x_BTI)))
+        return found
+
+    def start(self, seeded: Callable[[str], torch.Generator]) -> None:
+        """Give the weights real memory and their initial values: V and b as torch draws them, U and c zero.
+
+        Args:
+            seeded: makes the generator of a tensor of this module by name.
+
+        Source: ``torch.nn.Linear.reset_parameters``.
+        """
+        _make_zero(self)
+        bound = 1 / math.sqrt(self.down.in_features)
+        with torch.no_grad():
+            for name, tensor in self.down.named_parameters():
+                tensor.uniform_(-bound, bound, generator=seeded(f"down.{name}"))
+
+
+class FusedDelta(nn.ModuleDict):
+    """What stands beside one matrix for query, key and value: a g for some of the three, zero for the others.
+
+    Args:
+        parts: ``query``, ``key`` or ``value`` -> its g.
+        width: outputs of each.
+    """
+
+    def __init__(self, parts: dict[str, nn.Module], width: int) -> None:
+        super().__init__(parts)
+        self.width = width
+
+    def forward(self, x_BTI: torch.Tensor) -> torch.Tensor:
+        """Compute all parts, side by side."""
+        zeros = x_BTI.new_zeros(()).expand(*x_BTI.shape[:-1], self.width)
+        return torch.cat([self[part](x_BTI) if part in self else zeros for part in FUSED_PARTS], dim=-1)
+
+
+Delta = LinearDelta | MlpDelta
+
+
+def make_delta(config: AuxiliaryConfig, inputs: int, outputs: int) -> Delta:
+    """Make a g without memory for its weights; ``start`` gives it some."""
+    return LinearDelta(inputs, outputs) if config.kind == LINEAR else MlpDelta(inputs, outputs, config.hidden)
+
+
+def make_fused_delta(configs: Mapping[str, AuxiliaryConfig], inputs: int, outputs: int) -> FusedDelta:
+    """Make a g for each of some places of a matrix that gives query, key and value; ``outputs`` is of all three."""
+    width = outputs // len(FUSED_PARTS)
+    return FusedDelta({place: make_delta(config, inputs, width) for place, config in configs.items()}, width)
+
+
+def put_beside(matrix: nn.Module, delta: nn.Module, *, name: str, alpha: float) -> None:
+    """Let the module of a matrix add ``alpha`` times what ``delta`` gives for its input.
+
+    Args:
+        matrix: called with its input as the first argument.
+        delta: becomes a child.
+        name: of the child.
+        alpha: factor.
+    """
+    matrix.add_module(name, delta)
+    matrix.register_forward_hook(_Addition(name, alpha), prepend=True)  # before a bottleneck that is plugged in
+
+
+def is_addition(hook: object) -> bool:
+    """Whether a hook adds the output of an auxiliary model to that of its matrix."""
+    return isinstance(hook, _Addition)
+
+
+def alpha_beside(matrix: nn.Module) -> float:
+    """The factor of what ``put_beside`` put beside a matrix."""
+    return next(hook.alpha for hook in matrix._forward_hooks.values() if isinstance(hook, _Addition))
+
+
+def take_away(matrix: nn.Module, *, name: str) -> None:
+    """Undo ``put_beside``: the module of the matrix computes what it would without the child, which is dropped."""
+    for key, hook in list(matrix._forward_hooks.items()):
+        if isinstance(hook, _Addition):
+            del matrix._forward_hooks[key]
+    del matrix._modules[name]
+
+
+class _Addition:
+    """Adds what the child ``name`` gives; a class, so that a module with it can be copied and pickled."""
+
+    def __init__(self, name: str, alpha: float) -> None:
+        self._name, self.alpha = name, alpha
+
+    def __call__(self, matrix: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        return torch.add(output, matrix.get_submodule(self._name)(args[0]), alpha=self.alpha)
+
+
+def _hold_nothing(module: nn.Module) -> None:
+    """Put zeros of stride 0, 4 bytes each, in the place of all weights."""
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is not None:
+                owner._parameters[name] = nn.Parameter(torch.zeros(()).expand(parameter.shape))
+
+
+def _make_zero(module: nn.Module) -> None:
+    """Put zeros with memory of their own in the place of all weights, which may be held small or anew."""
+    for owner in module.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is not None:
+                zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+                owner._parameters[name] = nn.Parameter(zeros, requires_grad=parameter.requires_grad)
+
+
+def add_auxiliary(
+    blocks: nn.ModuleList, layout: BlockLayout, auxiliary: Collection[AuxiliaryConfig], *, name: str
+) -> None:
+    """Put auxiliary models into all blocks but those that are left out; what trains there already trains on.
+
+    Args:
+        blocks: with or without the library's modules; their weights may be placeholders.
+        layout: of the family.
+        auxiliary: which kinds, and where; of each matrix one (see ``check_places``).
+        name: of the adapter; in the names of its tensors.
+
+    Raises:
+        JobError: several stand beside one matrix with factors that differ.
+    """
+    for index, block in enumerate(blocks):
+        configs = {place: config for config in in_block(auxiliary, index) for place in config.places}
+        for path, places in places_by_module(layout, configs).items():
+            matrix = block.get_submodule(path)
+            outputs, inputs = _shape_of(matrix, layout)
+            if layout.is_merged and places[0] in FUSED_PARTS:
+                own = {place: configs[place] for place in places}
+                check_alphas(own.values())
+                delta: nn.Module = make_fused_delta(own, inputs, outputs)
+            else:
+                delta = make_delta(configs[places[0]], inputs, outputs)
+            put_beside(matrix, delta, name=name, alpha=configs[places[0]].alpha)
+
+
+def places_by_module(layout: BlockLayout, places: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The module of each matrix inside a block -> the places that it has; three at most where they are one matrix."""
+    paths = {
+        **{part: getattr(layout, part) for part in FUSED_PARTS},
+        INTERMEDIATE: layout.lora_intermediate,
+        OUTPUT: layout.lora_output,
+    }
+    chosen = [place for place in PLACES if place in places]
+    modules = dict.fromkeys(paths[place] for place in chosen)
+    return {path: tuple(place for place in chosen if paths[place] == path) for path in modules}
+
+
+def start_auxiliary(block: nn.Module, *, seed: int, index: int) -> None:
+    """Give the auxiliary models of one block memory and initial values; a block without any stays as it is.
+
+    Args:
+        block: from a skeleton.
+        seed: of the run.
+        index: of the block.
+    """
+    for path, delta in deltas_of(block):
+
+        def seeded(name: str, path: str = path) -> torch.Generator:
+            digest = hashlib.sha256(f"{seed}/auxiliary/{index}/{path}.{name}".encode()).digest()
+            return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") & (2**63 - 1))
+
+        delta.start(seeded)
+
+
+def deltas_of(block: nn.Module) -> Iterator[tuple[str, Delta]]:
+    """Yield every auxiliary model in a block, with its path in it; the parts of a fused one each."""
+    for path, module in block.named_modules():
+        if isinstance(module, Delta):
+            yield path, module
+
+
+def _shape_of(matrix: nn.Module, layout: BlockLayout) -> tuple[int, int]:
+    """Outputs and inputs of a matrix."""
+    first, second = matrix.get_parameter("weight").shape
+    return (second, first) if layout.inputs_first else (first, second)
+
+
+Tensors = Mapping[str, torch.Tensor]
+
+_NAMES: Final = {True: {"weight"}, False: {"down.weight", "down.bias", "up.weight", "up.bias"}}
+"""The tensors of a g: of a linear one, or of an MLP."""
+
+
+class _Beside(NamedTuple):
+    """A matrix of a model, and what stands beside it.
+
+    Attributes:
+        path: of the matrix.
+        matrix: the matrix.
+        tensors: of what stands beside it, by the ends of their names.
+        configs: the same by place; of one matrix for query, key and value up to three.
+        is_fused: whether it is such a matrix.
+    """
+
+    path: str
+    matrix: nn.Module
+    tensors: dict[str, torch.Tensor]
+    configs: dict[str, AuxiliaryConfig]
+    is_fused: bool
+
+    @property
+    def config(self) -> AuxiliaryConfig:
+        """The one of the first place."""
+        return next(iter(self.configs.values()))
+
+    def of_place(self, place: str) -> dict[str, torch.Tensor]:
+        """The tensors of one place, by the ends of their names."""
+        start = f"{place}." if self.is_fused else ""
+        found = {name: tensor for name, tensor in self.tensors.items() if name.startswith(start)}
+        return {name.removeprefix(start): tensor for name, tensor in found.items()}
+
+
+def load_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
+    """Let a model compute with the auxiliary models of a run, and its adapters of the library; they do not train.
+
+    Args:
+        model: of transformers, or an ``AutoAdapterModel``, with or without a head.
+        folder: with ``adapter.json`` and ``adapter.safetensors``.
+
+    Returns:
+        The same model.
+
+    Raises:
+        IntegrityError: a file is damaged, or belongs to another model.
+        UsageError: the model has auxiliary models of that name already.
+    """
+    facts = _facts(Path(folder))
+    tensors = _tensors(Path(folder) / ADAPTER_FILE)
+    for beside in _matrices(model, Path(folder), facts, tensors):
+        if hasattr(beside.matrix, facts.name):
+            raise UsageError(f"{beside.path} has an adapter {facts.name!r} already; load into a fresh model")
+    if facts.library is not None:
+        _load_library(model, facts, tensors)
+    for beside in _matrices(model, Path(folder), facts, tensors):  # the library has put its own in their places
+        delta, weight = _delta(beside), beside.matrix.get_parameter("weight")
+        delta.to(device=weight.device, dtype=weight.dtype).requires_grad_(False)
+        put_beside(beside.matrix, delta, name=facts.name, alpha=beside.config.alpha)
+    return model
+
+
+def merge_auxiliary(model: nn.Module, folder: str | Path) -> nn.Module:
+    """Add the auxiliary models of a run to the matrices of a model, which then computes the same without them.
+
+    Args:
+        model: as for ``load_auxiliary``.
+        folder: as for ``load_auxiliary``; all of the kind ``linear``, without adapters of the library.
+
+    Returns:
+        The same model, which ``save_pretrained`` writes as a normal one.
+
+    Raises:
+        IntegrityError: a file is damaged, or belongs to another model.
+        UsageError: a part of it is an ``mlp``, which is no matrix, or an adapter of the library.
+    """
+    facts = _facts(Path(folder))
+    if other := next((part.kind for part in facts.parts if part.kind != LINEAR), ""):
+        raise UsageError(
+            f"{folder} has auxiliary models of the kind {other!r}, and only {LINEAR!r} is a matrix; load "
+            "them with load_auxiliary"
+        )
+    if facts.library is not None:
+        raise UsageError(
+            f"{folder} has adapters of the library beside auxiliary models; load both with load_auxiliary, or merge "
+            "the run with ringtune export --merge"
+        )
+    inputs_first = LAYOUTS[facts.model_type].inputs_first
+    for beside in _matrices(model, Path(folder), facts, _tensors(Path(folder) / ADAPTER_FILE)):
+        weight, change = beside.matrix.get_parameter("weight"), matrix_of(beside.tensors)
+        with torch.no_grad():
+            change = (change.t() if inputs_first else change).to(device=weight.device, dtype=weight.dtype)
+            weight.add_(change, alpha=beside.config.alpha)
+    return model
+
+
+def _facts(folder: Path) -> Described:
+    path = folder / AUXILIARY_CONFIG_FILE
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"{path} can't be read ({error}); copy the run's folder again") from error
+    if not isinstance(content, dict):
+        raise IntegrityError(f"{path} is no table; copy the run's folder again")
+    return described(content, where=str(path))
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise IntegrityError(f"{path} can't be read ({error}); copy the run's folder again") from error
+
+
+def _load_library(model: Any, facts: Described, tensors: Tensors) -> None:
+    """Let the library load its adapters, from a folder as it writes one."""
+    from adapters.model_mixin import ModelAdaptersMixin
+    from safetensors.torch import save_file
+
+    if not isinstance(model, ModelAdaptersMixin):
+        plug_in(model, FAMILIES[facts.model_type])
+    with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
+        (Path(folder) / ADAPTER_CONFIG_FILE).write_text(json.dumps(facts.library), encoding="utf-8")
+        own = {name: tensor for name, tensor in tensors.items() if is_of_library(name, facts.name)}
+        save_file(own, Path(folder) / ADAPTER_FILE, metadata={"format": "pt"})
+        loaded = model.load_adapter(folder, use_safetensors=True, set_active=True)
+    like = next(model.parameters())
+    model.adapter_to(loaded, device=like.device, dtype=like.dtype)
+    for name, parameter in model.named_parameters():
+        if is_of_library(name, loaded):
+            parameter.requires_grad_(False)
+
+
+def _matrices(model: nn.Module, folder: Path, facts: Described, tensors: Tensors) -> list[_Beside]:
+    """List every matrix that something stands beside, and check that it fits."""
+    by_path: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in tensors.items():
+        if facts.library is None or not is_of_library(key, facts.name):
+            matrix, _, end = key.partition(f".{facts.name}.")
+            by_path.setdefault(matrix, {})[end] = tensor
+    return [_beside(model, folder, facts, path, found) for path, found in sorted(by_path.items())]
+
+
+def _beside(model: nn.Module, folder: Path, facts: Described, path: str, tensors: dict[str, torch.Tensor]) -> _Beside:
+    layout = LAYOUTS[facts.model_type]
+    matrix = _module(model, path)
+    places = next((places for end, places in places_by_module(layout, PLACES).items() if path.endswith(f".{end}")), ())
+    blocks = [int(part) for part in path.split(".") if part.isdecimal()]
+    by_place = {place: part for part in in_block(facts.parts, blocks[0] if blocks else 0) for place in part.places}
+    configs = {place: by_place[place] for place in places if place in by_place}
+    is_fused = layout.is_merged and set(places) == set(FUSED_PARTS)
+    if matrix is not None and configs:
+        found = _Beside(path, matrix, tensors, configs, is_fused)
+        if _fits(found, inputs_first=layout.inputs_first):
+            return found
+    raise IntegrityError(
+        f"{folder / ADAPTER_FILE} has tensors beside {path}, which this model does not have in that shape; "
+        f"take the base model, a {facts.model_type}"
+    )
+
+
+def _module(model: nn.Module, path: str) -> nn.Module | None:
+    """Find a module by its path in a model with a head; a base model has no such prefix."""
+    for candidate in (path, path.partition(".")[2]):
+        try:
+            return model.get_submodule(candidate)
+        except AttributeError:
+            continue
+    return None
+
+
+def _fits(beside: _Beside, *, inputs_first: bool) -> bool:
+    """Whether a matrix has the inputs and outputs of what stands beside it, which is of the described kinds."""
+    weight = getattr(beside.matrix, "weight", None)
+    if weight is None or weight.dim() != 2:
+        return False
+    outputs, inputs = tuple(reversed(weight.shape)) if inputs_first else tuple(weight.shape)
+    if sum(len(beside.of_place(place)) for place in beside.configs) != len(beside.tensors):
+        return False
+    width = outputs // len(FUSED_PARTS) if beside.is_fused else outputs
+    return all(_fits_at(beside.of_place(place), config, inputs, width) for place, config in beside.configs.items())
+
+
+def _fits_at(tensors: Tensors, config: AuxiliaryConfig, inputs: int, outputs: int) -> bool:
+    is_linear = config.kind == LINEAR
+    first, last = ("weight", "weight") if is_linear else ("down.weight", "up.weight")
+    if tensors.keys() != _NAMES[is_linear]:
+        return False
+    return tensors[last].shape[0] == outputs and tensors[first].shape[1] == inputs
+
+
+def _delta(beside: _Beside) -> nn.Module:
+    """Make the module that has these tensors."""
+    parts = {place: _part(beside.of_place(place), config) for place, config in beside.configs.items()}
+    if not beside.is_fused:
+        return next(iter(parts.values()))
+    last = beside.of_place(next(iter(parts)))
+    return FusedDelta(dict(parts), last["weight" if "weight" in last else "up.weight"].shape[0])
+
+
+def _part(tensors: Tensors, config: AuxiliaryConfig) -> Delta:
+    made: Delta
+    if config.kind == LINEAR:
+        outputs, inputs = tensors["weight"].shape
+        made = LinearDelta(inputs, outputs)
+    else:
+        hidden, inputs = tensors["down.weight"].shape
+        made = MlpDelta(inputs, tensors["up.weight"].shape[0], hidden)
+    made.load_state_dict(dict(tensors), assign=True)
+    return made
+
+
+def matrix_of(tensors: Tensors) -> torch.Tensor:
+    """Return W with a row for each output of the matrix; zeros where query, key or value have none."""
+    if "weight" in tensors:
+        return tensors["weight"]
+    parts = {part: tensors[f"{part}.weight"] for part in FUSED_PARTS if f"{part}.weight" in tensors}
+    zeros = torch.zeros_like(next(iter(parts.values())))
+    return torch.cat([parts.get(part, zeros) for part in FUSED_PARTS])

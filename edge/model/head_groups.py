@@ -1,0 +1,598 @@
+"""Head groups: the subnets of a block, their weights, and blocks that run with some of them.
+
+Which part of a block's base weights is whose: each subnet's rows and columns.
+
+A subnet has the rows of its heads in the matrices of queries, keys and values, the rows of its share in the first
+matrix of the feed-forward part (and in the gate), and the columns that belong to them in the two matrices behind.
+Norms and the biases of those two are nobody's. Example: BERT of width 384 with 12 subnets; subnet 1 has rows 32 to 63
+of ``query``, columns 32 to 63 of ``attention.output.dense``, and rows 128 to 255 of ``intermediate.dense``.
+
+Run the hosted blocks by patterns; a pattern that leaves a block whole goes the module's own way.
+
+The rules of whole blocks are here. A block of shortcuts only is the identity. One without any full subnet adds what it
+computes without a graph, so that the gradient passes it unchanged.
+
+Run one block for some of its subnets.
+
+With a graph, full subnets are computed in one go, forward-only ones in a second without a graph, on the input cut off
+from it; what is skipped is not computed. Both results are summed, with the output bias once, and go through the
+library's own bottlenecks and norms::
+
+    pattern 1132      x ---------> heads 0, 1 ---.
+                      x.detach() -> head 3 --------+--> + bias --> bottleneck, residual, norm --> ...
+
+Without a graph, full and forward-only subnets are the same.
+
+B batch rows, T tokens, D model width.
+
+How some heads of a block attend: the kernel, mask and scale that the block's own module uses, for fewer heads.
+
+B batch rows, T tokens, H heads, W width of a head.
+
+Multiply by some rows or columns of a matrix, without a copy of them.
+
+The active subnets of a block are ranges of rows (or columns) of its matrices, one range where they are neighbours. Each
+range is one matrix product that writes into its part of the result, or adds to it. So nothing is kept besides what the
+whole matrix would keep, whatever patterns a run has, and a matrix that trains needs no other way than a frozen one.
+
+Measured on one core (x86, 1,024 tokens, widths 384 and 768, 7 of 12 subnets): within 2 % of a product with a matrix
+that was cut out before, for neighbours and for four ranges alike. Cutting out at each call costs up to 2 % too, and the
+graph holds the copy until its backward.
+
+N rows of the input, I inputs, O outputs; a is the number of active ones.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+
+from edge.model.frozen_weights import FrozenMatrix, mm_into
+from edge.model.layouts import LAYOUTS, BlockLayout
+from edge.model.skeleton import ADAPTER, Skeleton
+from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, Subnets
+
+
+class WeightSlice(NamedTuple):
+    """A part of one parameter.
+
+    Attributes:
+        name: of the parameter in its block.
+        dimension: along which the part is cut.
+        start: first index.
+        stop: first index that is no more in it.
+    """
+
+    name: str
+    dimension: int
+    start: int
+    stop: int
+
+
+class Matrix(NamedTuple):
+    """One matrix of a block that subnets share.
+
+    Attributes:
+        module: its dotted name.
+        has_own_rows: whether a subnet has outputs of it, otherwise inputs.
+        offset: where the outputs begin that are meant.
+        width: what one unit is wide: of a head, or 1 in the feed-forward part.
+        is_query: whether its units are query heads.
+        is_attention: whether its units are heads.
+    """
+
+    module: str
+    has_own_rows: bool
+    offset: int
+    width: int
+    is_query: bool
+    is_attention: bool
+
+    def unit_range(self, subnets: Subnets, subnet: int) -> tuple[int, int]:
+        """The outputs, or inputs, [start, stop) of a subnet."""
+        if self.is_attention:
+            each = subnets.heads_each if self.is_query else subnets.kv_heads_each
+            start, stop = subnet * each, (subnet + 1) * each
+        else:
+            start, stop = subnets.inner_range(subnet)
+        return self.offset + start * self.width, self.offset + stop * self.width
+
+
+def subnets_of_block(block: nn.Module, model_type: str, config: Any, count: int) -> Subnets:
+    """The division of a block into so many subnets.
+
+    Args:
+        block: of the base model.
+        model_type: its family.
+        config: of the base model.
+        count: subnets of a block.
+
+    Raises:
+        PlanError: so many do not divide the key/value heads.
+    """
+    layout = LAYOUTS[model_type]
+    return subnets_of_config(config, inner=_outputs_and_inputs(block, layout, layout.up)[0], count=count)
+
+
+def subnets_of_config(config: Any, *, inner: int, count: int) -> Subnets:
+    """The division of every block of a model into so many subnets.
+
+    Args:
+        config: of the base model.
+        inner: width of the feed-forward part.
+        count: subnets of a block.
+
+    Raises:
+        PlanError: so many do not divide the key/value heads.
+    """
+    heads = int(config.num_attention_heads)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    return Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=count)
+
+
+def matrices(block: nn.Module, model_type: str, subnets: Subnets) -> dict[str, Matrix]:
+    """The matrices that subnets share, by their field in the layout; ``gate`` only where there is one."""
+    layout = LAYOUTS[model_type]
+    width = _outputs_and_inputs(block, layout, layout.attention_out)[1] // subnets.heads
+    offset = subnets.heads * width if layout.is_merged else 0
+
+    def attention(name: str, module: str, at: int) -> Matrix:
+        return Matrix(module, name != "attention_out", at, width, name in ("query", "attention_out"), True)
+
+    found = {
+        "query": attention("query", layout.query, 0),
+        "key": attention("key", layout.key, offset),
+        "value": attention("value", layout.value, 2 * offset),
+        "attention_out": attention("attention_out", layout.attention_out, 0),
+        "up": Matrix(layout.up, True, 0, 1, False, False),
+        "down": Matrix(layout.down, False, 0, 1, False, False),
+    }
+    return found | ({"gate": Matrix(layout.gate, True, 0, 1, False, False)} if layout.gate else {})
+
+
+def subnet_slices(block: nn.Module, model_type: str, subnets: Subnets) -> tuple[tuple[WeightSlice, ...], ...]:
+    """The parts of base weights and biases that are each subnet's own.
+
+    Args:
+        block: of the base model, with or without adapters.
+        model_type: its family.
+        subnets: how the block is divided.
+
+    Returns:
+        For each subnet its parts; together they are the whole of every parameter that they name.
+    """
+    inputs_first = LAYOUTS[model_type].inputs_first
+    shared = matrices(block, model_type, subnets).values()
+    return tuple(
+        tuple(part for matrix in shared for part in _parts(block, matrix, subnets, subnet, inputs_first))
+        for subnet in range(subnets.count)
+    )
+
+
+def _parts(
+    block: nn.Module, matrix: Matrix, subnets: Subnets, subnet: int, inputs_first: bool
+) -> Iterator[WeightSlice]:
+    start, stop = matrix.unit_range(subnets, subnet)
+    yield WeightSlice(f"{matrix.module}.weight", int(matrix.has_own_rows is inputs_first), start, stop)
+    if matrix.has_own_rows and block.get_submodule(matrix.module).bias is not None:
+        yield WeightSlice(f"{matrix.module}.bias", 0, start, stop)
+
+
+def _outputs_and_inputs(block: nn.Module, layout: BlockLayout, module: str) -> tuple[int, int]:
+    first, second = block.get_parameter(f"{module}.weight").shape
+    return (second, first) if layout.inputs_first else (first, second)
+
+
+Whole = Callable[[torch.Tensor], torch.Tensor]
+
+
+class HeadGroups:
+    """The hosted blocks of a model, each by any number of subnets.
+
+    Args:
+        skeleton: after ``materialise``.
+    """
+
+    def __init__(self, skeleton: Skeleton) -> None:
+        self._skeleton = skeleton
+        self._blocks: dict[tuple[int, int], PartialBlock] = {}
+
+    def run(self, index: int, hidden_BTD: torch.Tensor, context: Any, pattern: str, whole: Whole) -> torch.Tensor:
+        """Run one block; whether a graph is kept is torch's grad mode.
+
+        Args:
+            index: of the block.
+            hidden_BTD: (batch rows, tokens, model width) enters it.
+            context: what the family's blocks need besides.
+            pattern: a code for each subnet; empty = all full.
+            whole: runs the whole block.
+        """
+        if set(pattern) == {SHORTCUT}:
+            return hidden_BTD
+        if torch.is_grad_enabled() and pattern and FULL not in pattern:
+            with torch.no_grad():
+                change = self.run(index, hidden_BTD, context, pattern, whole) - hidden_BTD
+            return hidden_BTD + change
+        if not torch.is_grad_enabled():
+            pattern = pattern.replace(FORWARD_ONLY, FULL)
+        if set(pattern) <= {FULL}:
+            return whole(hidden_BTD)
+        return self._block(index, len(pattern)).run(hidden_BTD, context, pattern)
+
+    def _block(self, index: int, count: int) -> PartialBlock:
+        if (index, count) not in self._blocks:
+            model_type, block = self._skeleton.layout.model_type, self._skeleton.blocks[index]
+            subnets = subnets_of_block(block, model_type, self._skeleton.model.config, count)
+            self._blocks[index, count] = PartialBlock(block, model_type, subnets, adapter=ADAPTER)
+        return self._blocks[index, count]
+
+
+Active = tuple[int, ...]
+"""Subnets that are computed, in order."""
+_ATTENTION: Final = ("query", "key", "value")
+
+
+class PartialBlock:
+    """Runs one block by its subnets; weights are read anew each time, as an update may put others in their place.
+
+    Args:
+        block: real, with adapters.
+        model_type: its family.
+        subnets: how it is divided.
+        adapter: name of the adapter.
+    """
+
+    def __init__(self, block: nn.Module, model_type: str, subnets: Subnets, *, adapter: str) -> None:
+        self._layout, self._attend = LAYOUTS[model_type], ATTEND[model_type]
+        self._subnets, self._adapter = subnets, adapter
+        self._matrices = matrices(block, model_type, subnets)
+        self._modules: dict[str, Any] = {
+            name: block.get_submodule(path)
+            for name in self._layout.__dataclass_fields__
+            if isinstance(path := getattr(self._layout, name), str) and path
+        }
+
+    def run(self, hidden_BTD: torch.Tensor, context: Any, pattern: str) -> torch.Tensor:
+        """Run the block; whether a graph is kept is torch's grad mode.
+
+        Args:
+            hidden_BTD: enters the block.
+            context: what the family's blocks need besides.
+            pattern: a code for each subnet, not all of them shortcuts; with a graph, at least one is full.
+        """
+        free = _with_code(pattern, FORWARD_ONLY) if torch.is_grad_enabled() else ()
+        full = tuple(at for at in range(len(pattern)) if at not in free and pattern[at] != SHORTCUT)
+
+        def attend(x_BTD: torch.Tensor, active: Active, with_bias: bool) -> torch.Tensor:
+            return self._attention(x_BTD, active, with_bias, context)
+
+        between = self._sublayer("attention", hidden_BTD, attend, full, free)
+        return self._sublayer("feed_forward", between, self._feed_forward, full, free)
+
+    def _sublayer(
+        self,
+        name: str,
+        hidden_BTD: torch.Tensor,
+        compute: Callable[[torch.Tensor, Active, bool], torch.Tensor],
+        full: Active,
+        free: Active,
+    ) -> torch.Tensor:
+        """Sum what full and forward-only subnets compute, and let bottleneck and norm finish it."""
+        norm, bottleneck = self._modules[f"{name}_norm"], self._modules[f"{name}_adapter"]
+        x_BTD = norm(hidden_BTD) if self._layout.norm_first else hidden_BTD
+        total = compute(x_BTD, full, True)
+        if free:
+            with torch.no_grad():
+                rest = compute(x_BTD.detach(), free, False)
+            total = total + rest
+        after = None if self._layout.norm_first else norm
+        found: torch.Tensor = bottleneck.bottleneck_layer_forward(total, hidden_BTD, after)
+        if last := self._modules.get(f"{name}_last_norm"):
+            found = last(found)
+        return hidden_BTD + found if self._layout.adds_residual else found
+
+    def _attention(self, x_BTD: torch.Tensor, active: Active, with_bias: bool, context: Any) -> torch.Tensor:
+        q, k, v = self._merged(x_BTD, active) if self._layout.is_merged else self._separate(x_BTD, active)
+        found = self._attend(self._modules["attention"], q, k, v, context)
+        return self._inputs("attention_out", found.flatten(2), active, with_bias)
+
+    def _separate(self, x_BTD: torch.Tensor, active: Active) -> list[torch.Tensor]:
+        """Compute the active heads of queries, keys and values: (B, H, T, width of a head) each."""
+        found = [self._heads(name, self._outputs(name, x_BTD, active)) for name in _ATTENTION]
+        norms = [self._modules.get(f"{name}_norm") for name in _ATTENTION]
+        return [x if norm is None else norm(x) for norm, x in zip(norms, found, strict=True)]
+
+    def _merged(self, x_BTD: torch.Tensor, active: Active) -> list[torch.Tensor]:
+        """Do the same where one matrix gives all three: one product, and LoRA has a part for each that it wraps."""
+        module = self._modules["query"]
+        ranges = [_ranges(self._matrices[name], self._subnets, active) for name in _ATTENTION]
+        found = active_outputs(x_BTD, self._weight(module), module.bias, sum(ranges, ()))
+        parts = list(found.chunk(3, -1))
+        if (lora := self._lora(module)) is not None:
+            wrapped = [at for at, enabled in enumerate(lora.enable_lora) if enabled]
+            inners = torch.nn.functional.linear(x_BTD, lora.lora_A).chunk(len(wrapped), -1)
+            for before, (at, inner) in enumerate(zip(wrapped, inners, strict=True)):
+                rows = self._matrices[_ATTENTION[at]]._replace(offset=before * (module.out_features // 3))
+                change = active_outputs(inner, lora.lora_B, None, _ranges(rows, self._subnets, active))
+                parts[at] = torch.add(parts[at], change, alpha=lora.scaling)
+            # so that no view keeps what was there before LoRA's change
+            parts = [part if at in wrapped else part.contiguous() for at, part in enumerate(parts)]
+        return [self._heads(name, part) for name, part in zip(_ATTENTION, parts, strict=True)]
+
+    def _heads(self, name: str, outputs_BTa: torch.Tensor) -> torch.Tensor:
+        return outputs_BTa.view(*outputs_BTa.shape[:-1], -1, self._matrices[name].width).transpose(1, 2)
+
+    def _feed_forward(self, x_BTD: torch.Tensor, active: Active, with_bias: bool) -> torch.Tensor:
+        activation, up = self._modules["activation"], self._outputs("up", x_BTD, active)
+        inner = activation(self._outputs("gate", x_BTD, active)) * up if self._layout.gate else activation(up)
+        return self._inputs("down", inner, active, with_bias)
+
+    # ---- matrices, with LoRA where there is one ---------------------------------------------------
+
+    def _outputs(self, name: str, x_BTD: torch.Tensor, active: Active) -> torch.Tensor:
+        module, matrix = self._modules[name], self._matrices[name]
+        found = active_outputs(x_BTD, self._weight(module), module.bias, _ranges(matrix, self._subnets, active))
+        lora = self._lora(module)
+        if lora is None:
+            return found
+        inner = torch.nn.functional.linear(x_BTD, lora.lora_A)
+        change = active_outputs(inner, lora.lora_B, None, _ranges(matrix, self._subnets, active))
+        return torch.add(found, change, alpha=lora.scaling)
+
+    def _inputs(self, name: str, x_BTa: torch.Tensor, active: Active, with_bias: bool) -> torch.Tensor:
+        module, ranges = self._modules[name], _ranges(self._matrices[name], self._subnets, active)
+        found = active_inputs(x_BTa, self._weight(module), module.bias if with_bias else None, ranges)
+        lora = self._lora(module)
+        if lora is None:
+            return found
+        inner = active_inputs(x_BTa, lora.lora_A, None, ranges)
+        return torch.add(found, torch.nn.functional.linear(inner, lora.lora_B), alpha=lora.scaling)
+
+    def _weight(self, module: Any) -> torch.Tensor:
+        """The matrix with a row for each output."""
+        weight: torch.Tensor = module.weight
+        return weight.t() if self._layout.inputs_first else weight
+
+    def _lora(self, module: Any) -> Any:
+        return dict(getattr(module, "loras", {})).get(self._adapter)
+
+
+def _with_code(pattern: str, code: str) -> Active:
+    return tuple(at for at, found in enumerate(pattern) if found == code)
+
+
+@functools.lru_cache(maxsize=1024)
+def _ranges(matrix: Matrix, subnets: Subnets, active: Active) -> Ranges:
+    """The outputs, or inputs, of the active subnets; those of neighbours are one range."""
+    found: list[tuple[int, int]] = []
+    for subnet in active:
+        start, stop = matrix.unit_range(subnets, subnet)
+        if found and found[-1][1] == start:
+            start = found.pop()[0]
+        found.append((start, stop))
+    return tuple(found)
+
+
+Attend = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Tensor]
+
+
+def _encoder(
+    module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Attend as BERT: with an additive mask, or with the 2-D mask of tokens, or without any."""
+    if mask is not None and mask.dim() == 2:
+        mask = (mask != 0)[:, None, None, :]
+    found = torch.nn.functional.scaled_dot_product_attention(q_BHTW, k_BHTW, v_BHTW, attn_mask=mask)
+    return found.transpose(1, 2)
+
+
+def _gpt2(module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch.Tensor, context: Any) -> torch.Tensor:
+    is_causal = context.mask is None and q_BHTW.shape[2] > 1
+    return _library(module, q_BHTW, k_BHTW, v_BHTW, context.mask, is_causal=is_causal)
+
+
+def _llama(module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch.Tensor, context: Any) -> torch.Tensor:
+    q_BHTW, k_BHTW = _turned(q_BHTW, k_BHTW, context.rotary)
+    return _library(module, q_BHTW, k_BHTW, v_BHTW, context.mask, scaling=module.scaling)
+
+
+def _layered(
+    module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch.Tensor, context: Any
+) -> torch.Tensor:
+    """Attend as a block of its type, turned unless it has no positions; scores are capped where the module does it."""
+    own = context.of(module)
+    if getattr(module, "use_rope", True):
+        q_BHTW, k_BHTW = _turned(q_BHTW, k_BHTW, own.rotary)
+    cap = getattr(module, "attn_logit_softcapping", None)
+    choices = {} if cap is None else {"softcap": cap}
+    return _library(module, q_BHTW, k_BHTW, v_BHTW, own.mask, scaling=module.scaling, **choices)
+
+
+def _turned(q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, rotary: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    turn: Any = apply_rotary_pos_emb
+    q_BHTW, k_BHTW = turn(q_BHTW, k_BHTW, *rotary)
+    return q_BHTW, k_BHTW
+
+
+def _vit(module: Any, q_BHTW: torch.Tensor, k_BHTW: torch.Tensor, v_BHTW: torch.Tensor, context: Any) -> torch.Tensor:
+    return _library(module, q_BHTW, k_BHTW, v_BHTW, None, is_causal=False, scaling=module.scaling)
+
+
+def _library(module: Any, *tensors: torch.Tensor | None, **choices: Any) -> torch.Tensor:
+    """Call the attention function that the module itself picks; it gives (B, T, H, W)."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = module.config._attn_implementation
+    if name == "eager":
+        function = importlib.import_module(type(module).__module__).eager_attention_forward
+    else:
+        function = ALL_ATTENTION_FUNCTIONS[name]
+    found: torch.Tensor = function(module, *tensors, dropout=0.0, **choices)[0]
+    return found
+
+
+ATTEND: Final[Mapping[str, Attend]] = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra", "distilbert"), _encoder),
+    "gpt2": _gpt2,
+    "llama": _llama,
+    "mistral": _llama,
+    "vit": _vit,
+    **dict.fromkeys(("qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3"), _layered),
+}
+"""``model_type`` -> (attention module, queries, keys, values (B, H, T, W), context) -> (B, T, H, W)."""
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+def active_outputs(
+    x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, ranges: Ranges
+) -> torch.Tensor:
+    """Compute the outputs in ``ranges`` of a linear layer, side by side.
+
+    Args:
+        x_NI: any number of leading dimensions.
+        weight_OI: the whole matrix.
+        bias_O: the whole bias.
+        ranges: rows of the matrix, in order.
+    """
+    found: torch.Tensor = _ActiveOutputs.apply(x_NI, weight_OI, bias_O, ranges)  # type: ignore[no-untyped-call]
+    return found
+
+
+def active_inputs(
+    x_Na: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, ranges: Ranges
+) -> torch.Tensor:
+    """Compute a linear layer of which only the inputs in ``ranges`` are there.
+
+    Args:
+        x_Na: those inputs side by side; any number of leading dimensions.
+        weight_OI: the whole matrix.
+        bias_O: added once.
+        ranges: columns of the matrix, in order.
+    """
+    found: torch.Tensor = _ActiveInputs.apply(x_Na, weight_OI, bias_O, ranges)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _ActiveOutputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ranges: Ranges) -> Any:
+        rows = _flat(x)
+        y = rows.new_empty(rows.shape[0], _width(ranges))
+        for (start, stop), part in _range_parts(y, ranges):
+            mm_into(part, rows, weight[start:stop].t(), bias=None if bias is None else bias[start:stop])
+        _save(ctx, rows, weight, bias, ranges)
+        return y.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return _gradients(ctx, grads[0], _x_of_outputs, _weight_of_outputs, _bias_of_outputs)
+
+
+def _x_of_outputs(grad: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
+    found = grad.new_empty(grad.shape[0], weight.shape[1])
+    for at, ((start, stop), part) in enumerate(_range_parts(grad, ranges)):
+        mm_into(found, part, weight[start:stop], add=at > 0)
+    return found
+
+
+def _weight_of_outputs(grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
+    found = torch.zeros_like(weight)
+    for (start, stop), part in _range_parts(grad, ranges):
+        torch.mm(part.t(), rows, out=found[start:stop])
+    return found
+
+
+def _bias_of_outputs(grad: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
+    found = grad.new_zeros(weight.shape[0])
+    for (start, stop), part in _range_parts(grad.sum(0, keepdim=True), ranges):
+        found[start:stop] = part[0]
+    return found
+
+
+class _ActiveInputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ranges: Ranges) -> Any:
+        rows = _flat(x)
+        y = rows.new_empty(rows.shape[0], weight.shape[0])
+        for at, ((start, stop), part) in enumerate(_range_parts(rows, ranges)):
+            mm_into(y, part, weight[:, start:stop].t(), bias=bias if at == 0 else None, add=at > 0)
+        _save(ctx, rows, weight, bias, ranges)
+        return y.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return _gradients(ctx, grads[0], _x_of_inputs, _weight_of_inputs, _bias_of_inputs)
+
+
+def _x_of_inputs(grad: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
+    found = grad.new_empty(grad.shape[0], _width(ranges))
+    for (start, stop), part in _range_parts(found, ranges):
+        mm_into(part, grad, weight[:, start:stop])
+    return found
+
+
+def _weight_of_inputs(grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
+    found = torch.zeros_like(weight)
+    for (start, stop), part in _range_parts(rows, ranges):
+        torch.mm(grad.t(), part, out=found[:, start:stop])
+    return found
+
+
+def _bias_of_inputs(grad: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
+    return grad.sum(0)
+
+
+def _gradients(
+    ctx: Any,
+    grad: torch.Tensor,
+    of_x: Callable[[torch.Tensor, torch.Tensor, Ranges], torch.Tensor],
+    of_weight: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Ranges], torch.Tensor],
+    of_bias: Callable[[torch.Tensor, torch.Tensor, Ranges], torch.Tensor],
+) -> tuple[torch.Tensor | None, ...]:
+    """Compute those gradients of a product that are needed; the ranges have none."""
+    flat, (rows, weight) = _flat(grad), _saved(ctx)
+    needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+    return (
+        of_x(flat, weight, ctx.ranges).view(*grad.shape[:-1], -1) if needs_x else None,
+        of_weight(flat, rows, weight, ctx.ranges) if needs_weight else None,
+        of_bias(flat, weight, ctx.ranges) if needs_bias else None,
+        None,
+    )
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """All leading dimensions as one."""
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def _save(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ranges: Ranges) -> None:
+    """Keep for backward what the library's linear layer keeps: its input only if the matrix trains."""
+    is_small = isinstance(weight, FrozenMatrix)
+    ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, None if is_small else weight)
+    ctx.small, ctx.ranges = weight if is_small else None, ranges
+
+
+def _saved(ctx: Any) -> tuple[Any, Any]:
+    """Return the input, if it was kept, and the matrix."""
+    rows, weight = ctx.saved_tensors
+    return rows, weight if ctx.small is None else ctx.small
+
+
+def _width(ranges: Ranges) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
+def _range_parts(tensor: torch.Tensor, ranges: Ranges) -> Any:
+    """Yield each range with its columns of a tensor in which the ranges stand side by side."""
+    at = 0
+    for start, stop in ranges:
+        yield (start, stop), tensor[:, at : at + stop - start]
+        at += stop - start

@@ -1,0 +1,452 @@
+"""``python -m edge.model.merge RUN OUT``: write a run's model with its adapter merged, or adapters added up.
+
+``ringtune export --merge`` starts it. Where each user has adapters of their own, it merges those of one user, or all of
+them added up (``summed_adapters``). The adapter is loaded as an evaluation loads it, added to the matrices that it
+stands beside, and then left out. Tensors are read and added one at a time, as the file is gone through.
+
+It is a process of its own, because what is exported is put together without torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, alpha_beside, matrix_of, places_by_module
+from edge.model.heads import task_of
+from edge.model.layouts import LAYOUTS, BlockLayout
+from edge.model.result import load_saved, model_files, model_tensors
+from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
+from edge.model.slice import DTYPES, materialise
+from edge.model.tensor_files import SafetensorsFiles, fill, pieces_of, torch_dtype
+from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
+from ringtune.job.job import Job, config_of, job_of_sum, job_of_user, kinds_of, load_job, result_of
+from ringtune.models.adapter_config import auxiliary_of, parse_adapter_config
+from ringtune.models.adapter_support import GROWING, lora_scale, merge_refusal, places_of_part, sum_of_kinds
+from ringtune.models.auxiliary_models import AUXILIARY_KINDS, describe, in_block
+from ringtune.models.families import FAMILIES
+from ringtune.models.result_files import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    AUXILIARY_CONFIG_FILE,
+    DESCRIPTIONS,
+    HEAD_CONFIG_FILE,
+    HEAD_FILE,
+    INTERFACE_FILE,
+    block_of,
+    of_user,
+)
+from ringtune.schedule.course import Course
+from ringtune.schedule.plan import Plan
+from ringtune.storage.durable import write_pieces_durably
+from ringtune.storage.pieces import FilePieces, Piece, Pieces
+from ringtune.storage.strict import parse_json
+from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
+from ringtune.techniques.offload import user_sets
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the run, merge, write; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m edge.model.merge", description=__doc__)
+    parser.add_argument("run", type=Path, help="folder of a run")
+    parser.add_argument("out", type=Path, help="folder to write; it has to be there")
+    parser.add_argument("--model", type=Path, help="folder of the base model; replaces the run's model.path")
+    parser.add_argument("--user", default="", help="whose adapters, where each user has their own; default: all")
+    parser.add_argument("--sum", action="store_true", help="write the adapters of all users added up, and no model")
+    given = parser.parse_args(arguments)
+    try:
+        if given.sum:
+            sum_run(given.run, given.out)
+        else:
+            merge_run(given.run, given.out, model=given.model, user=given.user)
+    except RingTuneError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def merge_run(run: Path, out: Path, *, model: Path | None, user: str = "") -> None:
+    """Write the merged model of a run.
+
+    Args:
+        run: its folder.
+        out: folder that takes the files.
+        model: of the base model; None = the run's own.
+        user: whose adapters, where each user has their own; empty = those of all added up.
+
+    Raises:
+        RingTuneError: see ``edge.model.merge.merged_files``.
+    """
+    job, course = _read(run)
+    base = model or Path(job.model.path)
+    if not base.is_dir():
+        raise InvalidInputError(f"the base model {base} is not there; name its folder with --model")
+
+    users = user_sets(course)
+    with tempfile.TemporaryDirectory(prefix="ringtune-") as summed:
+        saved = run / (of_user(user) if user else result_of(job).folder)
+        job = job_of_user(job, user) if user else job
+        if users and not user:
+            saved = Path(summed)
+            sum_run(run, saved)
+            job = job_of_sum(job, users)
+        for name, content in merged_files(job, base, saved, course.labels).items():
+            write_pieces_durably(out / name, content)
+
+
+def sum_run(run: Path, out: Path) -> None:
+    """Write the adapters of all users of a run added up, as the folder of one adapter.
+
+    Raises:
+        RingTuneError: see ``summed_files`` and ``summed_kinds_files`` of ``edge.model.result``.
+    """
+    job, course = _read(run)
+    folders = {user: run / of_user(user) for user in user_sets(course)}
+    if course.offload is None or not folders:
+        raise UsageError(f"{run} has no users with adapters of their own; there is nothing to add up")
+    is_own = course.offload.has_block
+    if len(kinds_of(job, tuple(folders))) == 1:
+        files = summed_files(list(folders.values()), result_of(job).files, is_own=is_own)
+    else:
+        own = [OfUser(folder, config_of(job, user)) for user, folder in folders.items()]
+        files = summed_kinds_files(own, is_own=is_own)
+    for name, content in files.items():
+        write_pieces_durably(out / name, content)
+
+
+def _read(run: Path) -> tuple[Job, Course]:
+    plan = Plan.from_json(json.loads((run / "plan.json").read_text(encoding="utf-8")))
+    return load_job(run / "job.toml"), plan.course
+
+
+def merged_files(job: Job, model: Path, adapter: Path, labels: Sequence[str]) -> dict[str, Pieces]:
+    """Make the folder of a model with an adapter merged into it; tensors are read when a file is gone through.
+
+    Args:
+        job: of the run.
+        model: folder of the base model.
+        adapter: folder of the run's result.
+        labels: names of the classes; empty without.
+
+    Returns:
+        Name to content.
+
+    Raises:
+        UsageError: the adapter is no change of matrices.
+        ModelError: the base model is not there, or is another one.
+        IntegrityError: the adapter is damaged, or of another model.
+    """
+    if problem := merge_refusal(job.adapter.config):
+        raise UsageError(f"adapter.config = {job.adapter.config!r} can't be merged: {problem}")
+    task, dtype = task_of(job.model.task), DTYPES[job.model.dtype]
+    with torch.random.fork_rng(devices=[]):
+        skeleton = build_skeleton(model, job)
+        head = task.add(skeleton.model, tuple(labels))
+    blocks = range(len(skeleton.blocks))
+    with SafetensorsFiles(model) as weights:
+        materialise(skeleton, weights, blocks=blocks, with_embedding=True, dtype=dtype, device=torch.device("cpu"))
+        task.connect(skeleton, head, weights)
+    head.to(dtype)
+    load_saved(skeleton, job.model.task, adapter, with_head=True)
+    merge(skeleton)
+    tensors = model_tensors(skeleton, job.model.task, without_blocks=(), with_owner=True)
+    own = {name: value for name, value in tensors.items() if name.startswith("heads.") or f".{ADAPTER}." not in name}
+    return model_files(skeleton, job.model.task, model, own, with_owner=True)
+
+
+def merge(skeleton: Skeleton) -> None:
+    """Add the adapter of every hosted block to the matrices; the modules of the adapter stay and are done with."""
+    if skeleton.has_library:
+        skeleton.model.merge_adapter(ADAPTER)
+    inputs_first = LAYOUTS[skeleton.layout.model_type].inputs_first
+    for matrix in list(skeleton.blocks.modules()):
+        delta = dict(matrix.named_children()).get(ADAPTER)
+        if isinstance(delta, LinearDelta | FusedDelta):
+            _add(matrix, delta, inputs_first=inputs_first, alpha=alpha_beside(matrix))
+
+
+@torch.no_grad()
+def _add(matrix: nn.Module, delta: nn.Module, *, inputs_first: bool, alpha: float) -> None:
+    change = matrix_of(dict(delta.named_parameters()))
+    weight = matrix.get_parameter("weight")
+    changed = torch.add(weight, change.t() if inputs_first else change, alpha=alpha)
+    matrix.register_parameter("weight", nn.Parameter(changed, requires_grad=False))
+
+
+_DOWN, _UP = "lora_A", "lora_B"
+
+
+def summed_files(folders: Sequence[Path], names: Sequence[str], *, is_own: Callable[[int], bool]) -> dict[str, Pieces]:
+    """Make the files of the sum; what is the same for all is that of the first.
+
+    Args:
+        folders: of the users.
+        names: of the files of each; its adapter is one that ``summed_config`` takes.
+        is_own: whether the adapters of a block are each user's own. Others never trained, are the same for all, and
+            count once, as in every forward of the run.
+
+    Returns:
+        Name to content.
+
+    Raises:
+        IntegrityError: a file is damaged, or the adapters do not have the same tensors.
+    """
+    files: dict[str, Pieces] = {name: FilePieces(folders[0] / name) for name in names}
+    if (folders[0] / INTERFACE_FILE).is_file():
+        files[INTERFACE_FILE] = FilePieces(folders[0] / INTERFACE_FILE)
+    files[ADAPTER_FILE] = _summed([opened(folder / ADAPTER_FILE) for folder in folders], folders, is_own)
+    for name in (ADAPTER_CONFIG_FILE, AUXILIARY_CONFIG_FILE):
+        if name in files:
+            files[name] = Pieces.of(_grown(folders[0] / name, len(folders)))
+    return files
+
+
+def opened(path: Path) -> TensorFile:
+    """Open the tensors of an adapter.
+
+    Raises:
+        IntegrityError: it can't be read.
+    """
+    try:
+        return TensorFile(FilePieces(path), where=str(path))
+    except OSError as error:
+        raise IntegrityError(f"{path} can't be read ({error}); copy the run's folder again") from error
+
+
+def _summed(files: Sequence[TensorFile], folders: Sequence[Path], is_own: Callable[[int], bool]) -> Pieces:
+    """Write the sums to one file."""
+    shapes = {name: (info.dtype, info.shape) for name, info in files[0].infos.items()}
+    for file, folder in zip(files, folders, strict=True):
+        other = {name: (info.dtype, info.shape) for name, info in file.infos.items()}
+        if odd := sorted(name for name in shapes.keys() | other.keys() if shapes.get(name) != other.get(name)):
+            raise IntegrityError(
+                f"{folder / ADAPTER_FILE} and that of {folders[0].name} differ in {odd[0]}; copy the run's folder again"
+            )
+    return write_tensors({name: _tensor(files, name, is_own) for name in shapes}, metadata={"format": "pt"})
+
+
+def _tensor(files: Sequence[TensorFile], name: str, is_own: Callable[[int], bool]) -> TensorPieces:
+    """Describe a tensor of the sum without reading it."""
+    info, rank, block = files[0].infos[name], _rank(files[0], name), block_of(name)
+    shape, size_bytes = list(info.shape), info.nbytes
+    if rank:
+        shape[0 if name.endswith(_DOWN) else 1] *= len(files)
+        size_bytes *= len(files)
+
+    def make() -> Iterator[Piece]:
+        tensors = [read_tensor(file.tensor(name)) for file in files]
+        if block is not None and not is_own(block):
+            tensors = [tensors[0], *(torch.zeros_like(tensor) for tensor in tensors[1:])]
+        yield from pieces_of(_added(tensors, name, rank)).data
+
+    return TensorPieces(info.dtype, tuple(shape), Pieces(size_bytes, make))
+
+
+def _rank(file: TensorFile, name: str) -> int:
+    """Return the rank of the product of which a tensor is a factor; 0 of a matrix of its own.
+
+    Raises:
+        IntegrityError: the other factor is missing, or they do not fit.
+    """
+    if not name.endswith((_DOWN, _UP)):
+        return 0
+    stem = name.removesuffix(_DOWN).removesuffix(_UP)
+    down, up = (file.infos[part].shape if (part := stem + end) in file.infos else () for end in (_DOWN, _UP))
+    if len(down) != 2 or len(up) != 2 or up[1] < 1 or down[0] % up[1]:
+        raise IntegrityError(f"{stem}{_DOWN} and {_UP} of a user do not fit each other; copy the run's folder again")
+    return up[1]
+
+
+def read_tensor(source: TensorPieces) -> torch.Tensor:
+    """Read one tensor."""
+    tensor = torch.empty(source.shape, dtype=torch_dtype(source.dtype))
+    fill(tensor, source)
+    return tensor
+
+
+def _added(tensors: Sequence[torch.Tensor], name: str, rank: int) -> torch.Tensor:
+    """Add up matrices, and put the factors of products beside each other.
+
+    Where query, key and value are one matrix, ``lora_A`` has ``rank`` rows for each of them, one after the other.
+    """
+    if name.endswith(_UP):
+        return torch.cat(list(tensors), dim=1)
+    if name.endswith(_DOWN):
+        apart = [tensor.reshape(-1, rank, tensor.shape[-1]) for tensor in tensors]
+        return torch.cat(apart, dim=1).reshape(-1, tensors[0].shape[-1])
+    return torch.stack([tensor.double() for tensor in tensors]).sum(0).to(tensors[0].dtype)
+
+
+def _grown(path: Path, count: int) -> bytes:
+    """Return the description of an adapter with the rank of the sum, where it has one."""
+    try:
+        found: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+        if path.name == ADAPTER_CONFIG_FILE:
+            found["config"] = _with_rank(found["config"], count)
+        elif found.get("library"):
+            found["library"] = {**found["library"], "config": _with_rank(found["library"]["config"], count)}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise IntegrityError(
+            f"{path} does not describe a LoRA adapter ({error}); copy the run's folder again"
+        ) from error
+    return (json.dumps(found, indent=2) + "\n").encode()
+
+
+def _with_rank(config: Mapping[str, Any], count: int) -> dict[str, Any]:
+    return {**config, **{name: config[name] * count for name in GROWING}}
+
+
+class OfUser(NamedTuple):
+    """The adapter of one user.
+
+    Attributes:
+        folder: that it is in.
+        config: ``adapter.config`` that it has.
+    """
+
+    folder: Path
+    config: str
+
+
+class _Opened(NamedTuple):
+    file: TensorFile
+    config: str
+
+
+def summed_kinds_files(users: Sequence[OfUser], *, is_own: Callable[[int], bool]) -> dict[str, Pieces]:
+    """Make the files of the sum, a ``linear``; the head is that of the first, as it is the same for all.
+
+    Args:
+        users: with adapters that ``sum_of_kinds`` takes.
+        is_own: see ``summed_files``.
+
+    Returns:
+        Name to content.
+
+    Raises:
+        IntegrityError: a file is damaged.
+    """
+    folder = users[0].folder
+    facts = _facts(folder)
+    (auxiliary,) = auxiliary_of(sum_of_kinds([user.config for user in users]))
+    family, layout = FAMILIES[facts["model_type"]], LAYOUTS[facts["model_type"]]
+    files = [_Opened(opened(user.folder / ADAPTER_FILE), user.config) for user in users]
+    blocks = sorted({block for one in files for name in one.file.infos if (block := block_of(name)) is not None})
+    tensors: dict[str, TensorPieces] = {}
+    for block in blocks:
+        for path, places in places_by_module(layout, auxiliary.places).items():
+            stem = f"{family.prefix}{family.block_prefix}{block}.{path}"
+            for place in places if in_block((auxiliary,), block) else ():
+                name = f"{stem}.{ADAPTER}.{place}.weight" if _is_fused(layout, place) else f"{stem}.{ADAPTER}.weight"
+                by_user = [_changes(one, stem, block, place, layout) for one in files]
+                every = [change for changes in by_user for change in changes]
+                tensors[name] = _sum(every, len(every) if is_own(block) else len(by_user[0]), name)
+    found: dict[str, Pieces] = {
+        name: FilePieces(folder / name) for name in (HEAD_CONFIG_FILE, HEAD_FILE) if (folder / name).is_file()
+    }
+    described = describe(
+        (auxiliary,), name=ADAPTER, model_type=facts["model_type"], model_name=facts.get("model_name", "")
+    )
+    found[ADAPTER_FILE] = write_tensors(tensors, metadata={"format": "pt"})
+    found[AUXILIARY_CONFIG_FILE] = Pieces.of((json.dumps(described, indent=2) + "\n").encode())
+    return found
+
+
+def _facts(folder: Path) -> Mapping[str, Any]:
+    """Read what describes an adapter, of any kind."""
+    path = next((folder / name for name in DESCRIPTIONS if (folder / name).is_file()), folder / DESCRIPTIONS[0])
+    try:
+        found: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+        _ = FAMILIES[found["model_type"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise IntegrityError(f"{path} does not describe an adapter ({error}); copy the run's folder again") from error
+    return found
+
+
+def _is_fused(layout: BlockLayout, place: str) -> bool:
+    return layout.is_merged and place in FUSED_PARTS
+
+
+class _Change(NamedTuple):
+    """What one adapter changes at one place: a matrix, or the product of two.
+
+    Attributes:
+        file: that has them.
+        up: name of the matrix with a row for each output.
+        down: name of the matrix that is multiplied from the right; empty without one.
+        part: which of the parts that ``up`` and ``down`` have, one for each place in one matrix.
+        parts: of these.
+        scale: factor.
+    """
+
+    file: TensorFile
+    up: str
+    down: str
+    part: int
+    parts: int
+    scale: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs.
+
+        Raises:
+            IntegrityError: the factors do not fit each other.
+        """
+        up, down = self.file.infos[self.up].shape, self.file.infos[self.down or self.up].shape
+        if len(up) != 2 or len(down) != 2 or up[0] % self.parts or (self.down and up[1] * self.parts != down[0]):
+            raise IntegrityError(f"{self.up} of a user does not fit the rest of it; copy the run's folder again")
+        return up[0] // self.parts, down[1]
+
+    def value(self) -> torch.Tensor:
+        """Read it, in float64."""
+        up = read_tensor(self.file.tensor(self.up)).double().chunk(self.parts)[self.part]
+        if not self.down:
+            return up * self.scale
+        return up @ read_tensor(self.file.tensor(self.down)).double().chunk(self.parts)[self.part] * self.scale
+
+
+def _sum(changes: Sequence[_Change], counted: int, where: str) -> TensorPieces:
+    """Describe the sum of the changes at one place without reading them; the first ones are counted."""
+    first = changes[0]
+    dtype, shape = first.file.infos[first.up].dtype, first.shape
+    if odd := next((change for change in changes if change.shape != shape), None):
+        raise IntegrityError(f"{where} is {list(shape)} of one user, {list(odd.shape)} of another; they mix runs")
+    size_bytes = shape[0] * shape[1] * torch.empty(0, dtype=torch_dtype(dtype)).element_size()
+
+    def make() -> Iterator[Piece]:
+        found = torch.zeros(shape, dtype=torch.float64)
+        for change in changes[:counted]:
+            found += change.value()
+        yield from pieces_of(found.to(torch_dtype(dtype))).data
+
+    return TensorPieces(dtype, shape, Pieces(size_bytes, make))
+
+
+def _changes(one: _Opened, stem: str, block: int, place: str, layout: BlockLayout) -> list[_Change]:
+    """List what a user's adapter changes at a place of a block."""
+    is_fused, found = _is_fused(layout, place), list[_Change]()
+    own = f"{stem}.{ADAPTER}.{place}.weight" if is_fused else f"{stem}.{ADAPTER}.weight"
+    for auxiliary in in_block(auxiliary_of(one.config), block):
+        if place in auxiliary.places and own in one.file.infos:
+            found.append(_Change(one.file, own, "", 0, 1, auxiliary.alpha))
+    down, up = (f"{stem}.loras.{ADAPTER}.{name}" for name in ("lora_A", "lora_B"))
+    if not {down, up} <= one.file.infos.keys():
+        return found
+    for part in parse_adapter_config(one.config):
+        places = [other for other in FUSED_PARTS if other in places_of_part(part)] if is_fused else [place]
+        if part.name not in AUXILIARY_KINDS and place in places_of_part(part):
+            found.append(_Change(one.file, up, down, places.index(place), len(places), lora_scale(part)))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,466 @@
+"""Optimizers, one for each unit, and their state in files of checkpoints.
+
+One optimizer for each unit, with state by the names of parameters; that of inactive units may be kept elsewhere.
+
+A unit's update changes nothing of another unit, so that units may be updated in any order, at any step. Each parameter
+has its own count of updates, by which bias is corrected: under HiFT unit 3 has its first update at a later step than
+unit 2, and yet it is its first.
+
+A unit is inactive between an update and its next one, unless the very next step trains it again. What becomes of its
+state meanwhile is a ``Keeper``'s matter: by default it stays where it is.
+
+Make the job's optimizer over some parameters, and name the tensors of its state.
+
+AdamW, SGD, momentum and Adagrad run as one kernel (``fused``), which goes over parameter, gradient and state once and
+holds nothing besides; the other paths of torch hold copies, of one tensor or of all (``foreach``). Adafactor has no
+such kernel: it is updated one tensor after the other. On a CPU the kernel takes all tensors for contiguous, whatever
+they are, and says nothing: so gradients are made contiguous, and parameters that are not have the slow path. Nor does
+it tell autograd that a tensor was changed, by which a graph of the values before is found out: that is done here.
+
+Measured with two threads: AdamW takes a quarter of the processor's time of the path for one tensor at a time, and
+differs from it by rounding; one and several threads give the same bits.
+
+Trained tensors with their optimizer state as tensors of a safetensors file, written and read one after the other.
+
+A head that is handed over and a shard of a checkpoint are such files; they differ in the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from edge.model.tensor_files import DTYPE_NAMES, TORCH_DTYPES, fill, pieces_of, torch_dtype
+from ringtune.config.optimizers import MOMENTUM, STEP, Shape, state_shapes
+from ringtune.errors import IntegrityError, PlanError
+from ringtune.job.job import Train
+from ringtune.storage.tensor_files import TensorFile, TensorInfo, TensorPieces
+
+State = dict[str, torch.Tensor]
+"""Tensors of state as ``name/key``."""
+
+Parameters = Mapping[str, torch.nn.Parameter]
+
+
+class Keeper(Protocol):
+    """Keeps the state of inactive units, by unit."""
+
+    def take_out(self, unit: int, updated: Parameters) -> State | None:
+        """Return the state of a unit whose named parameters are about to be updated.
+
+        None if the optimizer has it already, or makes it anew.
+        """
+
+    def parts(self, unit: int, updated: Parameters) -> Iterable[Parameters]:
+        """Yield the parameters of an update in the parts in which it is done; a part is over when the next is asked."""
+
+    def put_away(self, unit: int) -> bool:
+        """Take the state of a unit that was updated; whether the optimizer has to let go of it."""
+
+    def prefetch(self, units: Iterable[int]) -> None:
+        """Begin to read the state of units that are updated soon, without waiting for it."""
+
+    def tensors(self, unit: int) -> dict[str, TensorPieces] | None:
+        """Return the state of a unit; None if this keeps none."""
+
+    def make_room(self, unit: int, wanted: Mapping[str, TensorInfo]) -> bool:
+        """Make room for the state of a unit in place of what is kept of it; False if this keeps none."""
+
+    def fill(self, unit: int, name: str, source: TensorPieces) -> None:
+        """Fill a tensor of the room of a unit."""
+
+    def close(self) -> None:
+        """Drop all that is kept."""
+
+
+class Dropped:
+    """Keeps nothing: the moments and counts of a unit begin anew when its turn comes round again."""
+
+    def take_out(self, unit: int, updated: Parameters) -> State | None:
+        """Return None: the optimizer makes the state anew, or has it, if the unit stayed active."""
+        return None
+
+    def parts(self, unit: int, updated: Parameters) -> Iterable[Parameters]:
+        """Yield all parameters at once."""
+        yield updated
+
+    def put_away(self, unit: int) -> bool:
+        """Let the state go."""
+        return True
+
+    def prefetch(self, units: Iterable[int]) -> None:
+        """Do nothing: there is nothing to read."""
+
+    def tensors(self, unit: int) -> dict[str, TensorPieces] | None:
+        """Return None: only the optimizer has state, of active units."""
+        return None
+
+    def make_room(self, unit: int, wanted: Mapping[str, TensorInfo]) -> bool:
+        """Return False: what is loaded is of active units."""
+        return False
+
+    def fill(self, unit: int, name: str, source: TensorPieces) -> None:
+        """Refuse: there is no room.
+
+        Raises:
+            PlanError: always; state is filled in only where ``make_room`` made room.
+        """
+        raise PlanError(f"unit {unit} has no room for the state {name}: its optimizer keeps it")
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class InMemory(Dropped):
+    """Leaves all state with the optimizers, in memory."""
+
+    def put_away(self, unit: int) -> bool:
+        """Keep the state where it is."""
+        return False
+
+
+class UnitOptimizers:
+    """The optimizers of everything that trains at a node.
+
+    Args:
+        train: the job's optimizer.
+        units: the parameters of each unit, by names that differ over all units.
+        keeper: keeps the state of inactive units; by default it stays in memory.
+
+    Attributes:
+        name: of the optimizer, as in the job.
+    """
+
+    def __init__(self, train: Train, units: Mapping[int, Parameters], keeper: Keeper | None = None) -> None:
+        self.name = train.optimizer
+        self._units = {unit: dict(parameters) for unit, parameters in units.items() if parameters}
+        self._optimizers = {
+            unit: make_optimizer(train, list(parameters.values())) for unit, parameters in self._units.items()
+        }
+        self._unit_of = {name: unit for unit, parameters in self._units.items() for name in parameters}
+        self._keeper: Keeper = keeper or InMemory()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the state that the optimizers hold, without what is kept elsewhere (for tests and benchmarks)."""
+        return sum(value.nbytes for unit in self._units for value in self._held(unit).values())
+
+    def keep_in(self, keeper: Keeper) -> None:
+        """Keep the state of inactive units there from now on; no unit has state yet."""
+        self._keeper = keeper
+
+    @property
+    def units(self) -> Mapping[int, Parameters]:
+        """The parameters of each unit, by name."""
+        return self._units
+
+    # ---- training ---------------------------------------------------------------------------------
+
+    def update(self, units: Iterable[int], learning_rate: float) -> None:
+        """Do one optimizer step of each of these units, one after the other, and free its gradients.
+
+        A parameter without a gradient is left alone. No gradient is changed.
+        """
+        for unit in units:
+            updated = {name: value for name, value in self._units.get(unit, {}).items() if value.grad is not None}
+            if updated:
+                state = self._keeper.take_out(unit, updated)
+                if state is not None:
+                    self._give(unit, state)
+                begin_state(self.name, self._optimizers[unit], updated.values())
+                for part in self._keeper.parts(unit, updated):
+                    with only(self._optimizers[unit], part.values()):
+                        apply_update(self._optimizers[unit], learning_rate)
+
+    def put_away(self, units: Iterable[int]) -> None:
+        """Put the state of these units away until they are updated again."""
+        for unit in units:
+            if unit in self._optimizers and self._keeper.put_away(unit):
+                self._optimizers[unit].state.clear()
+
+    def prefetch(self, units: Iterable[int]) -> None:
+        """Begin to read the state of units that are updated soon; no result depends on it."""
+        self._keeper.prefetch(unit for unit in units if unit in self._units)
+
+    def exchange(self, fresh: Mapping[int, torch.nn.Parameter]) -> None:
+        """Go on with other tensors in place of some parameters, by their ``id``; state and counts stay."""
+        for unit, optimizer in self._optimizers.items():
+            self._units[unit] = {name: fresh.get(id(value), value) for name, value in self._units[unit].items()}
+            for group in optimizer.param_groups:
+                group["params"] = [fresh.get(id(parameter), parameter) for parameter in group["params"]]
+            for parameter in list(optimizer.state):
+                if id(parameter) in fresh:
+                    optimizer.state[fresh[id(parameter)]] = optimizer.state.pop(parameter)
+
+    def drop_state(self) -> None:
+        """Free the moments and step counts of all active units."""
+        for optimizer in self._optimizers.values():
+            optimizer.state.clear()
+
+    def close(self) -> None:
+        """Free all state, wherever it is."""
+        self.drop_state()
+        self._keeper.close()
+
+    # ---- files ------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, TensorPieces]:
+        """Return all state as ``name/key``, read when it is gone through; a parameter never updated has none."""
+        found: dict[str, TensorPieces] = {}
+        for unit in self._units:
+            kept = self._keeper.tensors(unit)
+            if kept is None:
+                kept = {name: pieces_of(value) for name, value in self._held(unit).items()}
+            found |= kept
+        return found
+
+    def state_shapes(self, shape: Shape) -> dict[str, Shape]:
+        """Return the shapes of the state of an updated parameter of this shape, by key."""
+        return state_shapes(self.name, shape)
+
+    def make_room(self, wanted: Mapping[str, TensorInfo]) -> None:
+        """Make room for the state that is named, to be filled; state that is not named is dropped.
+
+        A tensor of the same type and shape stays.
+
+        Args:
+            wanted: as ``name/key``.
+        """
+        for unit in self._units:
+            of_unit = {full: info for full, info in wanted.items() if self._unit_of[full.rpartition("/")[0]] == unit}
+            if not self._keeper.make_room(unit, of_unit):
+                self._give(unit, self._room_in_memory(unit, of_unit))
+            else:
+                self._optimizers[unit].state.clear()
+
+    def fill(self, full: str, source: TensorPieces) -> None:
+        """Fill one tensor of the room."""
+        unit = self._unit_of[full.rpartition("/")[0]]
+        held = self._held(unit).get(full)
+        if held is not None:
+            fill(held, source)
+        else:
+            self._keeper.fill(unit, full, source)
+
+    # ---- one unit ---------------------------------------------------------------------------------
+
+    def _held(self, unit: int) -> State:
+        return state_tensors(self._optimizers[unit], self._units[unit])
+
+    def _give(self, unit: int, state: State) -> None:
+        """Give an optimizer this state in place of its own."""
+        optimizer = self._optimizers[unit]
+        optimizer.state.clear()
+        for full, value in state.items():
+            name, _, key = full.rpartition("/")
+            optimizer.state[self._units[unit][name]][key] = value
+
+    def _room_in_memory(self, unit: int, wanted: Mapping[str, TensorInfo]) -> State:
+        before, room = self._held(unit), {}
+        for full, info in wanted.items():
+            name = full.rpartition("/")[0]
+            dtype, old = torch_dtype(info.dtype), before.get(full)
+            if old is None or old.dtype != dtype or tuple(old.shape) != info.shape:
+                old = torch.empty(info.shape, dtype=dtype, device=self._units[unit][name].device)
+            room[full] = old
+        return room
+
+
+def make_optimizer(train: Train, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Make torch's optimizer of a job; it has no state yet.
+
+    Parameters without a gradient are skipped by ``step``, so their state and counts start when they first train.
+    """
+    made = _made(train, parameters)
+    made.state.clear()  # Adagrad makes its state at once
+    return made
+
+
+def _made(train: Train, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    rate, decay = train.learning_rate, train.weight_decay
+    is_plain = all(parameter.is_contiguous() for parameter in parameters)
+    if train.optimizer == "adagrad":  # its kernel is written for processors alone
+        is_plain = is_plain and all(parameter.device.type == "cpu" for parameter in parameters)
+    path: dict[str, Any] = {"fused": True} if is_plain else {"foreach": False}
+    match train.optimizer:
+        case "sgd":
+            return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, **path)
+        case "momentum":
+            momentum = MOMENTUM if train.momentum is None else train.momentum
+            return torch.optim.SGD(parameters, lr=rate, momentum=momentum, weight_decay=decay, **path)
+        case "adagrad":
+            return torch.optim.Adagrad(parameters, lr=rate, weight_decay=decay, **path)
+        case "adafactor":
+            return torch.optim.Adafactor(parameters, lr=rate, weight_decay=decay, foreach=False)
+        case _:
+            return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, **path)
+
+
+def apply_update(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Do one optimizer step at this learning rate, and free the gradients."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+        for parameter in group["params"]:
+            if parameter.grad is not None and not parameter.grad.is_contiguous():
+                parameter.grad = parameter.grad.contiguous()
+    optimizer.step()
+    updated = [value for group in optimizer.param_groups for value in group["params"] if value.grad is not None]
+    torch.autograd.graph.increment_version(updated)
+    optimizer.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def only(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
+    """Let an optimizer know these of its parameters only; state and gradients of the others stay as they are."""
+    wanted, before = {id(parameter) for parameter in parameters}, [group["params"] for group in optimizer.param_groups]
+    for group, known in zip(optimizer.param_groups, before, strict=True):
+        group["params"] = [parameter for parameter in known if id(parameter) in wanted]
+    try:
+        yield
+    finally:
+        for group, known in zip(optimizer.param_groups, before, strict=True):
+            group["params"] = known
+
+
+def begin_state(name: str, optimizer: torch.optim.Optimizer, updated: Iterable[torch.nn.Parameter]) -> None:
+    """Give parameters that have none yet the state before their first update: zeros.
+
+    Torch would make it too, but momentum's kernel takes a first update for the first one of all its parameters.
+    """
+    for parameter in updated:
+        if not optimizer.state.get(parameter):
+            shapes = state_shapes(name, tuple(parameter.shape)).items()
+            state = {
+                key: torch.zeros(shape, dtype=state_dtype(key, parameter), device=parameter.device)
+                for key, shape in shapes
+            }
+            if state:
+                optimizer.state[parameter] = state
+
+
+def state_dtype(key: str, parameter: torch.nn.Parameter) -> torch.dtype:
+    """Return the type of a tensor of a parameter's state: the parameter's, of a count float32."""
+    return torch.float32 if key == STEP else parameter.dtype
+
+
+def state_tensors(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
+) -> dict[str, torch.Tensor]:
+    """Return moments and step counts as ``name/key``; a parameter that was never updated has none.
+
+    Example: AdamW after a step gives ``w/step``, ``w/exp_avg`` and ``w/exp_avg_sq`` for the parameter ``w``.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                found[f"{name}/{key}"] = value
+    return found
+
+
+class Prefixes(NamedTuple):
+    """How the names of trained tensors and of their optimizer state begin in a file."""
+
+    value: str
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingState:
+    """What training goes on from: some tensors, and the optimizer state of those that train.
+
+    Attributes:
+        values: the tensors by name; they are filled in place.
+        parameters: those of them that the optimizers are over.
+        optimizers: None if nothing trains.
+        prefixes: of the names in a file.
+        where: names the file in errors.
+        part: of a node that the state is of, in errors.
+    """
+
+    values: Mapping[str, torch.Tensor]
+    parameters: Mapping[str, torch.nn.Parameter]
+    optimizers: UnitOptimizers | None
+    prefixes: Prefixes
+    where: str
+    part: str
+
+    def tensors(self) -> dict[str, TensorPieces]:
+        """Return every tensor by its name in a file; a parameter that was never updated has no optimizer state."""
+        found = {f"{self.prefixes.value}{name}": pieces_of(value) for name, value in self.values.items()}
+        if self.optimizers is not None:
+            found |= {f"{self.prefixes.state}{name}": value for name, value in self.optimizers.tensors().items()}
+        return found
+
+    def check(self, file: TensorFile, *, besides: tuple[str, ...] = ()) -> None:
+        """Refuse a file that is not of this state.
+
+        Args:
+            file: as ``tensors`` makes it.
+            besides: names of other tensors in it.
+
+        Raises:
+            IntegrityError: tensors with other names, shapes or types.
+        """
+        own = {name: info for name, info in file.infos.items() if name not in besides}
+        given, state = _named(own, self.prefixes.value), _named(own, self.prefixes.state)
+        if given.keys() != self.values.keys() or len(given) + len(state) != len(own):
+            raise IntegrityError(
+                f"{self.where} has the tensors {sorted(own)[:3]}..., not those of this node's {self.part}"
+            )
+        for name, info in given.items():
+            self._check_like(name, info, self.values[name])
+        for name in dict.fromkeys(full.rpartition("/")[0] for full in state):
+            self._check_state(name, state)
+
+    def load(self, file: TensorFile) -> None:
+        """Replace tensors and optimizer state by those of a checked file, one after the other.
+
+        What is held of the file in memory is let go of as soon as it was read.
+        """
+        prefixes = self.prefixes
+        if self.optimizers is not None:
+            self.optimizers.make_room(_named(file.infos, prefixes.state))
+        for name in file.infos:
+            if self.optimizers is not None and name.startswith(prefixes.state):
+                self.optimizers.fill(name.removeprefix(prefixes.state), file.tensor(name))
+            elif name.startswith(prefixes.value):
+                fill(self.values[name.removeprefix(prefixes.value)], file.tensor(name))
+            else:
+                continue
+            file.let_go_of(name)
+
+    def _check_state(self, name: str, state: Mapping[str, TensorInfo]) -> None:
+        """Refuse state of an unknown tensor, or other state than the optimizer keeps of it."""
+        parameter = self.parameters.get(name)
+        if parameter is None or self.optimizers is None:
+            raise IntegrityError(f"{self.where} has state of {name}, which does not train here")
+        expected = self.optimizers.state_shapes(tuple(parameter.shape))
+        given = {full.rpartition("/")[2] for full in state if full.rpartition("/")[0] == name}
+        if given != expected.keys():
+            raise IntegrityError(
+                f"{self.where} has {', '.join(sorted(given))} of {name}, the optimizer keeps "
+                f"{', '.join(sorted(expected)) or 'nothing'}; it is of another optimizer"
+            )
+        for key, shape in expected.items():
+            info = state[f"{name}/{key}"]
+            self._check_is(f"{name}/{key}", info, info.dtype if key == STEP else DTYPE_NAMES[parameter.dtype], shape)
+
+    def _check_like(self, name: str, info: TensorInfo, expected: torch.Tensor) -> None:
+        self._check_is(name, info, DTYPE_NAMES[expected.dtype], tuple(expected.shape))
+
+    def _check_is(self, name: str, info: TensorInfo, dtype: str, shape: tuple[int, ...]) -> None:
+        if (info.dtype, info.shape) != (dtype, shape):
+            raise IntegrityError(
+                f"{self.where} has {name} as {TORCH_DTYPES.get(info.dtype, info.dtype)} {list(info.shape)}, "
+                f"expected {TORCH_DTYPES[dtype]} {list(shape)}"
+            )
+
+
+def _named(infos: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorInfo]:
+    """Choose the tensors whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): info for name, info in infos.items() if name.startswith(prefix)}

@@ -1,0 +1,642 @@
+"""The result of a run, an adapter or a whole model: saved by each node, and loaded again.
+
+Write a node's part of a run's result: of the AdapterHub folder, with the names and configs of the library itself.
+
+Every node saves the adapters of its blocks under their names in the whole model; the coordinator merges these files
+by bytes. The result loads with ``load_adapter(folder, use_safetensors=True, set_active=True)``, into an
+``AutoAdapterModel`` where a head was trained, otherwise into the pretrained model with its own head.
+
+Where the blocks' own weights trained, ``blocks.safetensors`` takes the place of the adapter: those weights by their
+names in the whole model. It loads with ``load_state_dict(tensors, strict=False)``, and the head with ``load_head``.
+
+Auxiliary models are saved the same way, and ``adapter.json`` says what they are
+(``ringtune.models.auxiliary_models``). Adapters of the library beside them are in the same two files.
+
+The library's own writer is not used for the tensors: it refuses adapters that have one tensor under two names
+(``ln_before``), writes a pretrained head out, and makes copies of everything.
+
+Give a head of AdapterHub the form of the one that an architecture of transformers has itself.
+
+A model with adapters by the plug-in interface has no other: ``load_adapter`` then takes the head with the adapters.
+
+Source: adapters 1.3.0, ``PredictionHeadLoader`` for a model with a static head.
+
+Which heads of AdapterHub are, number for number, the head that an architecture of transformers has itself.
+
+Such a head is saved under the architecture's own names, so that ``AutoModelForSequenceClassification`` and its like
+load the whole result, and ``AutoAdapterModel`` too, which turns these names into a head of its own. Any other head
+keeps AdapterHub's names, which only ``AutoAdapterModel`` reads.
+
+BERT has AdapterHub's two layers as well: the first is the pooler of its base model.
+
+Source: transformers 4.57, the ``For...`` classes; adapters 1.3.0, ``head_utils.STATIC_TO_FLEX_HEAD_MAP``.
+
+Write a node's part of a whole model: a normal folder of transformers with every parameter, for full-parameter runs.
+
+Every node saves its blocks under the names that a model with a head gives them. The node with the newest head adds
+embedding, head, what nobody trains (a pooler), the config, and the tokenizer's files. The coordinator merges the parts
+by bytes; a tensor that is tied to the token table is in no part.
+
+Load a saved result into what a node hosts: the way back of ``edge.model.result``.
+
+Every node gets the whole folder and takes only the tensors of its own blocks, and at an owner the head, by their names
+in the whole model. It writes to what it would save itself and to nothing else, so a file can't reach a weight that does
+not train.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from edge.model.auxiliary import deltas_of
+from edge.model.families.plugged import adapter_interface
+from edge.model.heads import HEAD
+from edge.model.skeleton import ADAPTER, Skeleton
+from edge.model.tensor_files import fill, is_finite, pieces_of
+from ringtune.engine.failure_texts import LOWER_THE_RATE
+from ringtune.errors import DivergedError, IntegrityError
+from ringtune.models.auxiliary_models import describe
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    LM_HEAD,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+)
+from ringtune.models.folder import (
+    CONFIG_FILE,
+    MODEL_SIDE_FILES,
+    WEIGHTS_FILE,
+    StoredTensor,
+    base_name,
+    read_headers,
+    with_old_rope,
+)
+from ringtune.models.result_files import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    AUXILIARY_CONFIG_FILE,
+    BLOCKS_FILE,
+    HEAD_CONFIG_FILE,
+    HEAD_FILE,
+    INTERFACE_FILE,
+    of_user,
+)
+from ringtune.storage.pieces import FilePieces, Pieces
+from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
+
+Tensors = dict[str, torch.Tensor]
+
+
+def result_files(
+    skeleton: Skeleton,
+    task: str,
+    folder: Path,
+    *,
+    without_blocks: Collection[int],
+    with_head: bool,
+    merged: Mapping[str, torch.Tensor] | None = None,
+) -> dict[str, Pieces]:
+    """Make this node's part of a run's result: of a whole model where all parameters train, else of an adapter folder.
+
+    Args:
+        skeleton: of which only hosted blocks are left.
+        task: of the job.
+        folder: of the base model.
+        without_blocks: hosted blocks to leave out.
+        with_head: also the head and the configs; with full parameters the embedding too.
+        merged: adapters of hosted blocks that are inside their matrices, by block and name in it.
+
+    Raises:
+        DivergedError: a weight of a whole model is not finite.
+    """
+    if not skeleton.full_parameters:
+        return adapter_files(skeleton, without_blocks=without_blocks, with_head=with_head, merged=merged)
+    own = model_tensors(skeleton, task, without_blocks=without_blocks, with_owner=with_head)
+    require_finite(own)
+    return model_files(skeleton, task, folder, own, with_owner=with_head)
+
+
+def require_finite(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse what diverged in the last update, a piece at a time.
+
+    Raises:
+        DivergedError: names the first tensor with numbers that are not finite.
+    """
+    for name, tensor in tensors.items():
+        if not is_finite(pieces_of(tensor)):
+            what = f"{name} is not finite after the last step"
+            raise DivergedError(f"the training diverged: {what}; {LOWER_THE_RATE}")
+
+
+def adapter_files(
+    skeleton: Skeleton,
+    *,
+    without_blocks: Collection[int],
+    with_head: bool,
+    merged: Mapping[str, torch.Tensor] | None = None,
+) -> dict[str, Pieces]:
+    """Make the files of what trains in the hosted blocks; tensors are read when a file is gone through.
+
+    Args:
+        skeleton: of which only hosted blocks are left.
+        without_blocks: hosted blocks to leave out.
+        with_head: also the configs, and the head if it trains.
+        merged: see ``result_files``.
+
+    Returns:
+        Name to content; no file without a tensor in it, and nothing of a head that is frozen.
+    """
+    found = saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head)
+    if merged:
+        prefix = _blocks_prefix(skeleton)
+        found.setdefault(ADAPTER_FILE, {}).update({f"{prefix}{name}": value for name, value in merged.items()})
+    return _with_configs(skeleton, found, with_head=with_head)
+
+
+def users_files(
+    skeleton: Skeleton,
+    sets: Mapping[str, Tensors],
+    *,
+    without_blocks: Collection[int],
+    with_head: bool,
+    others: Mapping[str, Skeleton] = MappingProxyType({}),
+) -> dict[str, Pieces]:
+    """Make the files of a run in which each user has adapters of their own; tensors are read as in ``adapter_files``.
+
+    Args:
+        skeleton: of which only hosted blocks are left; its modules may have any of the sets, or be taken away.
+        sets: by user, also of those without a tensor here: the tensors of hosted blocks, by block and name in it. What
+            else the hosted blocks have, such as the adapters of private blocks, every user gets as it is.
+        without_blocks: hosted blocks to leave out.
+        with_head: see ``adapter_files``.
+        others: by user whose adapters are of another kind: the hosted blocks with that kind.
+
+    Returns:
+        Name to content: ``users/NAME/adapter.safetensors`` of each user, and once what is the same for all. Who has
+        another kind also has the file that describes it.
+
+    Raises:
+        DivergedError: a weight of a user is not finite.
+        PlanError: a user's name is not allowed.
+    """
+    own = saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head)
+    common = own.pop(ADAPTER_FILE, {})
+    files = _with_configs(skeleton, own, with_head=with_head)
+    of_kind: dict[int, Tensors] = {id(skeleton): common}
+    for user, tensors in sets.items():
+        require_finite({f"{name} of user {user}": value for name, value in tensors.items()})
+        kind = others.get(user, skeleton)
+        if id(kind) not in of_kind:
+            saved = saved_tensors(kind, without_blocks=without_blocks, with_head=False)
+            of_kind[id(kind)] = saved.get(ADAPTER_FILE, {})
+        if found := _set_by_name(kind, of_kind[id(kind)], tensors, without_blocks):
+            files[of_user(user, ADAPTER_FILE)] = _written(found)
+        if with_head and user in others:
+            files |= {of_user(user, name): content for name, content in _descriptions(kind).items()}
+    return files
+
+
+def _set_by_name(
+    skeleton: Skeleton, common: Mapping[str, torch.Tensor], tensors: Tensors, without_blocks: Collection[int]
+) -> Tensors:
+    """Return a user's set, and what all users have besides, by name in the whole model."""
+    prefix, names = _blocks_prefix(skeleton), _names_of_parameters(skeleton)
+    unwanted = tuple(f"{block}." for block in without_blocks)
+    found = {name: tensors.get(names.get(value.data_ptr(), ""), value) for name, value in common.items()}
+    return found | {f"{prefix}{name}": value for name, value in tensors.items() if not name.startswith(unwanted)}
+
+
+def _names_of_parameters(skeleton: Skeleton) -> dict[int, str]:
+    """Name each parameter of a block by its place in memory: a file may have it under a second name."""
+    return {
+        parameter.data_ptr(): f"{index}.{name}"
+        for index, block in enumerate(skeleton.blocks)
+        for name, parameter in block.named_parameters()
+    }
+
+
+def _blocks_prefix(skeleton: Skeleton) -> str:
+    return f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
+
+
+def _with_configs(skeleton: Skeleton, found: Mapping[str, Tensors], *, with_head: bool) -> dict[str, Pieces]:
+    """Write these tensors to files, and with the head the configs."""
+    files = {name: _written(tensors) for name, tensors in found.items()}
+    if with_head:
+        files |= _descriptions(skeleton) | _interface(skeleton)
+    if HEAD_FILE in files:
+        files[HEAD_CONFIG_FILE] = Pieces.of(_head(skeleton)[1])
+    return files
+
+
+def _written(tensors: Mapping[str, torch.Tensor]) -> Pieces:
+    return write_tensors({key: pieces_of(value) for key, value in tensors.items()}, metadata={"format": "pt"})
+
+
+def _descriptions(skeleton: Skeleton) -> dict[str, Pieces]:
+    """Write the file that describes the adapter; none where the blocks' own weights train."""
+    if skeleton.auxiliary:
+        return {AUXILIARY_CONFIG_FILE: Pieces.of(_description(skeleton))}
+    return {} if skeleton.own_weights else {ADAPTER_CONFIG_FILE: Pieces.of(_adapter(skeleton)[1])}
+
+
+def _interface(skeleton: Skeleton) -> dict[str, Pieces]:
+    """Write the interface by which the library's adapters are plugged in, for a family without a class of its own."""
+    if not skeleton.layout.plugged or skeleton.auxiliary or skeleton.own_weights:
+        return {}
+    with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
+        adapter_interface(skeleton.layout)._save(folder, skeleton.model.config)
+        return {INTERFACE_FILE: Pieces.of((Path(folder) / INTERFACE_FILE).read_bytes())}
+
+
+def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Tensors]:
+    """Return the tensors of the model that belong in each file, by name; see ``adapter_files``."""
+    prefix = _blocks_prefix(skeleton)
+    unwanted = tuple(f"{prefix}{block}." for block in without_blocks)
+    whole = _own_tensors(skeleton, prefix, _trained_names(skeleton))
+    whole |= _adapter(skeleton)[0] if skeleton.has_library else {}
+    own = {name: value for name, value in whole.items() if not name.startswith(unwanted)}
+    files = {
+        BLOCKS_FILE if skeleton.own_weights else ADAPTER_FILE: own,
+        HEAD_FILE: _trained_head(skeleton) if with_head else {},
+    }
+    return {name: tensors for name, tensors in files.items() if tensors}
+
+
+def _trained_names(skeleton: Skeleton) -> dict[int, tuple[str, ...]]:
+    """Return the names of what trains in each hosted block: an auxiliary model, or the block's own weights."""
+    hosted = {index: block for index, block in enumerate(skeleton.blocks) if list(block.parameters())}
+    if skeleton.auxiliary:
+        return {
+            index: tuple(f"{path}.{name}" for path, delta in deltas_of(block) for name, _ in delta.named_parameters())
+            for index, block in hosted.items()
+        }
+    return dict.fromkeys(hosted, skeleton.own_weights)
+
+
+def _own_tensors(skeleton: Skeleton, prefix: str, names: Mapping[int, tuple[str, ...]]) -> Tensors:
+    """Return these parameters of blocks, by name in the whole model."""
+    return {
+        f"{prefix}{index}.{name}": skeleton.blocks[index].get_parameter(name).detach()
+        for index, found in names.items()
+        for name in found
+    }
+
+
+def _description(skeleton: Skeleton) -> bytes:
+    described = describe(
+        skeleton.auxiliary,
+        name=ADAPTER,
+        model_type=skeleton.layout.model_type,
+        model_name=skeleton.model.config.name_or_path,
+        library=json.loads(_adapter(skeleton)[1]) if skeleton.has_library else None,
+    )
+    return (json.dumps(described, indent=2) + "\n").encode()
+
+
+def _trained_head(skeleton: Skeleton) -> Tensors:
+    """Return the tensors of the head without the frozen ones, which the pretrained model has."""
+    frozen = {value.data_ptr() for value in skeleton.model.heads[HEAD].parameters() if not value.requires_grad}
+    return {name: value for name, value in _head(skeleton)[0].items() if value.data_ptr() not in frozen}
+
+
+def _adapter(skeleton: Skeleton) -> tuple[Tensors, bytes]:
+    from adapters.loading import AdapterLoader
+
+    return _saved(AdapterLoader(skeleton.model, use_safetensors=True), ADAPTER, ADAPTER_CONFIG_FILE)
+
+
+def _head(skeleton: Skeleton) -> tuple[Tensors, bytes]:
+    from adapters.loading import PredictionHeadLoader
+
+    found = _saved(PredictionHeadLoader(skeleton.model, use_safetensors=True), HEAD, HEAD_CONFIG_FILE)
+    form = own_head(skeleton.layout.model_type, CLASSIFICATION) if skeleton.layout.plugged else None
+    return found if form is None else as_static(*found, form)
+
+
+def _saved(loader: Any, name: str, config_file: str) -> tuple[Tensors, bytes]:
+    """Return the tensors that a loader of the library would save under ``name``, and the config as it is written."""
+    tensors: Tensors = {}
+
+    def take(folder: str, wanted: Callable[[str], bool]) -> None:
+        tensors.update(loader.weights_helper.state_dict(wanted))
+
+    loader.weights_helper.save_weights = take
+    with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
+        loader.save(folder, name)
+        return tensors, (Path(folder) / config_file).read_bytes()
+
+
+_PREFIX = f"heads.{HEAD}."
+
+
+def as_static(
+    tensors: Mapping[str, torch.Tensor], config: bytes, form: OwnHead
+) -> tuple[dict[str, torch.Tensor], bytes]:
+    """Return the tensors and ``head_config.json`` of a head as its architecture's own.
+
+    Args:
+        tensors: of AdapterHub's head, by name in the model.
+        config: as AdapterHub writes it.
+        form: the architecture, and the names of its layers.
+    """
+    described = json.loads(config)
+    own = described.pop("config") or {}
+    described |= {"config": None, "name": None, "model_class": form.architecture}
+    described |= {name: own[name] for name in ("label2id", "num_labels") if name in own}
+    return (
+        {_named(name, form): value for name, value in tensors.items()},
+        json.dumps(described, indent=2, sort_keys=True).encode(),
+    )
+
+
+def _named(name: str, form: OwnHead) -> str:
+    layer, _, rest = name.removeprefix(_PREFIX).partition(".")
+    return f"{form.layers[layer]}.{rest}" if layer in form.layers else name
+
+
+class OwnHead(NamedTuple):
+    """A head under an architecture's own names.
+
+    Attributes:
+        architecture: the class of transformers.
+        layers: name of each layer of AdapterHub's head in that class; empty where the head has these names already.
+    """
+
+    architecture: str
+    layers: Mapping[str, str]
+
+
+_ROBERTA = {"1": "classifier.dense", "4": "classifier.out_proj"}
+_SPANS = {"1": "qa_outputs"}
+_SCORE = {"1": "score"}
+_TAGS = {"1": "classifier"}
+
+_OWN: Mapping[tuple[str, str], OwnHead] = {
+    ("bert", CLASSIFICATION): OwnHead("BertForSequenceClassification", {"1": "bert.pooler.dense", "4": "classifier"}),
+    ("roberta", CLASSIFICATION): OwnHead("RobertaForSequenceClassification", _ROBERTA),
+    ("xlm-roberta", CLASSIFICATION): OwnHead("XLMRobertaForSequenceClassification", _ROBERTA),
+    ("bert", TAGGING): OwnHead("BertForTokenClassification", _TAGS),
+    ("roberta", TAGGING): OwnHead("RobertaForTokenClassification", _TAGS),
+    ("xlm-roberta", TAGGING): OwnHead("XLMRobertaForTokenClassification", _TAGS),
+    ("electra", TAGGING): OwnHead("ElectraForTokenClassification", _TAGS),
+    ("distilbert", TAGGING): OwnHead("DistilBertForTokenClassification", _TAGS),
+    ("gpt2", TAGGING): OwnHead("GPT2ForTokenClassification", _TAGS),
+    ("llama", TAGGING): OwnHead("LlamaForTokenClassification", _SCORE),
+    ("mistral", TAGGING): OwnHead("MistralForTokenClassification", _SCORE),
+    ("bert", QUESTION_ANSWERING): OwnHead("BertForQuestionAnswering", _SPANS),
+    ("roberta", QUESTION_ANSWERING): OwnHead("RobertaForQuestionAnswering", _SPANS),
+    ("xlm-roberta", QUESTION_ANSWERING): OwnHead("XLMRobertaForQuestionAnswering", _SPANS),
+    ("electra", QUESTION_ANSWERING): OwnHead("ElectraForQuestionAnswering", _SPANS),
+    ("distilbert", QUESTION_ANSWERING): OwnHead("DistilBertForQuestionAnswering", _SPANS),
+    ("gpt2", QUESTION_ANSWERING): OwnHead("GPT2ForQuestionAnswering", _SPANS),
+    ("vit", IMAGE_CLASSIFICATION): OwnHead("ViTForImageClassification", {"1": "classifier"}),
+    ("gpt2", CAUSAL_LM): OwnHead("GPT2LMHeadModel", {}),
+    ("llama", CAUSAL_LM): OwnHead("LlamaForCausalLM", {}),
+    ("mistral", CAUSAL_LM): OwnHead("MistralForCausalLM", {}),
+    ("qwen2", CLASSIFICATION): OwnHead("Qwen2ForSequenceClassification", _SCORE),
+    ("qwen3", CLASSIFICATION): OwnHead("Qwen3ForSequenceClassification", _SCORE),
+    ("gemma", CLASSIFICATION): OwnHead("GemmaForSequenceClassification", _SCORE),
+    ("gemma2", CLASSIFICATION): OwnHead("Gemma2ForSequenceClassification", _SCORE),
+    ("gemma3_text", CLASSIFICATION): OwnHead("Gemma3TextForSequenceClassification", _SCORE),
+    ("smollm3", CLASSIFICATION): OwnHead("SmolLM3ForSequenceClassification", _SCORE),
+    ("qwen2", CAUSAL_LM): OwnHead("Qwen2ForCausalLM", {}),
+    ("qwen3", CAUSAL_LM): OwnHead("Qwen3ForCausalLM", {}),
+    ("gemma", CAUSAL_LM): OwnHead("GemmaForCausalLM", {}),
+    ("gemma2", CAUSAL_LM): OwnHead("Gemma2ForCausalLM", {}),
+    ("gemma3_text", CAUSAL_LM): OwnHead("Gemma3ForCausalLM", {}),
+    ("smollm3", CAUSAL_LM): OwnHead("SmolLM3ForCausalLM", {}),
+}
+
+
+# a number is predicted by a head for classes with one output
+_NUMBERS = {(name, REGRESSION): form for (name, task), form in _OWN.items() if task == CLASSIFICATION}
+
+
+def own_head(model_type: str, task: str) -> OwnHead | None:
+    """Return the architecture's own form of the head that a task trains; None if it has another one."""
+    return {**_OWN, **_NUMBERS}.get((model_type, task))
+
+
+_LOCAL_KEYS: Final = ("_name_or_path", "name_or_path", "special_tokens_map_file", "tokenizer_file", "auto_map")
+_REPLACED_KEYS: Final = ("torch_dtype", "num_labels", "prediction_heads", "adapters", "id2label", "label2id")
+_HEAD_PREFIX: Final = f"heads.{HEAD}."
+
+
+def model_files(
+    skeleton: Skeleton, task: str, folder: Path, own: Mapping[str, torch.Tensor], *, with_owner: bool
+) -> dict[str, Pieces]:
+    """Make this node's part of the folder of the trained model; tensors are read when a file is gone through.
+
+    Args:
+        skeleton: of which only hosted blocks are left.
+        task: of the job.
+        folder: of the base model.
+        own: from ``model_tensors``.
+        with_owner: also what nobody trains, the config and the tokenizer's files.
+
+    Returns:
+        Name to content; no file without a tensor in it.
+    """
+    tensors = {name: pieces_of(value) for name, value in own.items()}
+    files = description_files(skeleton, task, folder) if with_owner else {}
+    if with_owner:
+        tensors |= untouched_tensors(skeleton, folder, without=own)
+    return files | ({WEIGHTS_FILE: write_tensors(tensors, metadata={"format": "pt"})} if tensors else {})
+
+
+def model_tensors(skeleton: Skeleton, task: str, *, without_blocks: Collection[int], with_owner: bool) -> Tensors:
+    """Return every parameter that this node saves of the model, by its name in the file.
+
+    Args:
+        skeleton: of which only hosted blocks are left.
+        task: of the job.
+        without_blocks: hosted blocks to leave out.
+        with_owner: also the embedding, what comes after the last block, and the head.
+    """
+    prefix = f"{skeleton.model.base_model_prefix}."
+    found: Tensors = {}
+    for index, block in enumerate(skeleton.blocks):
+        if index not in without_blocks:
+            where = f"{prefix}{skeleton.layout.blocks_path}.{index}."
+            found |= {where + name: value.detach() for name, value in block.named_parameters()}
+    if with_owner:
+        found |= {prefix + name: value for name, value in _around_blocks(skeleton).items()}
+        found |= _head_tensors(skeleton, task)
+    return found
+
+
+def _around_blocks(skeleton: Skeleton) -> Tensors:
+    """Return the parameters of the base model outside the blocks, by name in it."""
+    own = tuple(f"{path}." for path in skeleton.layout.owner_paths)
+    return {name: value.detach() for name, value in skeleton.base.named_parameters() if name.startswith(own)}
+
+
+def _head_tensors(skeleton: Skeleton, task: str) -> Tensors:
+    """Return the head's parameters by their names in the file, without a decoder that is the token table."""
+    form = own_head(skeleton.layout.model_type, task)
+    head = skeleton.model.heads[HEAD]
+    decoder = head.get_output_embeddings()
+    if decoder is not None:
+        tied = decoder.weight.data_ptr() == skeleton.model.get_input_embeddings().weight.data_ptr()
+        return {} if tied else {LM_HEAD: decoder.weight.detach()}
+    found: Tensors = {}
+    for name, value in head.named_parameters():
+        layer, _, rest = name.partition(".")
+        found[f"{form.layers[layer]}.{rest}" if form else _HEAD_PREFIX + name] = value.detach()
+    return found
+
+
+def untouched_tensors(skeleton: Skeleton, folder: Path, *, without: Collection[str]) -> dict[str, TensorPieces]:
+    """Return what the base folder has of the base model and no node hosts, such as a pooler, as it is there.
+
+    Args:
+        skeleton: of the model.
+        folder: of the base model; it may lack such tensors.
+        without: names in the result that something else has already.
+    """
+    layout, base = skeleton.layout, skeleton.base
+    hosted = tuple(f"{path}." for path in (layout.blocks_path, *layout.owner_paths))
+    children = tuple(f"{name}." for name, _ in base.named_children())
+    found: dict[str, TensorPieces] = {}
+    for stored_name, stored in read_headers(folder).items():
+        inside = base_name(stored_name, layout)
+        name = f"{skeleton.model.base_model_prefix}.{inside}"
+        if inside.startswith(children) and not inside.startswith(hosted) and name not in without:
+            found[name] = _as_stored(stored)
+    return found
+
+
+def _as_stored(stored: StoredTensor) -> TensorPieces:
+    info = stored.info
+    return TensorPieces(info.dtype, info.shape, FilePieces(stored.path, info.offset, info.nbytes))
+
+
+def description_files(skeleton: Skeleton, task: str, folder: Path) -> dict[str, Pieces]:
+    """Return ``config.json`` of the result, and the files beside the weights, without a path of this machine.
+
+    Args:
+        skeleton: with the head.
+        task: of the job.
+        folder: of the base model.
+    """
+    files = {CONFIG_FILE: _json(_config(skeleton, task, with_old_rope(_read(folder / CONFIG_FILE))))}
+    for name in MODEL_SIDE_FILES:
+        path = folder / name
+        if path.is_file():
+            files[name] = _json(_without_local(_read(path))) if name in _WITH_PATHS else FilePieces(path)
+    return files
+
+
+_WITH_PATHS: Final = ("generation_config.json", "preprocessor_config.json", "tokenizer_config.json")
+
+
+def _config(skeleton: Skeleton, task: str, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the base model's config with the head and the type of numbers that the result has."""
+    config = {key: value for key, value in _without_local(base).items() if key not in _REPLACED_KEYS}
+    form = own_head(skeleton.layout.model_type, task)
+    head = dict(skeleton.model.heads[HEAD].config)
+    labels = head.get("label2id")
+    if labels:
+        config |= {"id2label": {str(index): label for label, index in labels.items()}, "label2id": dict(labels)}
+    config["architectures"] = [form.architecture if form else type(skeleton.base).__name__]
+    if form is None:
+        config["prediction_heads"] = {HEAD: head}
+    parameter = next(skeleton.base.get_submodule(skeleton.layout.owner_paths[0]).parameters())
+    return config | {"dtype": str(parameter.dtype).removeprefix("torch.")}
+
+
+def _without_local(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in _LOCAL_KEYS}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _json(values: Mapping[str, Any]) -> Pieces:
+    return Pieces.of((json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def load_saved(skeleton: Skeleton, task: str, folder: Path, *, with_head: bool) -> None:
+    """Replace the initial values of what trains in the hosted blocks, and of the head, by saved ones.
+
+    Args:
+        skeleton: of which only hosted blocks are left.
+        task: of the job.
+        folder: what ``saving`` wrote, merged. Of a whole model it may have this node's part alone.
+        with_head: also the head, if it trains; for an owner. A frozen one that an old folder holds is not read.
+
+    Raises:
+        IntegrityError: a file is damaged, or a tensor is missing, unknown, or of another shape.
+    """
+    prefix = f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
+    hosted = tuple(f"{prefix}{index}." for index, block in enumerate(skeleton.blocks) if list(block.parameters()))
+    if skeleton.full_parameters:
+        _load_model(folder / WEIGHTS_FILE, model_tensors(skeleton, task, without_blocks=(), with_owner=with_head))
+        return
+    own = saved_tensors(skeleton, without_blocks=(), with_head=with_head)
+    for name, targets in sorted(own.items()):
+        _load(folder / name, targets, elsewhere="" if name == HEAD_FILE else prefix, hosted=hosted)
+
+
+def _load_model(path: Path, targets: Mapping[str, torch.Tensor]) -> None:
+    """Copy every target from the weights of a model, in which others may be, such as a pooler."""
+    try:
+        file = TensorFile(FilePieces(path), where=path.name)
+        _check_names(path, file.infos.keys() & targets.keys(), targets)
+        _fill_all(path, file, targets)
+    except OSError as error:
+        raise IntegrityError(f"{path.name} can't be read ({error}); copy the run's folder again") from error
+
+
+def _load(path: Path, targets: Mapping[str, torch.Tensor], *, elsewhere: str, hosted: tuple[str, ...]) -> None:
+    """Copy every target from a file.
+
+    Args:
+        path: of the file.
+        targets: what this node would save itself, by name.
+        elsewhere: how tensors of other nodes begin; empty if there are none.
+        hosted: how those of this node begin.
+    """
+    try:
+        file = TensorFile(FilePieces(path), where=path.name)
+        others = {name for name in file.infos if elsewhere and name.startswith(elsewhere)}
+        others -= {name for name in others if name.startswith(hosted)}
+        _check_names(path, file.infos.keys() - others, targets)
+        _fill_all(path, file, targets)
+    except OSError as error:
+        raise IntegrityError(f"{path.name} can't be read ({error}); copy the run's folder again") from error
+
+
+def _fill_all(path: Path, file: TensorFile, targets: Mapping[str, torch.Tensor]) -> None:
+    """Check all shapes before anything is written."""
+    for name in sorted(targets):
+        _check_shape(path, name, file.infos[name].shape, targets[name])
+    for name in sorted(targets):
+        fill(targets[name], file.tensor(name))
+
+
+def _check_names(path: Path, names: set[str], targets: Mapping[str, torch.Tensor]) -> None:
+    missing, unknown = sorted(targets.keys() - names), sorted(names - targets.keys())
+    if missing or unknown:
+        what = f"lacks {missing[0]}" if missing else f"has {unknown[0]}, which this model has not"
+        raise IntegrityError(f"{path.name} {what}; it belongs to another adapter.config, model or task")
+
+
+def _check_shape(path: Path, name: str, shape: tuple[int, ...], target: torch.Tensor) -> None:
+    if shape != tuple(target.shape):
+        raise IntegrityError(
+            f"{path.name} has {name} of shape {list(shape)}, this model needs {list(target.shape)}; it belongs "
+            "to another adapter.config, model or number of classes"
+        )

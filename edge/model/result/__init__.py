@@ -1,1 +1,0 @@
-"""What a run leaves behind: saved by each node, and loaded again."""

@@ -1,0 +1,363 @@
+"""Tensors as bytes: in the files of a model folder, in pieces, with digests, and finite.
+
+Read single tensors of a model folder: a node opens the files, reads what it hosts, and closes them.
+
+What a node needs whole is read a piece at a time, so that nothing but the tensor itself is in its memory: a mapped
+tensor is resident beside its copy, half as much again where a file in bfloat16 becomes float32.
+
+Go through a tensor's bytes a piece at a time, and fill a tensor from such pieces, without a second copy of it.
+
+Whether what is trained, and what it is trained with, are finite numbers: looked at before every update.
+
+A sum of finite numbers may overflow, but one with NaN or infinity in it is never finite. So one sum a tensor tells it
+nearly always, and each number is looked at only where a sum is not finite.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+
+from ringtune.engine.failure_texts import LOWER_THE_RATE
+from ringtune.errors import DivergedError, IntegrityError, ModelError
+from ringtune.models.folder import StoredTensor, read_headers
+from ringtune.storage.pieces import PIECE_BYTES, Pieces
+from ringtune.storage.tensor_files import TensorPieces
+
+
+class SafetensorsFiles:
+    """The tensors of a model folder, by name; a context manager.
+
+    Raises:
+        ModelError: the folder has no safetensors file, or its index is not readable.
+        IntegrityError: a file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._handles: dict[Path, Any] = {}
+        self._stored = read_headers(folder)
+        self._piece: torch.Tensor | None = None
+
+    def __enter__(self) -> SafetensorsFiles:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._handles.clear()
+        self._piece = None
+
+    def find(self, *candidates: str) -> str | None:
+        """Return the first of these names that the files have; None if they have none."""
+        return next((name for name in candidates if name in self._stored), None)
+
+    def read(self, name: str, dtype: torch.dtype | None = None, *, private: bool = False) -> torch.Tensor:
+        """Read one tensor, on the CPU.
+
+        Args:
+            name: as the files have it.
+            dtype: to convert to, unless it is a tensor of whole numbers; None = the file's.
+            private: in memory of its own. Otherwise its bytes may still be the mapped file, of which only pages that
+                are used become resident.
+
+        Raises:
+            ModelError: the file is gone, has numbers of another kind, or numbers that are not finite; of a mapped
+                matrix, which would become resident, the last is not looked at.
+            IntegrityError: the file is damaged.
+        """
+        stored = self._stored[name]
+        kind = _kind_of(name, stored)
+        wanted = dtype if dtype is not None and kind.is_floating_point else kind
+        is_mapped = wanted is kind and not private
+        if is_mapped:
+            found: torch.Tensor = self._open(stored.path).get_tensor(name)
+        else:
+            found = _read_in_place(stored, kind) if wanted is kind else self._read_converted(stored, kind, wanted)
+        if is_mapped and found.dim() > 1:
+            return found
+        if wanted.is_floating_point and first_not_finite({name: found}):
+            in_words = str(wanted).removeprefix("torch.")
+            raise ModelError(
+                f"{stored.path}: tensor {name} has numbers that are not finite in {in_words}: the model is damaged, or "
+                "was saved in the midst of a training that diverged; fetch it again or give another one"
+            )
+        return found
+
+    def read_frozen(
+        self, name: str, dtype: torch.dtype, *, private: bool = False, device: torch.device | None = None
+    ) -> torch.Tensor:
+        """Read one tensor that never trains; see ``read``.
+
+        Args:
+            name: as the files have it.
+            dtype: to convert to.
+            private: in memory of its own.
+            device: where to; None = the CPU.
+
+        Raises:
+            ModelError, IntegrityError: see ``read``.
+        """
+        tensor = self.read(name, dtype, private=private)
+        return tensor if device is None else tensor.to(device)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor that the files have."""
+        return self._stored[name].shape
+
+    def row_pieces(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+        """Read a matrix some rows at a time, each time into the same memory.
+
+        Yields:
+            The number of the first row, and the rows as they are stored.
+
+        Raises:
+            ModelError, IntegrityError: see ``read``.
+        """
+        stored = self._stored[name]
+        columns = stored.shape[1]
+        for start, part in _pieces(stored, self._piece_of(_kind_of(name, stored), multiple=columns)):
+            yield start // columns, part.view(-1, columns)
+
+    def _read_converted(self, stored: StoredTensor, kind: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
+        """Read a tensor into memory of its own, a piece at a time."""
+        result = torch.empty(stored.shape, dtype=dtype)
+        flat = result.view(-1)
+        for start, part in _pieces(stored, self._piece_of(kind)):
+            flat[start : start + part.numel()].copy_(part)
+        return result
+
+    def _piece_of(self, dtype: torch.dtype, *, multiple: int = 1) -> torch.Tensor:
+        """Return memory for a piece: always the same, so that no gaps are left between the tensors that are read."""
+        count = max(1, PIECE_BYTES // (multiple * dtype.itemsize)) * multiple
+        if self._piece is None or self._piece.numel() < count * dtype.itemsize:
+            self._piece = torch.empty(max(PIECE_BYTES, count * dtype.itemsize), dtype=torch.uint8)
+        return self._piece[: count * dtype.itemsize].view(dtype)
+
+    def _open(self, path: Path) -> Any:
+        if path not in self._handles:
+            from safetensors import SafetensorError, safe_open
+
+            try:
+                self._handles[path] = safe_open(path, framework="pt", device="cpu")
+            except FileNotFoundError as error:
+                raise ModelError(f"{path} is missing; fetch the model again") from error
+            except (SafetensorError, OSError) as error:
+                raise IntegrityError(f"{path} is damaged ({error}); fetch the model again") from error
+        return self._handles[path]
+
+
+def _kind_of(name: str, stored: StoredTensor) -> torch.dtype:
+    kind = TORCH_DTYPES.get(stored.info.dtype)
+    if kind is None:
+        raise ModelError(f"{stored.path}: tensor {name} has numbers of type {stored.info.dtype}; convert the model")
+    return kind
+
+
+def _read_in_place(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
+    """Read a tensor into memory of its own."""
+    result = torch.empty(stored.shape, dtype=dtype)
+    for _ in _pieces(stored, result.view(-1), in_place=True):
+        pass
+    return result
+
+
+def _pieces(
+    stored: StoredTensor, buffer: torch.Tensor, *, in_place: bool = False
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Read a tensor's numbers in order, a piece at a time.
+
+    Args:
+        stored: where they are.
+        buffer: flat, of the stored type; takes each piece.
+        in_place: whether the buffer takes all of them, one behind the other.
+
+    Yields:
+        How many numbers came before, and the piece.
+    """
+    count = math.prod(stored.shape)
+    each = min(count, PIECE_BYTES // buffer.element_size()) if in_place else buffer.numel()
+    try:
+        with stored.path.open("rb", buffering=0) as file:
+            file.seek(stored.info.offset)
+            for start in range(0, count, max(1, each)):
+                num = min(each, count - start)
+                part = buffer[start : start + num] if in_place else buffer[:num]
+                if file.readinto(part.view(torch.uint8).numpy().data) != part.nbytes:
+                    raise IntegrityError(f"{stored.path} is damaged (it ends too soon); fetch the model again")
+                yield start, part
+    except FileNotFoundError as error:
+        raise ModelError(f"{stored.path} is missing; fetch the model again") from error
+    except OSError as error:
+        raise IntegrityError(f"{stored.path} is damaged ({error}); fetch the model again") from error
+
+
+TORCH_DTYPES: Final = {
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES: Final = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return torch's type for a type of a safetensors file, such as ``F32``.
+
+    Raises:
+        IntegrityError: no tensor of a run or a model may have such a type.
+    """
+    if name not in TORCH_DTYPES:
+        raise IntegrityError(f"a tensor has the type {name}, which is not supported; save it as float32 or bfloat16")
+    return TORCH_DTYPES[name]
+
+
+def pieces_of(tensor: torch.Tensor) -> TensorPieces:
+    """Return a tensor's type, shape and bytes; they are read when they are gone through, so it must not change before.
+
+    A tensor on another device is copied a piece at a time, one that is not contiguous as a whole.
+    """
+    held = tensor.detach()
+
+    def make() -> Iterator[memoryview]:
+        flat = held.contiguous().reshape(-1)
+        step = PIECE_BYTES // flat.element_size()
+        for start in range(0, flat.numel(), step):
+            yield _bytes_of(flat[start : start + step].cpu())
+
+    return TensorPieces(DTYPE_NAMES[held.dtype], tuple(held.shape), Pieces(held.numel() * held.element_size(), make))
+
+
+def fill(target: torch.Tensor, source: TensorPieces) -> None:
+    """Replace the values of a tensor by those of ``source``, converted to its type, a piece at a time.
+
+    Raises:
+        IntegrityError: the source has fewer or more bytes than its shape says.
+    """
+    num_came = source.data.size_bytes / torch_dtype(source.dtype).itemsize
+    if num_came != target.numel():
+        raise IntegrityError(f"a tensor of {target.numel():,} numbers came with {num_came:,g}; copy it again")
+    with torch.no_grad():
+        # a target that is not contiguous is small, such as a row of a larger tensor
+        flat = target.detach().view(-1) if target.is_contiguous() else torch.empty_like(target).contiguous().view(-1)
+        is_as_it_came = flat.dtype is torch_dtype(source.dtype) and flat.device.type == "cpu"
+        at = _fill_bytes(flat, source.data) if is_as_it_came else _fill_values(flat, source)
+        if at != flat.numel():
+            raise IntegrityError(
+                f"a tensor of {flat.numel():,} numbers came with {at:,}: its file was cut off; copy it again"
+            )
+        if not target.is_contiguous():
+            target.detach().copy_(flat.view(target.shape))
+
+
+def _fill_bytes(flat: torch.Tensor, data: Pieces) -> int:
+    """Copy the pieces where they belong, once; return how many whole numbers came."""
+    room, at = _bytes_of(flat), 0
+    for piece in data:
+        room[at : at + len(piece)] = piece
+        at += len(piece)
+    return at // flat.element_size()
+
+
+def _fill_values(flat: torch.Tensor, source: TensorPieces) -> int:
+    """Convert the numbers some at a time; return how many came."""
+    at = 0
+    for values in _values(source):
+        flat[at : at + values.numel()].copy_(values)
+        at += values.numel()
+    return at
+
+
+def is_finite(source: TensorPieces) -> bool:
+    """Whether all numbers of a tensor are finite; whole numbers always are."""
+    return all(not values.is_floating_point() or bool(torch.isfinite(values).all()) for values in _values(source))
+
+
+def _values(source: TensorPieces) -> Iterator[torch.Tensor]:
+    """Yield the numbers in order, some at a time; each time in the same memory."""
+    dtype, size_bytes = torch_dtype(source.dtype), source.data.size_bytes
+    buffer = torch.empty(min(PIECE_BYTES, size_bytes), dtype=torch.uint8)
+    room, filled = _bytes_of(buffer), 0
+    for piece in source.data:
+        rest = memoryview(piece)
+        while rest:
+            count = min(len(rest), len(room) - filled)
+            room[filled : filled + count] = rest[:count]
+            rest, filled = rest[count:], filled + count
+            if filled == len(room):
+                yield buffer.view(dtype)
+                filled = 0
+    if filled:
+        yield buffer[: filled - filled % dtype.itemsize].view(dtype)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    flat: Any = tensor.view(torch.uint8).numpy()
+    return memoryview(flat)
+
+
+def digest_of(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256, hex, of tensors with their names, in the order of the names; nothing is copied."""
+    digest = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        digest.update(name.encode())
+        for piece in pieces_of(value).data:
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def require_finite_grads(parameters: Mapping[str, torch.nn.Parameter], unit: str) -> None:
+    """Refuse gradients of a unit that are not finite; nothing was updated then.
+
+    Args:
+        parameters: of the unit, by name; those without a gradient are left alone.
+        unit: names it, as ``block 2``.
+
+    Raises:
+        DivergedError: names the first gradient that is not finite.
+    """
+    grads = {name: _dense_values(value.grad) for name, value in parameters.items() if value.grad is not None}
+    name = first_not_finite(grads)
+    if name:
+        raise DivergedError(f"the gradient of {unit} is not finite, first that of {name}")
+
+
+def require_finite_values(tensors: Mapping[str, torch.Tensor], where: str) -> None:
+    """Refuse weights that the last update left without finite numbers, before anyone keeps them.
+
+    Args:
+        tensors: by name.
+        where: names what they are of.
+
+    Raises:
+        DivergedError: names the first one that is not finite.
+    """
+    name = first_not_finite(tensors)
+    if name:
+        raise DivergedError(f"the training diverged: {where} has {name}, which is not finite; {LOWER_THE_RATE}")
+
+
+def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the name of the first tensor with a number that is NaN or infinite; empty if there is none."""
+    if not tensors:
+        return ""
+    sums = torch.stack([tensor.sum().to(torch.float64) for tensor in tensors.values()])
+    if math.isfinite(sums.sum().item()):
+        return ""
+    return next((name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())), "")
+
+
+def _dense_values(grad: torch.Tensor) -> torch.Tensor:
+    return grad._values() if grad.is_sparse else grad

@@ -1,0 +1,197 @@
+"""The timings of a node for a job, measured or kept in its folder.
+
+Time this node for a job, or take the timings that it remembers.
+
+Keep a node's timings in its folder, so that a second start takes seconds.
+
+::
+
+    STATE/profile.json    {"schema": 4, "entries": {KEY: ENTRY}}
+    ENTRY                 {"budget_s", "at_unix_s", "activation_token_bytes", "rested_s", "handling_s", "work_times"}
+
+The key stands for everything that changes a timing: model, processor and threads, shape of the job, the owner's part,
+neighbours that were busy at the same time, version of torch. The newest entries stay, for ``LONGEST_AGE_S``: what else
+changes a timing (a fan, a power supply, other programs) has no name. A file that can't be read is ignored with a
+warning: what it held is measured again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edge.checkpoint.state_folder import CACHE_FILE
+from edge.data.dataset import OwnerDataset
+from edge.profiler.timing import CpuClock, MeasuredWork, Timer, TimingRequest, window_of
+from edge.profiler.works import Bench
+from ringtune.costs.measurement import job_shape
+from ringtune.costs.model_facts import job_subnets
+from ringtune.costs.profile import ModelFacts, Work, WorkTime
+from ringtune.errors import InvalidInputError, StorageError
+from ringtune.job.job import Job
+from ringtune.machine.resources import cpu_quota
+from ringtune.storage.durable import write_durably
+from ringtune.storage.strict import parse_json, read_value
+
+_LOG = logging.getLogger(__name__)
+
+
+def timings(
+    job: Job,
+    model: ModelFacts,
+    dataset: OwnerDataset | None,
+    *,
+    device: str,
+    hardware: str,
+    state: Path | None,
+    timing: TimingRequest,
+    memory_bytes: int,
+) -> MeasuredWork:
+    """Time every kind of work at this node, or find the timings of an earlier measurement.
+
+    Args:
+        job: with the model's folder on this machine.
+        model: what the folder holds.
+        dataset: the node's rows; None = it is no owner.
+        device: torch device.
+        hardware: processor and what may be used of it.
+        state: the node's folder; None = nothing is remembered, and it can't save.
+        timing: budget, neighbours, and whether to measure anew.
+        memory_bytes: that the measurement may use.
+
+    Raises:
+        ModelError: the model folder can't be used.
+        JobError: the adapter configuration can't be split, or the operations do not divide the model's heads.
+        CapacityError: one block with micro-batches of the job's size does not fit here.
+    """
+    subnets = job_subnets(job, model).count
+    key = cache_key(
+        model=model.digest,
+        hardware=hardware,
+        shape=job_shape(job, fixed_tokens=model.fixed_tokens, subnets=subnets, frozen=timing.frozen),
+        batch=(job.train.batch_size, job.train.microbatches),
+        classes=len({*job.data.labels, *dataset.labels}) if dataset else -1,
+        neighbours=timing.neighbours,
+        torch=torch.__version__,
+    )
+    cache = ProfileCache(state) if state is not None else None
+    found = cache.find(key, budget_s=timing.budget_s) if cache and not timing.is_fresh else None
+    if found is not None:
+        return found
+    started_s = time.monotonic()
+    folder = Path(job.model.path)
+    bench = Bench(
+        folder,
+        job,
+        dataset,
+        model=model,
+        memory_bytes=memory_bytes,
+        device=device,
+        subnets=subnets,
+        frozen=timing.frozen,
+    )
+    quota = cpu_quota()
+    cpu = CpuClock.of(quota, torch.get_num_threads()) if device == "cpu" else None
+    timer = Timer(window_s=window_of(quota), settle=bench.settle(), cpu=cpu)
+    found = bench.measure(timer, budget_s=timing.budget_s, disk=state)
+    _LOG.info("measured %d points in %.1f s", len(found.work_times), time.monotonic() - started_s)
+    if cache is not None:
+        cache.put(key, found, budget_s=timing.budget_s)
+    return found
+
+
+def full_size_s(measured: MeasuredWork, work: Work) -> float:
+    """Median seconds of a work at the largest measured size; 0 if it was not measured."""
+    points = [point for point in measured.work_times if point.work == work]
+    return max(points, key=lambda point: point.size).median_s if points else 0.0
+
+
+SCHEMA = 4
+KEPT_ENTRIES = 16
+LONGEST_AGE_S = 7 * 24 * 3600.0
+
+
+def cache_key(**parts: object) -> str:
+    """Digest of ``parts``, which are everything that changes a timing."""
+    text = json.dumps({name: repr(value) for name, value in parts.items()}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class ProfileCache:
+    """The remembered timings of one node.
+
+    Args:
+        state: the node's folder.
+        clock: wall clock, seconds since 1970. An entry of the future is too old as well: the clock was set back.
+    """
+
+    def __init__(self, state: Path, clock: Callable[[], float] = time.time) -> None:
+        self.path = state / CACHE_FILE
+        self._clock = clock
+
+    def find(self, key: str, *, budget_s: float) -> MeasuredWork | None:
+        """Find timings under ``key`` measured with at least this budget; None if there are no young ones."""
+        entry = self._entries().get(key)
+        if entry is None:
+            return None
+        try:
+            if _read(float, entry, "budget_s") < budget_s:
+                return None
+            token_bytes = _read(float, entry, "activation_token_bytes")
+            if token_bytes < 0:
+                raise InvalidInputError(f"activation_token_bytes is {token_bytes}, it has to be at least 0")
+            found = MeasuredWork(
+                _read(tuple[WorkTime, ...], entry, "work_times"),
+                token_bytes,
+                _read(float, entry, "rested_s"),
+                _read(float, entry, "handling_s"),
+                _read(float, {"lowest_token_bytes": 0.0, **entry}, "lowest_token_bytes"),
+            )
+            age_s = self._clock() - _read(float, entry, "at_unix_s")
+            return found if 0 <= age_s <= LONGEST_AGE_S else None
+        except (KeyError, InvalidInputError) as error:
+            _LOG.warning("%s: what was measured earlier is not readable (%s); it is measured again", self.path, error)
+            return None
+
+    def put(self, key: str, measured: MeasuredWork, *, budget_s: float) -> None:
+        """Store timings under ``key`` and keep the newest ``KEPT_ENTRIES``; a full disk only gives a warning."""
+        entries = self._entries()
+        entries.pop(key, None)
+        entries[key] = {
+            "budget_s": budget_s,
+            "at_unix_s": self._clock(),
+            "activation_token_bytes": measured.activation_token_bytes,
+            "rested_s": measured.rested_s,
+            "handling_s": measured.handling_s,
+            "lowest_token_bytes": measured.lowest_token_bytes,
+            "work_times": [dataclasses.asdict(point) for point in measured.work_times],
+        }
+        newest = dict(list(entries.items())[-KEPT_ENTRIES:])
+        try:
+            write_durably(self.path, json.dumps({"schema": SCHEMA, "entries": newest}, indent=1).encode())
+        except StorageError as error:
+            _LOG.warning("what was measured is not remembered: %s", error)
+
+    def _entries(self) -> dict[str, dict[str, Any]]:
+        try:
+            value = parse_json(self.path.read_bytes())
+            if value["schema"] != SCHEMA:
+                return {}
+            return {str(key): dict(entry) for key, entry in value["entries"].items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            _LOG.warning("%s is not readable (%s: %s); it is measured again", self.path, type(error).__name__, error)
+            return {}
+
+
+def _read(hint: Any, entry: dict[str, Any], key: str) -> Any:
+    return read_value(hint, entry[key], where=key, error=InvalidInputError)

@@ -1,0 +1,634 @@
+"""The works of a run, each timed with the code of a run.
+
+Time every kind of work of a run, with a run's executor on one real block of the model.
+
+The node hosts one block of a plan whose other blocks are elsewhere, and a schedule that unfreezes one more block a
+step: so the same block is the lowest trainable one at one step, and has trainable ones below it at the next. All
+blocks of a model have one shape; if some have no adapter (``leave_out``), a block with one is timed, and those
+without count as it does.
+
+::
+
+    put hidden, f                     FORWARD            put hidden, F, put gradient, B, U   GRAPH, BACKWARD, UPDATE
+    f, F, B with half of the subnets  FORWARD_PART, GRAPH_PART, BACKWARD_PART
+    E E .. E                          EMBED              put hidden, F, put gradient, B      .. of the lowest one
+    E, H, U[head]                     HEAD, UPDATE_HEAD  E, H of an evaluation               HEAD_FREE
+    read pairs, A                     FIT
+
+Parts are timed where the job has operations with several subnets a block: with ``subnets // 2`` of them.
+
+What encodes, decodes, hands over and saves is the code of a run too; the disk is the one of the node's folder.
+
+Time what surrounds every action of a run: its loop, its engine, and the report of its span.
+
+A run's own loop and reporter carry out a few steps of a plan in which this node hosts everything, with an executor that
+does nothing. What that takes is what any action takes besides its work.
+
+Time what a helper does with the pairs of one block, with the code of a run.
+
+Encode a hidden state to messages and decode it again, as the two ends of a link do.
+
+What a measurement needs of memory and disk: refused before anything is built, and left as it was found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from edge.checkpoint.state_folder import RunShards
+from edge.data.dataset import OwnerDataset
+from edge.machine.accelerator import settle_of
+from edge.profiler.bench_inputs import (
+    NODE,
+    SizedRows,
+    bench_plan,
+    known_labels,
+    part_subnets,
+    part_table,
+    uneven_mask,
+    whole_plan,
+)
+from edge.profiler.timing import Cycle, Laps, MeasuredWork, Spread, Timer
+from edge.runtime.executor import NodeExecutor
+from edge.runtime.loop import AgentRun
+from edge.runtime.reporter import Entry, Failed, Reporter, TurnDone
+from edge.techniques.offload.helper import AuxiliaryModels
+from edge.techniques.offload.pairs import from_file, to_file
+from edge.techniques.offload.sites import sites_of
+from edge.transport import frames, tensors
+from ringtune.costs.measurement import Size, timed_sizes
+from ringtune.costs.memory_estimate import node_memory
+from ringtune.costs.memory_terms import MemoryEstimate
+from ringtune.costs.model_facts import computed_token_bytes
+from ringtune.costs.profile import PART_OF, ModelFacts, Work, WorkTime
+from ringtune.errors import CapacityError, DeadlineError, FrameError, StorageError, error_from_name
+from ringtune.job.job import Job
+from ringtune.models.adapter_config import fullest_block
+from ringtune.models.adapter_support import offload_refusal
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import NAMED_TASKS
+from ringtune.models.folder import model_dimensions, read_config
+from ringtune.quantities import format_bytes
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.course import FrozenWeights
+from ringtune.schedule.operation_tables import BlockScores
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind, Turn, turn_sequence
+from ringtune.storage.durable import make_folder
+from ringtune.storage.pieces import Pieces
+from ringtune.v1 import control_pb2
+
+_TINY_RATE = 1e-9
+_UNSIZED: tuple[Work, ...] = (Work.UPDATE, Work.UPDATE_HEAD)
+_BLOCK_LOOPS, _PART_LOOPS, _OWNER_LOOPS, _ONCE_LOOPS = 5, 3, 3, 2
+_WITH_LOWEST: Final = {
+    Work.GRAPH: Work.GRAPH_LOWEST,
+    Work.BACKWARD: Work.BACKWARD_LOWEST,
+    Work.GRAPH_PART: Work.GRAPH_LOWEST_PART,
+    Work.BACKWARD_PART: Work.BACKWARD_LOWEST_PART,
+}
+"""The works of a block that has trainable ones below it, and of the lowest one."""
+
+
+class Bench:
+    """One real block of a model, and an owner's parts where there are rows, ready to be timed.
+
+    Args:
+        folder: of the base model.
+        job: sizes, adapter, optimizer, dtypes.
+        dataset: the node's rows; None = it is no owner, so embedding and head are left out.
+        model: what the folder holds.
+        memory_bytes: that the measurement may use.
+        device: torch device.
+        subnets: of each block, where the job has operations.
+        frozen: how frozen weights are held.
+
+    Raises:
+        ModelError: see ``NodeExecutor``.
+        JobError: the adapter configuration can't be split.
+        CapacityError: one block with micro-batches of the job's size does not fit; nothing was built then.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        job: Job,
+        dataset: OwnerDataset | None,
+        *,
+        model: ModelFacts,
+        memory_bytes: int,
+        device: str = "cpu",
+        subnets: int = 1,
+        frozen: FrozenWeights | None = None,
+    ) -> None:
+        self._subnets = subnets
+        config = read_config(folder)
+        family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
+        self.sizes = timed_sizes(job, fixed_tokens=dimensions.longest if dimensions.fixed else 0)
+        self._fixed = dimensions.fixed
+        self._job = job.with_overrides({"train.learning_rate": _TINY_RATE, "train.warmup_steps": 0})
+        self._num_blocks, self._hidden_size = dimensions.num_blocks, dimensions.hidden
+        self._block = fullest_block(
+            job.adapter.config,
+            hidden_size=dimensions.hidden,
+            widths=family.widths(config),
+            num_blocks=dimensions.num_blocks,
+        )
+        rows = self.sizes[0].rows
+        self._rows = SizedRows(dataset, job.model.task, rows * job.train.microbatches) if dataset else None
+        has_classes = job.model.task in NAMED_TASKS
+        self._plan = bench_plan(
+            self._job,
+            rows=rows,
+            tokens=self.sizes[0].tokens,
+            block=self._block,
+            num_blocks=self._num_blocks,
+            hidden_size=self._hidden_size,
+            labels=known_labels(job.data.labels, dataset, has_classes=has_classes),
+            has_rows=self._rows is not None,
+            subnets=subnets,
+            frozen=frozen,
+        )
+        check_room(self._memory(model), memory_bytes)
+        # the executor wants of a dataset only what SizedRows has
+        rows_of: Any = self._rows
+        self._executor = NodeExecutor(self._plan, NODE, self._job, folder, rows_of, device=device)
+        self._dtype = torch.float64 if job.model.dtype == "float64" else torch.float32
+        self._device = torch.device(device)
+        self._fitting: Fitting | None = None
+        if Fitting.is_possible(folder, self._job):
+            self._fitting = Fitting(folder, self._job, self._block, self._dtype, self._device)
+
+    def _memory(self, model: ModelFacts) -> MemoryEstimate:
+        """Estimate what the measurement holds at most, as a run that hosts this block would."""
+        placement = dataclasses.replace(self._plan.placement, credits=1)  # one tensor at a time is on its way
+        plan = Plan.of(dataclasses.replace(self._plan.course, choice=None), placement)
+        return node_memory(
+            plan,
+            NODE,
+            model,
+            optimizer=self._job.train.optimizer,
+            activation_token_bytes=computed_token_bytes(model, self._job),
+            dtype=self._job.model.dtype,
+        )
+
+    # ---- what is measured -------------------------------------------------------------------------
+
+    def measure(self, timer: Timer, *, budget_s: float, disk: Path | None) -> MeasuredWork:
+        """Time every kind of work that this node may have to do.
+
+        Args:
+            timer: of the loops.
+            budget_s: about how long all loops may take, in seconds, and the rests of a quota; slow boards take longer.
+            disk: the node's folder for checkpoints; None = it can't save.
+        """
+        loops = _BLOCK_LOOPS + (_OWNER_LOOPS if self._rows else 0) + (_PART_LOOPS if self._subnets > 1 else 0)
+        each_s = budget_s / (len(self.sizes) * loops + _ONCE_LOOPS)
+        found: list[WorkTime] = []
+        once: dict[Work, Spread] = {}
+        with torch.random.fork_rng(devices=[]):
+            for size in self.sizes:
+                sized, unsized = self._at_size(size, timer, each_s)
+                found += [spread.at(work, *size, share=self._share_of(work)) for work, spread in sized.items()]
+                once = once or unsized
+            once |= self._once(timer, each_s, disk)
+            found += [spread.at(work) for work, spread in once.items()]
+            handled_s = handling_s(whole_plan(self._plan), NODE, timer.cpu or timer.clock)
+            return MeasuredWork(
+                tuple(found),
+                self.activation_token_bytes(),
+                self._rested_s(timer, budget_s),
+                handled_s,
+                self.activation_token_bytes(lowest=True),
+            )
+
+    def _rested_s(self, timer: Timer, budget_s: float) -> float:
+        """Seconds that a forward takes less after a rest."""
+        size, item = self.sizes[0], self._item(lowest=True)
+        hidden, mask = self._random(size), uneven_mask(size)
+
+        def forward() -> None:
+            self._put_hidden(item, hidden, mask)
+            self._run(Op.FORWARD_FREE, item)
+
+        with self._forgetting():
+            return timer.rested_s(forward, budget_s=budget_s)
+
+    def activation_token_bytes(self, *, lowest: bool = False) -> float:
+        """Bytes per padded token that one block's forward with graph keeps until backward, its output included.
+
+        Args:
+            lowest: whether the block is the lowest that trains.
+        """
+        size, item = self.sizes[0], self._item(lowest=lowest or self._block == 0)
+        self._put_hidden(item, self._random(size), uneven_mask(size))
+        self._run(Op.FORWARD_FREE, item)  # so that what all blocks share is there already
+        before = self._executor.live_bytes()
+        self._run(Op.FORWARD, item)
+        kept = self._executor.live_bytes() - before
+        self._executor.forget_turn(item)
+        return kept / (size.rows * size.tokens)
+
+    def _at_size(self, size: Size, timer: Timer, each_s: float) -> tuple[dict[Work, Spread], dict[Work, Spread]]:
+        """Time the works of one size; return those whose time depends on the size, and those whose time does not."""
+        found: dict[Work, Spread] = {}
+        for cycle in self._cycles(size):
+            with self._forgetting():
+                found |= timer.measure(cycle, budget_s=each_s)
+        if self._block == 0:  # a model of one block has none with trainable ones below it; its cost bounds theirs
+            for work, lowest in _WITH_LOWEST.items():
+                if lowest in found:
+                    found.setdefault(work, found[lowest])
+        unsized: dict[Work, Spread] = {work: found.pop(work) for work in _UNSIZED if work in found}
+        return found, unsized
+
+    def _cycles(self, size: Size) -> Iterator[Cycle]:
+        hidden, mask, grad = self._random(size), uneven_mask(size), self._random(size)
+        for is_part in (False, True) if self._subnets > 1 else (False,):
+            yield self._forward(hidden, mask, is_part=is_part)
+            yield self._train(hidden, mask, grad, lowest=True, is_part=is_part)
+            if self._block:
+                yield self._train(hidden, mask, grad, lowest=False, is_part=is_part)
+        yield self._wire(hidden, mask)
+        if self._fitting is not None:
+            yield self._fitting.cycle(size)
+        if self._rows is not None:
+            self._rows.take_size(size.rows * self._job.train.microbatches, 0 if self._fixed else size.tokens)
+            yield self._embed(size)
+            yield self._head(size)
+            yield self._head_free(size)
+
+    def _once(self, timer: Timer, each_s: float, disk: Path | None) -> dict[Work, Spread]:
+        found: dict[Work, Spread] = {}
+        if self._rows is not None:
+            found |= timer.measure(self._hand_over, budget_s=each_s)
+        if disk is not None:
+            with folder_in(disk, is_needed=self._job.train.checkpoint_every > 0) as folder:
+                found |= timer.measure(self._save(folder), budget_s=each_s)
+        return found
+
+    # ---- the loops --------------------------------------------------------------------------------
+
+    def _forward(self, hidden: torch.Tensor, mask: torch.Tensor, *, is_part: bool) -> Cycle:
+        work = PART_OF[Work.FORWARD] if is_part else Work.FORWARD
+
+        item = self._item(lowest=True, is_part=is_part)
+
+        def cycle(laps: Laps) -> None:
+            self._put_hidden(item, hidden, mask)
+            laps.lap(work, lambda: self._run(Op.FORWARD_FREE, item))
+
+        return cycle
+
+    def _train(
+        self, hidden: torch.Tensor, mask: torch.Tensor, grad: torch.Tensor, *, lowest: bool, is_part: bool
+    ) -> Cycle:
+        item, executor = self._item(lowest=lowest, is_part=is_part), self._executor
+        update = Action(Op.UPDATE, item, -1, self._block, self._block + 1)
+        works = (Work.GRAPH_LOWEST, Work.BACKWARD_LOWEST) if lowest else (Work.GRAPH, Work.BACKWARD)
+        graph, backward = (PART_OF[work] for work in works) if is_part else works
+
+        def cycle(laps: Laps) -> None:
+            self._put_hidden(item, hidden, mask)
+            laps.lap(graph, lambda: self._run(Op.FORWARD, item))
+            executor.put_tensor(TensorKey(Payload.GRAD, item, 0, self._block + 1), grad, None)
+            laps.lap(backward, lambda: self._run(Op.BACKWARD, item))
+            laps.lap(Work.UPDATE, lambda: executor.run(update))
+
+        return cycle
+
+    def _embed(self, size: Size) -> Cycle:
+        count = self._job.train.microbatches
+
+        def all_parts(item: int) -> None:
+            for micro in range(count):
+                self._executor.run(Action(Op.EMBED, item, micro))
+
+        def cycle(laps: Laps) -> None:
+            item = self._item(lowest=True)  # anew, so that its batch is made anew
+            laps.lap(Work.EMBED, lambda: all_parts(item), times=count)
+
+        return cycle
+
+    def _head(self, size: Size) -> Cycle:
+        update = Action(Op.UPDATE, 0, -1, self._num_blocks, self._num_blocks + 1)
+
+        def cycle(laps: Laps) -> None:
+            item = self._item(lowest=True)
+            self._executor.run(Action(Op.EMBED, item, 0))
+            laps.lap(Work.HEAD, lambda: self._executor.run(Action(Op.HEAD, item, 0)))
+            laps.lap(Work.UPDATE_HEAD, lambda: self._executor.run(update._replace(seq=item)))
+
+        return cycle
+
+    def _head_free(self, size: Size) -> Cycle:
+        def cycle(laps: Laps) -> None:
+            item = self._item(lowest=True, kind=StepKind.EVALUATE)
+            self._executor.run(Action(Op.EMBED, item, 0))
+            laps.lap(Work.HEAD_FREE, lambda: self._executor.run(Action(Op.HEAD, item, 0)))
+
+        return cycle
+
+    def _wire(self, hidden: torch.Tensor, mask: torch.Tensor) -> Cycle:
+        def cycle(laps: Laps) -> None:
+            messages = laps.lap(Work.ENCODE, lambda: encode(hidden, mask, self._job.wire.dtype))
+            laps.lap(Work.DECODE, lambda: decode(messages, self._dtype))
+
+        return cycle
+
+    def _hand_over(self, laps: Laps) -> None:
+        executor = self._executor
+        laps.lap(Work.HAND_OVER, lambda: executor.load_head_blob(executor.head_blob()))
+
+    def _save(self, folder: Path) -> Cycle:
+        shards, with_head = RunShards(folder), self._rows is not None
+
+        def save() -> None:
+            shards.write(0, self._executor.shard({"node": NODE}, with_head=with_head), node=NODE)
+
+        return lambda laps: laps.lap(Work.SAVE, save)
+
+    # ---- parts ------------------------------------------------------------------------------------
+
+    def _item(self, *, lowest: bool, kind: StepKind = StepKind.TRAIN, is_part: bool = False) -> int:
+        """Grant one item anew, of a step at which the block is the lowest trainable one, or is not.
+
+        With ``is_part`` half of the block's subnets are passed by.
+
+        Returns:
+            The item's ``seq``: 0 where the block is the lowest, 1 where it is not.
+        """
+        step = self._num_blocks - 1 - self._block + (0 if lowest else 1)
+        index = 0 if lowest else 1
+        turn = Turn(
+            index=index,
+            kind=kind,
+            owner=self._plan.course.owners[0].node,
+            round=0,
+            first_seq=index,
+            num_items=1,
+            first_step=step,
+            first_batch=0,
+            operations=part_table(self._plan.course, self._block, self._subnets) if is_part else None,
+        )
+        self._executor.grant(turn)
+        return index
+
+    def _share_of(self, work: Work) -> float:
+        """The share of the block's subnets that were active while ``work`` was timed."""
+        return part_subnets(self._subnets) / self._subnets if work in PART_OF.values() else 1.0
+
+    @contextmanager
+    def _forgetting(self) -> Iterator[None]:
+        """Drop the tensors that a loop leaves, so that the next loop finds an empty node."""
+        yield
+        for index in (0, 1):
+            self._executor.forget_turn(index)
+
+    def _put_hidden(self, item: int, hidden: torch.Tensor, mask: torch.Tensor) -> None:
+        self._executor.put_tensor(TensorKey(Payload.HIDDEN, item, 0, self._block), hidden, mask)
+
+    def _run(self, op: Op, item: int) -> object:
+        return self._executor.run(Action(op, item, 0, self._block, self._block + 1))
+
+    def _random(self, size: Size) -> torch.Tensor:
+        return torch.randn(size.rows, size.tokens, self._hidden_size, dtype=self._dtype)
+
+    def settle(self) -> Callable[[], None]:
+        """Return a function that waits until the device has done its work; on a processor the function does nothing."""
+        return settle_of(self._device)
+
+
+_FLUSH_S = 5.0
+
+
+def handling_s(plan: Plan, node: str, clock: Callable[[], float]) -> float:
+    """Seconds that an action takes besides its work, by ``clock``.
+
+    Args:
+        plan: in which ``node`` owns and hosts everything.
+        node: this one.
+        clock: of the measurement.
+
+    Raises:
+        DeadlineError: the reports were not made in time.
+        RingTuneError: what ended the loop before its last turn.
+    """
+    turns = list(turn_sequence(plan.course))
+    reporter = Reporter(
+        run_id="measure",
+        node=node,
+        num_blocks=plan.course.num_blocks,
+        send=control_pb2.ReportRequest.SerializeToString,
+        on_refused=lambda reason: None,
+    )
+    reports = _Reports(reporter, turns[-1].index)
+    try:
+        run = AgentRun(
+            plan=plan, node=node, executor=_Idle(), links={}, ack=lambda source, boundary: None, reports=reports
+        )
+        reports.stop = lambda: run.stop("measured")
+        run.grant(turns)
+        started_s = clock()
+        run.loop()
+        is_flushed = reporter.flush(_FLUSH_S)
+        taken_s = clock() - started_s
+    finally:
+        reporter.close()
+    if reports.failed is not None:
+        raise error_from_name(reports.failed.error, reports.failed.message)
+    if not is_flushed:
+        raise DeadlineError(f"node {node}: waited {_FLUSH_S:g} s for the reports of idle steps; measure again")
+    return taken_s / max(1, run.totals.actions)
+
+
+class _Reports:
+    """Passes entries on, and stops the run when its last turn is done or when it failed."""
+
+    def __init__(self, reporter: Reporter, last_turn: int) -> None:
+        self.stop: Callable[[], object] = lambda: None
+        self.failed: Failed | None = None
+        self._reporter, self._last_turn = reporter, last_turn
+
+    def put(self, entry: Entry) -> None:
+        self._reporter.put(entry)
+        if isinstance(entry, Failed):
+            self.failed = self.failed or entry
+            self.stop()
+        elif isinstance(entry, TurnDone) and entry.turn == self._last_turn:
+            self.stop()
+
+
+class _Idle:
+    """An executor whose actions do nothing."""
+
+    def grant(self, turn: Turn) -> None:
+        """Ignore a turn."""
+
+    def forget_turn(self, index: int) -> str:
+        """Ignore the end of a turn."""
+        return ""
+
+    def run(self, action: Action) -> tuple[tuple[str, float], ...]:
+        """Yield what a head yields, so that steps are reported."""
+        return (("count", 1.0), ("loss_sum", 0.0)) if action.op is Op.HEAD else ()
+
+    def copy_digest(self, start: int, stop: int) -> str:
+        """Return no digest: nothing is computed here."""
+        return ""
+
+    def take_scores(self, turn: int) -> tuple[BlockScores, ...]:
+        """Give nothing."""
+        return ()
+
+    def put_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> None:
+        """Ignore a tensor."""
+
+    def take_tensor(self, key: TensorKey) -> tuple[Any, Any]:
+        """Give nothing."""
+        return None, None
+
+    def head_blob(self) -> Any:
+        """Give nothing."""
+        return b""
+
+    def load_head_blob(self, data: Any) -> None:
+        """Ignore a head."""
+
+    def take_parcel(self, key: TensorKey) -> Any:
+        """Give nothing."""
+        return b""
+
+    def put_parcel(self, key: TensorKey, data: Any) -> None:
+        """Ignore a parcel."""
+
+    def drop_head_state(self) -> None:
+        """Hold no head."""
+
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Any:
+        """Give nothing."""
+        return b""
+
+
+class Fitting:
+    """The adapters of one block, ready to be fitted from random pairs.
+
+    Args:
+        folder: of the model; only its configuration is read.
+        job: of the run.
+        block: whose adapters.
+        dtype: of the computation.
+        device: of the computation.
+    """
+
+    def __init__(self, folder: Path, job: Job, block: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._models = AuxiliaryModels(folder, job, range(block, block + 1), dtype, device)
+        self._sites = sites_of(self._models.skeleton, block)
+        self._dtype, self._device = dtype, device
+
+    @staticmethod
+    def is_possible(folder: Path, job: Job) -> bool:
+        """Whether a helper can fit the adapters of a job; full parameters have none."""
+        config = read_config(folder)
+        fused = FAMILIES[config["model_type"]].widths(config).merged
+        return not job.method.full_parameters and not offload_refusal(
+            job.adapter.config, dropout=job.train.dropout, fused=fused
+        )
+
+    def cycle(self, size: Size) -> Cycle:
+        """Make the loop that reads pairs of a size as they come, and adds their gradients up."""
+        data = self._pairs(size)
+
+        def fit() -> None:
+            self._models.fit(from_file(data, {}, where="the pairs", device=self._device))
+
+        def cycle(laps: Laps) -> None:
+            laps.lap(Work.FIT, fit)
+
+        return cycle
+
+    def _pairs(self, size: Size) -> Pieces:
+        found: dict[str, torch.Tensor] = {}
+        for site in self._sites:
+            if site.source == site.name:
+                found[f"{site.name}.x"] = torch.randn(size.rows, size.tokens, site.inputs, dtype=self._dtype)
+            found[f"{site.name}.grad"] = torch.randn(size.rows, size.tokens, site.outputs, dtype=self._dtype)
+        return to_file(found, {})
+
+
+_HELLO = frames.Hello(run_id="measure", placement_number=0, source="measured", digest="")
+
+
+def encode(hidden: torch.Tensor, mask: torch.Tensor, dtype: str) -> list[bytes]:
+    """Encode a hidden state with its mask to messages, as the sender's thread does."""
+    encoded = tensors.encode(hidden, mask, dtype)
+    header = frames.tensor_header(_HELLO, TensorKey(Payload.HIDDEN, 0, 0, 0), encoded)
+    return list(frames.messages(header, encoded.parts))
+
+
+def decode(messages: list[bytes], compute_dtype: torch.dtype) -> torch.Tensor:
+    """Decode messages to the hidden state, as the receiver's thread does.
+
+    Raises:
+        FrameError: the messages are not one whole tensor.
+    """
+    assembler = frames.Assembler(lambda header: None, lambda header: None)
+    for message in messages:
+        fed = assembler.feed(message)
+        if fed.error is not None:
+            raise fed.error
+        if fed.received is not None:
+            header, payload, _ = fed.received
+            dtype = frames.DTYPE_NAMES[header.dtype]
+            hidden, _ = tensors.decode(
+                payload,
+                tuple(header.shape),
+                dtype,
+                header.mask_bytes,
+                compute_dtype=compute_dtype,
+                exponent=header.exponent,
+            )
+            return hidden
+    raise FrameError("a measured tensor did not arrive whole; please report this")
+
+
+def check_room(needs: MemoryEstimate, memory_bytes: int) -> None:
+    """Refuse a measurement that does not fit.
+
+    Raises:
+        CapacityError: names both figures.
+    """
+    if needs.total_bytes > memory_bytes:
+        raise CapacityError(
+            f"measuring one block needs {needs} but there are {format_bytes(memory_bytes)}; lower train.batch_size or "
+            "train.max_length, or raise train.microbatches"
+        )
+
+
+@contextmanager
+def folder_in(disk: Path, *, is_needed: bool) -> Iterator[Path]:
+    """Make a temporary folder inside ``disk`` and remove it in the end; missing room counts only where it is needed.
+
+    Raises:
+        StorageError: there is no room, and it is needed.
+    """
+    make_folder(disk)
+    folder = Path(tempfile.mkdtemp(prefix=".measure-", dir=disk))
+    try:
+        yield folder
+    except StorageError as error:
+        if is_needed:
+            raise StorageError(
+                f"a block's part of a checkpoint can't be written in {disk}, where "
+                f"{format_bytes(shutil.disk_usage(disk).free)} are free; make room, or give another --state"
+            ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

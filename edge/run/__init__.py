@@ -1,1 +1,0 @@
-"""The event loop of a run at a node, with the engine's record and the reports to the coordinator."""

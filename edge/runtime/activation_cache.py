@@ -1,0 +1,290 @@
+"""The activation cache of a node: hidden states of the frozen prefix, in a file for each micro-batch.
+
+What one node keeps of the frozen prefix: hidden states that enter its slice, of rows that come again.
+
+Which ones is the coordinator's decision (``ringtune.techniques.activation_cache``), and the turn says it. A node that
+can't keep one, or finds one damaged, says so with the end of the turn. It looks through what may be read next before
+it reports a turn, so that no turn is granted that reads what is damaged.
+
+Files of hidden states that are kept for a later visit, one for each micro-batch.
+
+::
+
+    magic  rows tokens width  dtype  crc32    0 ...    hidden state, row by row    mask, a byte a token
+    8 B    4 B each           4 B    4 B      to 64 B
+
+A file is read by mapping it into memory, so nothing is copied; its checksum is that of all that follows the header.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import shutil
+import struct
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from edge.runtime.micro_batches import Flows, OpenItem
+from ringtune.errors import IntegrityError
+from ringtune.schedule.actions import Action, Payload, TensorKey
+from ringtune.schedule.course import Course
+from ringtune.schedule.frozen_prefix import Key, key_of, may_come_again, prefix_after
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, Turn, items, turn_sequence
+
+_LOG = logging.getLogger(__name__)
+
+
+class Prefixes:
+    """The hidden states that one node keeps during one run.
+
+    Args:
+        plan: of the run.
+        node: which node of it.
+        flows: its micro-batches that are under way.
+    """
+
+    def __init__(self, plan: Plan, node: str, flows: Flows) -> None:
+        self._course, self._node, self._cache = plan.course, node, plan.placement.cache
+        self._flows = flows
+        self._folder: Path | None = None
+        self._upcoming: _Upcoming | None = None
+        self._files: dict[Key, dict[tuple[int, int], int]] = {}  # (boundary, micro-batch) -> bytes
+        self._turns: dict[int, Turn] = {}
+        self._prefix = plan.course.num_blocks
+        self._problem = ""
+        self._is_told = False
+        self.reads = self.held_bytes = self.most_held_bytes = self.read_bytes = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the placement has hosts keep what comes again."""
+        return self._cache is not None
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """Micro-batches that were read, their bytes, and the most bytes that were kept at once; none if it is off."""
+        if not self.is_on:
+            return {}
+        return {
+            "cache_reads": self.reads,
+            "cache_read_bytes": self.read_bytes,
+            "cache_most_kept_bytes": self.most_held_bytes,
+        }
+
+    def open(self, folder: Path | None, start: StartPoint | None = None, *, problem: str = "") -> None:
+        """Keep hidden states in a folder from now on.
+
+        Args:
+            folder: of the run; None = there is none.
+            start: where the run goes on; None = it begins.
+            problem: why there is no folder.
+        """
+        self._upcoming, self._folder = _Upcoming(self._course, start or StartPoint.of(self._course)), None
+        try:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # it is of others' rows
+            self._folder = folder
+        except OSError as error:
+            problem = f"{folder}: {error.strerror}"
+        if self._folder is None:
+            self._lose(problem or "it has no folder; start it with --state DIR")
+
+    def close(self) -> None:
+        """Delete what is kept."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._files.clear()
+
+    def grant(self, turn: Turn) -> None:
+        """Note a granted turn."""
+        if self.is_on:
+            self._turns[turn.index] = turn
+
+    def keep(self, action: Action, entry: OpenItem) -> tuple[()]:
+        """Keep the hidden state of a micro-batch; where that fails the run goes on, and the node says so."""
+        flow = self._flows.of(action)
+        if self._folder is None or self._cache is None or flow.hidden is None or flow.mask is None or self._problem:
+            return ()
+        key, place = key_of(self._course, entry.item), (action.start, action.micro)
+        hidden = flow.hidden.detach().to(device="cpu", dtype=DTYPES[self._cache.dtype])
+        try:
+            size_bytes = write_hidden(self._path(key, *place), hidden, flow.mask.cpu())
+        except OSError as error:
+            self._lose(f"{self._folder}: {error.strerror}")
+            return ()
+        found = self._files.setdefault(key, {})
+        self.held_bytes += size_bytes - found.get(place, 0)
+        self.most_held_bytes = max(self.most_held_bytes, self.held_bytes)
+        found[place] = size_bytes
+        return ()
+
+    def read(self, action: Action, entry: OpenItem) -> tuple[()]:
+        """Give a micro-batch the hidden state that was kept of it, with its mask.
+
+        Raises:
+            IntegrityError: it is missing or damaged, though it was intact when its turn was granted.
+        """
+        path = self._path(key_of(self._course, entry.item), action.start, action.micro)
+        try:
+            hidden, mask = read_hidden(path)
+        except IntegrityError as error:
+            raise IntegrityError(
+                f"node {self._node} lost what it kept of a batch while the run needs it: {error}; go on with --resume, "
+                "which begins with an empty cache"
+            ) from error
+        self.reads += 1
+        self.read_bytes += hidden.nbytes + mask.nbytes
+        self._flows.put(TensorKey(Payload.HIDDEN, action.seq, action.micro, action.start), hidden, mask)
+        return ()
+
+    def end_turn(self, index: int) -> str:
+        """Delete what a turn that is done has made useless, and look through what may be read next.
+
+        Returns:
+            Why nothing more can be kept here, once; empty if all is well, or that was said before.
+        """
+        turn = self._turns.pop(index, None)
+        if turn is None:
+            return ""
+        self._delete_above(prefix_after(self._course, turn))
+        if self._upcoming is not None and not self._problem:
+            for key in self._upcoming.after(index):
+                self._check(key)
+        is_news, self._is_told = bool(self._problem) and not self._is_told, bool(self._problem)
+        return self._problem if is_news else ""
+
+    def _check(self, key: Key) -> None:
+        for boundary, micro in self._files.get(key, ()):
+            try:
+                read_hidden(self._path(key, boundary, micro))
+            except IntegrityError as error:
+                self._lose(str(error))
+                return
+
+    def _delete_above(self, prefix: int) -> None:
+        """Delete what is kept above a boundary; no later turn can read it."""
+        if prefix >= self._prefix:
+            return
+        self._prefix = prefix
+        for key, found in list(self._files.items()):
+            for place in [place for place in found if place[0] > prefix]:
+                self.held_bytes -= found.pop(place)
+                try:
+                    self._path(key, *place).unlink(missing_ok=True)
+                except OSError as error:
+                    self._lose(f"{self._path(key, *place)} can't be deleted: {error.strerror}")
+            if not found:
+                del self._files[key]
+
+    def _lose(self, problem: str) -> None:
+        self._problem = f"node {self._node} keeps no hidden states any more, the run goes on without: {problem}"
+        _LOG.warning("%s", self._problem)
+
+    def _path(self, key: Key, boundary: int, micro: int) -> Path:
+        kind = "eval" if key.is_evaluated else "train"
+        return (self._folder or Path()) / f"{key.owner}.{kind}.{key.batch}.{micro}.{boundary}"
+
+
+class _Upcoming:
+    """The batches of turns that may be granted next, each turn once."""
+
+    def __init__(self, course: Course, start: StartPoint) -> None:
+        self._course = course
+        self._sequence = turn_sequence(course, start=start)
+        self._known: deque[Turn] = deque()  # those that are not handed out yet
+        self._ends: dict[int, int] = {}
+        self._last: Turn | None = None
+
+    def after(self, index: int) -> Iterator[Key]:
+        """Yield the batches of the turns that may be granted before the turn after ``index`` is done everywhere."""
+        until = ITEMS_AHEAD + self._end_of(index + 1)
+        while self._last is None or self._last.first_seq < until:
+            if not self._pull():
+                break
+        while self._known and self._known[0].first_seq < until:
+            turn = self._known.popleft()
+            if may_come_again(turn.kind):
+                yield from (key_of(self._course, item) for item in items(self._course, turn))
+
+    def _end_of(self, index: int) -> int:
+        """The end of a turn; of the last one if there are no more."""
+        while self._last is None or self._last.index < index:
+            if not self._pull():
+                break
+        for old in [old for old in self._ends if old < index]:
+            del self._ends[old]
+        return self._ends.get(index, self._last.end_seq if self._last else 0)
+
+    def _pull(self) -> bool:
+        turn = next(self._sequence, None)
+        if turn is None:
+            return False
+        self._last = turn
+        self._known.append(turn)
+        self._ends[turn.index] = turn.end_seq
+        return True
+
+
+_MAGIC: Final = b"RTHIDDEN"
+_HEADER: Final = struct.Struct("<8sIIIII")
+_HEADER_BYTES: Final = 64  # what follows is aligned as tensors are
+_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float64)
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+def write_hidden(path: Path, hidden: torch.Tensor, mask: torch.Tensor) -> int:
+    """Write a hidden state (B, T, D) and its mask (B, T), both on the CPU; return the bytes of the file.
+
+    Raises:
+        OSError: no room, or no folder; nothing is left there then.
+    """
+    parts = [_bytes_of(hidden), _bytes_of(mask.to(torch.uint8))]
+    checksum = zlib.crc32(parts[1], zlib.crc32(parts[0]))
+    header = _HEADER.pack(_MAGIC, *hidden.shape, _DTYPES.index(hidden.dtype), checksum)
+    try:
+        with path.open("wb") as file:
+            file.write(header.ljust(_HEADER_BYTES, b"\0"))
+            for part in parts:
+                file.write(part)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return _HEADER_BYTES + sum(map(len, parts))
+
+
+def read_hidden(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Map a file into memory; return hidden state (B, T, D) as it was written, and mask (B, T) of bytes.
+
+    Raises:
+        IntegrityError: the file is missing, short or damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants what it could write to
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from error
+    if len(content) < _HEADER_BYTES:
+        raise IntegrityError(f"{path} has {len(content)} bytes, it was longer")
+    magic, rows, tokens, width, dtype, checksum = _HEADER.unpack_from(content)
+    if magic != _MAGIC or dtype >= len(_DTYPES):
+        raise IntegrityError(f"{path} is no hidden state")
+    kind, count = _DTYPES[dtype], rows * tokens
+    whole_bytes = _HEADER_BYTES + count * width * kind.itemsize + count
+    with memoryview(content) as view, view[_HEADER_BYTES:] as payload:
+        if len(content) != whole_bytes or not count or zlib.crc32(payload) != checksum:
+            raise IntegrityError(f"{path} is damaged: it has another checksum or length than when it was written")
+    hidden = torch.frombuffer(content, dtype=kind, count=count * width, offset=_HEADER_BYTES)
+    mask = torch.frombuffer(content, dtype=torch.uint8, count=count, offset=whole_bytes - count)
+    return hidden.view(rows, tokens, width), mask.view(rows, tokens)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    content: Any = tensor.contiguous().view(torch.uint8).numpy()
+    return memoryview(content).cast("B")

@@ -1,0 +1,653 @@
+"""The executor of a node: a handler for each action, with forwards, parcels and checkpoints.
+
+Carry out the compute actions of one node with torch.
+
+The engine decides what runs when; here each action is a few lines on the state of its micro-batch::
+
+    E  ids -> hidden            F  hidden -> hidden, keeps (x, y)    H  hidden -> loss, gradient
+    f  hidden -> hidden         B  y.backward(gradient) -> x.grad    U  optimizer step
+
+What helpers do is in ``edge.runtime.offload``. An E of an item that trains the embedding keeps its y too, for its B.
+What was handed out or used up is dropped at once, so a frozen slice holds nothing between two micro-batches.
+
+The forwards of one node: what they keep, by the policies of course and placement, and whose adapters they see.
+
+Parcels in and out of one node, each to the part of the node that makes or takes its kind.
+
+A node's part of a checkpoint: what it trained, with all that it goes on from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from edge.checkpoint.shard_file import PREFIXES, Besides, load_shard, to_shard
+from edge.data.dataset import OwnerDataset
+from edge.machine.accelerator import capacity_errors, device_memory, device_name, settle_of
+from edge.model.optimizer_state import InactiveState
+from edge.model.optimizers import TrainingState
+from edge.model.owner import OwnerParts
+from edge.model.result import load_saved, require_finite, result_files, users_files
+from edge.model.slice import BlockRunner
+from edge.model.tensor_files import require_finite_values
+from edge.runtime.activation_cache import Prefixes
+from edge.runtime.micro_batches import Flows, MicroBatch, OpenItem, VersionStore
+from edge.runtime.node_model import Hosted, host
+from edge.runtime.offload import Offloading
+from edge.runtime.replicas import Replica, make_whole
+from edge.techniques.activation_checkpointing import BlockForward, Kept, Saved, run_saving, storage_bytes
+from edge.techniques.offload.helper import Sums
+from edge.techniques.offload.users import ByUser
+from edge.techniques.operations import Scoring
+from edge.techniques.velora import Projections, Vectors
+from ringtune.config.sections import learning_rate
+from ringtune.engine.failure_texts import diverged, may_diverge
+from ringtune.errors import DivergedError, PlanError
+from ringtune.job.job import Job
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.operation_tables import BlockScores
+from ringtune.schedule.placement import Slice
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.schedule.units import EMBEDDING, Units, unit_name
+from ringtune.schedule.versions import rate_at
+from ringtune.storage.pieces import Pieces
+from ringtune.storage.tensor_files import TensorFile, TensorPieces, write_tensors
+from ringtune.techniques.offload import rows_of_users
+
+Values = tuple[tuple[str, float], ...]
+
+
+class NodeExecutor:
+    """Computes the actions of one node in one run, on the blocks and head that it hosts.
+
+    Not thread-safe: everything is called from one thread (torch's generator is global, and dropout uses it).
+
+    Args:
+        plan: the plan of the run.
+        node: which node of it.
+        job: what was asked.
+        model_folder: config, weights and tokenizer of the base model.
+        dataset: the node's own rows; needed exactly if the plan names it as an owner.
+        device: torch device.
+
+    Raises:
+        ModelError: the folder is not what the plan needs.
+        JobError: the adapter configuration can't be split.
+        DataError: an owner without data, or a class that the plan doesn't have.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        node: str,
+        job: Job,
+        model_folder: Path,
+        dataset: OwnerDataset | None,
+        *,
+        device: str = "cpu",
+    ) -> None:
+        self._plan, self._course, self._ends = plan, plan.course, (EMBEDDING, plan.course.head)
+        self._slice = plan.slice_of(node)
+        self._job, self._folder = job, model_folder
+        self._dataset = dataset if plan.owner(node) else None
+        self._hosted: Hosted = host(plan, node, job, model_folder, dataset, device=torch.device(device))
+        blocks = [self._hosted.skeleton.blocks[index] for index in range(self._slice.start, self._slice.stop)]
+        self._versions = VersionStore(blocks, self._hosted.optimizers)
+        self._scoring = Scoring(self._hosted.skeleton, self._course)
+        self.offloading = Offloading(plan, node, self._hosted)
+        self._replica = Replica(plan, node, self._hosted)
+        self._parcels = Parcels(self._hosted, self.offloading, self._replica)
+        self._forwards = Forwards(plan, node, self._hosted, self._versions, self._scoring)
+        self.part = CheckpointPart(self._slice, self._hosted, self.offloading, self._forwards.vectors)
+        self.inactive_state = InactiveState(self._course, self._hosted.all_optimizers())
+        self.device = torch.device(device)
+        self._settle = settle_of(self.device)
+        self._capacity_errors = functools.partial(capacity_errors, node, self.device.type)
+        self._items: dict[int, OpenItem] = {}
+        self._flows = Flows(plan.course, dtype=self._hosted.dtype, device=self.device)
+        self.prefixes = Prefixes(plan, node, self._flows)
+        self._handlers: dict[Op, Callable[[Action, OpenItem], Values]] = {
+            Op.EMBED: self._embed,
+            Op.FORWARD_FREE: self._forward_free,
+            Op.FORWARD: self._forward,
+            Op.SKIP: lambda action, entry: (),
+            Op.KEEP: self.prefixes.keep,
+            Op.READ: self.prefixes.read,
+            Op.HEAD: self._head,
+            Op.BACKWARD: self._backward,
+            Op.SHIP: self._ship,
+            Op.FIT: self.offloading.fit,
+            Op.UPDATE: self._update,
+        }
+
+    # ---- what is held -----------------------------------------------------------------------------
+
+    @property
+    def hosted_bytes(self) -> int:
+        """Bytes of weights, adapters and head that this node holds."""
+        return self._hosted.hosted_bytes
+
+    @property
+    def run_figures(self) -> dict[str, Any]:
+        """Most versions of trained tensors held at once, bytes of those but the newest, and what the cache did.
+
+        Beside them the device, and of an accelerator its memory and the most that this process had of it.
+        """
+        memory = device_memory(self.device.type)
+        return {
+            "device": device_name(self.device.type),
+            **({"peak_device_bytes": memory.peak, "device_bytes": memory.total} if memory else {}),
+            **self.prefixes.figures,
+            "peak_versions": self._versions.peak_versions,
+            "peak_version_bytes": self._versions.peak_extra_bytes,
+        }
+
+    def live_bytes(self) -> int:
+        """Bytes of batches, hidden states, gradients and graphs that are held now (for tests)."""
+        held = [tensor for entry in self._items.values() if entry.batch for tensor in entry.batch.tensors()]
+        held += self._flows.tensors()
+        weights = storage_bytes(self._hosted.weights())
+        return sum(size for address, size in storage_bytes(held).items() if address not in weights)
+
+    # ---- turns ------------------------------------------------------------------------------------
+
+    def grant(self, turn: Turn) -> None:
+        """Open the items of a turn; no action of an item can run before."""
+        course = self._course.decided(turn.unfreeze_at, turn.operations)
+        self._items |= {item.seq: OpenItem.of(course, item) for item in items(course, turn)}
+        self.prefixes.grant(turn)
+
+    def forget_turn(self, index: int) -> str:
+        """Drop a turn's items that are done here; return why nothing is kept for later visits any more, once."""
+        done = {seq for seq, entry in self._items.items() if entry.item.turn == index}
+        for seq in done:
+            del self._items[seq]
+        self._flows.forget(done)
+        return self.prefixes.end_turn(index)
+
+    def take_scores(self, turn_index: int) -> tuple[BlockScores, ...]:
+        """Hand out what the hosted subnets count for each micro-batch of a score turn that is done, and forget it.
+
+        In the order of items, micro-batches and blocks; nothing for another turn.
+        """
+        return self._scoring.take(turn_index)
+
+    def copy_digest(self, start: int, stop: int) -> str:
+        """Return the digest of this owner's copy of embedding or head, or of a replica's blocks, as they are now."""
+        return self._owner(None)[0].digest(start) if start in self._ends else self._replica.digest(start, stop)
+
+    # ---- actions ----------------------------------------------------------------------------------
+
+    def run(self, action: Action) -> Values:
+        """Carry out one of E, f, F, S, H, B, U; returns when the device has done it.
+
+        Returns:
+            Numbers for the report, to be summed by name: an H gives ``loss_sum`` and ``count``, and by task
+            ``correct``, ``tokens``, or at an evaluation ``questions``, ``exact_sum`` and ``f1_sum``; otherwise nothing.
+
+        Raises:
+            PlanError: the action has no input here, or its turn was not granted.
+            CapacityError: an accelerator has no memory for it.
+        """
+        entry = self._items.get(action.seq)
+        if entry is None:
+            raise PlanError(f"{action} belongs to no granted turn")
+        handler = self._handlers.get(action.op)
+        if handler is None:
+            raise PlanError(f"{action} is not a compute action that this node knows")
+        self.inactive_state.begin(entry.item)
+        with self._capacity_errors(str(action)):
+            values = handler(action, entry)
+            self._settle()
+        return values
+
+    def _embed(self, action: Action, entry: OpenItem) -> Values:
+        owner, dataset = self._owner(action)
+        rows = entry.own_rows(action, self._course, dataset, owner, self.device)
+        if not entry.trained.has_embedding:
+            self._flows.begin(action, MicroBatch(hidden=owner.embed(rows), mask=rows.mask))
+            return ()
+        y = owner.embed_to_train(rows, entry.dropout_at(action))
+        flow = MicroBatch(hidden=y.detach(), mask=rows.mask)
+        flow.graphs[EMBEDDING, EMBEDDING + 1] = Kept(None, y)
+        self._flows.begin(action, flow)
+        return ()
+
+    def _forward_free(self, action: Action, entry: OpenItem) -> Values:
+        flow = self._flows.of(action)
+        inputs = flow.block_inputs(action, self._hosted.blocks)
+        flow.hidden = self._forwards.run_free(action, entry, *inputs)
+        return ()
+
+    def _forward(self, action: Action, entry: OpenItem) -> Values:
+        item, flow = entry.item, self._flows.of(action)
+        hidden, mask, context = flow.block_inputs(action, self._hosted.blocks)
+        if item.kind.has_update and entry.trained.ranges_within(self._slice.start, self._slice.stop):
+            self._versions.use(item.seq)
+        with self.offloading.recording(action, entry, flow):
+            graph, flow.hidden = self._forwards.run(action, entry, hidden, mask, context)
+        flow.graphs[action.start, action.stop] = graph
+        return ()
+
+    def _head(self, action: Action, entry: OpenItem) -> Values:
+        item, flow, (owner, dataset) = entry.item, self._flows.of(action), self._owner(action)
+        hidden = self._flows.enter_head(action)
+        rows = entry.own_rows(action, self._course, dataset, owner, self.device)
+        if item.kind.has_backward:
+            result = owner.train_step(
+                hidden,
+                rows,
+                num_targets=max(1, entry.num_targets),
+                at=entry.dropout_at(action),
+                weights=entry.trained if item.kind.has_update else Units(self._course.num_blocks),
+                goes_down=entry.lowest[action.micro] < self._course.head,
+            )
+            flow.grad = result.grad
+        else:
+            result = owner.evaluate(hidden, rows)
+            if item.kind is StepKind.EVALUATE:
+                result = result._replace(values=result.values + dataset.score(self._course, item, rows, result))
+        if may_diverge(item) and not math.isfinite(loss := dict(result.values)["loss_sum"]):
+            raise diverged(item, f"the loss is {loss}", course=self._course, micro=action.micro)
+        entry.heads_left -= 1
+        if entry.heads_left == 0:
+            entry.batch = None
+        self._flows.drop_if_empty(action)
+        return result.values
+
+    def _backward(self, action: Action, entry: OpenItem) -> Values:
+        flow = self._flows.of(action)
+        graph, flow.grad = flow.graphs.pop((action.start, action.stop), None), self._flows.whole_grad(action)
+        if graph is None or flow.grad is None:
+            raise PlanError(f"{action} has no {'graph' if graph is None else 'gradient'} here")
+        with self.offloading.recording(action, entry, flow):
+            flow.grad = graph.backward(flow.grad)
+        self._scoring.reduce(entry.item, action)
+        if not entry.item.kind.has_update:
+            for parameter in self._parameters_of(action).values():
+                parameter.grad = None
+        elif action.start == EMBEDDING:
+            self._owner(action)[0].add_up_rows()
+        self._flows.drop_if_empty(action)
+        return ()
+
+    def _ship(self, action: Action, entry: OpenItem) -> Values:
+        self.offloading.ship(action, self._flows.of(action))
+        self._flows.drop_if_empty(action)
+        return ()
+
+    def _parameters_of(self, action: Action) -> Mapping[str, torch.nn.Parameter]:
+        if action.start == EMBEDDING:
+            return self._owner(action)[0].units[EMBEDDING]
+        return self._hosted.blocks.parameters(action.start, action.stop)
+
+    def _update(self, action: Action, entry: OpenItem) -> Values:
+        if self.offloading.install(action, entry.item):
+            return ()
+        rate = learning_rate(self._job.train, *rate_at(self._course, action.start, entry.item.step))
+        make_whole(action, entry, self._course, self._hosted, self._replica)
+        if action.start in self._ends:
+            self._owner(action)[0].update(action.start, rate)
+        else:
+            if action.start < self._slice.stop and action.stop > self._slice.start:  # not of blocks that others host
+                self._versions.release(action.seq)
+            changing = self.offloading.changing(action)
+            self._hosted.optimizers.update(range(action.start, action.stop), rate)
+            self.offloading.updated(action, entry.item.step, changing)
+        self.inactive_state.updated(entry.item.step, range(action.start, action.stop))
+        return ()
+
+    # ---- tensors in and out -----------------------------------------------------------------------
+
+    def put_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Give a micro-batch the hidden state (B, T, D) or gradient that came for it; see ``Flows.put``."""
+        with self._capacity_errors(str(key)):
+            self._flows.put(key, tensor, mask)
+
+    def take_tensor(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hand a micro-batch's hidden state or gradient out for sending, and forget it; see ``Flows.take``.
+
+        Raises:
+            PlanError: there is none.
+        """
+        return self._flows.take(key)
+
+    # ---- head and files ---------------------------------------------------------------------------
+
+    def head_blob(self) -> Pieces:
+        """Return the head with moments and step counts as a file; it must not change before that was gone through."""
+        return self._owner(None)[0].to_blob()
+
+    def drop_head_state(self) -> None:
+        """Free moments and step counts of a head that was handed over."""
+        self._owner(None)[0].drop_state()
+
+    def load_head_blob(self, data: Pieces) -> None:
+        """Replace head, moments and step counts by those that ``head_blob`` gave at another owner.
+
+        Raises:
+            IntegrityError: unreadable, or not a head of this run.
+        """
+        self._owner(None)[0].load_blob(data)
+
+    def take_parcel(self, key: TensorKey) -> Pieces:
+        """Return an item's gradient of embedding or head, or of hosted blocks, before the update; or what helpers get.
+
+        Helpers get pairs of adapters, and give weights back.
+        """
+        return self._parcels.take(key, self._items[key.seq])
+
+    def put_parcel(self, key: TensorKey, data: Pieces) -> None:
+        """Take what ``take_parcel`` of another node gave.
+
+        Raises:
+            IntegrityError: unreadable, or not a gradient of this unit.
+            DivergedError: the gradient is not finite.
+        """
+        self._parcels.put(key, data, self._items[key.seq])
+
+    def rows_digest(self, run_id: str) -> str:
+        """Return the digest of the rows that this node owns, keyed with ``run_id``; empty if it is no owner."""
+        return "" if self._dataset is None else self._dataset.digest(run_id)
+
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
+        """Return what a checkpoint needs of this node, read when it is gone through: trained tensors, moments, counts.
+
+        Args:
+            metadata: run, step and node that the shard is of.
+            with_head: also the head; ask the owner that holds it.
+        """
+        head = self.head_blob() if with_head else None
+        return self.part.write(head, metadata)
+
+    def load_shard(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> None:
+        """Replace trained tensors, moments and step counts by those that ``shard`` gave; ``with_head`` as there.
+
+        Raises:
+            IntegrityError: unreadable, of something else, or it does not fit this node's slice.
+            DivergedError: the head in it is not finite.
+            OSError: the content can't be read.
+        """
+        head = self.part.load(data, metadata, with_head=with_head)
+        if head is not None:
+            self._owner(None)[0].load_blob(head, where="the head in the shard")
+
+    def adapter_files(self, *, with_head: bool, with_private: bool = False) -> dict[str, Pieces]:
+        """Return this node's part of the run's result; tensors are read when a file is gone through.
+
+        Args:
+            with_head: also the head, unless it is frozen, and the configs; ask the node that holds the newest head.
+            with_private: also the adapters of the private blocks (never trained); ask one owner.
+
+        Returns:
+            Name to content: ``adapter.safetensors`` (unless it hosts nothing), and with the head
+            ``adapter_config.json`` and, of a head that trains, ``head_config.json`` and ``model_head.safetensors``;
+            of users with adapters of their own see ``users_files``; where the blocks' own weights train
+            ``blocks.safetensors`` instead of the first two; where all parameters train ``model.safetensors``, and with
+            the head ``config.json`` and the tokenizer's files.
+
+        Raises:
+            DivergedError: a trained weight is not finite after the last update.
+        """
+        trained: dict[str, torch.Tensor] = {**self.part.trained, **self.offloading.installed}
+        if with_head:
+            trained |= {f"head.{name}": value for name, value in self._owner(None)[0].parameters.items()}
+        require_finite(trained)
+        private = range(0 if with_private else self._plan.placement.private_blocks)
+        without = (*private, *self._replica.left_out)
+        skeleton, task, kept = self._hosted.skeleton, self._job.model.task, self._hosted.kept
+        if sets := self.offloading.sets():
+            kinds = self.offloading.other_kinds(self._job, self._folder)
+            return users_files(skeleton, sets, without_blocks=without, with_head=with_head, others=kinds)
+        return result_files(skeleton, task, self._folder, without_blocks=without, with_head=with_head, merged=kept)
+
+    def load_saved(self, folder: Path) -> None:
+        """Replace the initial values of what trains, and at an owner the head, by those of a run's result.
+
+        Raises:
+            IntegrityError: the folder is damaged or belongs to another job.
+        """
+        load_saved(self._hosted.skeleton, self._job.model.task, folder, with_head=self._hosted.owner is not None)
+
+    def _owner(self, action: Action | None) -> tuple[OwnerParts, OwnerDataset]:
+        if self._hosted.owner is None or self._dataset is None:
+            raise PlanError(f"{action or 'the head'} needs an owner, which this node is not")
+        return self._hosted.owner, self._dataset
+
+
+class Forwards:
+    """Runs the forwards of one node, those that keep something for their backward, and those that do not.
+
+    VeLoRA is for items that update weights. Scores are gathered with whole inputs, so that they are exact; blocks that
+    are run again where weights are updated are run again there too.
+
+    Args:
+        plan: of the run.
+        node: which node of it.
+        hosted: what it hosts.
+        versions: of its trained tensors.
+        scoring: what watches its blocks for scores.
+
+    Raises:
+        JobError: VeLoRA is for layers that do not train here.
+    """
+
+    def __init__(self, plan: Plan, node: str, hosted: Hosted, versions: VersionStore, scoring: Scoring) -> None:
+        self._placement, self._hosted, self._course = plan.placement, hosted, plan.course
+        self._versions, self._scoring = versions, scoring
+        self._by_user: ByUser | None = None
+        if hosted.sets is not None and hosted.captures is not None:
+            runners = {user: one.blocks for one in hosted.kinds for user in one.kind.users}
+            self._by_user = ByUser(hosted.sets, hosted.captures, runners)
+        piece, velora, seed = plan.slice_of(node), plan.course.velora, plan.course.seed
+        self._projections: Projections | None = None
+        if velora is not None:
+            self._projections = Projections(velora, hosted.skeleton, start=piece.start, stop=piece.stop, seed=seed)
+
+    @property
+    def vectors(self) -> Vectors | None:
+        """VeLoRA's vectors, which a checkpoint needs; None without VeLoRA."""
+        return None if self._projections is None else self._projections.vectors
+
+    def run(
+        self, action: Action, entry: OpenItem, hidden: torch.Tensor, mask: torch.Tensor, context: Any
+    ) -> tuple[Saved, torch.Tensor]:
+        """Run the blocks of an F action.
+
+        Args:
+            action: the forward.
+            entry: its item.
+            hidden: (batch rows, tokens, model width), enters its first block.
+            mask: (batch rows, tokens).
+            context: what the blocks need besides.
+
+        Returns:
+            What they keep, and what leaves the last of them.
+        """
+        blocks = self._hosted.blocks
+        for kind in self._hosted.kinds:
+            kind.blocks.train_only(action.start, action.stop, entry.trained)
+        forward = BlockForward(
+            blocks=blocks,
+            mask=mask,
+            context=context,
+            trained=entry.trained,
+            lowest=entry.lowest[action.micro],
+            train_at=entry.dropout_at(action),
+            patterns=entry.patterns(action),
+            watched=functools.partial(self._watched, action, entry),
+            version=functools.partial(self._versions.at, entry.item.seq),
+            projections=self._projections if entry.item.kind.has_update else None,
+        )
+        run = functools.partial(self._run_saving, action)
+        if self._by_user is None:
+            return run(forward, hidden)
+        rows = rows_of_users(self._course, entry.item, action.micro)
+        return self._by_user.saving(rows, run, forward, hidden)
+
+    def run_free(
+        self, action: Action, entry: OpenItem, hidden: torch.Tensor, mask: torch.Tensor, context: Any
+    ) -> torch.Tensor:
+        """Run the blocks of an f action, which keeps nothing; see ``run`` for arguments."""
+        blocks, patterns = self._hosted.blocks, entry.patterns(action)
+
+        def run(blocks: BlockRunner, hidden: torch.Tensor, mask: torch.Tensor, context: Any) -> torch.Tensor:
+            return blocks.run(hidden, mask, context, action.start, action.stop, patterns=patterns)
+
+        with torch.no_grad():
+            if self._by_user is None:
+                return run(blocks, hidden, mask, context)
+            rows = rows_of_users(self._course, entry.item, action.micro)
+            return self._by_user.free(rows, run, blocks.context, hidden, mask, context)
+
+    def _run_saving(self, action: Action, forward: BlockForward, hidden: torch.Tensor) -> tuple[Saved, torch.Tensor]:
+        return run_saving(forward, hidden, action.start, action.stop, self._placement)
+
+    def _watched(
+        self, action: Action, entry: OpenItem, start: int, stop: int
+    ) -> contextlib.AbstractContextManager[None]:
+        return self._scoring.watched(entry.item, action._replace(start=start, stop=stop), entry.trained)
+
+
+class Parcels:
+    """What one node sends to others, and takes from them, besides hidden states, gradients of them, and heads.
+
+    Args:
+        hosted: what it hosts.
+        offloading: makes pairs and weights, and takes them.
+        replica: makes gradients for the other hosts of its stage, and takes theirs.
+    """
+
+    def __init__(self, hosted: Hosted, offloading: Offloading, replica: Replica) -> None:
+        self._hosted, self._offloading, self._replica = hosted, offloading, replica
+
+    def take(self, key: TensorKey, entry: OpenItem) -> Pieces:
+        """Return a parcel of an item that is on its way to another node."""
+        if key.payload == Payload.UNIT_GRAD:
+            return self._owner(key).unit_grad(key.boundary)
+        if key.payload == Payload.REPLICA_GRAD:
+            return self._replica.grads(key, entry)
+        return self._offloading.take_parcel(key)
+
+    def put(self, key: TensorKey, data: Pieces, entry: OpenItem) -> None:
+        """Take a parcel of an item that another node made.
+
+        Raises:
+            IntegrityError: unreadable, or not what the key says.
+            DivergedError: a gradient is not finite.
+        """
+        if key.payload not in (Payload.UNIT_GRAD, Payload.REPLICA_GRAD):
+            self._offloading.put_parcel(key, data, entry.item.step)
+            return
+        try:
+            if key.payload == Payload.REPLICA_GRAD:
+                self._replica.put(key, data, entry)
+            else:
+                name = unit_name(key.boundary, len(self._hosted.skeleton.blocks))
+                where = f"the gradient of the {name} for item {key.seq}"
+                self._owner(key).load_unit_grad(key.boundary, data, where=where)
+        except DivergedError as error:
+            raise diverged(entry.item, str(error)) from error
+
+    def _owner(self, key: TensorKey) -> OwnerParts:
+        if self._hosted.owner is None:
+            raise PlanError(f"the {key} needs an owner, which this node is not")
+        return self._hosted.owner
+
+
+_WHERE: Final = "the blocks that were taken over"
+
+
+class CheckpointPart:
+    """Writes and reads the part of one node.
+
+    Args:
+        piece: the node's slice.
+        hosted: what it hosts, and what it fits for others.
+        offloading: knows which adapters helpers train.
+        vectors: VeLoRA's; None without VeLoRA.
+    """
+
+    def __init__(self, piece: Slice, hosted: Hosted, offloading: Offloading, vectors: Vectors | None) -> None:
+        self._piece, self._hosted = piece, hosted
+        self._offloading, self._vectors = offloading, vectors
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What trains here: of the slice, and of others' blocks."""
+        own = self._hosted.blocks.parameters(self._piece.start, self._piece.stop)
+        return own | self._hosted.fitted()
+
+    def write(self, head: Pieces | None, metadata: Mapping[str, str]) -> Pieces:
+        """Return the part, read when it is gone through; see ``shard_file.to_shard``.
+
+        Raises:
+            DivergedError: a trained weight is not finite.
+        """
+        require_finite_values(self.trained, "the part of this node")
+        return to_shard(
+            self.trained,
+            self._hosted.optimizers,
+            head,
+            metadata,
+            besides=self._besides(),
+            installed=self._offloading.installed,
+        )
+
+    def load(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> Pieces | None:
+        """Go on from a part, and return the head in it; see ``shard_file.load_shard``."""
+        head = load_shard(
+            data,
+            self.trained,
+            self._hosted.optimizers,
+            metadata,
+            with_head=with_head,
+            besides=self._besides(),
+            installed=self._offloading.installed,
+        )
+        self._offloading.loaded()
+        return head
+
+    def tensors(self) -> dict[str, TensorPieces]:
+        """Return what trains here with its optimizer state, by its names in a part."""
+        return self._state(self.trained).tensors()
+
+    def take_over(self, tensors: Mapping[str, TensorPieces], *, blocks: Collection[int]) -> None:
+        """Go on from the tensors of some blocks, as ``tensors`` of other nodes gave them; others were not trained yet.
+
+        Raises:
+            IntegrityError: they are not those of these blocks.
+        """
+        trained = {name: value for name, value in self.trained.items() if int(name.partition(".")[0]) in blocks}
+        state, file = self._state(trained), TensorFile(write_tensors(tensors), where=_WHERE)
+        state.check(file)
+        state.load(file)
+
+    def _state(self, parameters: Mapping[str, nn.Parameter]) -> TrainingState:
+        optimizers = self._hosted.optimizers
+        return TrainingState(
+            values=parameters,
+            parameters=parameters,
+            optimizers=optimizers,
+            prefixes=PREFIXES,
+            where=_WHERE,
+            part="blocks",
+        )
+
+    def _besides(self) -> dict[str, Besides]:
+        fitted = self._hosted.fitted()
+        found: dict[str, Besides] = {} if self._vectors is None else {"velora": self._vectors}
+        if self._offloading.vectors is not None:
+            found["pairs"] = self._offloading.vectors
+        if fitted:
+            found["sums"] = Sums(fitted)
+        return found

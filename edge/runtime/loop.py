@@ -1,0 +1,592 @@
+"""The loop of a run at a node, with its inbox and what it needs from its partners.
+
+What the loop of a run needs from its partners: the executor, links to peers, reports, and shards.
+
+The loop itself needs neither torch nor gRPC; its partners do.
+
+What came for a node and was not taken yet: links put it in from their threads, the loop takes it out.
+
+A function that another thread wants to be run on the loop's thread, between two actions.
+
+Drive one run on one node: feed what happens to the engine as events, and carry the engine's commands out.
+
+::
+
+    links in  --tensor--> inbox --event--.                      .--> executor (inline, one at a time)
+    links out --credit-------------------+--> queue -> engine --+--> links out, acknowledgements
+    coordinator --turns, stop------------'    (one thread)      '--> reporter
+
+Only this loop touches the engine and the executor. What arrives while an action runs is handled before
+the action's end, so that the engine then picks among everything that is here. All decisions are the
+engine's; the loop adds none.
+
+Take the digests of what several nodes have alike, at the update that the rule names.
+
+They are of an owner's copies of embedding and head, once a sweep, and of the blocks of a replica, once a turn.
+
+The digest is taken right after that update, before anything else runs: the next turn's first update of the copy may
+come before this turn is over here.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from edge.runtime import reporter as rp
+from edge.runtime.reporter import CopyCompared, Totals, header_line, table_line
+from ringtune.engine import events as ev
+from ringtune.engine.events import Handled, Span
+from ringtune.engine.node_engine import NodeEngine
+from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, StorageError, error_from_name, internal_error
+from ringtune.run_control.checkpoint import Shard
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.lowering import credit_boundary
+from ringtune.schedule.operation_tables import BlockScores, Operations
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import saves_head
+from ringtune.schedule.turns import StartPoint, StepKind, Turn
+from ringtune.storage.pieces import Pieces
+from ringtune.techniques.replicas import compared_at
+from ringtune.transport.codecs import scores_to_proto
+
+
+class Executor(Protocol):
+    """What the loop needs from ``edge.runtime.executor.NodeExecutor``."""
+
+    def grant(self, turn: Turn) -> None:
+        """Learn the items of a turn."""
+
+    def forget_turn(self, index: int) -> str:
+        """Drop the items and tensors of a turn; return why no hidden states are kept any more, once."""
+
+    def run(self, action: Action) -> tuple[tuple[str, float], ...]:
+        """Carry a compute action out."""
+
+    def take_scores(self, turn: int) -> tuple[BlockScores, ...]:
+        """Return what this node gathered in a score turn, in any order, and forget it."""
+
+    def copy_digest(self, start: int, stop: int) -> str:
+        """Return the digest of this owner's embedding or head, or of a replica's blocks, as they are now."""
+
+    def put_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> None:
+        """Give a micro-batch the tensor that arrived for it."""
+
+    def take_tensor(self, key: TensorKey) -> tuple[Any, Any]:
+        """Take a micro-batch's tensor and mask to send them."""
+
+    def head_blob(self) -> Pieces:
+        """Return the head with its optimizer state; it must not change before that was gone through."""
+
+    def load_head_blob(self, data: Pieces) -> None:
+        """Replace the head and its optimizer state by those of ``head_blob``, and let go of ``data`` on the way."""
+
+    def drop_head_state(self) -> None:
+        """Free the optimizer state of a head that was handed over."""
+
+    def take_parcel(self, key: TensorKey) -> Pieces:
+        """Return a parcel for sending; what it was made of may change before it was gone through."""
+
+    def put_parcel(self, key: TensorKey, data: Pieces) -> None:
+        """Take what ``take_parcel`` of another node gave."""
+
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
+        """Return this node's part of a checkpoint."""
+
+
+class Link(Protocol):
+    """What the loop needs from a link to a peer; a send only queues, and returns the payload's bytes."""
+
+    def send_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> int:
+        """Queue a tensor for the peer."""
+
+    def send_blob(self, kind: str, seq: int, data: Pieces) -> int:
+        """Queue a head for a peer; ``seq`` is the index of the turn."""
+
+    def send_parcel(self, key: TensorKey, data: Pieces) -> int:
+        """Queue a parcel."""
+
+    def close(self) -> None:
+        """End the link."""
+
+
+class ReportSink(Protocol):
+    """What the loop needs from ``edge.runtime.reporter.Reporter``."""
+
+    def put(self, entry: rp.Entry) -> None:
+        """Queue an entry."""
+
+
+class ShardSink(Protocol):
+    """What the loop needs from ``edge.checkpoint.shard_saver.Saver``."""
+
+    def save(self, step: int, executor: Executor, *, with_head: bool) -> Shard:
+        """Write this node's shard of the checkpoint at ``step`` to the disk."""
+
+    def keep_from(self, step: int) -> None:
+        """Delete the shards of steps before ``step``."""
+
+
+class Keeper(Protocol):
+    """What the loop needs from ``edge.checkpoint.turn_snapshots.TurnKeeper``."""
+
+    def head_goes(self, index: int, turns: Iterable[Turn]) -> None:
+        """Hear that the head goes to the owner of turn ``index``, and which turns are open here."""
+
+    def end(self, turn: Turn, then: Callable[[], None]) -> None:
+        """Keep what was trained until the end of a turn, and call ``then`` once that is done."""
+
+    def close(self) -> None:
+        """Keep no more."""
+
+
+class NoKeeper:
+    """Keeps nothing."""
+
+    def head_goes(self, index: int, turns: Iterable[Turn]) -> None:
+        """Let it go."""
+
+    def end(self, turn: Turn, then: Callable[[], None]) -> None:
+        """Go on at once."""
+        then()
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+NO_KEEPER: Final = NoKeeper()
+
+
+@dataclass(slots=True)
+class Inbox:
+    """What came, by its name.
+
+    Attributes:
+        tensors: each with its mask.
+        heads: by the turn that they are for.
+        parcels: by their names.
+    """
+
+    tensors: dict[TensorKey, tuple[Any, Any]] = field(default_factory=dict)
+    heads: dict[int, Pieces] = field(default_factory=dict)
+    parcels: dict[TensorKey, Pieces] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.tensors.clear()
+        self.heads.clear()
+        self.parcels.clear()
+
+    def forget(self, turn: Turn) -> None:
+        """Drop what came twice for a turn that is done."""
+        for held in (self.tensors, self.parcels):
+            for key in [key for key in list(held) if turn.first_seq <= key.seq < turn.end_seq]:
+                del held[key]
+
+
+class Call(NamedTuple):
+    """A function to run on the loop's thread, with the future that gets its result."""
+
+    function: Callable[[], Any]
+    future: Future[Any]
+
+    def answer(self) -> None:
+        """Run the function, unless nobody waits for it any more."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self.function())
+        except Exception as error:
+            self.future.set_exception(error)
+
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+# Without a timer the loop still wakes now and then: every wait has a deadline.
+_LONGEST_WAIT_S = 60.0
+# A head is handed over to a turn that was granted at most so many turns ago.
+_TURNS_KEPT = 1024
+
+
+_Entry = ev.Event | Call
+
+
+class AgentRun:
+    """Drives a ``NodeEngine`` until it is stopped.
+
+    Args:
+        plan: of the run.
+        node: this node.
+        executor: computes.
+        links: to every node that this one sends to.
+        ack: returns credits: (source, boundary).
+        done_before: told the first turn that is not done here.
+        reports: takes what the coordinator shall know.
+        wait_s: longest time without progress, seconds.
+        record: whether events and commands are reported as a recording.
+        start: where the run goes on; by default its very beginning.
+        saver: keeps shards of checkpoints; None = this node can't.
+        keeper: keeps the ends of turns.
+        clock: monotonic seconds.
+        worked: seconds that the calling thread's computing would have taken at the node's quota alone; stands at 0
+            where there is none.
+        totals: of the run so far; None = it begins.
+    """
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        node: str,
+        executor: Executor,
+        links: Mapping[str, Link],
+        ack: Callable[[str, int], None],
+        done_before: Callable[[int], None] = lambda index: None,
+        reports: ReportSink,
+        wait_s: float = 300.0,
+        record: bool = False,
+        start: StartPoint | None = None,
+        saver: ShardSink | None = None,
+        keeper: Keeper = NO_KEEPER,
+        clock: Callable[[], float] = time.monotonic,
+        worked: Callable[[], float] = lambda: 0.0,
+        totals: Totals | None = None,
+    ) -> None:
+        self.totals = totals or Totals()
+        self._plan = plan
+        self._node = node
+        self._executor = executor
+        self._links = dict(links)
+        self._ack, self._done_before = ack, done_before
+        self._reports = reports
+        self._record = record
+        self._clock, self._worked = clock, worked
+        self._saver, self._keeper = saver, keeper
+        self._copies = CopyWatch(plan, node, executor.copy_digest)
+        self._engine = NodeEngine(plan, node, wait_s=wait_s, start=start)
+        self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
+        self._inbox = Inbox()
+        self._timers: dict[str, float] = {}
+        self._turns: dict[int, Turn] = {}
+        self._first_seqs: dict[int, int] = {}
+        self._granted = -1
+        self._table: Operations | None = None
+        self._head_went_for: int | None = None
+        self._saves_of_head: set[int] = set()
+        self._lock = threading.Lock()
+        self._failed = False
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        if record:
+            reports.put(rp.HeaderLine(header_line(plan, node, wait_s, start)))
+
+    # ---- from other threads -----------------------------------------------------------------------
+
+    def grant(self, turns: Iterable[Turn]) -> None:
+        """Queue turns to work on; the engine skips a turn that it knows already."""
+        for turn in turns:
+            self._queue.put(ev.TurnGranted(turn))
+
+    def keep_shards_from(self, step: int) -> None:
+        """Queue the deletion of shards of steps before ``step``."""
+        saver = self._saver
+        if saver is not None:
+            self._queue.put(Call(lambda: saver.keep_from(step), Future()))
+
+    def on_tensor(self, key: TensorKey, source: str, tensor: Any, mask: Any) -> None:
+        """Put a checked tensor that arrived into the inbox, unless the run has failed or stops."""
+        if self._failed or self._stopping.is_set():
+            return
+        self._inbox.tensors[key] = (tensor, mask)
+        self._queue.put(ev.TensorArrived(key, source))
+
+    def on_head(self, turn: int, source: str, data: Pieces) -> None:
+        """Put the head that arrived for ``turn`` into the inbox, unless the run has failed or stops."""
+        if self._failed or self._stopping.is_set():
+            return
+        self._inbox.heads[turn] = data
+        self._queue.put(ev.HeadArrived(turn, source))
+
+    def on_parcel(self, key: TensorKey, source: str, data: Pieces) -> None:
+        """Put a parcel that arrived into the inbox, unless the run has failed or stops."""
+        if self._failed or self._stopping.is_set():
+            return
+        self._inbox.parcels[key] = data
+        self._queue.put(ev.ParcelArrived(key, source))
+
+    def on_credits(self, source: str, boundary: int, count: int) -> None:
+        """Queue the credits of ``source``, which took ``count`` hidden states of this node out of its inbox.
+
+        More credits than the plan has are dropped.
+        """
+        for _ in range(min(count, self._plan.placement.credits)):
+            self._queue.put(ev.CreditArrived(boundary, source))
+
+    def on_peer_lost(self, peer: str, reason: str) -> None:
+        """Report that the link with ``peer`` broke, which ends the run here."""
+        self.fail(PeerLostError(f"node {self._node} lost its link with node {peer}: {reason}"), lost_peer=peer)
+
+    def fail(self, error: BaseException, *, lost_peer: str = "") -> None:
+        """Report the first error that ends the run here, and stop the engine until the node is released."""
+        with self._lock:
+            if self._failed or self._stopping.is_set():
+                return
+            self._failed = True
+        lost_peer = lost_peer or (error.peer if isinstance(error, PeerLostError) else "")
+        told = error if isinstance(error, RingTuneError) else internal_error(error)
+        text = str(told)
+        message = text if f"node {self._node}" in text else f"node {self._node}: {text}"
+        _LOG.error("%s", message, exc_info=None if told is error else error)
+        self._reports.put(rp.Failed(type(told).__name__, message, lost_peer))
+        self._queue.put(ev.StopRequested("the run failed"))
+
+    def call(self, function: Callable[[], T], *, timeout_s: float, what: str) -> T:
+        """Run ``function`` on the loop's thread, between two actions.
+
+        Raises:
+            DeadlineError: not done after ``timeout_s`` seconds, or the run ended.
+        """
+        future: Future[T] = Future()
+        self._queue.put(Call(function, future))
+        if self._ended.is_set():
+            self._refuse_calls()
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            if future.done():
+                raise
+            future.cancel()
+            raise DeadlineError(f"node {self._node}: waited {timeout_s:g} s for {what}") from None
+
+    def stop(self, reason: str) -> None:
+        """Ask the loop to end after the action that is under way."""
+        self._stopping.set()
+        self._queue.put(ev.StopRequested(reason))
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the loop has ended; False if it still runs after ``timeout_s`` seconds."""
+        return self._ended.wait(timeout_s)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of tensors in the inbox."""
+        return len(self._inbox.tensors)
+
+    # ---- the loop's thread ------------------------------------------------------------------------
+
+    def loop(self) -> None:
+        """Handle events until ``stop`` is called."""
+        try:
+            while not self._stopping.is_set():
+                self._next()
+        finally:
+            self._ended.set()
+            self._refuse_calls()
+            self._inbox.clear()
+
+    def _next(self) -> None:
+        try:
+            entry = self._queue.get(timeout=self._longest_wait())
+        except queue.Empty:
+            self._fire_timers()
+            return
+        try:
+            self._take(entry)
+        except Exception as error:
+            self.fail(error)
+
+    def _take(self, entry: _Entry) -> None:
+        # an action's time includes what leads to it: taking its input, and passing on what the one before made
+        start_s, worked_s = self._clock(), self._worked()
+        action = self._handle(entry)
+        while action is not None and not self._stopping.is_set() and not self._failed:
+            values = self._save(action) if action.op is Op.SAVE else self._executor.run(action)
+            self._copies.after(action)
+            end_s, total_s = self._clock(), self._worked()
+            self.totals.actions += 1
+            self.totals.busy_s += end_s - start_s
+            self._reports.put(Span(action, start_s, end_s, total_s - worked_s))
+            start_s, worked_s = end_s, total_s
+            self._drain()
+            action = self._handle(ev.ActionDone(action, values))
+
+    def _save(self, action: Action) -> tuple[tuple[str, float], ...]:
+        """Write this node's shard to the disk; it survives a power cut once the action is done."""
+        turn = next(turn for turn in self._turns.values() if turn.first_seq == action.seq)
+        if self._saver is None:
+            raise StorageError(f"node {self._node} has no folder for checkpoints; start it with --state DIR")
+        with_head = saves_head(self._plan.course, self._node, turn.owner)
+        shard = self._saver.save(turn.first_step, self._executor, with_head=with_head)
+        self._saves_of_head.discard(turn.index)
+        self._drop_head_state()
+        self._reports.put(rp.ShardSaved(turn.index, turn.first_step, shard))
+        return ()
+
+    def _drop_head_state(self) -> None:
+        """Free the optimizer state of a head that has gone, unless it went ahead of a checkpoint that needs it here.
+
+        The head comes back with another state; the link keeps this one until it is sent.
+        """
+        went_for = self._head_went_for
+        if went_for is not None and all(index > went_for for index in self._saves_of_head):
+            self._executor.drop_head_state()
+
+    def _drain(self) -> None:
+        """Handle every entry that came during an action; the engine starts no other before that action's end."""
+        while True:
+            try:
+                entry = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            self._handle(entry)
+
+    def _handle(self, entry: _Entry) -> Action | None:
+        """Feed one event to the engine and carry its commands out; return the action to run, if any."""
+        if isinstance(entry, Call):
+            entry.answer()
+            return None
+        if self._failed and not isinstance(entry, ev.StopRequested):
+            return None
+        if isinstance(entry, ev.TurnGranted):
+            self._on_turn(entry.turn)
+        now_s = self._clock()
+        commands = self._engine.handle(entry, now_s)
+        if self._record:
+            self._reports.put(Handled(now_s, entry, tuple(commands)))
+        action = None
+        for command in commands:
+            if isinstance(command, ev.RunAction):
+                action = command.action  # after the rest: what can be sent now must not wait for it
+            else:
+                self._carry_out(command)
+        return action
+
+    def _on_turn(self, turn: Turn) -> None:
+        if turn.index <= self._granted:
+            return
+        self._granted = turn.index
+        before, self._turns[turn.index] = self._table, turn
+        if self._record and turn.operations is not None and turn.operations != before:
+            self._reports.put(rp.HeaderLine(table_line(turn.operations)))
+        self._table = turn.operations
+        self._first_seqs[turn.index] = turn.first_seq
+        self._first_seqs.pop(turn.index - _TURNS_KEPT, None)
+        if turn.kind is StepKind.CHECKPOINT and turn.owner == self._node:
+            self._saves_of_head.add(turn.index)
+        self._copies.expect(turn)
+        self._executor.grant(turn)
+
+    def _carry_out(self, command: ev.Command) -> None:
+        match command:
+            case ev.SendTensor(key, target):
+                tensor, mask = self._executor.take_tensor(key)
+                self._count(key.seq, target, key.payload, self._links[target].send_tensor(key, tensor, mask))
+            case ev.Accept(key, source):
+                tensor, mask = self._inbox.tensors.pop(key)
+                self._executor.put_tensor(key, tensor, mask)
+                if key.is_hidden:
+                    self._ack(source, key.boundary)
+            case ev.SendHead(turn, target):
+                self._keeper.head_goes(turn, self._turns.values())
+                sent = self._links[target].send_blob(Payload.HEAD, turn, self._executor.head_blob())
+                self._head_went_for = turn
+                self._drop_head_state()
+                self._count(self._first_seqs[turn], target, Payload.HEAD, sent)
+            case ev.AcceptHead(turn, _):
+                self._head_went_for = None
+                self._executor.load_head_blob(self._inbox.heads.pop(turn))
+            case ev.SendParcel(key, target):
+                sent = self._links[target].send_parcel(key, self._executor.take_parcel(key))
+                self._count(key.seq, target, key.payload, sent)
+            case ev.AcceptParcel(key, source):
+                self._executor.put_parcel(key, self._inbox.parcels.pop(key))
+                self._ack(source, credit_boundary(self._plan.course, key.payload))
+            case ev.SetTimer(timer, at_s):
+                self._timers[timer] = at_s
+            case ev.CancelTimer(timer):
+                self._timers.pop(timer, None)
+            case ev.ReportStep():
+                self._reports.put(rp.StepDone(command, self._clock()))
+            case ev.ReportTurn(turn):
+                if self._turns[turn].kind is StepKind.SCORE:
+                    for message in scores_to_proto(turn, self._executor.take_scores(turn)):
+                        self._reports.put(rp.Scored(message))
+                for entry in self._copies.take(turn):
+                    self._reports.put(entry)
+                done = self._turns[turn]
+                self._forget(turn)
+                self._keeper.end(done, lambda: self._reports.put(rp.TurnDone(turn)))
+            case ev.Fail(error, message):
+                self.fail(error_from_name(error, message))
+
+    def _count(self, seq: int, target: str, payload: str, num_bytes: int) -> None:
+        self.totals.sent_bytes[target] = self.totals.sent_bytes.get(target, 0) + num_bytes
+        self._reports.put(rp.Sent(seq, target, payload, num_bytes))
+
+    def _forget(self, index: int) -> None:
+        """Drop the data of a turn that is done, and tensors of it that came twice."""
+        if problem := self._executor.forget_turn(index):
+            self._reports.put(rp.CacheLost(problem))
+        turn = self._turns.pop(index)
+        self._inbox.forget(turn)
+        self._done_before(min(self._turns, default=self._granted + 1))
+
+    # ---- time -------------------------------------------------------------------------------------
+
+    def _longest_wait(self) -> float:
+        if not self._timers or self._failed:
+            return _LONGEST_WAIT_S
+        return min(_LONGEST_WAIT_S, max(0.0, min(self._timers.values()) - self._clock()))
+
+    def _fire_timers(self) -> None:
+        now_s = self._clock()
+        for timer in [timer for timer, at_s in self._timers.items() if at_s <= now_s]:
+            del self._timers[timer]
+            self._queue.put(ev.TimerFired(timer))
+
+    def _refuse_calls(self) -> None:
+        while True:
+            try:
+                entry = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(entry, Call) and entry.future.set_running_or_notify_cancel():
+                entry.future.set_exception(DeadlineError(f"node {self._node}: the run has ended; start it anew"))
+
+
+class CopyWatch:
+    """The digests of one run at one node; a node that has nothing like another one takes none.
+
+    Args:
+        plan: of the run.
+        node: this node.
+        digest: of this node's copy of a unit, or of the blocks of a range, as they are now.
+    """
+
+    def __init__(self, plan: Plan, node: str, digest: Callable[[int, int], str]) -> None:
+        self._plan, self._node = plan, node
+        self._digest = digest
+        self._wanted: dict[tuple[int, int], int] = {}
+        self._found: dict[int, list[CopyCompared]] = {}
+
+    def expect(self, turn: Turn) -> None:
+        """Learn the updates of a granted turn after which digests are wanted."""
+        wanted = compared_at(self._plan, turn, self._node)
+        self._wanted |= {(seq, unit): turn.index for unit, seq in wanted.items()}
+
+    def after(self, action: Action) -> None:
+        """Take the digest that is wanted after this action, if any."""
+        turn = self._wanted.pop((action.seq, action.start), None) if action.op is Op.UPDATE else None
+        if turn is not None:
+            entry = CopyCompared(turn, action.start, self._digest(action.start, action.stop))
+            self._found.setdefault(turn, []).append(entry)
+
+    def take(self, turn: int) -> Iterator[CopyCompared]:
+        """Hand out the digests of a turn that is done."""
+        yield from self._found.pop(turn, ())

@@ -1,0 +1,398 @@
+"""Items and micro-batches under way at a node, and the versions of weights that their graphs need.
+
+The items and micro-batches that are under way at a node, with the tensors that it holds of each.
+
+A micro-batch is at one place at a time, so one hidden state and one gradient are all that it can have at a node,
+besides the graphs that wait for their backward. What was handed out or used up is dropped at once.
+
+The micro-batches that are under way at a node: tensors are put in and taken out by their keys.
+
+Keep the versions of a slice's trained tensors that graphs still need.
+
+Under PipeAdapter a node updates its slice while later items wait for their backward. Autograd needs the very tensors
+that a forward used, unchanged: an update in place would make its backward fail, and other values put under the same
+tensor (``tensor.data = ...``) would make it silently wrong. So where an update finds the newest version in use by
+another item, the modules get fresh tensors first, and those are updated. No copy is made otherwise.
+
+::
+
+    item 0  F ------ B U             both forwards use v0; the update of item 0 makes v1 and leaves v0 to item 1
+    item 1    F -------- B U         F of item 2 uses v1; the update of item 1 takes its gradient from v0 to a new v2
+    item 2           F ------ B U
+
+Source: RingAda, section IV, baseline PipeAdapter (several stored versions of the adapters).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from edge.data.dataset import OwnerDataset
+from edge.data.tokens import Batch
+from edge.model.optimizers import UnitOptimizers
+from edge.model.owner import OwnerParts
+from edge.model.slice import BlockRunner
+from edge.techniques.activation_checkpointing import Saved
+from edge.techniques.offload.pairs import PairsByKind
+from ringtune.errors import PlanError
+from ringtune.schedule.actions import Action, TensorKey
+from ringtune.schedule.course import Course
+from ringtune.schedule.lowering import lowest_units
+from ringtune.schedule.operation_tables import pattern_of
+from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.units import Units
+from ringtune.schedule.versions import trained
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """The tensors of one micro-batch at this node (B rows, T tokens, D model width).
+
+    Attributes:
+        hidden: (B, T, D), not part of a graph.
+        mask: (B, T), None where the hidden state enters the head.
+        grad: of the hidden state that left this node, or that the head here saw.
+        graphs: unit range -> what a forward keeps for the backward that it waits for.
+        pairs: block -> what was recorded for its helper.
+    """
+
+    hidden: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    grad: torch.Tensor | None = None
+    graphs: dict[tuple[int, int], Saved] = field(default_factory=dict)
+    pairs: dict[int, PairsByKind] = field(default_factory=dict)
+    _context: Any = None
+    _has_context: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether neither hidden state nor gradient, graph nor pairs are held."""
+        return self.hidden is None and self.grad is None and not self.graphs and not self.pairs
+
+    def drop_hidden(self) -> None:
+        """Drop the hidden state with its mask and context: it was sent on, or the head made a loss of it."""
+        self.hidden = self.mask = self._context = None
+        self._has_context = False
+
+    def block_inputs(self, action: Action, blocks: BlockRunner) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        """Return hidden state, mask, and the context that all blocks of this node share.
+
+        Raises:
+            PlanError: nothing came for ``action``.
+        """
+        hidden = self.head_input(action)
+        if self.mask is None:
+            raise PlanError(f"{action} has a hidden state without attention mask")
+        if not self._has_context:
+            with torch.no_grad():
+                self._context, self._has_context = blocks.context(hidden, self.mask), True
+        return hidden, self.mask, self._context
+
+    def head_input(self, action: Action) -> torch.Tensor:
+        """Return the hidden state.
+
+        Raises:
+            PlanError: nothing came for ``action``.
+        """
+        if self.hidden is None:
+            raise PlanError(f"{action} has no hidden state here")
+        return self.hidden
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield every tensor that is held, those that graphs keep for backward included."""
+        yield from (item for item in (self.hidden, self.mask, self.grad) if item is not None)
+        yield from _tensors_in(self._context)
+        for graph in self.graphs.values():
+            yield from graph.tensors()
+        for pairs in self.pairs.values():
+            yield from pairs.tensors()
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a context, which may be a nested tuple."""
+    if torch.is_tensor(value):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _tensors_in(item)
+
+
+@dataclass(slots=True)
+class OpenItem:
+    """A granted item with what is known of its batch and gradients.
+
+    Attributes:
+        item: the item.
+        trained: the units whose weights get a gradient.
+        lowest: per micro-batch the lowest unit that gets one.
+        offsets: where each micro-batch starts in the batch, and the end.
+        batch: at the owner, from the first embedding or head to the last head.
+        operations: per micro-batch the operations of all subnets; empty = all full.
+        subnets: of each block in them.
+        num_targets: valid targets of the batch.
+        heads_left: heads that are still to come.
+    """
+
+    item: Item
+    trained: Units
+    lowest: tuple[int, ...]
+    offsets: tuple[int, ...]
+    operations: tuple[str, ...] = ()
+    subnets: int = 1
+    batch: Batch | None = None
+    num_targets: int = 0
+    heads_left: int = 0
+
+    @staticmethod
+    def of(course: Course, item: Item) -> OpenItem:
+        """Open an item of which no action has run; ``course`` is that of the item's turn."""
+        sizes = course.microbatch_sizes(item.rows)
+        return OpenItem(
+            item=item,
+            trained=trained(course, item.kind, item.step),
+            lowest=lowest_units(course, item),
+            offsets=tuple(sum(sizes[:index]) for index in range(len(sizes) + 1)),
+            operations=course.subnet_operations_of(item.owner, item.batch) if item.kind.has_update else (),
+            subnets=course.subnets,
+            heads_left=len(sizes),
+        )
+
+    def patterns(self, action: Action) -> dict[int, str]:
+        """What the subnets of the action's blocks do for its micro-batch; empty = all full."""
+        if not self.operations:
+            return {}
+        row = self.operations[action.micro]
+        return {block: pattern_of(row, block, self.subnets) for block in range(action.start, action.stop)}
+
+    def dropout_at(self, action: Action) -> tuple[int, int] | None:
+        """The (step, micro-batch) that dropout is drawn at; None for scores, which are gathered without."""
+        return None if self.item.kind is StepKind.SCORE else (self.item.step, action.micro)
+
+    def own_rows(
+        self, action: Action, course: Course, dataset: OwnerDataset, owner: OwnerParts, device: torch.device
+    ) -> Batch:
+        """Return the rows of the action's micro-batch at their owner; the first action of an item makes its batch."""
+        if self.batch is None:
+            batch = dataset.batch(course, self.item)
+            self.num_targets = owner.num_targets(batch)
+            self.batch = batch.to(device)
+        return self.batch.rows(self.offsets[action.micro], self.offsets[action.micro + 1])
+
+
+class Flows:
+    """The micro-batches of one node; what holds nothing any more is forgotten.
+
+    Args:
+        course: of the run; of what the head reads the rest does not travel, and has a gradient of zero.
+        dtype: of the computation.
+        device: of the computation.
+    """
+
+    def __init__(self, course: Course, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._course, self._dtype, self._device = course, dtype, device
+        self._flows: dict[tuple[int, int], MicroBatch] = {}
+        self._tokens: dict[tuple[int, int], int] = {}  # T of hidden states that were sent on, or entered the head here
+
+    def begin(self, action: Action, flow: MicroBatch) -> None:
+        """Note a micro-batch that begins at this node."""
+        self._flows[action.seq, action.micro] = flow
+
+    def of(self, action: Action) -> MicroBatch:
+        """Return the micro-batch of an action.
+
+        Raises:
+            PlanError: nothing came for it.
+        """
+        flow = self._flows.get((action.seq, action.micro))
+        if flow is None:
+            raise PlanError(f"{action} comes before its input")
+        return flow
+
+    def drop_if_empty(self, action: Action) -> None:
+        """Forget the micro-batch of an action if it holds nothing any more."""
+        if self.of(action).is_empty:
+            del self._flows[action.seq, action.micro]
+
+    def forget(self, seqs: set[int]) -> None:
+        """Forget the micro-batches of these items."""
+        self._flows = {key: flow for key, flow in self._flows.items() if key[0] not in seqs}
+        self._tokens = {key: tokens for key, tokens in self._tokens.items() if key[0] not in seqs}
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield every tensor that is held."""
+        for flow in self._flows.values():
+            yield from flow.tensors()
+
+    def whole_grad(self, action: Action) -> torch.Tensor | None:
+        """Return the gradient of a micro-batch for a backward; what the head did not read has one of zero, if it is."""
+        grad = self.of(action).grad
+        if self._course.top_tokens and action.stop == self._course.head:
+            return grad
+        missing = 0 if grad is None else self._tokens.get((action.seq, action.micro), 0) - grad.shape[1]
+        return nn.functional.pad(grad, (0, 0, 0, missing)) if grad is not None and missing > 0 else grad
+
+    def enter_head(self, action: Action) -> torch.Tensor:
+        """Take a micro-batch's hidden state for the head, as another owner gets it: dense, of the tokens that travel.
+
+        Kernels of an accelerator draw dropout by where a number lies in memory, so a view would get another mask.
+
+        Raises:
+            PlanError: nothing came for it.
+        """
+        flow = self.of(action)
+        hidden = self._sent((action.seq, action.micro), self._course.head, flow.head_input(action))
+        flow.drop_hidden()
+        return hidden
+
+    def _sent(self, at: tuple[int, int], boundary: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what travels of a hidden state, contiguous, and note how many tokens it had for its gradient."""
+        if self._course.head_tokens:
+            self._tokens.setdefault(at, hidden.shape[1])  # what comes back for the head may have been cut on its way
+        return self._cut(boundary, hidden)
+
+    def _cut(self, boundary: int, tensor: torch.Tensor) -> torch.Tensor:
+        sent = self._course.sent_tokens(boundary, tensor.shape[1])
+        return tensor.contiguous() if sent == tensor.shape[1] else tensor[:, :sent].clone()
+
+    def put(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Give a micro-batch the hidden state (B, T, D) or gradient that came for it.
+
+        Args:
+            key: which one it is.
+            tensor: any float dtype, on the CPU; of what passes between last block and head the first tokens may be all.
+            mask: (B, T) integers with a hidden state that enters a block; None with one that enters the head.
+        """
+        flow = self._flows.setdefault((key.seq, key.micro), MicroBatch())
+        moved = tensor.to(device=self._device, dtype=self._dtype)
+        if not key.is_hidden:
+            flow.grad = moved
+            return
+        flow.drop_hidden()
+        flow.hidden = moved
+        flow.mask = None if mask is None else mask.to(device=self._device, dtype=torch.int64)
+
+    def take(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hand a micro-batch's hidden state or gradient out for sending, and forget it.
+
+        Returns:
+            A tensor (B, T, D) on the CPU in the compute dtype, not written to afterwards, of which only the tokens
+            that travel; and the mask (B, T) if it is a hidden state that enters a block, otherwise None.
+
+        Raises:
+            PlanError: there is none.
+        """
+        flow = self._flows.get((key.seq, key.micro))
+        tensor = None if flow is None else flow.hidden if key.is_hidden else flow.grad
+        if flow is None or tensor is None:
+            raise PlanError(f"there is nothing to send as {key}")
+        mask = None
+        if key.is_hidden:
+            mask = flow.mask if key.boundary < self._course.head else None
+            tensor = self._sent((key.seq, key.micro), key.boundary, tensor)
+            flow.drop_hidden()
+        else:
+            tensor = self._cut(key.boundary, tensor)
+            flow.grad = None
+        if flow.is_empty:
+            del self._flows[key.seq, key.micro]
+        return tensor.cpu(), None if mask is None else mask.cpu()
+
+
+Version = tuple[nn.Parameter, ...]
+
+
+class VersionStore:
+    """Knows which version of some blocks' trained tensors each item's graphs use.
+
+    Args:
+        blocks: their trainable parameters are looked after; those of one block may be shared by its modules.
+        optimizers: over these parameters. They always hold the newest version.
+
+    Attributes:
+        peak_versions: most versions that were stored at once, the newest included.
+    """
+
+    def __init__(self, blocks: Iterable[nn.Module], optimizers: UnitOptimizers) -> None:
+        self._places = [
+            (module, name)
+            for block in blocks
+            for module in block.modules()
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+            if parameter.requires_grad
+        ]
+        self._optimizers = optimizers
+        self._newest: Version = tuple(getattr(module, name) for module, name in self._places)
+        self._used: dict[int, Version] = {}
+        self.peak_versions = 1 if self._places else 0
+
+    @property
+    def num_versions(self) -> int:
+        """Number of versions that are stored now, the newest included."""
+        return len({id(version) for version in (self._newest, *self._used.values())}) if self._places else 0
+
+    @property
+    def peak_extra_bytes(self) -> int:
+        """Bytes of all versions but the newest, at the time when most were stored."""
+        distinct = {id(parameter): parameter.nbytes for parameter in self._newest}
+        return max(0, self.peak_versions - 1) * sum(distinct.values())
+
+    def use(self, seq: int) -> None:
+        """Keep the newest version, which a forward of this item is about to use, until ``release``.
+
+        Raises:
+            PlanError: an earlier micro-batch of the item used another version.
+        """
+        if not self._places:
+            return
+        if self._used.setdefault(seq, self._newest) is not self._newest:
+            raise PlanError(f"item {seq}: the weights were updated between two of its micro-batches")
+
+    @contextlib.contextmanager
+    def at(self, seq: int) -> Iterator[None]:
+        """Put the version that an item's forward used back into the modules while the context is open."""
+        version = self._used.get(seq, self._newest)
+        if version is self._newest:
+            yield
+            return
+        self._put(version)
+        try:
+            yield
+        finally:
+            self._put(self._newest)
+
+    def release(self, seq: int) -> None:
+        """Move the gradients of an item to the newest version, which may be updated then.
+
+        All backwards of the item have to be done. If another item's graphs use the newest version, the modules get
+        fresh tensors first.
+        """
+        version = self._used.pop(seq, self._newest)
+        grads = [parameter.grad for parameter in version]
+        for parameter in version:
+            parameter.grad = None
+        del version  # gone before another one is made
+        if any(used is self._newest for used in self._used.values()):
+            self._renew()
+        for parameter, grad in zip(self._newest, grads, strict=True):
+            parameter.grad = grad
+
+    def _renew(self) -> None:
+        """Put fresh tensors of the same values into the modules and the optimizers."""
+        fresh: dict[int, nn.Parameter] = {}
+        for parameter in self._newest:
+            if id(parameter) not in fresh:
+                fresh[id(parameter)] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+        self._optimizers.exchange(fresh)
+        self._newest = tuple(fresh[id(parameter)] for parameter in self._newest)
+        self._put(self._newest)
+        self.peak_versions = max(self.peak_versions, self.num_versions)
+
+    def _put(self, version: Version) -> None:
+        for (module, name), parameter in zip(self._places, version, strict=True):
+            setattr(module, name, parameter)

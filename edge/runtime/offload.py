@@ -1,0 +1,307 @@
+"""Offload at a node: a host ships pairs, a helper fits adapters with them and sends weights back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from edge.model.optimizer_state import StateFile
+from edge.model.skeleton import Skeleton
+from edge.model.slice import Empty
+from edge.model.tensor_files import DTYPE_NAMES
+from edge.runtime.micro_batches import MicroBatch, OpenItem
+from edge.runtime.node_model import Hosted
+from edge.techniques.offload.helper import AdapterModules, AuxiliaryModels
+from edge.techniques.offload.pairs import PairsByKind, PairWire, from_file, to_file
+from edge.techniques.offload.sites import adapter_weights, install
+from edge.techniques.velora import Vectors
+from ringtune.costs.offload_costs import LOSSY
+from ringtune.engine.failure_texts import diverged
+from ringtune.errors import DivergedError, PlanError
+from ringtune.job.job import Job, job_of, kinds_of
+from ringtune.schedule.actions import Action, Payload, TensorKey
+from ringtune.schedule.course import COLLABORATION, EXACT
+from ringtune.schedule.lowering import weights_key
+from ringtune.schedule.placement import Helper
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Item
+from ringtune.schedule.versions import weight_version
+from ringtune.storage.pieces import Pieces
+from ringtune.techniques.offload import RowsOfUser, rows_of_users, user_sets
+
+
+class Offloading:
+    """The pairs and weights of one node in one run.
+
+    Args:
+        plan: of the run.
+        node: which node.
+        hosted: what it hosts, and what it fits for others.
+    """
+
+    def __init__(self, plan: Plan, node: str, hosted: Hosted) -> None:
+        self._course, self._hosted = plan.course, hosted
+        self._helpers = plan.placement.helpers_of(node)
+        wire, seed = plan.course.offload.pairs if plan.course.offload else EXACT, plan.course.seed
+        self._wire = PairWire(wire, hosted.captures.inputs if hosted.captures else {}, seed=seed)
+        if hosted.captures is not None:
+            hosted.captures.with_signs = wire in LOSSY
+        self._fitted = [(models, PairWire(wire, models.inputs, seed=seed)) for models in hosted.helped]
+        self._shipped: dict[TensorKey, Pieces] = {}
+        self._file: StateFile | None = None
+        self._came: dict[TensorKey, Mapping[str, torch.Tensor]] = {}
+
+    # ---- at a host --------------------------------------------------------------------------------
+
+    @property
+    def is_host(self) -> bool:
+        """Whether helpers fit adapters of blocks that are hosted here."""
+        return bool(self._helpers)
+
+    @property
+    def vectors(self) -> Vectors | None:
+        """VeLoRA's vectors of the pairs that this host sends; None where they are sent as they are, or rounded."""
+        return self._wire.vectors if self._hosted.captures is not None else None
+
+    @property
+    def installed(self) -> dict[str, torch.Tensor]:
+        """The adapters of hosted blocks that helpers update, by name; a checkpoint fills them in place."""
+        if self._hosted.merged is not None:
+            return dict(self._hosted.kept)
+        if self._hosted.sets is not None:
+            return dict(self._hosted.sets.parameters(range(self._course.num_blocks)))
+        blocks = (block for helper in self._helpers for block in range(helper.start, helper.stop))
+        return dict(adapter_weights(self._hosted.skeleton, blocks))
+
+    def sets(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return what this node hands over of each user's adapters, by block and name; none without users.
+
+        Of users alone their host has them; of users in collaboration their helper, as the host has the sum only.
+        """
+        found: dict[str, dict[str, torch.Tensor]] = {user: {} for user in user_sets(self._course)}
+        for user, own in found.items():
+            if self._hosted.sets is not None:
+                own |= self._hosted.sets.of(user)
+            elif self._is_collaboration:
+                for models in self._hosted.helped:
+                    own |= models.of_user(user)
+        return found
+
+    def other_kinds(self, job: Job, folder: Path) -> dict[str, Skeleton]:
+        """Return hosted blocks with the adapters of each user of another kind; see there."""
+        fitted = [block for helper in self._helpers for block in range(helper.start, helper.stop)]
+        return other_kinds(self._hosted, job, folder, users=user_sets(self._course), fitted=fitted)
+
+    @property
+    def _is_collaboration(self) -> bool:
+        offload = self._course.offload
+        return offload is not None and offload.users == COLLABORATION
+
+    @contextlib.contextmanager
+    def recording(self, action: Action, entry: OpenItem, flow: MicroBatch) -> Iterator[None]:
+        """Record pairs for a micro-batch while the context is open: in a forward with a graph, or in a backward.
+
+        Blocks that are run again in their backward are recorded then.
+        """
+        captures = self._hosted.captures
+        blocks = [block for block in range(action.start, action.stop) if self._helper_of(block) is not None]
+        if captures is None or not blocks or not entry.item.kind.has_update:
+            yield
+            return
+        with captures.recording(flow.pairs.get(blocks[0]), self._rows(action, entry)) as pairs:
+            yield
+        flow.pairs.update(dict.fromkeys(blocks, pairs))
+
+    def ship(self, action: Action, flow: MicroBatch) -> None:
+        """Pack the pairs of some blocks, and drop what was recorded.
+
+        Raises:
+            PlanError: nothing was recorded for them.
+        """
+        found: dict[str, torch.Tensor] = {}
+        for block in range(action.start, action.stop):
+            recorded: PairsByKind | None = flow.pairs.pop(block, None)
+            if recorded is None:
+                raise PlanError(f"{action} has no pairs of block {block} here")
+            found |= recorded.take(block, block + 1)
+        key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
+        self._shipped[key] = to_file(self._wire.encode(found), _metadata(key))
+
+    def install(self, action: Action, item: Item) -> bool:
+        """Take the weights of a helper for an update; False if it is an update of this node's own.
+
+        Args:
+            action: the update.
+            item: that it is of.
+
+        Raises:
+            IntegrityError: they are not those of the blocks; nothing was changed then.
+            DivergedError: they are not finite; nothing was changed then.
+        """
+        helper = self._helper_of(action.start)
+        if helper is None:
+            return False
+        try:
+            self._install(action, self._came.pop(weights_key(action)), helper.node)
+        except DivergedError as error:
+            raise diverged(item, str(error)) from error
+        return True
+
+    def _install(self, action: Action, weights: Mapping[str, torch.Tensor], helper: str) -> None:
+        where = f"the adapters that helper {helper} sent for the blocks [{action.start}, {action.stop})"
+        blocks, hosted = range(action.start, action.stop), self._hosted
+        if hosted.sets is not None:
+            hosted.sets.install(weights, blocks, where=where)
+        elif hosted.merged is None:
+            install(hosted.skeleton, weights, blocks, where=where)
+        else:
+            hosted.merged.install(weights, blocks, where=where)
+            for name, value in weights.items():
+                hosted.kept[name].copy_(value)
+            self._let_go()
+
+    def loaded(self) -> None:
+        """Go on with the adapters of a checkpoint, which were filled in: those that are merged are merged anew."""
+        if self._hosted.merged is not None:
+            blocks = (block for helper in self._helpers for block in range(helper.start, helper.stop))
+            self._hosted.merged.install(self._hosted.kept, blocks, where="the adapters of the checkpoint")
+            self._let_go()
+
+    def keep_on_disk(self, folder: Path, of: Mapping[str, str]) -> None:
+        """Keep adapters that were merged in a file from now on; only checkpoints and the result need them.
+
+        Args:
+            folder: for the file.
+            of: what it is of: run and node.
+
+        Raises:
+            StorageError: no room.
+        """
+        kept = self._hosted.kept
+        if not kept:
+            return
+        shapes = {name: (DTYPE_NAMES[value.dtype], tuple(value.shape)) for name, value in kept.items()}
+        self._file = StateFile(folder / "merged.safetensors", {**of, "part": "merged adapters"}, shapes)
+        self._file.make()
+        for name, tensor in self._file.map().items():
+            tensor.copy_(kept[name])
+            kept[name] = tensor
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Let go of the resident pages of adapters that are in a file."""
+        if self._file is not None:
+            for name in {name.rpartition("/")[0] for name in self._hosted.kept}:
+                self._file.let_go_of(name)
+
+    # ---- at a helper ------------------------------------------------------------------------------
+
+    def fit(self, action: Action, entry: OpenItem) -> tuple[()]:
+        """Add up the gradients of some blocks from their pairs, and drop the pairs; gives no numbers for the report.
+
+        Raises:
+            IntegrityError: they are not those of the blocks.
+        """
+        models, wire = self._models_of(action.start)
+        key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
+        pairs = wire.decode(self._came.pop(key), self._hosted.dtype)
+        models.fit(pairs, self._rows(action, entry), range(action.start, action.stop))
+        return ()
+
+    def _rows(self, action: Action, entry: OpenItem) -> Sequence[RowsOfUser]:
+        """Whose rows a micro-batch has; none where all users have one set."""
+        return rows_of_users(self._course, entry.item, action.micro) if user_sets(self._course) else ()
+
+    def changing(self, action: Action) -> tuple[str, ...]:
+        """The users whose adapters an update at this helper will change; ask before it. None without users."""
+        return self._models_of(action.start)[0].changing(action.start, action.stop) if self._fits(action) else ()
+
+    def updated(self, action: Action, step: int, users: Collection[str]) -> None:
+        """Make the weights of an update at this helper ready for their host; nothing for an update of another kind.
+
+        With overlap the next update may come before they are sent, so that they are copied.
+
+        Args:
+            action: the update.
+            step: of its item.
+            users: what ``changing`` gave before it.
+        """
+        if self._fits(action):
+            key, (models, _) = weights_key(action), self._models_of(action.start)
+            if self._is_collaboration:
+                weights = models.sums(action.start, action.stop)
+            else:
+                weights = models.weights(action.start, action.stop, users)
+            if self._course.offload is not None and self._course.offload.overlap:
+                weights = {name: value.clone() for name, value in weights.items()}
+            self._shipped[key] = to_file(weights, self._metadata(key, step))
+
+    # ---- parcels ----------------------------------------------------------------------------------
+
+    def take_parcel(self, key: TensorKey) -> Pieces:
+        """Return pairs or weights for sending; the weights must not change before they are sent."""
+        return self._shipped.pop(key)
+
+    def put_parcel(self, key: TensorKey, data: Pieces, step: int) -> None:
+        """Take pairs or weights until their action.
+
+        Raises:
+            IntegrityError: unreadable, or of another item or version.
+        """
+        where = "the pairs" if key.payload == Payload.PAIRS else "the adapters of a helper"
+        self._came[key] = from_file(data, self._metadata(key, step), where=where, device=self._hosted.device)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what came and was not used yet (for tests)."""
+        for held in self._came.values():
+            yield from held.values()
+
+    def _metadata(self, key: TensorKey, step: int) -> dict[str, str]:
+        found = _metadata(key)
+        if key.payload == Payload.WEIGHTS:
+            found["version"] = str(weight_version(self._course, key.boundary, step + 1))
+        return found
+
+    def _helper_of(self, block: int) -> Helper | None:
+        return next((helper for helper in self._helpers if helper.has_block(block)), None)
+
+    def _fits(self, action: Action) -> bool:
+        return any(action.start in models.units for models, _ in self._fitted)
+
+    def _models_of(self, block: int) -> tuple[AuxiliaryModels, PairWire]:
+        return next(found for found in self._fitted if block in found[0].units)
+
+
+def _metadata(key: TensorKey) -> dict[str, str]:
+    """What a parcel says that it is of."""
+    return {"item": str(key.seq), "micro-batch": str(key.micro), "block": str(key.boundary)}
+
+
+def other_kinds(
+    hosted: Hosted, job: Job, folder: Path, *, users: Collection[str], fitted: Collection[int]
+) -> dict[str, Skeleton]:
+    """Return the hosted blocks with the adapters of each user of another kind than the job's own.
+
+    Adapters that are merged or train nowhere are made anew, with their initial values; blocks that helpers fit have
+    none then, as their sets come from elsewhere.
+
+    Args:
+        hosted: blocks of a node.
+        job: of the run.
+        folder: of the model; only its configuration is read.
+        users: with adapters of their own.
+        fitted: hosted blocks whose adapters helpers fit.
+    """
+    found: dict[str, Skeleton] = {}
+    there = {one.kind.number: one.skeleton for one in hosted.kinds}
+    own = [index for index, block in enumerate(hosted.skeleton.blocks) if not isinstance(block, Empty)]
+    for kind in kinds_of(job, tuple(users))[1:]:
+        skeleton = there.get(kind.number)
+        if skeleton is None:
+            units = [index for index in own if index not in fitted]
+            skeleton = AdapterModules(folder, job_of(job, kind.config), units, hosted.dtype, hosted.device).skeleton
+        found |= dict.fromkeys(kind.users, skeleton)
+    return found

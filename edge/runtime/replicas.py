@@ -1,0 +1,129 @@
+"""Gradients of several hosts of the same blocks: sent, added up, and refused where they are not finite.
+
+A host's part among several hosts of the same blocks: gradients of its micro-batches, and those of all of them.
+
+Every replica adds the sums of all hosts up in the same order, and does the same update of the same tensors with the
+same moments, so that all of them stay equal in bits.
+
+Make the gradients of an update whole, and refuse those that are not finite: nothing of a bad step is applied.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from edge.model.tensor_files import digest_of, require_finite_grads
+from edge.model.unit_grads import grad_blob, read_grads
+from edge.runtime.micro_batches import OpenItem
+from edge.runtime.node_model import Hosted
+from ringtune.engine.failure_texts import diverged, may_diverge
+from ringtune.errors import DivergedError, PlanError
+from ringtune.schedule.actions import Action, TensorKey
+from ringtune.schedule.course import Course
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import replicas
+from ringtune.schedule.units import EMBEDDING, unit_name
+from ringtune.storage.pieces import Pieces
+
+Grads = dict[str, torch.Tensor | None]
+
+
+class Replica:
+    """The gradients of one host's blocks, with those that other hosts of its stage send.
+
+    Where it is the only host of its blocks, nothing is added up.
+
+    Args:
+        plan: of the run.
+        node: the host.
+        hosted: what it hosts.
+    """
+
+    def __init__(self, plan: Plan, node: str, hosted: Hosted) -> None:
+        self._piece, self._blocks = plan.slice_of(node), hosted.blocks
+        self._names = replicas(plan.placement, node)
+        self._rank = self._names.index(node) if self._names else 0
+        self._came: dict[TensorKey, Grads] = {}
+
+    @property
+    def left_out(self) -> range:
+        """The hosted blocks that the first host of the stage hands in at the end, and not this one."""
+        return range(self._piece.start, self._piece.stop) if self._rank else range(0)
+
+    def grads(self, key: TensorKey, entry: OpenItem) -> Pieces:
+        """Return the gradients of the own micro-batches of an item, as one safetensors file; nothing changes them."""
+        return grad_blob(self._parameters(key, entry), None)
+
+    def put(self, key: TensorKey, data: Pieces, entry: OpenItem) -> None:
+        """Take the gradients of another host.
+
+        Raises:
+            IntegrityError: unreadable, or gradients of other tensors.
+            DivergedError: numbers that are not finite.
+        """
+        where = f"the gradients of item {key.seq} from node {self._names[key.micro]}"
+        self._came[key] = read_grads(data, self._parameters(key, entry), where=where)
+
+    def add_up(self, update: Action) -> None:
+        """Make the gradients of an update those of all hosts, added up in ring order.
+
+        No tensor that was sent is changed: it may still be on its way.
+        """
+        if not self._names:
+            return
+        ranks = {key.micro: self._came.pop(key) for key in list(self._came) if _is_of(key, update)}
+        for name, parameter in self._blocks.parameters(update.start, update.stop).items():
+            total = None
+            for rank in range(len(self._names)):
+                grad = parameter.grad if rank == self._rank else ranks[rank][name]
+                if grad is not None:
+                    total = grad if total is None else total + grad
+            parameter.grad = total
+
+    def digest(self, start: int, stop: int) -> str:
+        """Return the SHA-256, hex, of what trains of hosted blocks; see ``digest_of``."""
+        return digest_of(self._blocks.parameters(start, stop))
+
+    def _parameters(self, key: TensorKey, entry: OpenItem) -> dict[str, nn.Parameter]:
+        ranges = entry.trained.ranges_within(self._piece.start, self._piece.stop)
+        for start, stop in ranges:
+            if start == key.boundary:
+                return dict(self._blocks.parameters(start, stop))
+        raise PlanError(f"item {key.seq} trains no blocks from {key.boundary} on here, so it has no gradients of them")
+
+
+def _is_of(key: TensorKey, update: Action) -> bool:
+    return (key.seq, key.boundary) == (update.seq, update.start)
+
+
+def make_whole(action: Action, entry: OpenItem, course: Course, hosted: Hosted, replica: Replica) -> None:
+    """Bring the gradients of an update together, and look whether they are finite.
+
+    Args:
+        action: the update.
+        entry: its item.
+        course: of the run.
+        hosted: what this node hosts.
+        replica: has the gradients of other hosts of these blocks.
+
+    Raises:
+        DivergedError: they are not finite; names step, unit and rows.
+        PlanError: the node has no embedding and head to update.
+    """
+    if action.start in (EMBEDDING, course.head):
+        if hosted.owner is None:
+            raise PlanError(f"{action} needs an owner, which this node is not")
+        hosted.owner.complete(action.start)
+        units = {action.start: hosted.owner.units[action.start]}
+    else:
+        replica.add_up(action)
+        units = {unit: dict(hosted.optimizers.units.get(unit, {})) for unit in range(action.start, action.stop)}
+    if not may_diverge(entry.item):
+        return
+    try:
+        for unit, parameters in units.items():
+            name = unit_name(unit, course.head)
+            require_finite_grads(parameters, f"the {name}" if unit in (EMBEDDING, course.head) else name)
+    except DivergedError as error:
+        raise diverged(entry.item, str(error), course=course) from error

@@ -1,0 +1,483 @@
+"""Reports of a node's run: events, totals and the engine's record, at the times of the shared clock.
+
+Report a node's run to the coordinator in batches, at no cost to the compute thread.
+
+The compute thread appends to a queue; one thread turns what has gathered into a ``ReportRequest`` at least
+every ``interval_s``, and at once when a turn ends or something fails. A report that was not answered is sent
+again under its old number, because it may have arrived.
+
+The figures of one run at one node.
+
+Record one node's engine: events and commands as JSON lines.
+
+The first line says what is needed to build the engine again, each further line is one event, the time at
+which it was handled (monotonic seconds), and the commands it gave::
+
+    {"recording": 1, "node": "node-1", "plan_digest": "6f...", "wait_s": 300.0}
+    {"now_s": 12.25, "event": ["HeadArrived", 2, "node-0"], "commands": [["AcceptHead", 2, "node-0"]]}
+    {"table": {"subnets": 1, "batches": [...]}, "digest": "ab..."}
+
+The last one is an operation table; the turns after it name it by its digest.
+
+Feeding the events to a fresh engine must give the very commands (``tests.support.replay``); anything else is a hidden
+input.
+
+The coordinator's clock as this node knows it: from round trips, without a look at the node's own wall clock.
+
+Half a round trip is the most that a comparison can be off by, and the two clocks drift apart afterwards. So the
+comparison that counts is the one whose doubt is the least by now::
+
+    node         sent            received      their time was read in the middle, give or take half the round trip
+    coordinator        their time
+
+Source: the clock filter of NTP (RFC 5905, section 10).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+
+from ringtune.engine import events as ev
+from ringtune.engine.events import Handled, Span
+from ringtune.errors import internal_error
+from ringtune.machine.resources import machine_load
+from ringtune.run_control.checkpoint import Shard
+from ringtune.schedule.actions import Op, format_action
+from ringtune.schedule.operation_tables import Operations
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, Turn
+from ringtune.transport.codecs import numbers_to_proto
+from ringtune.v1 import control_pb2
+
+_LOG = logging.getLogger(__name__)
+_RETRYABLE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+_RETRY_S = 0.5
+_IDLE_S = 60.0
+# Entries of one report; keeps a message far below the limit of a channel.
+_MAX_ENTRIES = 4096
+_MAX_SCORES_BYTES = 1 << 20
+
+
+class StepDone(NamedTuple):
+    """An item of this owner is done, with its loss and counts."""
+
+    report: ev.ReportStep
+    at_s: float
+
+
+class TurnDone(NamedTuple):
+    """All actions of a turn at this node are done."""
+
+    turn: int
+
+
+class Scored(NamedTuple):
+    """The scores of one block for the micro-batches of one batch, gathered in a score turn."""
+
+    message: control_pb2.SubnetScores
+
+
+class ShardSaved(NamedTuple):
+    """This node's shard of a checkpoint is on its disk."""
+
+    turn: int
+    step: int
+    shard: Shard
+
+
+class CopyCompared(NamedTuple):
+    """The digest of this owner's copy of a unit after its last update in a turn; goes before the turn's end."""
+
+    turn: int
+    unit: int
+    sha256: str
+
+
+class CacheLost(NamedTuple):
+    """This node keeps no hidden states any more; goes before the end of the turn in which that was."""
+
+    problem: str
+
+
+class Sent(NamedTuple):
+    """A tensor or head of so many payload bytes was queued for a peer."""
+
+    seq: int
+    target: str
+    payload: str
+    num_bytes: int
+
+
+class Arrived(NamedTuple):
+    """A message of so many payload bytes came from a peer, so many seconds after its sending or the one before it.
+
+    ``at_unix_s`` is when it came, on the coordinator's clock.
+    """
+
+    source: str
+    num_bytes: int
+    seconds: float
+    at_unix_s: float
+
+
+class HeaderLine(NamedTuple):
+    """A line of the recording that is no event."""
+
+    line: str
+
+
+class Failed(NamedTuple):
+    """The run can't go on at this node."""
+
+    error: str
+    message: str
+    lost_peer: str
+
+
+class Flushed(NamedTuple):
+    """A mark in the queue: ``event`` is set once every entry before the mark is sent."""
+
+    event: threading.Event
+
+
+Entry = (
+    StepDone
+    | TurnDone
+    | Scored
+    | CopyCompared
+    | CacheLost
+    | ShardSaved
+    | Sent
+    | Arrived
+    | Span
+    | Handled
+    | HeaderLine
+    | Failed
+    | Flushed
+)
+
+
+class Reporter:
+    """Sends a node's reports of one run.
+
+    Args:
+        run_id: of the run.
+        node: this node.
+        num_blocks: of the model; for printing actions.
+        send: delivers one report or raises ``grpc.RpcError``.
+        on_refused: called once, from the reporter's thread, if the coordinator no longer wants the reports.
+        interval_s: longest time that an entry waits.
+        clock: on which the coordinator wants times; by default this node's own wall clock.
+        numbers: of the run's reports, also of those in other placements; by default this is the only one.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        node: str,
+        num_blocks: int,
+        send: Callable[[control_pb2.ReportRequest], object],
+        on_refused: Callable[[str], None],
+        interval_s: float = 0.2,
+        clock: SharedClock | None = None,
+        numbers: ReportNumbers | None = None,
+    ) -> None:
+        self._run_id = run_id
+        self._node = node
+        self._num_blocks = num_blocks
+        self._send = send
+        self._on_refused = on_refused
+        self._interval_s = interval_s
+        self._clock = clock or SharedClock()
+        self._numbers = numbers or ReportNumbers()
+        self._entries: deque[Entry] = deque()
+        self._pending = threading.Event()
+        self._urgent = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="reporter", daemon=True)
+        self._thread.start()
+
+    def put(self, entry: Entry) -> None:
+        """Queue an entry for the next report; any thread may call this."""
+        self._entries.append(entry)
+        if isinstance(entry, (TurnDone, Failed, Flushed)):
+            self._urgent.set()
+        if not self._pending.is_set():
+            self._pending.set()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Send every entry that is queued now; False if that took longer than ``timeout_s`` seconds."""
+        mark = Flushed(threading.Event())
+        self.put(mark)
+        return mark.event.wait(timeout_s)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Send the entries that are left, then end the thread."""
+        self._closing.set()
+        self._urgent.set()
+        self._pending.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    # ---- the reporter's thread --------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            if not self._pending.wait(_IDLE_S):
+                continue
+            if not self._closing.is_set():
+                self._urgent.wait(self._interval_s)
+            self._urgent.clear()
+            self._pending.clear()
+            try:
+                is_wanted = self._deliver()
+            except Exception as error:  # a run whose reports end in silence would be waited for
+                _LOG.exception("a report of run %s failed", self._run_id)
+                self._on_refused(f"reports can't be sent: {internal_error(error)}")
+                return
+            if not is_wanted or self._closing.is_set():
+                return
+
+    def _deliver(self) -> bool:
+        """Send all queued entries; False if the coordinator refuses them or the reporter closes."""
+        while self._entries:
+            request, marks = self._request()
+            while True:
+                try:
+                    self._send(request)
+                    break
+                except grpc.RpcError as error:
+                    code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
+                    if code not in _RETRYABLE:
+                        self._on_refused(f"the coordinator refused a report: {code.name}")
+                        return False
+                    _LOG.debug("report not delivered (%s), trying again", code.name)
+                if self._closing.wait(_RETRY_S):
+                    return False
+            for mark in marks:
+                mark.event.set()
+        return True
+
+    def _request(self) -> tuple[control_pb2.ReportRequest, list[Flushed]]:
+        request = control_pb2.ReportRequest(run_id=self._run_id, node=self._node, number=self._numbers.draw())
+        sent: dict[tuple[int, str, str], int] = {}
+        lines: list[str] = []
+        marks: list[Flushed] = []
+        scores_bytes = 0
+        for _ in range(min(len(self._entries), _MAX_ENTRIES)):
+            if scores_bytes > _MAX_SCORES_BYTES:
+                break
+            entry = self._entries.popleft()
+            match entry:
+                case Scored(message):
+                    request.scores.append(message)
+                    scores_bytes += len(message.values)
+                case Sent(seq, target, payload, num_bytes):
+                    sent[seq, target, payload] = sent.get((seq, target, payload), 0) + num_bytes
+                case CacheLost(problem):
+                    request.cache_problem = problem
+                case Handled(now_s, event, commands):
+                    lines.append(record_line(now_s, event, commands))
+                case HeaderLine(line):
+                    lines.append(line)
+                case Flushed():
+                    marks.append(entry)
+                case _:
+                    self._add(request, entry)
+        for (seq, target, payload), num_bytes in sent.items():
+            request.traffic.add(seq=seq, target=target, payload=payload, bytes=num_bytes)
+        request.recording = "".join(line + "\n" for line in lines)
+        return request, marks
+
+    def _add(self, request: control_pb2.ReportRequest, entry: Entry) -> None:
+        match entry:
+            case Span(action, start_s, end_s, worked_s):
+                request.spans.add(
+                    action=format_action(action, self._num_blocks),
+                    start_unix_s=self._clock.unix_s(start_s),
+                    end_unix_s=self._clock.unix_s(end_s),
+                    worked_s=worked_s,
+                )
+            case StepDone(report, at_s):
+                request.steps.add(
+                    seq=report.seq,
+                    step=report.step,
+                    kind=report.kind,
+                    values=numbers_to_proto(report.values),
+                    at_unix_s=self._clock.unix_s(at_s),
+                )
+            case TurnDone(turn):
+                request.turns_done.append(turn)
+            case CopyCompared(turn, unit, sha256):
+                request.copies.add(turn=turn, unit=unit, sha256=sha256)
+            case Arrived(source, num_bytes, seconds, at_unix_s):
+                request.transfers.add(source=source, bytes=num_bytes, seconds=seconds, at_unix_s=at_unix_s)
+            case ShardSaved(turn, step, shard):
+                request.saved.add(turn=turn, step=step, sha256=shard.sha256, bytes=shard.size_bytes)
+            case Failed(error, message, lost_peer) if not request.error:
+                request.error, request.message, request.lost_peer = error, message, lost_peer
+
+
+class ReportNumbers:
+    """Gives each report of a run at one node a number of its own, from 1: the coordinator takes each number once.
+
+    The reporter of a placement may still be sending when that of the next one begins.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+
+    def draw(self) -> int:
+        """Return the next number."""
+        with self._lock:
+            self._last += 1
+            return self._last
+
+
+class Totals:
+    """Counts of one run at one node: actions, busy seconds, processor seconds and bytes sent to each peer.
+
+    They go on when the run moves to another placement, as the numbers of its reports do.
+    """
+
+    def __init__(self, run_id: str = "") -> None:
+        self.run_id = run_id
+        self.report_numbers = ReportNumbers()
+        self.actions = 0
+        self.busy_s = 0.0
+        self.started_s = time.monotonic()
+        self.cpu_start_s = time.process_time()
+        self.sent_bytes: dict[str, int] = {}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of ``totals.json``; keys end in ``_s`` for seconds, ``_bytes`` for bytes.
+
+        ``load`` is that of the machine, for each of its ``cores``.
+        """
+        return {
+            "actions": self.actions,
+            "busy_s": self.busy_s,
+            "wall_s": time.monotonic() - self.started_s,
+            "cpu_s": time.process_time() - self.cpu_start_s,
+            "sent_bytes": dict(sorted(self.sent_bytes.items())),
+            "load": machine_load(),
+            "cores": os.cpu_count() or 1,
+        }
+
+
+FORMAT = 1
+
+
+def header_line(plan: Plan, node: str, wait_s: float, start: StartPoint | None = None) -> str:
+    """Write the first line of a recording: format, node, plan, longest wait, and where the run went on, if it did."""
+    header: dict[str, Any] = {"recording": FORMAT, "node": node, "plan_digest": plan.digest, "wait_s": wait_s}
+    if start is not None:
+        header["start"] = {"step": start.step, "holder": start.holder}
+        if start.first_turn:  # it moved to another placement, and turns go on
+            header["start"] |= {
+                "first_turn": start.first_turn,
+                "first_seq": start.first_seq,
+                "placement_number": start.placement_number,
+            }
+    return json.dumps(header)
+
+
+def table_line(operations: Operations) -> str:
+    """Write the line of an operation table; it comes before the first turn that carries the table."""
+    return json.dumps({"table": operations.to_json(), "digest": operations.digest}, separators=(",", ":"))
+
+
+def record_line(now_s: float, event: ev.Event, commands: Sequence[ev.Command]) -> str:
+    """Write one line of a recording: an event, the time of its handling and the commands that it gave."""
+    entry = {"now_s": now_s, "event": to_json(event), "commands": [to_json(command) for command in commands]}
+    return json.dumps(entry, separators=(",", ":"))
+
+
+def to_json(value: ev.Event | ev.Command) -> list[Any]:
+    """Convert an event or a command to ``[class name, field, ...]``: ``["HeadArrived", 2, "node-0"]``."""
+    return [type(value).__name__, *(_plain(field) for field in value)]
+
+
+@functools.lru_cache(maxsize=8)
+def digest_of(operations: Operations) -> str:
+    """The digest of a table, by which turns name it; computed once."""
+    return operations.digest
+
+
+def _plain(field: Any) -> Any:
+    if isinstance(field, Turn):
+        value = {entry.name: getattr(field, entry.name) for entry in dataclasses.fields(field)}
+        return value | {"operations": digest_of(field.operations) if field.operations is not None else ""}
+    if isinstance(field, Op):
+        return field.letter
+    if isinstance(field, tuple):
+        return [_plain(part) for part in field]
+    return field
+
+
+_DRIFT = 1e-4
+_KEPT = 64
+
+
+class _Comparison(NamedTuple):
+    """One look at the other clock: when, its lead over this node's monotonic clock, and how far that may be off."""
+
+    at_s: float
+    lead_s: float
+    doubt_s: float
+
+
+class SharedClock:
+    """Tells the coordinator's time; any thread may ask and compare.
+
+    Until the first comparison it tells this node's own wall clock.
+
+    Args:
+        clock: this node's monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._lead_s = time.time() - clock()
+        self._seen: deque[_Comparison] = deque(maxlen=_KEPT)
+
+    def compare(self, sent_s: float, received_s: float, there_unix_s: float) -> None:
+        """Note what the coordinator's clock said between two monotonic times of this node; 0 = it said nothing.
+
+        Example: asked at 10 s, answered at 12 s with 1000 s: the coordinator's clock leads by 989 s, or by 1 s more or
+        less.
+        """
+        if there_unix_s <= 0:
+            return
+        half_s = max(0.0, received_s - sent_s) / 2
+        with self._lock:
+            self._seen.append(_Comparison(received_s, there_unix_s - (sent_s + half_s), half_s))
+            best = min(self._seen, key=lambda seen: seen.doubt_s + _DRIFT * (received_s - seen.at_s))
+            self._lead_s = best.lead_s
+
+    def forget(self) -> None:
+        """Drop every comparison: the coordinator is another process now."""
+        with self._lock:
+            self._seen.clear()
+
+    def unix_s(self, monotonic_s: float) -> float:
+        """The coordinator's time at a monotonic time of this node."""
+        return monotonic_s + self._lead_s
+
+    def now_unix_s(self) -> float:
+        """The coordinator's time now."""
+        return self.unix_s(self._clock())

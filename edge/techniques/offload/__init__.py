@@ -1,0 +1,1 @@
+"""Adapters that helpers fit, also those of several users (ColA)."""

@@ -1,0 +1,346 @@
+"""The adapters that a helper fits for its hosts, without the model that they belong to.
+
+What a helper fits for others: the adapters of some blocks, of each user and kind where users have their own.
+
+Source: ColA, section 3 (auxiliary models), and section 4.3 (several users).
+
+The adapter modules of one kind without the model that they belong to, and the gradients that pairs give them.
+
+They are drawn as at every node: with the adapters of the whole skeleton, from the seed of the run. So they begin with
+the values of their host, bit by bit, and none has to be sent. The base weights stay zeros of stride 0.
+
+By Proposition 1 the gradient of ``0.5 * |g(x) - (g(x) - grad)|^2``, summed over tokens, is the ordinary one. It is that
+of a backward through g from the gradient itself, which is what is done here; no target is ever made.
+
+Source: ColA, section 3, equations 5 and 6, Proposition 1.
+
+Gradients that a helper has added up and not used yet, as a checkpoint keeps them.
+
+With an interval of several steps (``schedule.course``) a checkpoint may come between; the steps before it count on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from edge.model.auxiliary import start_auxiliary
+from edge.model.skeleton import Skeleton, build_skeleton
+from edge.model.slice import Empty, module_bytes
+from edge.techniques.offload.merged_matrices import AtMatrix, matrices_of
+from edge.techniques.offload.sites import Site, adapter_weights, check_config, check_like, sites_of, unpack
+from edge.techniques.offload.users import UserSets, set_name
+from ringtune.errors import IntegrityError
+from ringtune.job.job import Job, Kind, job_of, kinds_of
+from ringtune.techniques.offload import RowsOfUser
+
+
+class AuxiliaryModels:
+    """The adapters of some blocks.
+
+    Args:
+        folder: of the model; only its configuration is read.
+        job: of the run.
+        units: blocks whose adapters are fitted here.
+        dtype: of the computation.
+        device: of the computation.
+        users: that have adapters of their own; none = there is one set for all.
+
+    Raises:
+        ModelError: no such folder, or a family that is not supported.
+        JobError: adapters that can't be fitted from pairs.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        job: Job,
+        units: range,
+        dtype: torch.dtype,
+        device: torch.device,
+        users: Collection[str] = (),
+    ) -> None:
+        self.units = units
+        wanted = [kind for kind in kinds_of(job, tuple(users)) if kind.users or not users]
+        self._kinds: list[tuple[Kind, AdapterModules]] = [
+            (kind, AdapterModules(folder, job_of(job, kind.config), units, dtype, device)) for kind in wanted
+        ]
+        sets = [(modules.skeleton, kind.users) for kind, modules in self._kinds]
+        self._sets = UserSets(sets, units) if users else None
+        self._places: dict[int, list[AtMatrix]] = {}
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """The model of the first kind; of its blocks the adapters in ``units`` are real."""
+        return self._kinds[0][1].skeleton
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of everything that is held, with the sets of all users."""
+        held = sum(modules.held_bytes for _, modules in self._kinds)
+        return held + (self._sets.other_bytes if self._sets is not None else 0)
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """Values of a token of x, by the names of the pairs that have one of their own."""
+        return {
+            f"{kind.prefix}{name}": width for kind, modules in self._kinds for name, width in modules.inputs.items()
+        }
+
+    def parameters(self, start: int, stop: int) -> dict[str, nn.Parameter]:
+        """Return the weights of blocks ``[start, stop)`` by the names that ``BlockRunner`` has for them.
+
+        Those of users have the user before that name; see ``set_name``.
+        """
+        if self._sets is not None:
+            return self._sets.parameters(range(start, stop))
+        return self._kinds[0][1].parameters(range(start, stop))
+
+    def weights(self, start: int, stop: int, users: Collection[str] = ()) -> dict[str, torch.Tensor]:
+        """Return the values of these weights, on the memory of the weights.
+
+        Args:
+            start: first block.
+            stop: one past the last block.
+            users: whose; all of them if there is one set for all.
+        """
+        wanted = self.parameters(start, stop)
+        if self._sets is not None:
+            own = {set_name(user, name) for user in users for name in self._sets.of(user)}
+            wanted = {name: value for name, value in wanted.items() if name in own}
+        return {name: parameter.detach() for name, parameter in wanted.items()}
+
+    def of_user(self, user: str) -> dict[str, torch.Tensor]:
+        """Return the weights of a user, by block and name in it."""
+        return {} if self._sets is None else dict(self._sets.of(user))
+
+    def sums(self, start: int, stop: int) -> dict[str, torch.Tensor]:
+        """Return the sums of all users' changes in blocks ``[start, stop)``, as ``MergedMatrices`` takes them."""
+        sets = self._sets
+        if sets is None:
+            return {}
+        own = [[sets.of(user) for user in kind.users] for kind, _ in self._kinds]
+        skeletons = {at: modules.skeleton for at, (_, modules) in enumerate(self._kinds)}
+        found: dict[str, torch.Tensor] = {}
+        with torch.no_grad():
+            for block in range(start, stop):
+                if block not in self._places:
+                    self._places[block] = matrices_of(skeletons, block)
+                for place in self._places[block]:
+                    found |= place.sum_of(own)
+        return found
+
+    def changing(self, start: int, stop: int) -> tuple[str, ...]:
+        """The users whose weights in blocks ``[start, stop)`` have gradients, so that the next update changes them."""
+        if self._sets is None:
+            return ()
+        found = {name for name, value in self.parameters(start, stop).items() if value.grad is not None}
+        return tuple(user for user in self._sets.users if any(name.startswith(f"{user}/") for name in found))
+
+    def fit(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        rows: Sequence[RowsOfUser] = (),
+        blocks: Collection[int] | None = None,
+    ) -> None:
+        """Add the gradient that some pairs give to the gradients of the weights; the pairs are not kept.
+
+        Args:
+            tensors: what ``Pairs.take`` gave for some of the blocks here, of one micro-batch.
+            rows: whose rows they are, where users have adapters of their own; each set gets the gradient of its rows.
+            blocks: that the pairs have to be of; None = those that the pairs name.
+
+        Raises:
+            IntegrityError: other names, or shapes that don't belong together; nothing was added then.
+        """
+        if self._sets is None:
+            modules = self._kinds[0][1]
+            modules.check(tensors, blocks=blocks)
+            modules.fit(tensors)
+            return
+        parts = [self._part(kind, modules, tensors, rows, blocks) for kind, modules in self._kinds]
+        if odd := sorted(tensors.keys() - {f"{kind.prefix}{name}" for kind, _, own, _ in parts for name in own}):
+            raise IntegrityError(f"pairs have {odd[0]} too much; host and helper need the same plan and job")
+        for _, modules, own, users in parts:
+            for user, positions in users:
+                self._sets.use(user)
+                modules.fit(own, None if len(users) == 1 else positions)
+
+    def _part(
+        self,
+        kind: Kind,
+        modules: AdapterModules,
+        tensors: Mapping[str, torch.Tensor],
+        rows: Sequence[RowsOfUser],
+        blocks: Collection[int] | None,
+    ) -> tuple[Kind, AdapterModules, dict[str, torch.Tensor], list[tuple[str, list[int]]]]:
+        """Return the pairs of one kind by name, and each user's rows of them, after a look at them."""
+        users = [(user, positions) for user, positions in rows if user in kind.users]
+        places = {row: at for at, row in enumerate(sorted(row for _, positions in users for row in positions))}
+        own = {
+            name.removeprefix(kind.prefix): value
+            for name, value in tensors.items()
+            if name.rpartition("/")[0] == kind.prefix.rstrip("/")
+        }
+        if bool(own) is not bool(users):
+            many = "too little" if users else "too much"
+            raise IntegrityError(f"pairs of {kind.config} are {many}; host and helper need the same plan and job")
+        modules.check(own, len(places), blocks if users else None)
+        return kind, modules, own if users else {}, [(user, [places[row] for row in part]) for user, part in users]
+
+
+class AdapterModules:
+    """The adapter modules of some blocks.
+
+    Args:
+        folder: of the model; only its configuration is read.
+        job: of the run, with the kind of adapter.
+        units: blocks that have them here.
+        dtype: of the computation.
+        device: of the computation.
+
+    Raises:
+        ModelError: no such folder, or a family that is not supported.
+        JobError: adapters that can't be fitted from pairs.
+
+    Attributes:
+        skeleton: the model; of its blocks the adapters in ``units`` are real.
+    """
+
+    def __init__(self, folder: Path, job: Job, units: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
+        with torch.random.fork_rng(devices=[]):
+            self.skeleton: Skeleton = build_skeleton(folder, job)
+        check_config(job.adapter.config, self.skeleton, dropout=job.train.dropout)
+        wanted = tuple(units)
+        _drop_all_but(self.skeleton, wanted)
+        if self.skeleton.auxiliary:
+            for index in wanted:
+                start_auxiliary(self.skeleton.blocks[index], seed=self.skeleton.seed, index=index)
+        self._dtype, self._device = dtype, device
+        self._sites: dict[str, Site] = {site.name: site for index in wanted for site in sites_of(self.skeleton, index)}
+        for site in self._sites.values():
+            site.adapter.to(device=device, dtype=dtype)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of everything that the modules hold."""
+        return module_bytes(self.skeleton.model)
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """Values of a token of x, by the names of the sites that have one of their own."""
+        return {name: site.inputs for name, site in self._sites.items() if site.source == name}
+
+    def parameters(self, blocks: Iterable[int]) -> dict[str, nn.Parameter]:
+        """Return the weights of some blocks by the names that ``BlockRunner`` has for them."""
+        return adapter_weights(self.skeleton, blocks)
+
+    def check(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        num_rows: int | None = None,
+        blocks: Collection[int] | None = None,
+    ) -> None:
+        """Refuse pairs that are not those of whole blocks here.
+
+        Args:
+            tensors: what ``Pairs.take`` gave.
+            num_rows: that they have to have; None = any.
+            blocks: that they have to be of; None = those that they name.
+
+        Raises:
+            IntegrityError: other names, or shapes that don't belong together.
+        """
+        named = _blocks_of(tensors) if blocks is None else {str(block) for block in blocks}
+        wanted = self._sites_in(named)
+        expected = {f"{site.name}.grad" for site in wanted} | {f"{site.source}.x" for site in wanted}
+        optional = {f"{site.name}.signs" for site in wanted if site.units}
+        if expected != tensors.keys() - optional:
+            odd = sorted(expected ^ (tensors.keys() - optional))[0]
+            raise IntegrityError(f"pairs of blocks {sorted(named)} have {odd} too much or too little")
+        for site in wanted:
+            x, grad = tensors[f"{site.source}.x"], tensors[f"{site.name}.grad"]
+            signs = tensors.get(f"{site.name}.signs")
+            if signs is not None and (signs.shape, signs.dtype) != ((*x.shape[:2], -(-site.units // 8)), torch.uint8):
+                raise IntegrityError(
+                    f"the signs of {site.name} are {list(signs.shape)}, not bits of {site.units} units"
+                )
+            if (x.dim(), grad.dim()) != (3, 3) or (x.shape[2], grad.shape[2]) != (site.inputs, site.outputs):
+                raise IntegrityError(
+                    f"the pair of {site.name} is {list(x.shape)} and {list(grad.shape)}, expected rows and tokens of "
+                    f"{site.inputs} and {site.outputs} values"
+                )
+            if len(x) != len(grad) or not 0 < grad.shape[1] <= x.shape[1]:
+                raise IntegrityError(
+                    f"the pair of {site.name} is of {list(x.shape[:2])} and {list(grad.shape[:2])} rows and tokens"
+                )
+            if num_rows is not None and len(x) != num_rows:
+                raise IntegrityError(
+                    f"the pair of {site.name} has {len(x)} rows, its users have {num_rows} of the batch"
+                )
+
+    def fit(self, tensors: Mapping[str, torch.Tensor], rows: Sequence[int] | None = None) -> None:
+        """Add the gradient that some pairs give to the gradients of the weights that the modules have.
+
+        Args:
+            tensors: that ``check`` took.
+            rows: which of their rows; None = all.
+        """
+        at = slice(None) if rows is None else list(rows)
+        for site in self._sites_in(_blocks_of(tensors)):
+            pair = (tensors[f"{site.source}.x"][at], tensors[f"{site.name}.grad"][at])
+            x, grad = (tensor.to(self._device, self._dtype) for tensor in pair)
+            x = x[:, : grad.shape[1]]  # the last block may compute its first tokens only, and attends to all
+            signs = tensors.get(f"{site.name}.signs")
+            is_on = None if signs is None else unpack(signs[at].to(self._device), site.units)
+            site.add_gradients(x, grad, is_on)
+
+    def _sites_in(self, blocks: Collection[str]) -> list[Site]:
+        return [site for name, site in self._sites.items() if name.split(".", 1)[0] in blocks]
+
+
+def _blocks_of(names: Iterable[str]) -> set[str]:
+    return {name.split(".", 1)[0] for name in names}
+
+
+def _drop_all_but(skeleton: Skeleton, units: tuple[int, ...]) -> None:
+    """Put empty modules in the places of all but these blocks, so that only their adapters are held."""
+    base, path = skeleton.base, skeleton.layout.blocks_path
+    for index in range(len(skeleton.blocks)):
+        if index not in units:
+            skeleton.blocks[index] = Empty()
+    for name, _ in list(base.named_children()):
+        if name != path.split(".")[0]:
+            setattr(base, name, Empty())
+
+
+class Sums:
+    """The gradients of some weights, as far as they are there.
+
+    Args:
+        parameters: the weights by name.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._parameters = parameters
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the gradients that are there, by name."""
+        return {name: value.grad for name, value in self._parameters.items() if value.grad is not None}
+
+    def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
+        """Refuse tensors that are no gradients of these weights.
+
+        Raises:
+            IntegrityError: other names, shapes or types.
+            DivergedError: numbers that are not finite.
+        """
+        check_like(tensors, {name: self._parameters.get(name, torch.empty(0)) for name in tensors}, where=where)
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace all of them."""
+        for name, parameter in self._parameters.items():
+            parameter.grad = tensors.get(name)

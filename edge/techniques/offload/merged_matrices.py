@@ -1,0 +1,443 @@
+"""Linear adapters, of one user or added up, merged into the matrices beside them.
+
+Hold adapters that are linear inside the matrices beside them, so that a host computes and holds nothing for them.
+
+With each update every matrix is made anew, a piece at a time, from the base weight in the model folder and the adapter
+that came: ``base + alpha * g``, rounded once. Nothing is added to what was there before, so that no rounding adds up,
+however many updates there are. The matrix takes the memory of the base weight, whatever the rank.
+
+Source: ColA, section 3, Proposition 2 (parameter merging).
+
+The sum of the changes that several users' adapters make to one matrix, as adapters of one.
+
+========= ============================================================== =====================================
+site      the sum                                                        size
+========= ============================================================== =====================================
+linear    the matrices added up                                          that of one set
+low rank  the factors of all users side by side, a product of rank K r   K sets
+low rank  where that is larger: the products added up, as one matrix     that of the matrix beside it
+of kinds  where users have several at a matrix: all added up             that of the matrix beside it
+========= ============================================================== =====================================
+
+So what a host gets for the users of a block is never larger than the matrices that it is merged into.
+
+Source: ColA, Proposition 2 (parameter merging), for K users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+
+from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, take_away
+from edge.model.frozen_weights import FrozenMatrix
+from edge.model.layouts import LAYOUTS
+from edge.model.skeleton import ADAPTER, Skeleton
+from edge.model.slice import stored_names
+from edge.model.tensor_files import SafetensorsFiles
+from edge.techniques.offload.sites import (
+    AuxiliarySite,
+    FusedLoraSite,
+    LoraSite,
+    Site,
+    adapter_weights,
+    check_config,
+    check_like,
+    copy_of,
+    sites_of,
+)
+from ringtune.errors import JobError, ModelError
+from ringtune.job.job import Job
+from ringtune.models.adapter_support import merged_refusal
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class _Matrix(NamedTuple):
+    """One matrix into which an adapter is merged.
+
+    Attributes:
+        block: that it is in.
+        target: the numbers of the matrix, as the folder has them.
+        stored: name of the base weight in the folder.
+        inputs_first: whether it has a row for each input.
+        alpha: factor of the change.
+        changes: of its outputs.
+        like: the adapter's tensors by name, without numbers.
+    """
+
+    block: int
+    target: torch.Tensor
+    stored: str
+    inputs_first: bool
+    alpha: float
+    changes: tuple[Change, ...]
+    like: dict[str, torch.Tensor]
+
+
+class MergedMatrices:
+    """The matrices of a host into which the adapters of some blocks are merged.
+
+    Make it after ``Capture``, which looks for the adapters, and before ``BlockRunner``: the adapters are dropped here.
+    Pairs are recorded as ever: what enters a matrix, and alpha times the gradient of what leaves it.
+
+    Args:
+        skeleton: whose blocks these are, real ones.
+        blocks: with merged adapters.
+        folder: of the model; it is read at every ``install``.
+        job: of the run.
+        users: how many users' adapters of the job's kind are added up (see ``sum_of``), which begin with equal values;
+            None = all users have one set.
+        others: of each other kind of adapters the model that has it, which may be without other weights, and how many
+            users have it.
+
+    Attributes:
+        initial: what is merged at the beginning, as ``install`` takes it.
+
+    Raises:
+        JobError: an adapter that is no linear change of a matrix, or frozen weights in int8.
+        ModelError: the folder has not such a tensor.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        blocks: Iterable[int],
+        folder: Path,
+        job: Job,
+        *,
+        users: int | None = None,
+        others: Sequence[tuple[Skeleton, int]] = (),
+    ) -> None:
+        if problem := merged_refusal(job.adapter.config, dropout=job.train.dropout):
+            raise JobError(problem)
+        check_config(job.adapter.config, skeleton, dropout=job.train.dropout)
+        wanted = tuple(blocks)
+        all_kinds = ((skeleton, 1 if users is None else users), *others)
+        counts = [count for _, count in all_kinds]
+        kinds = {at: kind for at, (kind, count) in enumerate(all_kinds) if count}
+        places = [place for index in wanted for place in matrices_of(kinds, index)]
+        if users is None:
+            places = [place._replace(sites=(site,)) for place in places for site in place.sites]
+        self._folder = folder
+        self.initial: dict[str, torch.Tensor] = {}
+        self._matrices = []
+        with SafetensorsFiles(folder) as files:
+            for place in places:
+                own = {kind: adapter_weights(there, [place.block]) for kind, there in kinds.items()}
+                found = place.sum_of([[own.get(kind, {})] * count for kind, count in enumerate(counts)])
+                self.initial |= {name: copy_of(value) for name, value in found.items()}
+                self._matrices.append(_matrix(place, skeleton, files, counts, found))
+        for index in wanted:
+            for site in sites_of(skeleton, index):
+                _drop(site)
+        self.install(self.initial, set(wanted), where="the initial adapters")
+
+    def install(self, tensors: Tensors, blocks: Iterable[int], *, where: str) -> None:
+        """Make the matrices of some blocks anew, with these adapters.
+
+        Graphs that need the matrices of before must have had their backward.
+
+        Args:
+            tensors: what ``AuxiliaryModels.weights`` gave for these blocks.
+            blocks: which ones.
+            where: names the tensors in errors.
+
+        Raises:
+            IntegrityError: other names, shapes or types than those of the adapters; nothing was changed then.
+            DivergedError: numbers that are not finite; nothing was changed then.
+            ModelError, IntegrityError: the folder can't be read.
+        """
+        wanted = set(blocks)
+        found = [matrix for matrix in self._matrices if matrix.block in wanted]
+        check_like(tensors, {name: like for matrix in found for name, like in matrix.like.items()}, where=where)
+        with SafetensorsFiles(self._folder) as files, torch.no_grad():
+            for stored in dict.fromkeys(matrix.stored for matrix in found):
+                _rewrite([matrix for matrix in found if matrix.stored == stored], tensors, files)
+
+
+def _rewrite(matrices: Sequence[_Matrix], tensors: Tensors, files: SafetensorsFiles) -> None:
+    """Make one matrix from base and changes, some rows at a time, in float32 at least.
+
+    Args:
+        matrices: the same one for each adapter that is merged into it, such as LoRA on queries and a ``linear`` on
+            values where both are one matrix.
+        tensors: of the adapters.
+        files: of the model.
+    """
+    target = matrices[0].target
+    dtype = torch.float64 if target.dtype is torch.float64 else torch.float32
+    own = {name: tensors[name].to(target.device, dtype) for matrix in matrices for name in matrix.like}
+    for start, base in files.row_pieces(matrices[0].stored):
+        rows = slice(start, start + len(base))
+        whole = base.to(target.device, dtype)
+        for matrix in matrices:
+            whole.add_(_change_of(matrix, own, rows, base.shape[1]), alpha=matrix.alpha)
+        target[rows].copy_(whole)
+
+
+def _change_of(matrix: _Matrix, own: Tensors, rows: slice, width: int) -> torch.Tensor:
+    """Return these rows of what is added to the stored matrix, still without alpha."""
+    any_tensor = own[next(iter(matrix.like))]
+    found = any_tensor.new_zeros(rows.stop - rows.start, width)
+    for change in matrix.changes:
+        first, last = change.first, change.first + change.rows.stop - change.rows.start
+        if matrix.inputs_first:
+            found[:, first:last] = change.of(own, slice(None), rows).t()
+            continue
+        low, high = max(first, rows.start), min(last, rows.stop)
+        if low < high:
+            some = change.of(own, slice(low - first, high - first), slice(None))
+            found[low - rows.start : high - rows.start] = some
+    return found
+
+
+def _matrix(
+    place: AtMatrix, skeleton: Skeleton, files: SafetensorsFiles, users: Sequence[int], initial: Tensors
+) -> _Matrix:
+    layer: Any = skeleton.blocks[place.block].get_submodule(place.path)
+    full = f"{skeleton.layout.blocks_path}.{place.block}.{place.path}.weight"
+    stored = files.find(*stored_names(skeleton.model.base_model_prefix, full))
+    if stored is None:
+        raise ModelError(f"{files.folder}: tensor {full} is missing; fetch the model again")
+    return _Matrix(
+        block=place.block,
+        target=_numbers(layer.weight, place.sites[0][1].name),
+        stored=stored,
+        inputs_first=LAYOUTS[skeleton.layout.model_type].inputs_first,
+        alpha=place.alpha,
+        changes=tuple(place.changes(users)),
+        like={name: torch.empty_like(value, device="meta") for name, value in initial.items()},
+    )
+
+
+def _numbers(weight: torch.Tensor, site: str) -> torch.Tensor:
+    """Return the memory that a matrix is multiplied from.
+
+    Raises:
+        JobError: it is held in int8, whose scales an update would change.
+    """
+    if not isinstance(weight, FrozenMatrix):
+        return weight.detach()
+    if weight.held.scales is not None:
+        raise JobError(
+            f"{site} can't be merged into a matrix that is held in int8; set offload.merged = false, or runtime.frozen "
+            "to 'bfloat16'"
+        )
+    return weight.held.numbers
+
+
+def _drop(site: Site) -> None:
+    """Let the module of a matrix compute without its adapter, and drop this."""
+    layer: Any = site.taps.module
+    if isinstance(site, AuxiliarySite):
+        take_away(layer, name=ADAPTER)
+        return
+    layer.merged = ADAPTER  # the library multiplies by the matrix alone then
+    loras: nn.ModuleDict = layer.loras
+    del loras[ADAPTER]
+
+
+CHANGE: Final = "change"
+"""The name, behind that of its site or of several kinds' matrix, of changes that were added up."""
+
+_A, _B = "lora_A", "lora_B"
+
+
+class Change(NamedTuple):
+    """What changes some outputs of a matrix: a matrix, or the product of two.
+
+    Attributes:
+        first: the lowest of these outputs.
+        up: name of the matrix with a row for each output.
+        rows: of it.
+        down: name of the matrix that is multiplied from the right; empty without one.
+        ranks: rows of that one.
+    """
+
+    first: int
+    up: str
+    rows: slice
+    down: str = ""
+    ranks: slice = slice(None)
+
+    def of(self, tensors: Tensors, outputs: slice, inputs: slice) -> torch.Tensor:
+        """Return some rows and columns of the change."""
+        up = tensors[self.up][self.rows][outputs]
+        return up @ tensors[self.down][self.ranks, inputs] if self.down else up[:, inputs]
+
+
+def changes_of(site: Site, users: int) -> list[Change]:
+    """List what an adapter changes, or the sum of those of so many users.
+
+    Raises:
+        JobError: it is no linear change of a matrix.
+    """
+    name, adapter = site.name, site.adapter
+    if isinstance(site, FusedLoraSite):
+        return _fused_changes(name, site.adapter, users, is_one=is_change(site, users))
+    if is_change(site, users):
+        return [Change(0, f"{name}.{CHANGE}", slice(0, site.outputs))]
+    if isinstance(site, LoraSite) and not site.adapter.use_gating and not site.reads.is_output:
+        return [Change(0, f"{name}.lora_B", slice(0, site.outputs), f"{name}.lora_A")]
+    if isinstance(site, AuxiliarySite) and isinstance(adapter, LinearDelta):
+        return [Change(0, f"{name}.weight", slice(0, site.outputs))]
+    if isinstance(adapter, FusedDelta) and all(isinstance(part, LinearDelta) for part in adapter.values()):
+        own = slice(0, adapter.width)
+        return [
+            Change(at * adapter.width, f"{name}.{part}.weight", own)
+            for at, part in enumerate(FUSED_PARTS)
+            if part in adapter
+        ]
+    raise JobError(f"{name} is no linear change of a matrix and can't be merged; set offload.merged = false")
+
+
+def _fused_changes(name: str, lora: Any, users: int, *, is_one: bool) -> list[Change]:
+    """Query, key and value have rows of their own in both matrices, or in one, one after the other."""
+    enabled = [at for at, is_there in enumerate(lora.enable_lora) if is_there]
+    rank = users * lora.lora_B.shape[1]
+    width = lora.lora_B.shape[0] // len(enabled)
+    if is_one:
+        return [
+            Change(at * width, f"{name}.{CHANGE}", slice(own * width, (own + 1) * width))
+            for own, at in enumerate(enabled)
+        ]
+    return [
+        Change(
+            at * width,
+            f"{name}.lora_B",
+            slice(own * width, (own + 1) * width),
+            f"{name}.lora_A",
+            slice(own * rank, (own + 1) * rank),
+        )
+        for own, at in enumerate(enabled)
+    ]
+
+
+class AtMatrix(NamedTuple):
+    """The adapters at one matrix of a block: mostly one, several where users have several kinds.
+
+    Attributes:
+        block: that it is in.
+        path: of the matrix in the block.
+        sites: of its adapters, each with the position of its kind.
+    """
+
+    block: int
+    path: str
+    sites: tuple[tuple[int, Site], ...]
+
+    @property
+    def alpha(self) -> float:
+        """Factor of the sum; the sum of several adapters has their factors inside."""
+        return self.sites[0][1].alpha if len(self.sites) == 1 else 1.0
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the matrix, all of them."""
+        site = self.sites[0][1]
+        return site.outputs if site.columns is None else len(site.columns)
+
+    def sum_of(self, sets: Sequence[Sequence[Tensors]]) -> dict[str, torch.Tensor]:
+        """Return the sum of all sets.
+
+        Args:
+            sets: of each kind those of its users, by block and name.
+
+        Returns:
+            As ``sum_of``; where there are several adapters one matrix.
+        """
+        if len(self.sites) == 1:
+            kind, site = self.sites[0]
+            return sum_of(site, [_at(site, own) for own in sets[kind]])
+        kind, site = self.sites[0]
+        found = next(iter(_at(site, sets[kind][0]).values())).new_zeros(self.outputs, site.inputs)
+        for kind, site in self.sites:
+            changes = changes_of(site, 1)
+            for own in sets[kind]:
+                for change in changes:
+                    rows = slice(change.first, change.first + change.rows.stop - change.rows.start)
+                    found[rows].add_(change.of(own, slice(None), slice(None)), alpha=site.alpha)
+        return {self._name: found}
+
+    def changes(self, users: Sequence[int]) -> list[Change]:
+        """List what the sum changes, with so many users of each kind.
+
+        Raises:
+            JobError: an adapter is no linear change of a matrix.
+        """
+        found = [change for kind, site in self.sites for change in changes_of(site, users[kind])]
+        return found if len(self.sites) == 1 else [Change(0, self._name, slice(0, self.outputs))]
+
+    @property
+    def _name(self) -> str:
+        return f"{self.block}.{self.path}.{CHANGE}"
+
+
+def matrices_of(skeletons: Mapping[int, Skeleton], block: int) -> list[AtMatrix]:
+    """List the matrices of a block that have adapters, each once.
+
+    Args:
+        skeletons: of each kind of adapters, by its position.
+        block: which one.
+    """
+    found: dict[str, list[tuple[int, Site]]] = {}
+    for kind, skeleton in skeletons.items():
+        for site in sites_of(skeleton, block):
+            found.setdefault(site.path(skeleton.blocks[block]), []).append((kind, site))
+    return [AtMatrix(block, path, tuple(sites)) for path, sites in found.items()]
+
+
+def _at(site: Site, own: Tensors) -> dict[str, torch.Tensor]:
+    """Return what a set has for a site, by name in it."""
+    inside = f"{site.name}."
+    return {name.removeprefix(inside): value.detach() for name, value in own.items() if name.startswith(inside)}
+
+
+def is_change(site: Site, users: int) -> bool:
+    """Whether the sum of so many users' low-rank adapters is one matrix, as it is smaller than their factors."""
+    if not isinstance(site, LoraSite):
+        return False
+    values = sum(getattr(site.adapter, name).numel() for name in (_A, _B))
+    return users > 1 and users * values > site.inputs * site.outputs
+
+
+def sum_of(site: Site, sets: Sequence[Tensors]) -> dict[str, torch.Tensor]:
+    """Return the sum of several sets.
+
+    Args:
+        site: with whose adapter all sets go.
+        sets: the tensors of this adapter by name in it, such as ``lora_A``; at least one.
+
+    Returns:
+        The tensors of the sum by block and name, on memory of their own where there are several sets.
+    """
+    if len(sets) == 1:
+        return {f"{site.name}.{name}": value for name, value in sets[0].items()}
+    if not isinstance(site, LoraSite):
+        return {f"{site.name}.{name}": _added([own[name] for own in sets]) for name in sets[0]}
+    parts = len(sets[0][_A]) // sets[0][_B].shape[1]
+    if is_change(site, len(sets)):
+        return {f"{site.name}.{CHANGE}": _added([_product(own, parts) for own in sets])}
+    low = torch.cat([own[_A].view(parts, -1, own[_A].shape[1]) for own in sets], dim=1)
+    return {
+        f"{site.name}.{_A}": low.flatten(0, 1),
+        f"{site.name}.{_B}": torch.cat([own[_B] for own in sets], dim=1),
+    }
+
+
+def _added(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    found = values[0].clone()
+    for value in values[1:]:
+        found += value
+    return found
+
+
+def _product(own: Tensors, parts: int) -> torch.Tensor:
+    """Multiply both factors; query, key and value have rows of their own in each."""
+    pairs = zip(own[_A].chunk(parts), own[_B].chunk(parts), strict=True)
+    return torch.cat([up @ low for low, up in pairs])

@@ -1,0 +1,555 @@
+"""Pairs that a host records of its adapter modules for a helper, and their form on the wire.
+
+The pairs of one micro-batch: what entered each adapter module, and the gradient of what the module gave.
+
+A *tap* is an identity that autograd sees. It keeps x for its backward, as the weights' own gradient would, and hands x
+and the gradient to the pairs when the backward comes by. A graph begins at the lowest tap, as it would at the lowest
+weight that trains. So all that a graph keeps is what the gradient of the hidden state needs, and x.
+
+Source: ColA, section 3, Algorithm 1 (adaptation data).
+
+Record the pairs of offloaded blocks at their host, which computes gradients of hidden states only.
+
+::
+
+    capture = Capture(skeleton, blocks)                  before BlockRunner, which looks for what trains
+    with capture.recording() as pairs:                   forward with a graph
+        y = runner.run(x, mask, context, start, stop)
+    y.backward(grad)                                     pairs fill
+    pairs.take(start, stop)                              go to the helper
+
+Outside of ``recording`` the blocks run as ever. A block that is run again for its backward is recorded in that run:
+``recording(pairs)`` is open then, with the pairs of its micro-batch. Its first run may be recorded too, as a graph that
+is dropped gives no pair.
+
+Source: ColA, section 3, Algorithm 1.
+
+The captures of one host: one for each kind of adapters that users have there, and one where there is one kind.
+
+Pairs of a kind are of the rows of its users. So each row's pair leaves once, whatever kinds there are, and names of
+pairs tell the kind (``ringtune.job.job``): ``3.output.adapters.ringtune.x`` of the job's own,
+``1/3.output.adapters.ringtune.x`` of the next.
+
+Source: ColA, section 4.3 (users choose the architecture of their models).
+
+What pairs become on the wire, and weights on their way back: a safetensors file each.
+
+============ ======================================= ==========================================================
+wire         of an input x                           of a gradient
+============ ======================================= ==========================================================
+``float32``  as it is, in the type of the run        as it is
+``bfloat16`` rounded                                 rounded
+``velora``   ``z``: each sub-token times ``v``       as it is
+============ ======================================= ==========================================================
+
+Beside a rounded or projected x the bits of a ReLU go as they are: ``signs``, which ``Capture`` records if told to.
+The gradient itself is sent, never the target ``g(x) - grad``: in 16 bits the difference of two such numbers is lost.
+A site's v is made of the first micro-batch that is sent, goes with it as ``v``, and is fixed then. With the rebuilt
+``z v`` in the place of x all gradients of a module are approximate, those behind a non-linearity too.
+
+Source: ColA, section 3, Algorithm 1; VeLoRA, section 3.1, for z.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from edge.model.auxiliary import is_addition
+from edge.model.skeleton import Skeleton
+from edge.model.tensor_files import fill, pieces_of, torch_dtype
+from edge.techniques.offload.sites import Passage, Site, pack, sites_of
+from edge.techniques.velora import Vectors, project
+from ringtune.costs.offload_costs import BFLOAT16, VELORA, WIRES
+from ringtune.errors import IntegrityError, PlanError
+from ringtune.job.job import Kind
+from ringtune.schedule.saved_activations import DEFAULT_PARTS, subtoken_size
+from ringtune.storage.pieces import Pieces
+from ringtune.storage.tensor_files import TensorFile, write_tensors
+from ringtune.techniques.offload import RowsOfUser
+
+
+class SiteFacts(NamedTuple):
+    """What pairs need to know of a site; see ``Site``."""
+
+    name: str
+    source: str
+    alpha: float
+    columns: torch.Tensor | None
+
+
+class Pairs:
+    """What was recorded of one micro-batch.
+
+    Args:
+        names: block -> (name, source) of each of its sites.
+    """
+
+    def __init__(self, names: Mapping[int, Iterable[tuple[str, str]]]) -> None:
+        self._names = {index: list(found) for index, found in names.items()}
+        self._parts: dict[tuple[int, ...], Pairs] = {}
+        self._inputs: dict[str, torch.Tensor] = {}
+        self._grads: dict[str, torch.Tensor] = {}
+        self._signs: dict[str, torch.Tensor] = {}
+
+    def add(self, facts: SiteFacts, x: torch.Tensor, grad: torch.Tensor, signs: torch.Tensor | None = None) -> None:
+        """Take x, the gradient of the tapped tensor of a site, and the units that were on, packed.
+
+        Raises:
+            PlanError: the site has its pair already, or its x is not that of its source.
+        """
+        if facts.name in self._grads:
+            raise PlanError(f"{facts.name} gave two pairs for one micro-batch; a backward ran twice")
+        first = self._inputs.setdefault(facts.source, x)
+        if first.data_ptr() != x.data_ptr():
+            raise PlanError(f"{facts.name} does not read the tensor that {facts.source} reads")
+        own = grad if facts.columns is None else grad[..., facts.columns]
+        self._grads[facts.name] = own if facts.alpha == 1.0 else own * facts.alpha
+        if signs is not None:
+            self._signs[facts.name] = signs
+
+    def of_rows(self, rows: tuple[int, ...]) -> Pairs:
+        """Return the pairs of some rows, which are recorded by themselves; ``take`` puts all rows together.
+
+        Args:
+            rows: positions in the micro-batch; each is in one part at most.
+        """
+        return self._parts.setdefault(rows, Pairs(self._names))
+
+    def take(self, start: int, stop: int) -> dict[str, torch.Tensor]:
+        """Hand out the pairs of blocks ``[start, stop)``, and drop them.
+
+        Returns:
+            ``3.output.adapters.ringtune.x`` and ``.grad`` of each site; of sites that read one tensor only the source
+            has an x. The gradient is that of g(x), (batch rows, tokens, outputs). ``.signs`` too, where recorded.
+
+        Raises:
+            PlanError: a site gave no pair: no backward was there, or its block did not run as a whole.
+        """
+        if self._parts:
+            return _put_together({rows: part.take(start, stop) for rows, part in self._parts.items()})
+        found: dict[str, torch.Tensor] = {}
+        for index in range(start, stop):
+            for name, source in self._names.get(index, ()):
+                if name not in self._grads:
+                    raise PlanError(
+                        f"{name} gave no pair; offloaded blocks need a backward, and no operations of parts"
+                    )
+                if source in self._inputs:
+                    found[f"{source}.x"] = self._inputs.pop(source)
+                found[f"{name}.grad"] = self._grads.pop(name)
+                if name in self._signs:
+                    found[f"{name}.signs"] = self._signs.pop(name)
+        return found
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield every tensor that is held."""
+        yield from (*self._inputs.values(), *self._grads.values(), *self._signs.values())
+        for part in self._parts.values():
+            yield from part.tensors()
+
+
+def _put_together(parts: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return the pairs of all rows that were recorded, in the order of the rows."""
+    places = {row: place for place, row in enumerate(sorted(row for rows in parts for row in rows))}
+    found: dict[str, torch.Tensor] = {}
+    for rows, pairs in parts.items():
+        own = [places[row] for row in rows]
+        for name, some in pairs.items():
+            whole = found.setdefault(name, some.new_empty((len(places), *some.shape[1:])))
+            whole[own] = some
+    return found
+
+
+def tap(
+    y: torch.Tensor, x: torch.Tensor, pairs: Pairs, facts: SiteFacts, signs: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return ``y``; its backward gives the pair of a site to ``pairs``.
+
+    Args:
+        y: the tapped tensor.
+        x: enters the adapter.
+        pairs: of the micro-batch.
+        facts: of the site.
+        signs: its units that are on, packed; None = not wanted.
+    """
+    anchor = torch.empty(0, requires_grad=True)
+    found: torch.Tensor = _Tap.apply(y, anchor, x.detach(), signs, pairs, facts)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Tap(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, y: torch.Tensor, anchor: torch.Tensor, x: torch.Tensor, signs: Any, pairs: Pairs, facts: SiteFacts
+    ) -> Any:
+        ctx.save_for_backward(x, signs)
+        ctx.pairs, ctx.facts = pairs, facts
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        x, signs = ctx.saved_tensors
+        ctx.pairs.add(ctx.facts, x, grads[0], signs)
+        return grads[0] if ctx.needs_input_grad[0] else None, None, None, None, None, None
+
+
+class Capture:
+    """Watches the adapter modules of some blocks; the weights of these get no gradient.
+
+    Several micro-batches may be under way, each with pairs of its own. Nothing is held between two recordings. Not
+    thread-safe.
+
+    Args:
+        skeleton: whose blocks these are.
+        blocks: offloaded ones.
+        with_signs: see there.
+        at: model that runs, where the adapters are inside its matrices and ``skeleton`` has adapters of another kind
+            for the same matrices; None = the skeleton's own.
+
+    Raises:
+        JobError: an adapter that no helper can fit.
+
+    Attributes:
+        inputs: values of a token of x, by the names of the sites that have one of their own.
+        with_signs: whether pairs say which units of a ReLU are on, as those need that lose something on the wire.
+    """
+
+    def __init__(
+        self, skeleton: Skeleton, blocks: Iterable[int], *, with_signs: bool = False, at: Skeleton | None = None
+    ) -> None:
+        self._names: dict[int, list[tuple[str, str]]] = {}
+        self.inputs: dict[str, int] = {}
+        self.with_signs = with_signs
+        self._handles: list[RemovableHandle] = []
+        self._pairs: Pairs | None = None
+        self._inputs: dict[str, torch.Tensor] = {}
+        self._on: dict[str, list[torch.Tensor]] = {}
+        for index in blocks:
+            sites = sites_of(skeleton, index)
+            self._names[index] = [(site.name, site.source) for site in sites]
+            self.inputs |= {site.name: site.inputs for site in sites if site.source == site.name}
+            for site in sites:
+                site.adapter.requires_grad_(False)
+                if at is not None:
+                    site.move_to(at.blocks[index], skeleton.blocks[index])
+                self._watch(site)
+
+    def pairs(self) -> Pairs:
+        """Return pairs for a micro-batch, empty yet."""
+        return Pairs(self._names)
+
+    @contextlib.contextmanager
+    def recording(self, pairs: Pairs | None = None) -> Iterator[Pairs]:
+        """Record forwards with a graph while the context is open.
+
+        Args:
+            pairs: of a micro-batch some of whose blocks were recorded before; None = new ones.
+        """
+        before, self._pairs = self._pairs, self.pairs() if pairs is None else pairs
+        try:
+            yield self._pairs
+        finally:
+            self._pairs = before
+            self._inputs.clear()
+            self._on.clear()
+
+    @contextlib.contextmanager
+    def of_rows(self, rows: tuple[int, ...]) -> Iterator[None]:
+        """Record some rows of a micro-batch by themselves while the context is open; nothing where nothing is."""
+        whole = self._pairs
+        if whole is None:
+            yield
+            return
+        with self.recording(whole.of_rows(rows)):
+            yield
+
+    def close(self) -> None:
+        """Watch no more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _watch(self, site: Site) -> None:
+        """Look at the tensors of a site; the site itself is not kept, so that its weights may go."""
+        facts = SiteFacts(site.name, site.source, site.alpha, site.columns)
+        self._hook(site.reads, functools.partial(self._read, facts.name))
+        for passage in site.signs:
+            self._hook(passage, functools.partial(self._sign, facts.name))
+        self._hook(site.taps, functools.partial(self._tap, facts))
+
+    def _hook(self, passage: Passage, seen: Any) -> None:
+        """Watch a tensor; what leaves a module before anything that is hung behind it, such as a bottleneck."""
+        module = passage.module
+        if passage.is_output:
+            self._handles.append(module.register_forward_hook(lambda _, args, output: _replaced(seen, output)))
+            hooks, own = module._forward_hooks, {handle.id for handle in self._handles}
+            for key in [key for key, hook in hooks.items() if key not in own and not is_addition(hook)]:
+                hooks[key] = hooks.pop(key)
+        else:
+            self._handles.append(module.register_forward_pre_hook(lambda _, args: _replaced(seen, args)))
+
+    def _read(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
+        if self._pairs is not None and torch.is_grad_enabled():
+            self._inputs[name] = x
+        return None
+
+    def _sign(self, name: str, activated: torch.Tensor) -> torch.Tensor | None:
+        if self.with_signs and self._pairs is not None and torch.is_grad_enabled():
+            self._on.setdefault(name, []).append(activated.detach() > 0)
+        return None
+
+    def _tap(self, facts: SiteFacts, y: torch.Tensor) -> torch.Tensor | None:
+        x, is_on = self._inputs.pop(facts.name, None), self._on.pop(facts.name, None)
+        if x is None or self._pairs is None:
+            return None
+        signs = None if is_on is None else pack(torch.cat(is_on, dim=-1))
+        return tap(y, x, self._pairs, facts, signs)
+
+
+def _replaced(seen: Any, values: Any) -> Any:
+    """Show the first of some values, and return all with what it shall be instead; None where it stays."""
+    first = seen(values[0] if isinstance(values, tuple) else values)
+    if first is None:
+        return None
+    return (first, *values[1:]) if isinstance(values, tuple) else first
+
+
+class Captures:
+    """Records the pairs of a host's offloaded blocks, of every kind.
+
+    Args:
+        kinds: of the run, each with its capture.
+        by_kind: whether rows are run by kind. Otherwise, with merged adapters, all run together, and each kind is given
+            its rows of what was recorded.
+    """
+
+    def __init__(self, kinds: Sequence[tuple[Kind, Capture]], *, by_kind: bool) -> None:
+        self._kinds = tuple(kinds)
+        self._of_user = {user: (kind, capture) for kind, capture in kinds for user in kind.users}
+        self._by_kind = by_kind
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """Values of a token of x, by the names of the pairs that have one of their own."""
+        return {
+            f"{kind.prefix}{name}": width for kind, capture in self._kinds for name, width in capture.inputs.items()
+        }
+
+    @property
+    def with_signs(self) -> bool:
+        """Whether pairs say which units of a ReLU are on."""
+        return any(capture.with_signs for _, capture in self._kinds)
+
+    @with_signs.setter
+    def with_signs(self, wanted: bool) -> None:
+        for _, capture in self._kinds:
+            capture.with_signs = wanted
+
+    @contextlib.contextmanager
+    def recording(self, given: PairsByKind | None, rows: Sequence[RowsOfUser]) -> Iterator[PairsByKind]:
+        """Record forwards with a graph while the context is open; see ``Capture.recording``.
+
+        Args:
+            given: of a micro-batch some of whose blocks were recorded before; None = new ones.
+            rows: whose rows the micro-batch has; none where all users have one set.
+        """
+        pairs = given if given is not None else self._pairs(rows)
+        with contextlib.ExitStack() as stack:
+            for kind, capture in self._kinds:
+                if kind.number in pairs.parts:
+                    stack.enter_context(capture.recording(pairs.parts[kind.number].pairs))
+            yield pairs
+
+    def of_rows(self, user: str, positions: tuple[int, ...]) -> AbstractContextManager[None]:
+        """Record a user's rows of a micro-batch by themselves while the context is open; nothing where nothing is."""
+        return self._of_user[user][1].of_rows(positions)
+
+    def _pairs(self, rows: Sequence[RowsOfUser]) -> PairsByKind:
+        """Return empty pairs of the kinds that have rows."""
+        found: dict[int, _Part] = {}
+        for kind, capture in self._kinds:
+            own = [position for user, positions in rows if user in kind.users for position in positions]
+            if own or not rows:
+                picked = sorted(own) if own and not self._by_kind and len(self._kinds) > 1 else None
+                found[kind.number] = _Part(kind.prefix, capture.pairs(), picked)
+        return PairsByKind(found)
+
+
+class _Part:
+    """The pairs of one kind, and which of the recorded rows are of its users; None = all of them."""
+
+    __slots__ = ("pairs", "picked", "prefix")
+
+    def __init__(self, prefix: str, pairs: Pairs, picked: Sequence[int] | None) -> None:
+        self.prefix, self.pairs, self.picked = prefix, pairs, picked
+
+    def take(self, start: int, stop: int) -> dict[str, torch.Tensor]:
+        found = self.pairs.take(start, stop)
+        rows = None if self.picked is None else list(self.picked)
+        return {f"{self.prefix}{name}": value if rows is None else value[rows] for name, value in found.items()}
+
+
+class PairsByKind:
+    """What was recorded of one micro-batch, by kind.
+
+    Args:
+        parts: of the kinds that have rows in it, by index.
+    """
+
+    def __init__(self, parts: Mapping[int, _Part]) -> None:
+        self.parts = parts
+
+    def take(self, start: int, stop: int) -> dict[str, torch.Tensor]:
+        """Hand out the pairs of blocks ``[start, stop)``, and drop them; see ``Pairs.take``.
+
+        Returns:
+            By name, those of a kind with its prefix; of each kind the rows of its users, in the order of the rows.
+        """
+        found: dict[str, torch.Tensor] = {}
+        for part in self.parts.values():
+            found |= part.take(start, stop)
+        return found
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield every tensor that is held."""
+        for part in self.parts.values():
+            yield from part.pairs.tensors()
+
+
+_X: Final = ".x"
+_Z: Final = ".z"
+_VECTOR: Final = ".v"
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class PairWire:
+    """One end of the way of pairs: a host encodes, its helper decodes.
+
+    Args:
+        wire: one of ``WIRES``.
+        inputs: values of a token of each x, by the name of its site.
+        parts: of an x with ``velora``, see ``ringtune.schedule.saved_activations.Velora``.
+        seed: of the run.
+
+    Raises:
+        PlanError: an unknown wire.
+
+    Attributes:
+        vectors: of a host with ``velora``, which a checkpoint needs; otherwise None.
+    """
+
+    def __init__(self, wire: str, inputs: Mapping[str, int], *, parts: int = DEFAULT_PARTS, seed: int = 0) -> None:
+        if wire not in WIRES:
+            raise PlanError(f"offload.pairs = {wire!r} is not one of {', '.join(WIRES)}")
+        self._wire, self._inputs = wire, dict(inputs)
+        sizes = {name: subtoken_size(size, min(parts, size)) for name, size in inputs.items()}
+        self.vectors = Vectors(sizes, init="average", seed=seed) if wire == VELORA else None
+        self._sizes = sizes
+        self._shown: set[str] = set()
+        self._known: dict[str, torch.Tensor] = {}
+
+    def encode(self, pairs: Tensors) -> dict[str, torch.Tensor]:
+        """Return what is sent for some pairs; with ``velora`` the first one of a site has its vector beside it."""
+        if self._wire == BFLOAT16:
+            return {name: _rounded(tensor) for name, tensor in pairs.items()}
+        found: dict[str, torch.Tensor] = {}
+        for name, tensor in pairs.items():
+            if self.vectors is not None and name.endswith(_X):
+                found |= self._projected(self.vectors, name.removesuffix(_X), tensor)
+            else:
+                found[name] = tensor
+        return found
+
+    def decode(self, sent: Tensors, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Return pairs as ``AuxiliaryModels.fit`` takes them.
+
+        Args:
+            sent: what ``encode`` gave.
+            dtype: of the computation.
+
+        Raises:
+            IntegrityError: a projection without its vector, or of another shape.
+        """
+        self._known |= {name.removesuffix(_VECTOR): value for name, value in sent.items() if name.endswith(_VECTOR)}
+        found: dict[str, torch.Tensor] = {}
+        for name, tensor in sent.items():
+            if self._wire == VELORA and name.endswith(_Z):
+                site = name.removesuffix(_Z)
+                found[site + _X] = self._rebuilt(site, tensor).to(dtype)
+            elif not name.endswith(_VECTOR):
+                found[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        return found
+
+    def show_again(self) -> None:
+        """Send every vector once more with the next pairs: the helper is a new one."""
+        self._shown.clear()
+
+    @torch.no_grad()
+    def _projected(self, vectors: Vectors, site: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        vector = vectors.next(site, x)
+        found = {site + _Z: project(x, vector).view(*x.shape[:2], -1)}
+        if site not in self._shown:
+            self._shown.add(site)
+            found[site + _VECTOR] = vector
+        return found
+
+    def _rebuilt(self, site: str, z: torch.Tensor) -> torch.Tensor:
+        vector, inputs = self._known.get(site), self._inputs.get(site)
+        if vector is None or inputs is None:
+            raise IntegrityError(f"a projection of {site} came, but not the vector that it was projected on")
+        if vector.shape != (self._sizes[site],) or z.dim() != 3 or z.shape[2] != -(-inputs // len(vector)):
+            raise IntegrityError(
+                f"the projection of {site} is {list(z.shape)} on a vector {list(vector.shape)}, expected one for "
+                f"{inputs} inputs in sub-tokens of {self._sizes[site]}"
+            )
+        return (z.unsqueeze(-1) * vector).flatten(2)[..., :inputs]
+
+
+def _rounded(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+
+
+def to_file(tensors: Tensors, metadata: Mapping[str, str]) -> Pieces:
+    """Return tensors as a file, read when it is gone through: they must not change before.
+
+    Args:
+        tensors: encoded pairs, or weights.
+        metadata: what they are of, such as the version of weights.
+    """
+    return write_tensors({name: pieces_of(value) for name, value in tensors.items()}, metadata=metadata)
+
+
+def from_file(
+    data: Pieces, metadata: Mapping[str, str], *, where: str, device: torch.device | None = None
+) -> dict[str, torch.Tensor]:
+    """Read what ``to_file`` wrote; what is held of ``data`` in memory is let go of on the way.
+
+    Args:
+        data: the file.
+        metadata: what it has to be of.
+        where: names it in errors.
+        device: where the tensors go; None = the CPU.
+
+    Raises:
+        IntegrityError: unreadable, or of something else, such as another version.
+    """
+    file = TensorFile(data, where=where)
+    for key, wanted in metadata.items():
+        if file.metadata.get(key) != wanted:
+            raise IntegrityError(
+                f"{where} are of {key} {file.metadata.get(key)!r}, not {wanted!r}; use one version on all machines"
+            )
+    found: dict[str, torch.Tensor] = {}
+    for name, info in file.infos.items():
+        found[name] = torch.empty(info.shape, dtype=torch_dtype(info.dtype), device=device)
+        fill(found[name], file.tensor(name))
+        file.let_go_of(name)
+    return found

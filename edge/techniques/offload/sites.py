@@ -1,0 +1,423 @@
+"""Sites: the adapter modules of a block, what enters each, and how weights are put in.
+
+Where the adapter modules of a block are: what enters each, where its gradient is taken, and what it computes.
+
+A *site* is one fine-tuned module g of a block; the hidden state gets ``h + alpha * g(x)``. A host watches two tensors
+of each site, and a helper computes g from the first of them::
+
+    kind                            x                                   gradient is taken at             alpha
+    LoRA                            input of the matrix                 output of the matrix             alpha / r
+    LoRA with dropout               output of its dropout               output of the matrix             alpha / r
+    LoRA with a gate                input of the matrix                 output of the matrix             1
+    bottleneck                      input of the bottleneck             its output                       1
+    bottleneck with dropout         input of the bottleneck             input of its dropout             1
+    linear, mlp                     input of the matrix                 output of the matrix             alpha
+
+A sum gives its gradient to each of its parts, so that the gradient of ``h + alpha * g(x)`` is that of ``alpha * g(x)``,
+with the residual or without. The scaling of a bottleneck may be learned, and is a part of g.
+
+A new kind of adapter is one more class here and its line in ``_site``.
+
+Source: ColA, section 3 (the auxiliary model g_w); adapters 1.3.0, ``LoRALinear``, ``LoRAMergedLinear``, ``Adapter``.
+
+Which units of an adapter's ReLU were on, a bit for each: they go with pairs that are rounded.
+
+A helper that gets a rounded x would find other units on than the host did, wherever a unit was near zero. Such a unit's
+gradient is all there or not at all: measured on a bottleneck of 24 units and 1,024 tokens, a thousandth of the units
+differs in bfloat16, which makes the gradient wrong by 2.7 %, ten times the rounding itself. With the host's bits it is
+0.24 %.
+
+B batch rows, T tokens, H units.
+
+Put the weights that a helper fitted into their host's adapter modules, after every one of them was looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from edge.model.auxiliary import FUSED_PARTS, FusedDelta, LinearDelta, MlpDelta, alpha_beside
+from edge.model.skeleton import ADAPTER, Skeleton
+from ringtune.errors import DivergedError, IntegrityError, JobError
+from ringtune.models.adapter_support import offload_refusal
+
+
+class Passage(NamedTuple):
+    """A tensor that enters or leaves a module.
+
+    Attributes:
+        module: which one.
+        is_output: whether it leaves it.
+    """
+
+    module: nn.Module
+    is_output: bool
+
+
+class Site(ABC):
+    """One adapter module of a block.
+
+    Attributes:
+        name: ``3.output.adapters.ringtune``; the names of its weights begin with it.
+        adapter: the module that has the weights.
+        reads: where x passes.
+        taps: where the gradient is taken.
+        alpha: constant between g and the hidden state.
+        columns: which of the tapped values the site adds to, a bool for each; None = all.
+        inputs: values of a token of x.
+        outputs: values of a token of g(x).
+        source: name of the site whose x this one's is; its own name where no other has the same.
+        signs: what leaves each ReLU of g, from which its units that are on are seen.
+        units: of these, all together.
+    """
+
+    name: str
+    adapter: nn.Module
+    reads: Passage
+    taps: Passage
+    alpha: float = 1.0
+    columns: torch.Tensor | None = None
+    inputs: int
+    outputs: int
+    source: str
+    signs: tuple[Passage, ...] = ()
+    units: int = 0
+
+    @abstractmethod
+    def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute g(x), without dropout.
+
+        Args:
+            x: (batch rows, tokens, inputs).
+            is_on: which units are on, (batch rows, tokens, units); None = those that x turns on.
+        """
+
+    def path(self, block: nn.Module) -> str:
+        """Name the module in a block of which the gradient is taken: the matrix, of a site beside one."""
+        names = (path for path, module in block.named_modules() if module is self.taps.module)
+        return str(next(names))
+
+    def move_to(self, block: nn.Module, own: nn.Module) -> None:
+        """Watch the same matrix in the same block of another model, for a site that reads what enters its matrix.
+
+        Args:
+            block: of the other model.
+            own: block that the site is in.
+        """
+        matrix = block.get_submodule(self.path(own))
+        self.reads, self.taps = self.reads._replace(module=matrix), self.taps._replace(module=matrix)
+
+    def add_gradients(self, x: torch.Tensor, grad: torch.Tensor, is_on: torch.Tensor | None = None) -> None:
+        """Add the gradients of the weights of g, for the gradient of g(x); other arguments as for ``delta``."""
+        with torch.enable_grad():
+            torch.autograd.backward([self.delta(x, is_on)], [grad])
+
+
+class LoraSite(Site):
+    """LoRA beside one matrix.
+
+    Args:
+        name: of the site.
+        layer: the matrix with its LoRA.
+        lora: the LoRA.
+    """
+
+    def __init__(self, name: str, layer: Any, lora: Any) -> None:
+        self.name = self.source = name
+        self.adapter = lora
+        self.reads, self.taps = Passage(layer, False), Passage(layer, True)
+        if isinstance(lora.lora_dropout, nn.Dropout):
+            self.reads = Passage(lora.lora_dropout, True)
+        self.alpha = 1.0 if lora.use_gating else float(lora.scaling)
+        self.inputs, self.outputs = int(lora.lora_A.shape[1]), int(lora.lora_B.shape[0])
+        self._lora = lora
+
+    def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
+        """Multiply by both matrices; see ``Site.delta``."""
+        if self._lora.use_gating:
+            gated: torch.Tensor = self._lora(None, x)[0]
+            return gated
+        found: torch.Tensor = x @ self._lora.lora_A.t() @ self._lora.lora_B.t()
+        return found
+
+
+class FusedLoraSite(LoraSite):
+    """LoRA beside one matrix that gives query, key and value: matrices of its own for those of the three that it has.
+
+    The gradient has the columns of these alone.
+    """
+
+    def __init__(self, name: str, layer: Any, lora: Any) -> None:
+        super().__init__(name, layer, lora)
+        self.columns = lora.lora_ind
+        self._count = sum(lora.enable_lora)
+
+    def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
+        """Multiply by the matrices of each of them, side by side; see ``Site.delta``."""
+        lora, rank = self._lora, self._lora.lora_B.shape[1]
+        low = functional.linear(x, lora.lora_A).view(*x.shape[:2], self._count, rank)
+        ups = lora.lora_B.view(self._count, -1, rank)
+        return torch.einsum("btnr,nor->btno", low, ups).flatten(-2)
+
+
+class BottleneckSite(Site):
+    """A bottleneck, serial or parallel, with its scaling, gate and norms.
+
+    Args:
+        name: of the site.
+        adapter: the bottleneck.
+    """
+
+    def __init__(self, name: str, adapter: Any) -> None:
+        self.name = self.source = name
+        self.adapter = adapter
+        self.reads, self.taps = Passage(adapter, False), Passage(adapter, True)
+        if adapter.dropout.p > 0:
+            self.taps = Passage(adapter.dropout, False)
+        self.inputs = self.outputs = int(adapter.input_size)
+        if isinstance(adapter.non_linearity.f, nn.ReLU):
+            self.signs, self.units = (Passage(adapter.adapter_up, False),), int(adapter.adapter_up.in_features)
+
+    def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
+        """Run the bottleneck with a residual of zero; see ``Site.delta``."""
+        activation: Any = self.adapter.non_linearity
+        with given(activation, is_on):
+            found: torch.Tensor = self.adapter(x, 0.0)[0]
+        return found
+
+
+class AuxiliarySite(Site):
+    """A model of our own beside one matrix: ``linear`` or ``mlp``.
+
+    Args:
+        name: of the site.
+        matrix: the matrix with the model.
+        model: the model.
+        alpha: its factor.
+    """
+
+    def __init__(self, name: str, matrix: nn.Module, model: LinearDelta | MlpDelta | FusedDelta, alpha: float) -> None:
+        self.name = self.source = name
+        self.adapter = model
+        self.reads, self.taps = Passage(matrix, False), Passage(matrix, True)
+        self.alpha = alpha
+        self._parts: list[Any] = [model]
+        if isinstance(model, FusedDelta):
+            self._parts = [model[part] for part in FUSED_PARTS if part in model]
+            has_model = torch.tensor([part in model for part in FUSED_PARTS])
+            self.columns = has_model.repeat_interleave(model.width)
+        ends = [(part, part) if isinstance(part, LinearDelta) else (part.down, part.up) for part in self._parts]
+        self.inputs, self.outputs = ends[0][0].in_features, sum(last.out_features for _, last in ends)
+        self.signs = tuple(Passage(part.up, False) for part in self._parts if isinstance(part, MlpDelta))
+        self.units = sum(part.up.in_features for part in self._parts if isinstance(part, MlpDelta))
+
+    def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
+        """Run the model; of query, key and value those that have one, side by side; see ``Site.delta``."""
+        if is_on is None or not self.units:
+            found = [part(x) for part in self._parts]
+        else:
+            widths = [part.up.in_features for part in self._parts if isinstance(part, MlpDelta)]
+            own = iter(torch.split(is_on, widths, dim=-1))
+            found = [
+                part.up(part.down(x) * next(own)) if isinstance(part, MlpDelta) else part(x) for part in self._parts
+            ]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+
+    @torch.no_grad()
+    def add_gradients(self, x: torch.Tensor, grad: torch.Tensor, is_on: torch.Tensor | None = None) -> None:
+        """See ``Site.add_gradients``. A matrix alone needs no g(x); its gradient is the product that autograd makes."""
+        if not all(isinstance(part, LinearDelta) for part in self._parts):
+            super().add_gradients(x, grad, is_on)
+            return
+        rows = x.flatten(0, -2)
+        for part, own in zip(self._parts, grad.flatten(0, -2).chunk(len(self._parts), dim=-1), strict=True):
+            found = own.t().mm(rows)
+            part.weight.grad = found if part.weight.grad is None else part.weight.grad.add_(found)
+
+
+def sites_of(skeleton: Skeleton, index: int) -> list[Site]:
+    """List the sites of one block, in the order of its modules.
+
+    Raises:
+        JobError: it has an adapter that no pair is enough for.
+    """
+    block = skeleton.blocks[index]
+    found = [
+        _site(f"{index}.{path}", module, path, skeleton, block)
+        for path, module in block.named_modules()
+        if path.split(".")[-1] == ADAPTER
+    ]
+    for at, site in enumerate(found):
+        site.source = next((other.name for other in found[:at] if _share(other, site)), site.name)
+    return found
+
+
+def _share(first: Site, second: Site) -> bool:
+    """Whether two sites read one tensor, without dropout between: of one matrix, or query, key and value."""
+    if first.reads.is_output or second.reads.is_output:
+        return False
+    if first.reads.module is second.reads.module:
+        return True
+    return all(getattr(site.reads.module, "attn_key", None) for site in (first, second))
+
+
+def _site(name: str, adapter: Any, path: str, skeleton: Skeleton, block: nn.Module) -> Site:
+    from adapters.methods.lora import LoRA, LoRAMergedLinear
+    from adapters.methods.modeling import Adapter
+
+    if isinstance(adapter, Adapter):
+        return BottleneckSite(name, adapter)
+    if isinstance(adapter, LinearDelta | MlpDelta | FusedDelta):
+        matrix = block.get_submodule(path.removesuffix(f".{ADAPTER}"))
+        return AuxiliarySite(name, matrix, adapter, alpha_beside(matrix))
+    if type(adapter) is LoRA and not adapter.use_dora:
+        layer = block.get_submodule(path.removesuffix(f".loras.{ADAPTER}"))
+        kind = FusedLoraSite if isinstance(layer, LoRAMergedLinear) else LoraSite
+        return kind(name, layer, adapter)
+    raise JobError(
+        f"{name} is a {type(adapter).__name__}, which no helper can fit; use lora, seq_bn or double_seq_bn, or leave "
+        "[offload] out"
+    )
+
+
+def check_config(config: str, skeleton: Skeleton, *, dropout: float) -> None:
+    """Refuse adapters that a helper can't fit.
+
+    Args:
+        config: ``adapter.config`` of the job.
+        skeleton: of the model.
+        dropout: ``train.dropout``.
+
+    Raises:
+        JobError: says why, and what can be done.
+    """
+    from adapters.methods.lora import LoRAMergedLinear
+
+    fused = any(isinstance(module, LoRAMergedLinear) for module in skeleton.blocks.modules())
+    if problem := offload_refusal(config, dropout=dropout, fused=fused):
+        raise JobError(problem)
+
+
+def pack(is_on: torch.Tensor) -> torch.Tensor:
+    """Put 8 units (B, T, H) in a byte, the first one lowest."""
+    missing = -is_on.shape[-1] % 8
+    whole = functional.pad(is_on.to(torch.uint8), (0, missing)).unflatten(-1, (-1, 8))  # type: ignore[no-untyped-call]
+    packed: torch.Tensor = (whole << torch.arange(8, dtype=torch.uint8, device=is_on.device)).sum(-1, dtype=torch.uint8)
+    return packed
+
+
+def unpack(packed: torch.Tensor, count: int) -> torch.Tensor:
+    """Return which of ``count`` units were on, (B, T, H) of bool."""
+    bits = (packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1
+    return bits.flatten(-2)[..., :count].bool()
+
+
+@contextlib.contextmanager
+def given(activation: nn.Module, is_on: torch.Tensor | None) -> Iterator[None]:
+    """Let an activation function pass these units, and no others, while the context is open; None = as ever."""
+    if is_on is None:
+        yield
+        return
+
+    def passed(_: Any, args: tuple[torch.Tensor, ...], __: torch.Tensor) -> torch.Tensor:
+        return args[0] * is_on
+
+    handle = activation.register_forward_hook(passed)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def install(
+    skeleton: Skeleton,
+    tensors: Mapping[str, torch.Tensor],
+    blocks: Iterable[int],
+    *,
+    where: str,
+    keeps_old: bool = False,
+) -> None:
+    """Replace the weights of all adapter modules of some blocks.
+
+    In place, a graph that still needs the weights of before fails in its backward; it never goes on with the new ones.
+
+    Args:
+        skeleton: of the host.
+        tensors: what ``AuxiliaryModels.weights`` gave for these blocks.
+        blocks: which ones.
+        where: names the tensors in errors.
+        keeps_old: put new tensors into the modules, so that graphs under way go back through the weights of before. A
+            block that is run again for its backward would run with the new ones all the same.
+
+    Raises:
+        IntegrityError: other names, shapes or types than those of the modules; nothing was replaced then.
+        DivergedError: numbers that are not finite; nothing was replaced then.
+    """
+    wanted = adapter_weights(skeleton, blocks)
+    check_like(tensors, wanted, where=where)
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            if keeps_old:
+                _put(skeleton, name, tensors[name].to(parameter.device, copy=True))
+            else:
+                parameter.copy_(tensors[name])
+
+
+def adapter_weights(skeleton: Skeleton, blocks: Iterable[int]) -> dict[str, nn.Parameter]:
+    """Return the weights of all adapter modules of some blocks, by the names that ``BlockRunner`` has for them."""
+    return {
+        f"{index}.{name}": parameter
+        for index in blocks
+        for name, parameter in skeleton.blocks[index].named_parameters()
+        if f".{ADAPTER}." in name
+    }
+
+
+def copy_of(value: torch.Tensor) -> torch.Tensor:
+    """Return a copy; of zeros one that takes memory only where it is written to."""
+    detached = value.detach()
+    return detached.clone() if bool(detached.any()) else torch.zeros_like(detached)
+
+
+def _put(skeleton: Skeleton, name: str, value: torch.Tensor) -> None:
+    index, _, inside = name.partition(".")
+    path, _, last = inside.rpartition(".")
+    setattr(skeleton.blocks[int(index)].get_submodule(path), last, nn.Parameter(value, requires_grad=False))
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all numbers are finite: of any other number the sum is none, and is a look at each number only once."""
+    return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
+
+
+def check_like(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], *, where: str) -> None:
+    """Refuse tensors that are not like those that are wanted.
+
+    Args:
+        tensors: that came.
+        wanted: name -> a tensor of the right shape and type.
+        where: names the tensors in errors.
+
+    Raises:
+        IntegrityError: names the first one that differs, in name, shape or type.
+        DivergedError: names the first one with numbers that are not finite.
+    """
+    if odd := sorted(tensors.keys() ^ wanted.keys()):
+        many = "too much" if odd[0] in tensors else "too little"
+        raise IntegrityError(f"{where} has {odd[0]} {many}; host and helper need the same plan and job")
+    for name, like in wanted.items():
+        came = tensors[name]
+        if came.shape != like.shape or came.dtype != like.dtype:
+            raise IntegrityError(
+                f"{where} has {name} as {came.dtype} {list(came.shape)}, expected {like.dtype} {list(like.shape)}"
+            )
+        if not _is_finite(came):
+            raise DivergedError(f"{where} has {name} with numbers that are not finite")

@@ -1,0 +1,292 @@
+"""Adapters of several users in one node.
+
+Several sets of parameters for the same adapter modules, of which the modules have one at a time.
+
+All sets begin with the values that the modules have. Changing the set is changing which tensors the modules point at:
+nothing is copied, and a graph goes back through the tensors that it was made with. Users whose adapters are of another
+kind have modules of their own, which have the sets of these users alone.
+
+Forwards in which each row goes through the adapters of its user; the rows of one user are run together.
+
+Attention is within a row, so that rows can be run by themselves. Dropout is seeded for the rows of each user as for a
+micro-batch that has no others.
+
+Source: ColA, section 4.3 (users alone, unmerged).
+
+What a micro-batch keeps whose rows go through adapters of several users: a part for the rows of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from edge.model.skeleton import Skeleton
+from edge.model.slice import BlockRunner
+from edge.techniques.activation_checkpointing import BlockForward, Saved
+from edge.techniques.offload.pairs import Captures
+from edge.techniques.offload.sites import adapter_weights, check_like, copy_of
+from ringtune.errors import IntegrityError
+from ringtune.techniques.offload import RowsOfUser
+
+
+def set_name(user: str, name: str) -> str:
+    """Return the name of a tensor of a user's set: ``anna/3.output.adapters.ringtune.adapter_down.0.weight``."""
+    return f"{user}/{name}"
+
+
+def block_of(name: str) -> int:
+    """Return the block of a tensor of a set, with or without its user."""
+    return int(name.rpartition("/")[2].partition(".")[0])
+
+
+class UserSets:
+    """The adapters of each user for some blocks.
+
+    Args:
+        kinds: modules of each kind of adapters, with the users who have this kind; the modules have the set of the
+            first of them. Of a kind without users nothing is held.
+        blocks: with sets.
+    """
+
+    def __init__(self, kinds: Iterable[tuple[Skeleton, Collection[str]]], blocks: Sequence[int]) -> None:
+        self._kinds = [_Kind(skeleton, blocks, users) for skeleton, users in kinds if users]
+        self._of_user = {user: kind for kind in self._kinds for user in kind.sets}
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """Whose sets there are."""
+        return tuple(self._of_user)
+
+    @property
+    def other_bytes(self) -> int:
+        """Bytes of all sets but those that modules have."""
+        others = (own for kind in self._kinds for user, own in kind.sets.items() if user != kind.used)
+        return sum(value.nbytes for own in others for value in own.values())
+
+    @contextlib.contextmanager
+    def using(self, user: str) -> Iterator[None]:
+        """Let the modules of a user's kind compute with the user's set while the context is open."""
+        before = self._of_user[user].used
+        self.use(user)
+        try:
+            yield
+        finally:
+            self.use(before)
+
+    def use(self, user: str) -> None:
+        """Let the modules of a user's kind compute with the user's set from now on."""
+        self._of_user[user].use(user)
+
+    def of(self, user: str) -> dict[str, nn.Parameter]:
+        """Return the set of a user, by block and name in it."""
+        return self._of_user[user].sets[user]
+
+    def of_site(self, user: str, site: str) -> dict[str, torch.Tensor]:
+        """Return what a user's set has for one adapter module, by name in it, on the memory of the set."""
+        inside = f"{site}."
+        own = self.of(user).items()
+        return {name.removeprefix(inside): value.detach() for name, value in own if name.startswith(inside)}
+
+    def parameters(self, blocks: Collection[int]) -> dict[str, nn.Parameter]:
+        """Return all sets of some blocks, by user, block and name; see ``set_name``."""
+        return {
+            set_name(user, name): value
+            for user, kind in self._of_user.items()
+            for name, value in kind.sets[user].items()
+            if block_of(name) in blocks
+        }
+
+    def install(self, tensors: Mapping[str, torch.Tensor], blocks: Collection[int], *, where: str) -> None:
+        """Replace the sets of some users for some blocks, in place.
+
+        Args:
+            tensors: whole sets, named as ``parameters`` does.
+            blocks: which ones.
+            where: names the tensors in errors.
+
+        Raises:
+            IntegrityError: an unknown user, or other names, shapes or types; nothing was replaced then.
+            DivergedError: numbers that are not finite; nothing was replaced then.
+        """
+        users = {name.partition("/")[0] for name in tensors}
+        if odd := sorted(users - self._of_user.keys()):
+            raise IntegrityError(f"{where} are of {odd[0]!r}, who is no user of this run; use one plan on all machines")
+        wanted = {name: value for name, value in self.parameters(blocks).items() if name.partition("/")[0] in users}
+        check_like(tensors, wanted, where=where)
+        with torch.no_grad():
+            for name, value in wanted.items():
+                value.copy_(tensors[name])
+
+
+class _Kind:
+    """The modules of one kind of adapters, and the sets of the users who have it.
+
+    Attributes:
+        sets: by user, by block and name in it.
+        used: whose set the modules have.
+    """
+
+    def __init__(self, skeleton: Skeleton, blocks: Iterable[int], users: Iterable[str]) -> None:
+        beside = adapter_weights(skeleton, blocks)
+        self._homes = {name: _home(skeleton, name) for name in beside}
+        self.sets: dict[str, dict[str, nn.Parameter]] = {}
+        for user in users:
+            self.sets[user] = beside if not self.sets else {name: _like(value) for name, value in beside.items()}
+        self.used = next(iter(self.sets))
+
+    def use(self, user: str) -> None:
+        """Point the modules at the set of a user."""
+        if user != self.used:
+            own = self.sets[user]
+            for name, (module, attribute) in self._homes.items():
+                module._parameters[attribute] = own[name]
+            self.used = user
+
+
+def _home(skeleton: Skeleton, name: str) -> tuple[nn.Module, str]:
+    index, _, inside = name.partition(".")
+    path, _, attribute = inside.rpartition(".")
+    return skeleton.blocks[int(index)].get_submodule(path), attribute
+
+
+def _like(value: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(copy_of(value), requires_grad=value.requires_grad)
+
+
+RunBlocks = Callable[[BlockRunner, torch.Tensor, torch.Tensor, Any], torch.Tensor]
+"""Runs blocks with the adapters of one kind: from hidden state, mask and context to what leaves them."""
+
+RunSaving = Callable[[BlockForward, torch.Tensor], tuple[Saved, torch.Tensor]]
+"""Runs blocks with a graph: from a forward and what enters to what is kept and what leaves them."""
+
+
+class ByUser:
+    """Runs the blocks of one node by user.
+
+    Args:
+        sets: the adapters of all users.
+        captures: record the pairs of these blocks.
+        runners: of each user, with the kind of adapters that the user has.
+    """
+
+    def __init__(self, sets: UserSets, captures: Captures, runners: Mapping[str, BlockRunner]) -> None:
+        self._sets, self._captures, self._runners = sets, captures, runners
+
+    def free(
+        self,
+        rows: tuple[RowsOfUser, ...],
+        run: RunBlocks,
+        make_context: Callable[[torch.Tensor, torch.Tensor], Any],
+        hidden: torch.Tensor,
+        mask: torch.Tensor,
+        context: Any,
+    ) -> torch.Tensor:
+        """Run blocks without a graph.
+
+        Args:
+            rows: whose they are.
+            run: runs some of them.
+            make_context: for some of them, from hidden state and mask.
+            hidden: (batch rows, tokens, model width).
+            mask: (batch rows, tokens).
+            context: of all rows.
+        """
+        if len(rows) == 1:
+            user = rows[0][0]
+            with self._sets.using(user):
+                return run(self._runners[user], hidden, mask, context)
+        found = torch.empty_like(hidden)
+        for user, positions in rows:
+            at = torch.tensor(positions, device=hidden.device)
+            own, own_mask = hidden[at], mask[at]
+            with self._sets.using(user):
+                found[at] = run(self._runners[user], own, own_mask, make_context(own, own_mask))
+        return found
+
+    def saving(
+        self, rows: tuple[RowsOfUser, ...], run: RunSaving, forward: BlockForward, hidden: torch.Tensor
+    ) -> tuple[Saved, torch.Tensor]:
+        """Run blocks with a graph.
+
+        Args:
+            rows: whose they are.
+            run: runs some of them.
+            forward: of all rows.
+            hidden: (batch rows, tokens, model width), enters the first block.
+
+        Returns:
+            What they keep, and what leaves the last of them.
+        """
+        if len(rows) == 1:
+            user = rows[0][0]
+            forward.blocks = self._runners[user]
+            forward.version = functools.partial(self._version, forward.version, user, None)
+            with self._sets.using(user):
+                return run(forward, hidden)
+        parts: list[OfUser] = []
+        found = torch.empty_like(hidden)
+        for user, positions in rows:
+            at = torch.tensor(positions, device=hidden.device)
+            own = forward.of_rows(at, functools.partial(self._version, forward.version, user, positions))
+            own.blocks = self._runners[user]
+            with self._sets.using(user), self._captures.of_rows(user, positions):
+                saved, found[at] = run(own, hidden[at])
+            parts.append(OfUser(at, saved))
+        return SplitRows(parts), found
+
+    @contextlib.contextmanager
+    def _version(
+        self,
+        version: Callable[[], contextlib.AbstractContextManager[None]],
+        user: str,
+        positions: tuple[int, ...] | None,
+    ) -> Iterator[None]:
+        """Open around a second run what was open around the first."""
+        recording = contextlib.nullcontext() if positions is None else self._captures.of_rows(user, positions)
+        with version(), self._sets.using(user), recording:
+            yield
+
+
+class OfUser(NamedTuple):
+    """What the rows of one user keep.
+
+    Attributes:
+        rows: positions in the micro-batch.
+        saved: of their forward.
+    """
+
+    rows: torch.Tensor
+    saved: Saved
+
+
+class SplitRows:
+    """What blocks of one micro-batch keep for their backward, by user.
+
+    Args:
+        parts: of all users; every row is in one of them.
+    """
+
+    def __init__(self, parts: Sequence[OfUser]) -> None:
+        self._parts = list(parts)
+
+    def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
+        """Go back through the parts, one after the other; see ``Saved.backward``."""
+        found: torch.Tensor | None = None
+        while self._parts:
+            rows, saved = self._parts.pop(0)
+            below = saved.backward(grad[rows])
+            if below is not None:
+                found = below.new_empty((len(grad), *below.shape[1:])) if found is None else found
+                found[rows] = below
+        return found
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield every tensor that is kept."""
+        for part in self._parts:
+            yield from part.saved.tensors()

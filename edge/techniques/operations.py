@@ -1,0 +1,194 @@
+"""Gather what the subnets of hosted blocks count for each micro-batch, in items without updates (D2FT)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from edge.model.head_groups import WeightSlice, subnet_slices, subnets_of_block
+from edge.model.skeleton import Skeleton
+from ringtune.schedule.actions import Action
+from ringtune.schedule.course import Course
+from ringtune.schedule.operation_tables import BlockScores, Score
+from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.units import Units
+
+_CHUNK: Final = 1 << 16
+"""Numbers that are reduced at a time, in float64: half a MiB stays in a processor's cache."""
+
+Slices = tuple[tuple[WeightSlice, ...], ...]
+Sums = dict[WeightSlice, dict[Score, torch.Tensor]]
+Row = tuple[float, ...]
+
+
+class Scoring:
+    """Gathers the scores that a run's choice of operations needs, at one node.
+
+    Args:
+        skeleton: whose hosted blocks are real.
+        course: of the run; where it chooses no operations, or without scores, nothing is gathered.
+    """
+
+    def __init__(self, skeleton: Skeleton, course: Course) -> None:
+        self._skeleton, self._course = skeleton, course
+        self._subnets = course.choice.subnets if course.choice else 1
+        self._scores: tuple[Score, ...] = course.choice.scores if course.choice else ()
+        self._by_gradient = tuple(score for score in self._scores if score.needs_gradient)
+        self._slices: dict[int, Slices] = {}
+        self._open: dict[tuple[int, int, int], Sums] = {}  # by item, micro-batch and block; until its backward is done
+        self._done: dict[int, dict[int, list[BlockScores]]] = {}  # by turn and item
+        self._magnitudes: dict[tuple[int, int], Row] = {}
+
+    @contextmanager
+    def watched(self, item: Item, action: Action, trained: Units) -> Iterator[None]:
+        """Let the subnets of the blocks of a forward get gradients in its backward, if the item is to score them.
+
+        Args:
+            item: that the forward is of.
+            action: the forward.
+            trained: the units that may train.
+        """
+        places: list[tuple[nn.Module, str, nn.Parameter]] = []
+        try:
+            if item.kind is StepKind.SCORE and self._scores:
+                for start, stop in trained.ranges_within(action.start, action.stop):
+                    for block in range(start, stop):
+                        places += self._watch(item, action.micro, block)
+            yield
+        finally:
+            for module, name, parameter in places:
+                setattr(module, name, parameter)
+
+    def reduce(self, item: Item, action: Action) -> None:
+        """Reduce what the backward of some blocks has gathered to one number for each score and subnet."""
+        keys = ((item.seq, action.micro, block) for block in range(action.start, action.stop))
+        found = {key[-1]: sums for key in keys if (sums := self._open.pop(key, None)) is not None}
+        rows = iter(_read([self._row(block, score, found[block]) for block in found for score in self._by_gradient]))
+        for block in found:
+            values = {score: next(rows) for score in self._by_gradient}
+            entry = self._block_scores(item, action.micro, block, values)
+            self._done.setdefault(item.turn, {}).setdefault(item.seq, []).append(entry)
+
+    def take(self, turn: int) -> tuple[BlockScores, ...]:
+        """Hand out the scores of a turn whose items are done, and forget them."""
+        done = self._done.pop(turn, {})
+        self._magnitudes = {key: row for key, row in self._magnitudes.items() if key[0] != turn}
+        return tuple(
+            found for seq in sorted(done) for found in sorted(done[seq], key=lambda found: (found.micro, found.block))
+        )
+
+    def _watch(self, item: Item, micro: int, block: int) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+        """Put tensors on the same memory in the places of a block's weights; yield what was there."""
+        sums = self._open[item.seq, micro, block] = Sums()
+        self._weigh(item.turn, block)
+        if not self._by_gradient:
+            return
+        module = self._skeleton.blocks[block]
+        for name, parts in _by_name(self._slices_of(block)).items():
+            path, _, last = name.rpartition(".")
+            home, parameter = module.get_submodule(path), module.get_parameter(name)
+            stand_in: Any = nn.Parameter(parameter.detach())
+            stand_in.register_post_accumulate_grad_hook(_reducer(parts, self._by_gradient, sums))
+            setattr(home, last, stand_in)
+            yield home, last, parameter
+
+    def _weigh(self, turn: int, block: int) -> None:
+        """Sum a block's weights up, once in a turn: they do not change in it."""
+        if Score.WEIGHT_MAGNITUDE in self._scores and (turn, block) not in self._magnitudes:
+            module, sums = self._skeleton.blocks[block], Sums()
+            for name, parts in _by_name(self._slices_of(block)).items():
+                _reduce(module.get_parameter(name).detach(), None, parts, (Score.WEIGHT_MAGNITUDE,), sums)
+            (self._magnitudes[turn, block],) = _read([self._row(block, Score.WEIGHT_MAGNITUDE, sums)])
+
+    def _slices_of(self, block: int) -> Slices:
+        if block not in self._slices:
+            module, config = self._skeleton.blocks[block], self._skeleton.base.config
+            model_type = self._skeleton.layout.model_type
+            subnets = subnets_of_block(module, model_type, config, self._subnets)
+            self._slices[block] = subnet_slices(module, model_type, subnets)
+        return self._slices[block]
+
+    def _block_scores(self, item: Item, micro: int, block: int, by_gradient: Mapping[Score, Row]) -> BlockScores:
+        return BlockScores(
+            owner=item.owner,
+            batch_id=self._course.batch_id(item.owner, item.batch),
+            micro=micro,
+            block=block,
+            values=tuple(
+                by_gradient[score] if score.needs_gradient else self._magnitudes[item.turn, block]
+                for score in self._scores
+            ),
+        )
+
+    def _row(self, block: int, score: Score, sums: Sums) -> torch.Tensor:
+        """Add the sums of each subnet's parts up, always in the same order; one number for each subnet."""
+        by_subnet = ([sums[part][score] for part in parts] for parts in self._slices_of(block))
+        return torch.stack([functools.reduce(torch.add, values) for values in by_subnet])
+
+
+def _read(rows: Sequence[torch.Tensor]) -> list[Row]:
+    """Bring rows of equal lengths from their device, in one go."""
+    return [tuple(row) for row in torch.stack(list(rows)).tolist()] if rows else []
+
+
+def _by_name(slices: Slices) -> dict[str, list[WeightSlice]]:
+    """Group the parts of all subnets by the parameter that they are of."""
+    found: dict[str, list[WeightSlice]] = {}
+    for parts in slices:
+        for part in parts:
+            found.setdefault(part.name, []).append(part)
+    return found
+
+
+def _reducer(parts: Sequence[WeightSlice], scores: Sequence[Score], sums: Sums) -> Callable[[torch.Tensor], None]:
+    """Make the hook that reduces a tensor's gradient to sums as soon as it is there, and frees it."""
+
+    def reduce(tensor: torch.Tensor) -> None:
+        gradient, tensor.grad = tensor.grad, None
+        if gradient is not None:
+            _reduce(tensor.detach(), gradient, parts, scores, sums)
+
+    return reduce
+
+
+def _reduce(
+    weight: torch.Tensor,
+    gradient: torch.Tensor | None,
+    parts: Sequence[WeightSlice],
+    scores: Sequence[Score],
+    sums: Sums,
+) -> None:
+    for part in parts:
+        found: dict[Score, torch.Tensor] = {}
+        for w, g in zip(_chunks(weight, part), _chunks(weight if gradient is None else gradient, part), strict=True):
+            for score in scores:
+                value = _sum(score, w, g)
+                found[score] = found[score] + value if score in found else value
+        sums[part] = found
+
+
+def _chunks(tensor: torch.Tensor, part: WeightSlice) -> Iterator[torch.Tensor]:
+    """Yield a part of a tensor in pieces of some rows, in float64."""
+    own = tensor.narrow(part.dimension, part.start, part.stop - part.start)
+    rows = max(1, _CHUNK * len(own) // max(1, own.numel()))
+    for start in range(0, len(own), rows):
+        yield own[start : start + rows].double()
+
+
+def _sum(score: Score, weight: Any, gradient: Any) -> torch.Tensor:
+    match score:
+        case Score.FISHER:
+            values = gradient * gradient
+        case Score.WEIGHT_MAGNITUDE:
+            values = weight.abs()
+        case Score.GRADIENT_MAGNITUDE:
+            values = gradient.abs()
+        case Score.TAYLOR:
+            values = (gradient * weight).abs()
+    total: torch.Tensor = values.sum()
+    return total

@@ -1,0 +1,471 @@
+"""VeLoRA: chosen linear layers keep projections of their inputs for the backward.
+
+Let chosen linear layers of blocks keep projections of their input for the backward, whatever module they are in.
+
+While a block runs, every call of a linear layer is looked at. If its weight is a chosen one that trains, and a graph
+is kept, the call goes the projected way; all else is done as it is. So the library's modules stay what they are: base
+layers, LoRA and bottlenecks, with weights that an update may have put in their layers since.
+
+Layers that read one tensor share its projection, if their vectors are equal. Where only some of them would be
+projected, the others would keep the tensor, and nothing would be saved: they are chosen together.
+
+The unit vectors that the inputs of linear layers are projected on: where they come from, and how they are kept.
+
+==========  ==================================================================================================
+init        the vector v of a layer
+==========  ==================================================================================================
+average     mean sub-token of the first micro-batch, normalised; then fixed
+running     for micro-batch n = 1, 2, ...: the mean over the means of the micro-batches 1 to n, normalised
+svd         first right singular vector of the sub-tokens of the first micro-batch; then fixed
+random      drawn from the seed of the run and the layer's name, normalised; fixed
+==========  ==================================================================================================
+
+Micro-batches are counted at each layer in the order in which they pass it, as far as it trains in them. They pass a
+unit in the order of (item, micro-batch), so that no timing and no split of the blocks changes a vector. A vector that
+was handed out is never written to: a graph keeps the one that it was made with.
+
+Source: VeLoRA, sections 3.2 and 5.3. The paper does not define its running average.
+
+A linear layer that keeps projections of its input for the gradient of its weight, and the input itself no more.
+
+A token of D values is P sub-tokens of M values; ``z`` is what each of them gives on the unit vector ``v``. In backward
+the reconstruction of a sub-token is ``z v``, so the gradient of a weight row with output gradient g is::
+
+    sum over tokens  g * (z_1 v, z_2 v, ..., z_P v)  =  (g z_1, g z_2, ..., g z_P) times v
+
+The sums over tokens on the right are P products for each output, not D, and the reconstruction is never made. The
+gradients of the input and of the bias need no input, and are exact.
+
+Source: VeLoRA, section 3.1 (equations 1 and 2), Algorithm 1.
+
+N tokens, D inputs, O outputs, P sub-tokens of a token, M values of a sub-token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from edge.model.auxiliary import LinearDelta, MlpDelta
+from edge.model.layouts import LAYOUTS
+from edge.model.skeleton import ADAPTER, Skeleton, unit_seed
+from ringtune.errors import IntegrityError, JobError
+from ringtune.schedule.saved_activations import Velora, subtoken_size
+
+Used = dict[str, torch.Tensor]
+"""Layer -> vector that a forward of one micro-batch was projected on."""
+
+_MATMUL: Final = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+
+
+class ChosenLayer(NamedTuple):
+    """Where the weight of a chosen layer is.
+
+    Attributes:
+        name: of the layer, by block and parameter: ``3.output.dense.weight``.
+        module: that has the weight.
+        attribute: of the module.
+        inputs: values D that enter the layer.
+    """
+
+    name: str
+    module: nn.Module
+    attribute: str
+    inputs: int
+
+
+class Projections:
+    """The chosen layers of a node's blocks with their vectors.
+
+    Args:
+        velora: from the course.
+        skeleton: whose blocks ``[start, stop)`` are real.
+        start: first hosted block.
+        stop: first block that is not hosted.
+        seed: of the run.
+
+    Raises:
+        JobError: a named layer does not train in a block in which others do, or has fewer inputs than parts, or another
+            layer keeps its input.
+
+    Attributes:
+        layers: block -> its chosen layers.
+        vectors: of all of them.
+    """
+
+    def __init__(self, velora: Velora, skeleton: Skeleton, *, start: int, stop: int, seed: int) -> None:
+        blocks = [index for index in range(start, stop) if velora.has_block(index)]
+        self.layers = {index: chosen_layers(velora, skeleton, index) for index in blocks}
+        sizes = {
+            layer.name: subtoken_size(layer.inputs, velora.parts) for found in self.layers.values() for layer in found
+        }
+        self.vectors = Vectors(sizes, init=velora.init, seed=seed)
+
+    @contextlib.contextmanager
+    def block(self, index: int, used: Used) -> Iterator[None]:
+        """Let the chosen layers of a block go the projected way while the context is open.
+
+        Args:
+            index: of the block.
+            used: vectors of this micro-batch; those that are not in it are made, and put in.
+        """
+        layers = {id(getattr(layer.module, layer.attribute)): layer.name for layer in self.layers.get(index, ())}
+        if not layers:
+            yield
+            return
+        with _Watch(layers, self.vectors, used):
+            yield
+
+
+def chosen_layers(velora: Velora, skeleton: Skeleton, index: int) -> list[ChosenLayer]:
+    """Find the layers of one block that are named and train.
+
+    Raises:
+        JobError: see ``Projections``.
+    """
+    found: list[ChosenLayer] = []
+    if not any(parameter.requires_grad for parameter in skeleton.blocks[index].parameters()):
+        return found
+    for word in velora.layers:
+        layers = list(_layers(skeleton, index, word))
+        if not layers:
+            raise JobError(
+                f"velora.layers has {word!r}, but nothing of that kind trains in block {index}: a frozen layer keeps "
+                "no input anyway; leave it out"
+            )
+        found += [layer for layer in layers if all(layer.name != other.name for other in found)]
+    for layer in found:
+        if layer.inputs < velora.parts:
+            raise JobError(
+                f"velora.parts is {velora.parts}, but {layer.name} has {layer.inputs} inputs; set it to at most "
+                f"{layer.inputs}"
+            )
+    _check_gate(velora, skeleton)
+    _check_activation(velora, skeleton, index)
+    return found
+
+
+def _check_gate(velora: Velora, skeleton: Skeleton) -> None:
+    if LAYOUTS[skeleton.layout.model_type].gate and "up" in velora.layers and "gate" not in velora.layers:
+        raise JobError(
+            f"velora.layers has up without gate: in a {skeleton.layout.model_type} both read one tensor, which is kept "
+            "as long as one of them keeps it; name both, or none"
+        )
+
+
+def _check_activation(velora: Velora, skeleton: Skeleton, index: int) -> None:
+    if "down" in velora.layers and _keeps_down_input(skeleton, index):
+        raise JobError(
+            f"velora.layers has 'down', but the activation function of this {skeleton.layout.model_type} keeps the "
+            "input of that layer anyway; leave it out"
+        )
+
+
+def _keeps_down_input(skeleton: Skeleton, index: int) -> bool:
+    """Whether the activation function of a block needs its result in backward, which is what enters ``down``."""
+    layout = LAYOUTS[skeleton.layout.model_type]
+    activation = skeleton.blocks[index].get_submodule(layout.activation)
+    return not layout.gate and isinstance(activation, (nn.ReLU, nn.Tanh))
+
+
+def _layers(skeleton: Skeleton, index: int, word: str) -> Iterator[ChosenLayer]:
+    """Yield the layers of one kind in a block that train."""
+    block = skeleton.blocks[index]
+    layout = LAYOUTS[skeleton.layout.model_type]
+    if word == "adapter_down":
+        for path, module in block.named_modules():
+            if path.startswith(f"{layout.down}.") and _keeps_down_input(skeleton, index):
+                continue  # LoRA beside a matrix whose input stays anyway
+            for layer in _adapter_layers(f"{index}.{path}", module):
+                _check_alone(layer, module, norm_first=layout.norm_first)
+                yield layer
+    elif path := str(getattr(layout, word)):
+        module = block.get_submodule(path)
+        weight: Any = module.weight
+        if weight.requires_grad:
+            inputs = weight.shape[0 if layout.inputs_first else 1]
+            yield ChosenLayer(f"{index}.{path}.weight", module, "weight", inputs)
+
+
+def _adapter_layers(path: str, module: Any) -> Iterator[ChosenLayer]:
+    """Yield the first matrix of a bottleneck, LoRA or auxiliary model, if the module is one and trains."""
+    if ADAPTER not in path.split("."):
+        return
+    first = None
+    if isinstance(module, LinearDelta):
+        first = ChosenLayer(f"{path}.weight", module, "weight", module.in_features)
+    elif isinstance(module, MlpDelta):
+        first = ChosenLayer(f"{path}.down.weight", module.down, "weight", module.down.in_features)
+    elif isinstance(getattr(module, "lora_A", None), nn.Parameter) and module.lora_A.dim() == 2:
+        first = ChosenLayer(f"{path}.lora_A", module, "lora_A", module.lora_A.shape[1])
+    elif isinstance(getattr(module, "adapter_down", None), nn.Sequential):
+        at, linear = next((at, one) for at, one in enumerate(module.adapter_down) if isinstance(one, nn.Linear))
+        first = ChosenLayer(f"{path}.adapter_down.{at}.weight", linear, "weight", linear.in_features)
+    if first is not None and getattr(first.module, first.attribute).requires_grad:
+        yield first
+
+
+def _check_alone(layer: ChosenLayer, adapter: Any, *, norm_first: bool) -> None:
+    """Refuse an adapter whose input something else keeps.
+
+    Raises:
+        JobError: it has a gate; or it is a parallel bottleneck that reads what a norm reads.
+    """
+    from adapters.methods.modeling import ParallelAdapter
+
+    keeper, remedy = "", ""
+    if getattr(adapter, "use_gating", False):
+        keeper, remedy = "its gate", "use an adapter without use_gating"
+    elif norm_first and isinstance(adapter, ParallelAdapter):
+        keeper, remedy = "the norm before the feed-forward part", "use seq_bn"
+    if keeper:
+        raise JobError(
+            f"velora.layers has 'adapter_down', but {keeper} keeps the input of {layer.name} anyway; leave it out, or "
+            f"{remedy}"
+        )
+
+
+class _Call(NamedTuple):
+    """A call of a linear layer: what computes it, its input, its matrix with a row for each output, and its bias."""
+
+    linear: Linear
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+class _Watch(TorchFunctionMode):
+    """Sends calls of chosen linear layers the projected way."""
+
+    def __init__(self, names: dict[int, str], vectors: Vectors, used: Used) -> None:
+        super().__init__()
+        self._names, self._vectors, self._used = names, vectors, used
+        self._last: tuple[weakref.ref[torch.Tensor], int, torch.Tensor, torch.Tensor] | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name, call = self._chosen(func, args, kwargs)
+        if call is None or not torch.is_grad_enabled() or not call.weight.requires_grad:
+            return func(*args, **kwargs)
+        return projected_linear(*call, *self._projection(name, call.x))
+
+    def _chosen(self, func: Any, args: Any, kwargs: Any) -> tuple[str, _Call | None]:
+        """Return name and parts of a call that is of a chosen layer, and None for all other calls.
+
+        LoRA multiplies by its transposed first matrix, and ``Conv1D`` adds a product to its bias. A product with the
+        matrix itself on the right is none of a layer (DoRA makes a norm of it).
+        """
+        if func is functional.linear:
+            x, weight, *rest = args
+            bias = rest[0] if rest else kwargs.get("bias")
+            name = self._name(weight) or self._name(_base(weight))
+            return name, _Call(functional.linear, x, weight, bias) if name else None
+        if func in _MATMUL and (name := self._name(_base(args[1]))) and args[1].dim() == 2:
+            return name, _Call(_times_transposed, args[0], args[1].t(), None)
+        if func is torch.addmm and not kwargs and (name := self._name(args[2])):
+            return name, _Call(_added_to_bias, args[1], args[2].t(), args[0])
+        return "", None
+
+    def _name(self, weight: Any) -> str:
+        return self._names.get(id(weight), "")
+
+    @torch.no_grad()
+    def _projection(self, name: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return projections and vector of a layer for its input; once for layers of one input and equal vectors."""
+        vector = self._used.get(name)
+        if vector is None:
+            vector = self._used[name] = self._vectors.next(name, x)
+        if self._last is not None:
+            known, version, last_z, last_vector = self._last
+            if known() is x and version == x._version and torch.equal(last_vector, vector):
+                return last_z, last_vector
+        z = project(x, vector)
+        self._last = (weakref.ref(x), x._version, z, vector)
+        return z, vector
+
+
+def _base(tensor: Any) -> Any:
+    """Return what a plain tensor is a view of; a frozen matrix, held small, is not asked: it would widen itself."""
+    return tensor._base if type(tensor) is torch.Tensor else None
+
+
+def _times_transposed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x @ weight.t()
+
+
+def _added_to_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.addmm(bias, x, weight.t()) if bias is not None else x @ weight.t()
+
+
+_COUNT: Final = "/count"
+
+
+class Vectors:
+    """The vectors of some layers.
+
+    Args:
+        sizes: layer -> values M of a sub-token.
+        init: one of ``ringtune.schedule.saved_activations.INITS``.
+        seed: of the run.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], *, init: str, seed: int) -> None:
+        self._sizes, self._init, self._seed = dict(sizes), init, seed
+        self._found: dict[str, torch.Tensor] = {}  # the vector; with a running average the mean, not normalised
+        self._counts: dict[str, int] = {}
+
+    def next(self, layer: str, x: torch.Tensor) -> torch.Tensor:
+        """Return the vector (M) for the next micro-batch of a layer, whose input is ``x``; it may be made of it."""
+        if self._init == "running":
+            return self._next_running(layer, x)
+        if layer not in self._found:
+            self._found[layer] = self._first(layer, x)
+        return self._on_device(layer, x)
+
+    def _next_running(self, layer: str, x: torch.Tensor) -> torch.Tensor:
+        mean, count = subtokens(x, self._sizes[layer]).mean(0), self._counts.get(layer, 0) + 1
+        if layer in self._found:
+            before = self._on_device(layer, x)
+            mean = before + (mean - before) / count
+        self._found[layer], self._counts[layer] = mean, count
+        return _unit(mean)
+
+    def _on_device(self, layer: str, x: torch.Tensor) -> torch.Tensor:
+        """Return what is held of a layer where its input is; a checkpoint was read elsewhere."""
+        if self._found[layer].device != x.device:
+            self._found[layer] = self._found[layer].to(x.device)
+        return self._found[layer]
+
+    def _first(self, layer: str, x: torch.Tensor) -> torch.Tensor:
+        size = self._sizes[layer]
+        if self._init == "random":
+            generator = torch.Generator().manual_seed(unit_seed(self._seed, 0, 0, f"velora/{layer}"))
+            return _unit(torch.randn(size, generator=generator, dtype=torch.float64)).to(x)
+        parts = subtokens(x, size)
+        return _unit(parts.mean(0)) if self._init == "average" else _principal(parts)
+
+    # ---- checkpoints ------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return what a checkpoint needs: for every layer its vector, which is empty before the first micro-batch."""
+        found = {layer: self._found.get(layer, torch.zeros(0)) for layer in sorted(self._sizes)}
+        if self._init == "running":
+            found |= {f"{layer}{_COUNT}": torch.tensor(self._counts.get(layer, 0)) for layer in sorted(self._sizes)}
+        return found
+
+    def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
+        """Refuse tensors that ``tensors`` can't have given.
+
+        Raises:
+            IntegrityError: tensors of other layers, or of another size.
+        """
+        if tensors.keys() != self.tensors().keys():
+            names = sorted(tensors.keys() ^ self.tensors().keys())
+            raise IntegrityError(f"{where} has VeLoRA's vectors of other layers than this node's: {names[0]}")
+        for layer, size in self._sizes.items():
+            if tuple(tensors[layer].shape) not in {(0,), (size,)}:
+                shape = list(tensors[layer].shape)
+                raise IntegrityError(f"{where} has VeLoRA's vector of {layer} as {shape}, expected [{size}]")
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace all vectors by what ``tensors`` gave, and ``check`` has seen."""
+        self._found = {layer: tensors[layer] for layer in self._sizes if tensors[layer].numel()}
+        counts = {layer: tensors.get(f"{layer}{_COUNT}") for layer in self._found}
+        self._counts = {layer: int(count) for layer, count in counts.items() if count is not None}
+
+
+def _unit(vector: torch.Tensor) -> torch.Tensor:
+    """Scale a vector to length 1; one without direction becomes that of equal values."""
+    length = float(vector.norm())
+    if not math.isfinite(length) or length == 0:
+        return torch.full_like(vector, 1 / math.sqrt(len(vector)))
+    return vector / length
+
+
+def _principal(parts: torch.Tensor) -> torch.Tensor:
+    """Return the first right singular vector of some rows, with the sign that makes its sum positive.
+
+    What diverged has none, and gives a vector of equal values: the loss that ends the run says what is wrong.
+    """
+    squares = (parts.t() @ parts).double()
+    if not squares.isfinite().all():
+        return _unit(torch.full_like(parts[0], math.nan))
+    _, vectors = torch.linalg.eigh(squares)
+    first = vectors[:, -1]
+    return _unit(first if float(first.sum()) >= 0 else -first).to(parts)
+
+
+Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Multiplies an input by a matrix with a row for each output, and adds a bias if there is one."""
+
+
+def subtokens(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Cut the last dimension into sub-tokens (N * P, M) of ``size`` values, with zeros behind the last value."""
+    missing = -x.shape[-1] % size
+    return (functional.pad(x, (0, missing)) if missing else x).reshape(-1, size)
+
+
+def project(x: torch.Tensor, vector_M: torch.Tensor) -> torch.Tensor:
+    """Return what each sub-token of each token gives on a vector: (N, P)."""
+    count = -(-x.shape[-1] // len(vector_M))
+    return torch.mv(subtokens(x, len(vector_M)), vector_M).view(-1, count)
+
+
+def projected_linear(
+    linear: Linear,
+    x: torch.Tensor,
+    weight_OD: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    z_NP: torch.Tensor,
+    vector_M: torch.Tensor,
+) -> torch.Tensor:
+    """Compute a linear layer whose backward has projections of the input instead of the input.
+
+    Args:
+        linear: computes it, so that its value has the bits that it would have anyway.
+        x: input with any number of leading dimensions.
+        weight_OD: has a gradient; may be a view of the parameter.
+        bias_O: None without one.
+        z_NP: from ``project``.
+        vector_M: that it was projected on; never written to.
+    """
+    found: torch.Tensor = _Projected.apply(x, weight_OD, bias_O, z_NP, vector_M, linear)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Projected(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        z: torch.Tensor,
+        vector: torch.Tensor,
+        linear: Linear,
+    ) -> Any:
+        ctx.save_for_backward(weight, z, vector)
+        return linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        weight, z, vector = ctx.saved_tensors
+        grad = grads[0].reshape(-1, grads[0].shape[-1])
+        x_grad = weight_grad = bias_grad = None
+        if ctx.needs_input_grad[0]:
+            x_grad = (grad @ weight).view(*grads[0].shape[:-1], weight.shape[1])
+        if ctx.needs_input_grad[1]:
+            sums_OP = grad.t() @ z
+            rebuilt = (sums_OP[:, :, None] * vector).flatten(1)
+            weight_grad = rebuilt[:, : weight.shape[1]]
+        if ctx.needs_input_grad[2]:
+            bias_grad = grad.sum(0)
+        return x_grad, weight_grad, bias_grad, None, None, None

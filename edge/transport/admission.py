@@ -1,0 +1,373 @@
+"""Admission of frames at a node, by the turns that it knows.
+
+Check whether the plan foresees a frame at this node now.
+
+The answer comes from the same lowering that the engine follows (:func:`ringtune.schedule.lowering.way`), so
+a frame is admitted only if the schedule has a receive for it: run, placement, kind, source, item,
+micro-batch, boundary, shape, element type and size all have to be what they must be. Because the sizes
+follow from the plan, nothing is ever allocated on a stranger's word.
+
+Know the turns whose frames a node may get now: granted ones, and some granted only to others as yet.
+
+A grant reaches one node before another, so a frame may come for a turn that this node has not heard of. Such turns are
+derived from the course, but only a bounded number beyond the last grant: a peer can't make a node look further.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from edge.transport.frames import DTYPE_NAMES, NAMES, PROBE, in_words, key_of
+from edge.transport.tensors import MAX_EXPONENT, MIN_EXPONENT, wire_bytes
+from ringtune.costs.links import MAX_BLOB_BYTES
+from ringtune.engine.failure_texts import diverged
+from ringtune.errors import DivergedError, FrameError, RingTuneError
+from ringtune.schedule.actions import Op, Payload, TensorKey
+from ringtune.schedule.lowering import PARCELS, credit_boundary, links, most_waiting, parcels, possible_arrivals, way
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import most_turns_apart
+from ringtune.schedule.turns import ITEMS_AHEAD, Item, StartPoint, StepKind, Turn, item_of, turn_sequence
+from ringtune.v1 import ring_pb2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunExpectation:
+    """The run that a node expects on its links, with everything that a frame is checked against.
+
+    Attributes:
+        run_id: the run.
+        placement_number: of the placement.
+        plan: the plan.
+        digest: of the plan; a peer with another one is refused.
+        node: the receiving node itself.
+        compute_dtype: element type of the tensors handed to the sink.
+        start: where the run goes on; None = its very beginning.
+        max_blob_bytes: largest head, or gradient of a unit, that is taken.
+    """
+
+    run_id: str
+    placement_number: int
+    plan: Plan
+    digest: str
+    node: str
+    compute_dtype: torch.dtype = torch.float32
+    start: StartPoint | None = None
+    max_blob_bytes: int = MAX_BLOB_BYTES
+
+    def known_turns(self) -> KnownTurns:
+        """Make the turns of the run, none of which is granted yet."""
+        return KnownTurns(self.plan, self.start or StartPoint.of(self.plan.course))
+
+
+def check_hello(expectation: RunExpectation, header: ring_pb2.FrameHeader | None) -> str:
+    """Check the first frame of a link; return the node that it comes from.
+
+    Raises:
+        FrameError: the first frame is no HELLO, or of another run, plan or node.
+    """
+    if header is None or header.kind != ring_pb2.FRAME_KIND_HELLO:
+        raise FrameError("the first frame of a link is no HELLO; use one version on all machines")
+    _check_run(expectation, header)
+    if header.plan_digest != expectation.digest:
+        raise FrameError(
+            f"node {header.source} has plan {header.plan_digest[:12]}, node {expectation.node} has "
+            f"{expectation.digest[:12]}; start the run again"
+        )
+    if (header.source, expectation.node) not in links(expectation.plan, expectation.start):
+        raise FrameError(f"the plan has no link from node {header.source!r} to node {expectation.node}")
+    return header.source
+
+
+def _check_run(expectation: RunExpectation, header: ring_pb2.FrameHeader) -> None:
+    if header.run_id != expectation.run_id:
+        raise FrameError(
+            f"a frame of run {header.run_id!r} came from node {header.source!r}, node {expectation.node} works on "
+            f"run {expectation.run_id!r}; end the other run"
+        )
+    if header.placement_number != expectation.placement_number:
+        raise FrameError(
+            f"a frame of placement {header.placement_number} came from node {header.source!r}, now is "
+            f"{expectation.placement_number}; it is dropped"
+        )
+
+
+class FrameCheck:
+    """Admits the frames of one source during one run, each at most once.
+
+    Safe for threads: the link's reader admits, the compute thread returns credits.
+
+    Args:
+        expectation: of the run.
+        source: whose frames.
+        turns: shared by all links of the node.
+    """
+
+    def __init__(self, expectation: RunExpectation, source: str, turns: KnownTurns | None = None) -> None:
+        self._expectation = expectation
+        self._course, self._credits = expectation.plan.course, expectation.plan.placement.credits
+        self._source = source
+        self._turns = turns or expectation.known_turns()
+        self._seen: dict[int, set[TensorKey]] = {}
+        self._outstanding: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def admit(self, header: ring_pb2.FrameHeader) -> None:
+        """Admit a frame, or refuse it.
+
+        Raises:
+            FrameError: the plan does not foresee the frame now; names what was expected.
+        """
+        _check_run(self._expectation, header)
+        if header.source != self._source:
+            raise FrameError(f"a frame says it is from node {header.source!r}, the link is node {self._source}'s")
+        kind = NAMES.get(header.kind)
+        if kind is None:
+            raise FrameError(f"a frame of kind {header.kind} came from node {self._source}; use one version everywhere")
+        if kind in PARCELS:
+            self._admit_parcel(header, kind)
+        elif kind in (Payload.HEAD, PROBE):
+            self._admit_blob(header, kind)
+        else:
+            self._admit_tensor(header, kind)
+
+    def revoke(self, header: ring_pb2.FrameHeader) -> None:
+        """Forget an admitted frame whose payload was dropped; the same frame may come again."""
+        key = key_of(header)
+        for seen in self._seen.values():
+            seen.discard(key)
+        if key.is_hidden:
+            self.credit_returned(header.boundary, 1)
+        elif key.payload in PARCELS:
+            self.credit_returned(credit_boundary(self._course, key.payload), 1)
+
+    def explained(self, header: ring_pb2.FrameHeader, error: RingTuneError) -> RingTuneError:
+        """Return the error of an admitted frame's payload; one of numbers that are not finite names step and rows."""
+        known = self._turns.by_seq(header.seq)
+        if not isinstance(error, DivergedError) or known is None:
+            return error
+        item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
+        key = key_of(header)
+        what = f"{error}: {in_words(header)}"
+        return diverged(item, what, course=self._course, micro=key.micro if key.payload not in PARCELS else None)
+
+    def credit_returned(self, boundary: int, count: int) -> None:
+        """Note that the inbox has room again for so many hidden states at ``boundary``."""
+        with self._lock:
+            self._outstanding[boundary] = max(0, self._outstanding.get(boundary, 0) - count)
+
+    def _take_credit(self, header: ring_pb2.FrameHeader, boundary: int, credits_: int) -> None:
+        with self._lock:
+            taken = self._outstanding.get(boundary, 0)
+            if taken >= credits_:
+                raise FrameError(f"{in_words(header)} came without credit: {taken} of {credits_} are taken")
+            self._outstanding[boundary] = taken + 1
+
+    # ---- blobs --------------------------------------------------------------------------------------
+
+    def _check_size(self, header: ring_pb2.FrameHeader) -> None:
+        limit = self._expectation.max_blob_bytes
+        if header.payload_bytes > limit:
+            raise FrameError(f"{in_words(header)} has {header.payload_bytes} bytes, the limit is {limit}")
+
+    def _admit_parcel(self, header: ring_pb2.FrameHeader, kind: str) -> None:
+        self._check_size(header)
+        known = self._turns.by_seq(header.seq)
+        if known is None:
+            raise self._far(header, "a turn")
+        item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
+        if key_of(header) not in parcels(known.plan, item, self._source, self._expectation.node):
+            raise FrameError(
+                f"{in_words(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
+            )
+        self._check_new(known.turn, header)  # before it takes a credit
+        most = most_waiting(known.plan, kind, self._source, self._expectation.node)
+        self._take_credit(header, credit_boundary(self._course, kind), most)
+        self._remember(known.turn, header)
+
+    def _admit_blob(self, header: ring_pb2.FrameHeader, kind: str) -> None:
+        self._check_size(header)
+        if kind == PROBE:
+            return
+        known = self._turns.by_index(header.seq)
+        if known is None:
+            raise self._far(header, f"turn {header.seq}")
+        before = self._turns.holder_before(known.turn)
+        if (before, known.turn.owner) != (self._source, self._expectation.node):
+            raise FrameError(
+                f"{in_words(header)} came to node {self._expectation.node}, but that turn's head goes from node "
+                f"{before or 'none'} to node {known.turn.owner}; it is dropped"
+            )
+        self._remember(known.turn, header)
+
+    # ---- tensors ------------------------------------------------------------------------------------
+
+    def _admit_tensor(self, header: ring_pb2.FrameHeader, kind: str) -> None:
+        known = self._turns.by_seq(header.seq)
+        if known is None:
+            raise self._far(header, "a turn")
+        item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
+        rows = self._rows(header, item)
+        if (header.boundary, kind) not in self._receives(known, item, header.micro):
+            raise FrameError(
+                f"{in_words(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
+            )
+        self._check_shape(header, rows, kind)
+        self._check_new(known.turn, header)  # before it takes a credit
+        if kind == Payload.HIDDEN:
+            self._take_credit(header, header.boundary, self._credits)
+        self._remember(known.turn, header)
+
+    def _receives(self, known: Known, item: Item, micro: int) -> frozenset[tuple[int, str]]:
+        """List each (boundary, payload) that the source sends, or may send, to this node for a micro-batch."""
+        if known.is_open:
+            arrivals = possible_arrivals(known.plan, item.owner, self._expectation.node)
+            return frozenset((each.boundary, each.payload) for each in arrivals if each.source == self._source)
+        legs = way(known.plan, item, micro).get(self._expectation.node, ())
+        receives = (leg for leg in legs if leg.op is Op.RECEIVE and leg.peer == self._source)
+        return frozenset((leg.start, leg.payload) for leg in receives)
+
+    def _rows(self, header: ring_pb2.FrameHeader, item: Item) -> int:
+        """Number of rows of the header's micro-batch; a header with a micro-batch that the item lacks is refused."""
+        sizes = self._course.microbatch_sizes(item.rows)
+        if header.micro >= len(sizes):
+            raise FrameError(f"{in_words(header)} came, but the item has {len(sizes)} micro-batches; it is dropped")
+        return sizes[header.micro]
+
+    def _check_shape(self, header: ring_pb2.FrameHeader, rows: int, kind: str) -> None:
+        course, shape = self._course, tuple(header.shape)
+        width, most = course.hidden_size, course.sent_tokens(header.boundary, course.max_length)
+        if len(shape) != 3 or shape[0] != rows or shape[2] != width or not 1 <= shape[1] <= most:
+            raise FrameError(f"{in_words(header)} has shape {list(shape)}, expected [{rows}, 1..{most}, {width}]")
+        dtype = DTYPE_NAMES.get(header.dtype)
+        if dtype != course.wire_dtype:
+            raise FrameError(f"{in_words(header)} is in {dtype or header.dtype}, the plan says {course.wire_dtype}")
+        if header.exponent and (dtype != "float16" or not MIN_EXPONENT <= header.exponent <= MAX_EXPONENT):
+            raise FrameError(f"{in_words(header)} is in {dtype} with exponent {header.exponent}; it is dropped")
+        has_mask = kind == Payload.HIDDEN and header.boundary < course.head
+        mask_bytes = rows * shape[1] if has_mask else 0
+        if header.mask_bytes != mask_bytes:
+            raise FrameError(f"{in_words(header)} has {header.mask_bytes} bytes of mask, expected {mask_bytes}")
+        expected = wire_bytes(shape, course.wire_dtype, mask_bytes)
+        if header.payload_bytes != expected:
+            raise FrameError(f"{in_words(header)} claims {header.payload_bytes} bytes, its shape has {expected}")
+
+    # ---- when ---------------------------------------------------------------------------------------
+
+    def _far(self, header: ring_pb2.FrameHeader, what: str) -> FrameError:
+        first, last = self._turns.span()
+        return FrameError(
+            f"{in_words(header)} is of {what} that is none of turns {first} to {last}, which may come now"
+        )
+
+    def _check_new(self, turn: Turn, header: ring_pb2.FrameHeader) -> None:
+        if key_of(header) in self._seen.get(turn.index, ()):
+            raise FrameError(f"{in_words(header)} came twice; the second one is dropped")
+
+    def _remember(self, turn: Turn, header: ring_pb2.FrameHeader) -> None:
+        self._check_new(turn, header)
+        self._seen.setdefault(turn.index, set()).add(key_of(header))
+        first, _ = self._turns.span()
+        for index in [index for index in self._seen if index < first]:
+            del self._seen[index]
+
+
+class Known(NamedTuple):
+    """A turn with the plan that holds for it.
+
+    Before the turn's grant the plan is one under which everything trains that any decision could let train.
+
+    Attributes:
+        turn: the turn.
+        plan: that holds for it.
+        is_open: whether the run has yet to say which operations its items have.
+    """
+
+    turn: Turn
+    plan: Plan
+    is_open: bool = False
+
+
+class KnownTurns:
+    """The turns of one run whose frames one node may get now; safe for threads.
+
+    Args:
+        plan: of the run.
+        start: where it goes on.
+    """
+
+    def __init__(self, plan: Plan, start: StartPoint) -> None:
+        self._plan, self._soonest = plan, plan.soonest()
+        self._holder = start.holder
+        self._sequence = turn_sequence(plan.course, start=start)
+        self._known: list[Known] = []  # without gaps; the first of them is number self._forgotten
+        self._forgotten = self._first = start.first_turn
+        self._granted = start.first_turn - 1
+        # a node that lags waits for its own turn at the latest; a checkpoint, evaluations and scores may follow each
+        owners = plan.course.owners
+        between = len(owners) * (2 if plan.course.choice else 1) + 2
+        self._ahead = most_turns_apart(owners, plan.course.turns) * between + 2 + ITEMS_AHEAD
+        self._lock = threading.Lock()
+
+    def granted(self, turn: Turn) -> None:
+        """Take a turn that the coordinator granted; turns are granted in order."""
+        known = Known(turn, self._plan.decided(turn.unfreeze_at, turn.operations))
+        with self._lock:
+            self._derive(turn.index)
+            at = turn.index - self._forgotten
+            if 0 <= at < len(self._known):
+                self._known[at] = known
+            elif at == len(self._known):  # one that no course foresees: a checkpoint because the user stops
+                self._known.append(known)
+            self._granted = max(self._granted, turn.index)
+
+    def done_before(self, index: int) -> None:
+        """Forget the turns before ``index``, which this node has done; the last one stays, for who had the head."""
+        with self._lock:
+            useless = index - 1 - self._forgotten  # the last one of them tells who had the head
+            if useless > 0:
+                del self._known[:useless]
+                self._forgotten += useless
+
+    def by_index(self, index: int) -> Known | None:
+        """Find a turn by its index; None if it is not known now."""
+        with self._lock:
+            self._derive(self._granted + self._ahead)
+            at = index - self._forgotten
+            return self._known[at] if 0 <= at < len(self._known) else None
+
+    def by_seq(self, seq: int) -> Known | None:
+        """Find the turn of an item; None if it is not known now."""
+        with self._lock:
+            self._derive(self._granted + self._ahead)
+            at = bisect.bisect_right(self._known, seq, key=_first_seq) - 1
+            return self._known[at] if at >= 0 and seq < self._known[at].turn.end_seq else None
+
+    def holder_before(self, turn: Turn) -> str:
+        """Name the node that has the head before a turn; empty if the turn before is not known any more."""
+        if turn.index == self._first:
+            return self._holder
+        before = self.by_index(turn.index - 1)
+        return before.turn.owner if before else ""
+
+    def span(self) -> tuple[int, int]:
+        """Indices of the first and the last turn that are known now."""
+        with self._lock:
+            return self._forgotten, self._forgotten + len(self._known) - 1
+
+    def _derive(self, last: int) -> None:
+        """Derive the turns up to index ``last`` from the course, as far as it has any."""
+        while self._forgotten + len(self._known) <= last:
+            turn = next(self._sequence, None)
+            if turn is None:
+                break
+            is_open = self._plan.course.choice is not None and turn.kind is StepKind.TRAIN
+            self._known.append(Known(turn, self._soonest, is_open))
+
+
+def _first_seq(known: Known) -> int:
+    return known.turn.first_seq

@@ -1,0 +1,433 @@
+"""Payloads of a link as frames, under the names that the wire and the engine have for them.
+
+Pack payloads into messages of some MiB, and put them together again.
+
+A message is a ``ringtune.v1.Frame``. It is written here by hand, field by field, because protobuf's own
+``bytes`` field would cost one more copy of every tensor; ``Frame.FromString`` reads the same bytes::
+
+    0x0A <length> header      first chunk of a payload only
+    0x12 <length> chunk
+
+Pure of grpc. Nothing is allocated from what a header claims before the header was admitted.
+
+What the payloads of a link are called: on the wire, in the engine's keys, and in words for people.
+"""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import torch
+from google.protobuf.message import DecodeError
+
+from edge.transport.tensors import EncodedTensor, bytes_of
+from ringtune.errors import FrameError, IntegrityError
+from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.lowering import PARCELS
+from ringtune.storage.pieces import HeldPieces, Piece, Pieces
+from ringtune.v1 import ring_pb2
+
+CHUNK_BYTES: Final = 4 * 1024 * 1024 + 64 * 1024
+"""Most payload bytes of one message: 4 MiB of hidden state and its mask.
+
+Every message costs gRPC's Python layer a dozen thread switches at either end, and a payload that fits one
+message is not copied by the receiver. On a 2-core machine 4 MiB tensors took 2.7 ms of CPU time (both ends
+together) in one message, 2.9 ms in chunks of 2 MiB, 3.3 ms in chunks of 1 MiB.
+"""
+
+MAX_HEADER_BYTES: Final = 4096
+
+_NOTHING: Final = memoryview(b"")
+
+_OWN_PAGES_BYTES: Final = 1 << 16
+
+_HUGE_PAGES: Final[int | None] = getattr(mmap, "MADV_HUGEPAGE", None)
+"""Asks for large pages, where the system has them: to make small ones takes a processor as long as to fill them."""
+
+with warnings.catch_warnings():  # torch warns once that bytes are not writable; nobody else holds these
+    warnings.simplefilter("ignore")
+    torch.frombuffer(b"\0", dtype=torch.uint8)
+
+ALIGNMENT_BYTES: Final = 64
+"""A chunk after a header starts at an address that this number divides, as torch's tensors do, where possible."""
+
+_CHUNK_OFFSET: Final = 16
+"""Offset of such an address in a message: CPython's ``bytes`` and glibc's large blocks put 48 bytes before one."""
+
+_PADDING_BYTES: Final = 128
+"""Least padding: from here on one more byte of it is one more byte of header, lengths included."""
+
+_HEADER_TAG: Final = 0x0A
+_CHUNK_TAG: Final = 0x12
+
+DTYPES: Final[dict[str, ring_pb2.DType]] = {
+    "float32": ring_pb2.DTYPE_FLOAT32,
+    "bfloat16": ring_pb2.DTYPE_BFLOAT16,
+    "float16": ring_pb2.DTYPE_FLOAT16,
+    "int8": ring_pb2.DTYPE_INT8_ROWS,
+    "float64": ring_pb2.DTYPE_FLOAT64,
+}
+"""The wire's element type of every ``wire_dtype`` of a plan."""
+
+DTYPE_NAMES: Final = {number: name for name, number in DTYPES.items()}
+"""Inverse of ``DTYPES``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hello:
+    """The node that opens a link, with its run and plan.
+
+    Attributes:
+        run_id: the run.
+        placement_number: of the placement.
+        source: node that sends.
+        digest: of the plan.
+        wire_dtype: of its tensors.
+    """
+
+    run_id: str
+    placement_number: int
+    source: str
+    digest: str
+    wire_dtype: str = "float32"
+
+    def message(self) -> bytes:
+        """Make the first message of a link."""
+        header = self.header(ring_pb2.FRAME_KIND_HELLO)
+        header.plan_digest = self.digest
+        return pack(header, ())
+
+    def goodbye(self) -> bytes:
+        """Make the last message of a link that ends in order; a stream that ends without it broke."""
+        return pack(self.header(ring_pb2.FRAME_KIND_BYE), ())
+
+    def header(self, kind: ring_pb2.FrameKind) -> ring_pb2.FrameHeader:
+        """Make a header of this link that describes no payload yet."""
+        return ring_pb2.FrameHeader(
+            run_id=self.run_id, placement_number=self.placement_number, kind=kind, source=self.source
+        )
+
+
+class Ack(NamedTuple):
+    """What the receiver sends back on a link: credits, or the refusal of a frame.
+
+    Attributes:
+        credits: hidden states that the receiver took out of its inbox.
+        boundary: of that credit.
+        refusal: why a frame was refused and dropped; empty = none.
+        error: class name of ``ringtune.errors`` that goes with the refusal.
+    """
+
+    credits: int
+    boundary: int
+    refusal: str = ""
+    error: str = ""
+
+
+def pack(header: ring_pb2.FrameHeader | None, chunk: Sequence[memoryview]) -> bytes:
+    """Pack a header and the parts of a chunk into one message; the bytes of ``chunk`` are copied once.
+
+    The header is padded so that the chunk starts aligned: a receiver that gets a whole tensor in one
+    message computes on it where it lies.
+    """
+    if not chunk:
+        return b"" if header is None else _header_field(header)
+    start = b""
+    length = bytes((_CHUNK_TAG,)) + _varint(sum(part.nbytes for part in chunk))
+    if header is not None:
+        header.padding = bytes(_PADDING_BYTES)
+        at = len(_header_field(header)) + len(length)
+        header.padding = bytes(_PADDING_BYTES + (_CHUNK_OFFSET - at) % ALIGNMENT_BYTES)
+        start = _header_field(header)
+    return b"".join((start, length, *chunk))
+
+
+def _header_field(header: ring_pb2.FrameHeader) -> bytes:
+    text = header.SerializeToString()
+    return bytes((_HEADER_TAG,)) + _varint(len(text)) + text
+
+
+def unpack(message: bytes) -> tuple[ring_pb2.FrameHeader | None, memoryview]:
+    """Split a message into its header, None if it has none, and a view of its chunk.
+
+    Raises:
+        FrameError: the message is no frame, or its header is too long.
+    """
+    view = memoryview(message)
+    try:
+        header, at = None, 0
+        if message[:1] == bytes((_HEADER_TAG,)):
+            length, at = _read_varint(message, 1)
+            if length > MAX_HEADER_BYTES:
+                raise FrameError(f"a header of {length} bytes came, the limit is {MAX_HEADER_BYTES}")
+            header = ring_pb2.FrameHeader.FromString(message[at : at + length])
+            at += length
+        if at == len(message):
+            return header, view[at:]
+        if message[at : at + 1] == bytes((_CHUNK_TAG,)):
+            length, at = _read_varint(message, at + 1)
+            if at + length == len(message):
+                return header, view[at:]
+        frame = ring_pb2.Frame.FromString(message)
+    except (DecodeError, IndexError) as error:
+        raise FrameError(f"{len(message)} bytes came that are no frame; use one version on all machines") from error
+    return (frame.header if frame.HasField("header") else None), memoryview(frame.chunk)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 35, 7):
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise DecodeError("a length has too many bytes")
+
+
+def tensor_header(hello: Hello, key: TensorKey, encoded: EncodedTensor) -> ring_pb2.FrameHeader:
+    """Make the header of a tensor's payload."""
+    header = hello.header(KINDS[key.payload])
+    header.seq, header.micro, header.boundary = key.seq, key.micro, key.boundary
+    header.dtype = DTYPES[encoded.dtype]
+    header.shape.extend(encoded.shape)
+    header.payload_bytes, header.mask_bytes = encoded.payload_bytes, encoded.mask_bytes
+    header.exponent = encoded.exponent
+    return header
+
+
+def parcel_header(hello: Hello, key: TensorKey, data: Pieces) -> ring_pb2.FrameHeader:
+    """Make the header of a parcel; its micro-batch and its boundary are counted from -1 on."""
+    header = blob_header(hello, key.payload, key.seq, data)
+    header.micro, header.boundary = key.micro + 1, key.boundary + 1
+    return header
+
+
+def blob_header(hello: Hello, kind: str, seq: int, data: Pieces) -> ring_pb2.FrameHeader:
+    """Make the header of opaque bytes, with their checksum, for which they are gone through once."""
+    header = hello.header(KINDS[kind])
+    header.seq, header.dtype = seq, ring_pb2.DTYPE_BYTES
+    header.shape.append(data.size_bytes)
+    header.payload_bytes = data.size_bytes
+    for piece in data:
+        header.crc32 = zlib.crc32(piece, header.crc32)
+    return header
+
+
+def messages(header: ring_pb2.FrameHeader, parts: Iterable[Piece], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+    """Yield the messages of one payload; only the first has the header, all but the last carry ``chunk_bytes``.
+
+    Example: 10 bytes in parts of 3 and 7 with ``chunk_bytes`` 4 are messages of 4, 4 and 2.
+    """
+    first: ring_pb2.FrameHeader | None = header
+    chunk: list[memoryview] = []
+    room = chunk_bytes
+    for part in parts:
+        view, at = memoryview(part), 0
+        while at < view.nbytes:
+            piece = view[at : at + room]
+            chunk.append(piece)
+            at += piece.nbytes
+            room -= piece.nbytes
+            if room == 0:
+                yield pack(first, chunk)
+                first, chunk, room = None, [], chunk_bytes
+    if chunk or first is not None:
+        yield pack(first, chunk)
+
+
+class Received(NamedTuple):
+    """A whole payload with its header; nobody else holds its bytes.
+
+    Attributes:
+        header: what it is.
+        payload: of a tensor.
+        blob: of a head, a unit's gradient or a probe, in the pieces that came; empty with a tensor.
+    """
+
+    header: ring_pb2.FrameHeader
+    payload: memoryview
+    blob: Pieces
+
+
+class Fed(NamedTuple):
+    """The outcome of one message.
+
+    Attributes:
+        received: a whole payload.
+        error: a refusal; with ``received`` it is about the payload before, which was cut short.
+        is_goodbye: the opener ends the link in order.
+    """
+
+    received: Received | None = None
+    error: IntegrityError | None = None
+    is_goodbye: bool = False
+
+
+class Assembler:
+    """Puts the chunks of one link together to payloads.
+
+    After a refusal the rest of that payload is dropped silently, and the next header starts anew.
+
+    Args:
+        admit: raises :class:`FrameError` for a header that is not expected now. Only what it lets pass
+            is allocated, so it has to check ``payload_bytes``.
+        revoke: told of a header that was admitted and whose payload was dropped after all.
+    """
+
+    def __init__(
+        self, admit: Callable[[ring_pb2.FrameHeader], None], revoke: Callable[[ring_pb2.FrameHeader], None]
+    ) -> None:
+        self._admit = admit
+        self._revoke = revoke
+        self._header: ring_pb2.FrameHeader | None = None
+        self._payload = _NOTHING
+        self._pieces: list[memoryview] = []
+        self._filled_bytes = self._crc32 = 0
+        self._is_dropping = False
+
+    def feed(self, message: bytes) -> Fed:
+        """Take one message; a tensor that fits in the message is not copied."""
+        cut: IntegrityError | None = None
+        try:
+            header, chunk = unpack(message)
+            if header is None:
+                return Fed(self._fill(chunk))
+            cut = self._cut()
+            if header.kind == ring_pb2.FRAME_KIND_BYE:
+                return Fed(None, cut, is_goodbye=True)
+            self._admit(header)
+            self._header, self._filled_bytes, self._crc32 = header, 0, 0
+            if header.kind not in BLOBS:
+                is_whole = chunk.nbytes == header.payload_bytes
+                self._payload = chunk if is_whole else bytes_of(torch.empty(header.payload_bytes, dtype=torch.uint8))
+            return Fed(self._fill(chunk), cut)
+        except IntegrityError as error:
+            self._abandon()
+            return Fed(None, error if cut is None else FrameError(f"{cut}; then: {error}"))
+
+    def _cut(self) -> FrameError | None:
+        """Drop the payload under way, which the next header cuts short, and return its error; None if there is none."""
+        header = self._header
+        if header is None:
+            return None
+        filled_bytes = self._filled_bytes
+        self._abandon()
+        return FrameError(
+            f"{in_words(header)} ended after {filled_bytes} of {header.payload_bytes} bytes; it is dropped"
+        )
+
+    def _fill(self, chunk: memoryview) -> Received | None:
+        header = self._header
+        if header is None:
+            if self._is_dropping:
+                return None
+            raise FrameError(f"a chunk of {chunk.nbytes} bytes came without a header; it is dropped")
+        end = self._filled_bytes + chunk.nbytes
+        if end > header.payload_bytes:
+            raise FrameError(f"{in_words(header)} has more than its {header.payload_bytes} bytes; it is dropped")
+        if header.kind in BLOBS:
+            self._pieces.append(_apart(chunk))
+        elif self._payload is not chunk:
+            self._payload[self._filled_bytes : end] = chunk
+        self._filled_bytes = end
+        if header.crc32:
+            self._crc32 = zlib.crc32(chunk, self._crc32)
+        return self._complete(header) if end == header.payload_bytes else None
+
+    def _complete(self, header: ring_pb2.FrameHeader) -> Received:
+        if self._crc32 != header.crc32:
+            raise IntegrityError(f"{in_words(header)} arrived damaged (its checksum differs); it is dropped")
+        received = Received(header, self._payload, HeldPieces(self._pieces))
+        self._reset()
+        return received
+
+    def _abandon(self) -> None:
+        """Drop the payload that is under way, and the chunks of it that are still to come."""
+        header = self._header
+        self._reset()
+        self._is_dropping = True
+        if header is not None:
+            self._revoke(header)
+
+    def _reset(self) -> None:
+        self._header, self._is_dropping = None, False
+        self._payload, self._pieces = _NOTHING, []
+
+
+def _apart(chunk: memoryview) -> memoryview:
+    """Copy a chunk to pages of its own, which go back to the system as soon as it is let go of; a small one stays.
+
+    Memory of the allocator would stay with the process: a head that is taken over would lie there twice.
+    """
+    if chunk.nbytes < _OWN_PAGES_BYTES:
+        return chunk
+    pages = mmap.mmap(-1, chunk.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if _HUGE_PAGES is not None:
+        pages.madvise(_HUGE_PAGES)
+    pages[:] = chunk
+    return memoryview(pages)
+
+
+PROBE: Final = "probe"
+"""The kind of a blob that has no use but to measure a link."""
+
+KINDS: Final[dict[str, ring_pb2.FrameKind]] = {
+    Payload.HIDDEN.value: ring_pb2.FRAME_KIND_HIDDEN,
+    Payload.GRAD.value: ring_pb2.FRAME_KIND_GRAD,
+    Payload.HEAD.value: ring_pb2.FRAME_KIND_HEAD,
+    Payload.UNIT_GRAD.value: ring_pb2.FRAME_KIND_UNIT_GRAD,
+    Payload.PAIRS.value: ring_pb2.FRAME_KIND_PAIRS,
+    Payload.WEIGHTS.value: ring_pb2.FRAME_KIND_WEIGHTS,
+    Payload.REPLICA_GRAD.value: ring_pb2.FRAME_KIND_REPLICA_GRAD,
+    PROBE: ring_pb2.FRAME_KIND_PROBE,
+}
+"""The wire's kind of every payload that a link carries."""
+
+NAMES: Final = {number: name for name, number in KINDS.items()}
+"""Inverse of ``KINDS``."""
+
+BLOBS: Final = frozenset(KINDS[name] for name in (Payload.HEAD, PROBE, *PARCELS))
+"""Kinds whose payload is a blob."""
+
+
+def key_of(header: ring_pb2.FrameHeader) -> TensorKey:
+    """Return the key of a header's payload; a head has its turn in place of the item."""
+    name = NAMES[header.kind]
+    if name in PARCELS:
+        return TensorKey(name, header.seq, header.micro - 1, header.boundary - 1)
+    return TensorKey(name, header.seq, header.micro, header.boundary)
+
+
+def in_words(header: ring_pb2.FrameHeader) -> str:
+    """Describe a payload in words, for errors: "the head for turn 3 from node a"."""
+    kind = NAMES.get(header.kind, "")
+    if kind == Payload.HEAD:
+        return f"the head for turn {header.seq} from node {header.source}"
+    if kind == Payload.UNIT_GRAD:
+        unit = "head" if header.boundary else "embedding"
+        return f"the gradient of the {unit} for item {header.seq} from node {header.source}"
+    if kind == Payload.REPLICA_GRAD:
+        return f"the gradients of item {header.seq} from block {header.boundary - 1} on, of replica {header.source}"
+    if kind in PARCELS:
+        what = {Payload.PAIRS: "pairs", Payload.WEIGHTS: "updated weights"}[Payload(kind)]
+        key = key_of(header)
+        micro = f", micro-batch {key.micro}" if key.micro >= 0 else ""
+        return f"the {what} of item {key.seq}{micro}, block {key.boundary}, from node {header.source}"
+    name = {Payload.HIDDEN.value: "hidden state", Payload.GRAD.value: "gradient"}.get(kind, kind or "payload")
+    where = f"item {header.seq}, micro-batch {header.micro}, block {header.boundary}"
+    return f"the {name} of {where}, from node {header.source}"

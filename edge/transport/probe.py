@@ -1,0 +1,550 @@
+"""The probe of a link: its rate, its latency, and what its messages take from computing.
+
+Measure how fast a link is: messages of the size that a run sends are timed where they arrive.
+
+The source asks the target to answer some messages with the time at which they came; all times are the target's, so
+no clocks are compared. Latency is half a round trip of a small message. For the rate, messages follow one another as
+on a link of a run, some of them on the way at a time (a tenth of a second's worth and what the latency hides, two at
+least, half of what has arrived at most), and the bytes between two answers are divided by the time between them::
+
+    source  m m m m? m m m m? ...        ? = asks when it came
+    target        |a       |a            a window: at least 1 MB (less in a brief measurement of a slow link) and 0.1 s
+              ------>|  dropped          the first window: a token bucket lets its burst through at full speed
+
+A shaper with a bucket (``tc ... tbf``) lets a burst through much faster than its rate, and one after each pause. So
+the first window is dropped, and windows follow until there are three at least and half a second; by then a burst has
+been through, because it passes at the speed of the medium.
+
+Sending and receiving also takes processor time, which a board with one core or a quota of less has to take from its
+computing. So both ends say how many processor seconds their process had used: beside the stream they do nothing.
+And there a message waits for its turn on the processor at every step of its way: long messages are sent one by one,
+once with both ends idle, once while the source computes, once while the target does. What that adds to half a round
+trip of a small message is the answer's, and is left out.
+
+A link of 0.5 Mbit/s takes 50 s for a hidden state of 3 MB. So a first look with ever longer messages tells about how
+fast the link is, and where a message of the run's size would take long, shorter ones are sent.
+
+Source: tc-tbf(8).
+
+How much a measurement of a link sends, and the windows that its arrivals are cut into.
+
+Measure what messages take from a node's computing, while every node of a ring computes and sends.
+
+Threads that send and receive, the kernel's work for each packet and the caches that both empty are paid by whatever
+computes. No clock of a process shows all of that, so the loss itself is measured: how much less a node computes while
+it sends to its successor and receives from its predecessor, for each byte of both::
+
+    hashes  |##########|#######___|      first alone, then with messages: 30 % less for so many bytes
+
+A node with a core to spare loses nothing.
+
+Keep a processor busy as computing does: outside the interpreter's lock, for as long as a context lasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import queue
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+import grpc
+
+from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, PeerLostError, RingTuneError
+from ringtune.transport.channels import open_channel
+from ringtune.transport.parties import Party, node_party
+from ringtune.transport.status import abort, error_of_call
+from ringtune.v1 import control_pb2
+
+METHOD: Final = "/ringtune.v1.Probe/Link"
+LONGEST_MESSAGE_BYTES: Final = 4 << 20
+"""Most bytes of a message of a probe; a longer hidden state of a run travels in several messages too."""
+
+_ASKS: Final = control_pb2.ProbeMessage(wants_arrival=True).SerializeToString()
+_BURN_IN_PINGS: Final = 5
+_BUSY: Final = ("ringtune-busy", "1")
+_ON_THE_WAY_S: Final = 0.1
+_LEAST_ON_THE_WAY: Final = 2
+_ASKS_ON_THE_WAY: Final = 4
+_TRIPS_ON_THE_WAY: Final = 2
+_JOIN_S: Final = 5.0
+_LAST_WORD_S: Final = 0.5
+_LOOK_BYTES: Final = 1 << 14
+_LOOK_S: Final = 0.2
+"""A first look ends with a message that takes so long, seconds."""
+
+
+class LinkRate(NamedTuple):
+    """The figures of one directed link; ``ringtune.costs.profile.LinkFacts`` says what each is."""
+
+    rate_bytes_per_s: float
+    rate_low_bytes_per_s: float
+    rate_high_bytes_per_s: float
+    latency_s: float
+    samples: int
+    sent_bytes: int
+    send_cpu_s_per_byte: float
+    receive_cpu_s_per_byte: float
+    busy_source_s: float
+    busy_target_s: float
+
+
+class _Received:
+    """Bytes of probes that this process received so far, from all sides."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, num_bytes: int) -> None:
+        """Count a message."""
+        with self._lock:
+            self.num_bytes += num_bytes
+
+
+RECEIVED: Final = _Received()
+
+
+_MOST_PROBES: Final = 2
+_AT_A_TIME: Final = threading.BoundedSemaphore(_MOST_PROBES)
+_TURN_S: Final = 5.0
+_LONGEST_S: Final = 600.0
+
+
+def add_probe_sink(server: grpc.Server) -> None:
+    """Register the service with which other nodes measure their links to this node, before the server starts."""
+    link: grpc.RpcMethodHandler[bytes, control_pb2.ProbeArrival] = grpc.stream_stream_rpc_method_handler(
+        _arrivals, request_deserializer=None, response_serializer=control_pb2.ProbeArrival.SerializeToString
+    )
+    service = control_pb2.DESCRIPTOR.services_by_name["Probe"].full_name
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Link": link}),))
+
+
+def _arrivals(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[control_pb2.ProbeArrival]:
+    """Drop every message, and answer those that ask with the target's clock and processor seconds.
+
+    Few at a time, because others compute meanwhile. The call ends with its caller's deadline at the latest.
+    """
+    if not _AT_A_TIME.acquire(timeout=_TURN_S):
+        abort(context, BusyError(f"{_MOST_PROBES} links to this node are measured already; measure them later"))
+    too_long = threading.Timer(_LONGEST_S, context.cancel)
+    too_long.daemon = True
+    too_long.start()
+    try:
+        yield from _answers(messages, context)
+    finally:
+        too_long.cancel()
+        _AT_A_TIME.release()
+
+
+def _answers(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[control_pb2.ProbeArrival]:
+    """Answer the messages of one probe that ask."""
+    wants_busy = _BUSY in context.invocation_metadata()
+    with contextlib.suppress(grpc.RpcError), contextlib.ExitStack() as stack:  # it ends when its caller cancels
+        if wants_busy:
+            stack.enter_context(Burner())
+        for message in messages:
+            RECEIVED.add(len(message))
+            if message.startswith(_ASKS):
+                yield control_pb2.ProbeArrival(at_s=time.monotonic(), cpu_s=time.process_time())
+
+
+def measure_link(
+    source: str, target: str, address: str, *, message_bytes: int, timeout_s: float, brief: bool = False
+) -> LinkRate:
+    """Measure one direction of one link.
+
+    Args:
+        source: this node, for messages.
+        target: the other one.
+        address: its ``host:port``.
+        message_bytes: of a hidden state.
+        timeout_s: for everything.
+        brief: with fewer messages.
+
+    Raises:
+        ConnectionFailedError: nobody answers there.
+        DeadlineError: it took too long.
+        PeerLostError: the other node ended meanwhile.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    effort, peer = thoroughness(brief=brief), node_party(target)
+
+    def opened(longest_bytes: int, *, busy_target: bool = False) -> contextlib.closing[Probe]:
+        left_s = deadline_s - time.monotonic()
+        return contextlib.closing(Probe(address, longest_bytes, left_s, effort, busy_target=busy_target, peer=peer))
+
+    try:
+        with opened(message_bytes) as probe:
+            latency_s = probe.ping()
+            probe.look()
+            idle_s = probe.alone()
+            with Burner():
+                busy_source_s = probe.alone() - idle_s - (probe.ping() - latency_s)
+            windows = probe.stream(latency_s)
+        with opened(probe.message_bytes, busy_target=True) as other:
+            busy_target_s = other.alone() - idle_s - (other.ping() - latency_s)
+    except grpc.RpcError as error:
+        raise of_both(error_of_call(error, peer=f"node {target} at {address}"), source, target) from error
+    except RingTuneError as error:
+        raise of_both(error, source, target) from error
+    low, median, high = statistics.quantiles(windows, n=4, method="inclusive")
+    return LinkRate(
+        median,
+        low,
+        high,
+        latency_s,
+        len(windows),
+        probe.sent_bytes,
+        probe.send_cpu_s_per_byte,
+        probe.receive_cpu_s_per_byte,
+        max(0.0, busy_source_s),
+        max(0.0, busy_target_s),
+    )
+
+
+def thoroughness(*, brief: bool) -> Thoroughness:
+    """How much a measurement sends."""
+    return BRIEF if brief else THOROUGH
+
+
+def of_both(error: RingTuneError, source: str, target: str) -> RingTuneError:
+    """Name both ends of a link in an error."""
+    kind = type(error) if isinstance(error, ConnectionFailedError | PeerLostError) else ConnectionFailedError
+    return kind(f"the link {source} -> {target} can't be measured: {error}")
+
+
+class Probe:
+    """One stream of messages to the target, with the thread that reads the answers.
+
+    Args:
+        address: of the target, ``host:port``.
+        message_bytes: of a long message.
+        timeout_s: for everything.
+        effort: how much to send.
+        busy_target: whether the target shall compute meanwhile.
+        peer: the target, as its certificate names it; None = any member.
+
+    Attributes:
+        message_bytes: of a long message, as it is sent: at most what was asked for, less over a slow link.
+        sent_bytes: in all.
+        send_cpu_s_per_byte, receive_cpu_s_per_byte: of the processes at both ends, while messages streamed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        message_bytes: int,
+        timeout_s: float,
+        effort: Thoroughness,
+        *,
+        busy_target: bool,
+        peer: Party | None = None,
+    ) -> None:
+        self._effort = effort
+        self._shape(min(max(1, message_bytes), LONGEST_MESSAGE_BYTES))
+        self._small = _asking(16)
+        self._deadline_s = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[control_pb2.ProbeArrival | BaseException] = queue.SimpleQueue()
+        self._rate = math.inf
+        self.sent_bytes = 0
+        self.send_cpu_s_per_byte = self.receive_cpu_s_per_byte = 0.0
+        self._channel = open_channel(address, peer=peer)
+        method: Any = self._channel.stream_stream(METHOD, response_deserializer=control_pb2.ProbeArrival.FromString)
+        metadata = (_BUSY,) if busy_target else ()
+        self._call = method(iter(self._outgoing.get, None), timeout=timeout_s, metadata=metadata)
+        self._reader = threading.Thread(target=self._read, name="probe-arrivals", daemon=True)
+        self._reader.start()
+
+    def close(self) -> None:
+        """End the stream and its threads."""
+        self._outgoing.put(None)
+        self._reader.join(_LAST_WORD_S)  # the target ends its part when it has seen the end of ours
+        self._call.cancel()
+        self._reader.join(_JOIN_S)
+        self._channel.close()
+
+    def ping(self) -> float:
+        """Half the median round trip of a small message, in seconds."""
+        trips = [self._trip(self._small) for _ in range(_BURN_IN_PINGS + self._effort.pings)]
+        return statistics.median(trips[_BURN_IN_PINGS:]) / 2
+
+    def look(self) -> None:
+        """Send ever longer messages until one takes a while; if long ones would take long, make them shorter."""
+        num_bytes, taken_s = _LOOK_BYTES, 0.0
+        while num_bytes < self.message_bytes and taken_s < _LOOK_S:
+            taken_s = self._trip(_asking(num_bytes))
+            num_bytes *= 2
+        if taken_s >= _LOOK_S:
+            self._rate = num_bytes / 2 / taken_s
+            self._shape(min(self.message_bytes, max(_LOOK_BYTES, round(self._rate * self._effort.alone_s))))
+
+    def alone(self) -> float:
+        """Median seconds from sending a long message, with nothing else on the way, to its answer.
+
+        The first one does not count, unless it took so long that it was the only one: a shaper let the look through.
+        """
+        trips: list[float] = []
+        most_s = 2 * self._effort.alone * self._effort.alone_s
+        while len(trips) < self._effort.alone and sum(trips) < most_s:
+            trips.append(self._trip(self._asking))
+        return statistics.median(trips[1:] or trips)
+
+    def _trip(self, message: bytes) -> float:
+        """Seconds from sending a message to its answer."""
+        started_s = time.monotonic()
+        self._put(message)
+        self._next_arrival()
+        return time.monotonic() - started_s
+
+    def _shape(self, message_bytes: int) -> None:
+        self.message_bytes = message_bytes
+        self._quiet = control_pb2.ProbeMessage(payload=bytes(message_bytes)).SerializeToString()
+        self._asking = _asking(message_bytes)
+
+    def stream(self, latency_s: float) -> list[float]:
+        """Stream messages until there are enough windows; return the bytes per second of each but the first."""
+        windows = Windows(latency_s, self._effort, rate_bytes_per_s=self._rate)
+        asked: deque[int] = deque()  # bytes up to and with each message that asked
+        sent_bytes = arrived_bytes = last_asked_bytes = 0
+        size = len(self._quiet)
+        on_the_way_s = _ON_THE_WAY_S + 2 * _TRIPS_ON_THE_WAY * latency_s
+        first: tuple[int, float, float] | None = None
+        while not windows.are_enough:
+            # half of what has arrived at most: what a burst promised would have to be waited for
+            room = max(_LEAST_ON_THE_WAY * size, min(windows.rate_bytes_per_s * on_the_way_s, arrived_bytes / 2))
+            while sent_bytes + size - arrived_bytes <= room:
+                sent_bytes += size
+                is_last = sent_bytes + size - arrived_bytes > room
+                if is_last or sent_bytes - last_asked_bytes >= room / _ASKS_ON_THE_WAY:
+                    asked.append(sent_bytes)
+                    last_asked_bytes = sent_bytes
+                    self._put(self._asking)
+                else:
+                    self._put(self._quiet)
+            arrival = self._next_arrival()
+            arrived_bytes = asked.popleft()
+            windows.add(arrived_bytes, arrival.at_s)
+            here_cpu_s = time.process_time()
+            if first is None:
+                first = (arrived_bytes, here_cpu_s, arrival.cpu_s)
+            elif arrived_bytes > first[0]:
+                self.send_cpu_s_per_byte = (here_cpu_s - first[1]) / (arrived_bytes - first[0])
+                self.receive_cpu_s_per_byte = (arrival.cpu_s - first[2]) / (arrived_bytes - first[0])
+        return windows.rates
+
+    def keep_sending(self, seconds: float) -> None:
+        """Send long messages for so many seconds, a few on the way at a time, and wait for the last answer."""
+        end_s, on_the_way = time.monotonic() + seconds, 0
+        while on_the_way or time.monotonic() < end_s:
+            while on_the_way < _ASKS_ON_THE_WAY and time.monotonic() < end_s:
+                self._put(self._asking)
+                on_the_way += 1
+            self._next_arrival()
+            on_the_way -= 1
+
+    def _put(self, message: bytes) -> None:
+        self.sent_bytes += len(message)
+        self._outgoing.put(message)
+
+    def _next_arrival(self) -> control_pb2.ProbeArrival:
+        left_s = self._deadline_s - time.monotonic()
+        try:
+            arrived = self._arrived.get(timeout=max(0.0, left_s))
+        except queue.Empty:
+            raise DeadlineError(f"no answer came within {self._timeout_s:g} s; is the link very slow?") from None
+        if isinstance(arrived, BaseException):
+            raise arrived
+        return arrived
+
+    def _read(self) -> None:
+        try:
+            for arrival in self._call:
+                self._arrived.put(arrival)
+            self._arrived.put(PeerLostError("the other node ended the measurement; start it again"))
+        except BaseException as error:
+            self._arrived.put(error)
+
+
+def _asking(num_bytes: int) -> bytes:
+    """Make a message that asks when it came."""
+    return control_pb2.ProbeMessage(wants_arrival=True, payload=bytes(num_bytes)).SerializeToString()
+
+
+_WINDOW_BYTES: Final = 1_000_000
+_LEAST_WINDOW_BYTES: Final = 1 << 16
+_WINDOW_S: Final = 0.1
+_MOST_WINDOWS: Final = 9
+_TRIPS_TO_SPEED_UP: Final = 10
+
+
+class Thoroughness(NamedTuple):
+    """How much a measurement sends.
+
+    Attributes:
+        pings: small messages.
+        alone: long messages one by one.
+        alone_s: about the most seconds that one of them takes; on slower links they are shorter.
+        least_windows: of a stream.
+        least_s: of all windows together.
+        window_s: about the most seconds that a window waits for its bytes.
+    """
+
+    pings: int
+    alone: int
+    alone_s: float
+    least_windows: int
+    least_s: float
+    window_s: float
+
+
+THOROUGH: Final = Thoroughness(pings=20, alone=9, alone_s=1.0, least_windows=3, least_s=0.5, window_s=math.inf)
+BRIEF: Final = Thoroughness(pings=8, alone=4, alone_s=0.3, least_windows=2, least_s=0.2, window_s=0.5)
+"""For a run that waits for it; what is measured is corrected by what the run shows."""
+
+
+class Windows:
+    """Cuts arrivals into windows and drops the first one.
+
+    Args:
+        latency_s: of the link; over a long one it takes some round trips until both ends send at full speed.
+        effort: how many windows, and of how many seconds together.
+        rate_bytes_per_s: about how fast the link is; infinite if it is not known to be slow.
+
+    Attributes:
+        rates: of the windows that count, bytes per second.
+        rate_bytes_per_s: of what came last; 0 until two messages came.
+    """
+
+    def __init__(
+        self, latency_s: float, effort: Thoroughness = THOROUGH, *, rate_bytes_per_s: float = math.inf
+    ) -> None:
+        self._effort = effort
+        self._least_bytes = min(_WINDOW_BYTES, max(_LEAST_WINDOW_BYTES, rate_bytes_per_s * effort.window_s))
+        self._first_s = max(_WINDOW_S, 2 * _TRIPS_TO_SPEED_UP * latency_s)
+        self.rates: list[float] = []
+        self.rate_bytes_per_s = 0.0
+        self._start: tuple[int, float] | None = None
+        self._last = (0, 0.0)
+        self._counted_s = 0.0
+        self._is_first = True
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether the windows suffice for a median: three at least, and either half a second or nine windows."""
+        if len(self.rates) < self._effort.least_windows:
+            return False
+        return self._counted_s >= self._effort.least_s or len(self.rates) >= _MOST_WINDOWS
+
+    def add(self, arrived_bytes: int, at_s: float) -> None:
+        """Note that ``arrived_bytes`` in all had arrived at ``at_s`` of the target's clock."""
+        if self._start is None:
+            self._start = self._last = (arrived_bytes, at_s)
+            return
+        taken_s = at_s - self._last[1]
+        if taken_s > 0:
+            self.rate_bytes_per_s = (arrived_bytes - self._last[0]) / taken_s
+        self._last = (arrived_bytes, at_s)
+        window_bytes, window_s = arrived_bytes - self._start[0], at_s - self._start[1]
+        if window_bytes < self._least_bytes or window_s < (self._first_s if self._is_first else _WINDOW_S):
+            return
+        self._start = self._last
+        if self._is_first:
+            self._is_first = False
+            return
+        self.rates.append(window_bytes / window_s)
+        self._counted_s += window_s
+
+
+_SHARE_ALONE = 1 / 3
+
+
+def computing_lost_s_per_byte(
+    source: str, target: str, address: str, message_bytes: int, computing_s: float, *, timeout_s: float
+) -> float:
+    """Compute for some seconds, the last two thirds of them while messages go out and come in.
+
+    Args:
+        source: this node, for messages.
+        target: the node to send to.
+        address: its ``host:port``.
+        message_bytes: of a hidden state.
+        computing_s: how long, seconds; all nodes of the ring are asked at the same moment.
+        timeout_s: for everything.
+
+    Returns:
+        Seconds of computing that each byte sent or received took.
+
+    Raises:
+        ConnectionFailedError: nobody answers there.
+    """
+    try:
+        with contextlib.closing(
+            Probe(
+                address, message_bytes, timeout_s, thoroughness(brief=True), busy_target=False, peer=node_party(target)
+            )
+        ) as probe:
+            probe.ping()
+            probe.look()
+            with Burner() as burner:
+                alone = _rate(burner, lambda: time.sleep(_SHARE_ALONE * computing_s))
+                before = probe.sent_bytes + RECEIVED.num_bytes
+                started_s = time.monotonic()
+                beside = _rate(burner, lambda: probe.keep_sending((1 - _SHARE_ALONE) * computing_s))
+                taken_s = time.monotonic() - started_s
+                num_bytes = probe.sent_bytes + RECEIVED.num_bytes - before
+    except grpc.RpcError as error:
+        raise of_both(error_of_call(error, peer=f"node {target} at {address}"), source, target) from error
+    except RingTuneError as error:
+        raise of_both(error, source, target) from error
+    return max(0.0, 1 - beside / alone) * taken_s / num_bytes if num_bytes and alone else 0.0
+
+
+def _rate(burner: Burner, work: Callable[[], object]) -> float:
+    """Pieces a second that the burner hashed during ``work``."""
+    pieces, started_s = burner.pieces, time.monotonic()
+    work()
+    return (burner.pieces - pieces) / (time.monotonic() - started_s)
+
+
+_PIECE = bytes(1 << 19)  # about a millisecond a piece: hashing more than 2 kB gives the lock back
+_BURNER_JOIN_S = 5.0
+
+
+class Burner:
+    """A thread that hashes zeros while a ``with`` block runs.
+
+    Attributes:
+        pieces: how many pieces of zeros it has hashed.
+    """
+
+    def __init__(self) -> None:
+        self.pieces = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._burn, name="probe-burner", daemon=True)
+
+    def __enter__(self) -> Burner:
+        """Start hashing."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop hashing after the piece under way, about a millisecond."""
+        self._stop.set()
+        self._thread.join(_BURNER_JOIN_S)
+
+    def _burn(self) -> None:
+        while not self._stop.is_set():
+            hashlib.sha256(_PIECE).digest()
+            self.pieces += 1

@@ -1,0 +1,412 @@
+"""The server of a node's incoming links, with a reader thread for each.
+
+The receiving end of one link: a reader thread checks and decodes frames and hands tensors to the sink.
+
+::
+
+    gRPC --messages--> reader: assemble, check, decode --> sink
+    gRPC <----acks---- worker (one of the server's) <----- queue <-- credits, refusals
+
+The receiving end of all links of a node, for one run at a time.
+
+A frame that the plan does not foresee is refused (the sender and the sink are told) and dropped; the ring
+goes on. A link of another run or plan is refused as a whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Protocol
+
+import grpc
+import torch
+
+from edge.transport import tensors
+from edge.transport.admission import FrameCheck, RunExpectation, check_hello
+from edge.transport.frames import DTYPE_NAMES, NAMES, PROBE, Assembler, Received, key_of, unpack
+from ringtune.errors import DeadlineError, DivergedError, FrameError, RingTuneError
+from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.lowering import PARCELS
+from ringtune.schedule.turns import Turn
+from ringtune.storage.pieces import Pieces
+from ringtune.transport.channels import caller_of
+from ringtune.transport.parties import Party, require_sender
+from ringtune.v1 import ring_pb2
+
+__all__ = ["RingServicer", "RunExpectation", "Sink"]
+
+_log = logging.getLogger(__name__)
+
+HELLO_WAIT_S: Final = 30.0
+"""Seconds that a link may take from its start to its welcome: HELLO has to come, the run has to be expected."""
+
+_POLL_S: Final = 0.5
+_JOIN_S: Final = 5.0
+
+
+class Sink(Protocol):
+    """Takes what arrives; called from reader threads, never after ``RingServicer.forget`` returned."""
+
+    def on_tensor(self, key: TensorKey, source: str, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Take a whole, checked hidden state or gradient (B, T, D); ``mask`` (B, T) int64 or None."""
+
+    def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
+        """Take a whole head for turn ``seq`` (kind ``Payload.HEAD``), or a probe."""
+
+    def on_parcel(self, key: TensorKey, source: str, data: Pieces) -> None:
+        """Take a whole parcel."""
+
+    def on_link_lost(self, source: str, reason: str) -> None:
+        """Hear that the link from ``source`` broke; not called when ``source`` closed it in order."""
+
+    def on_received(self, source: str, num_bytes: int, sent_unix_s: float) -> None:
+        """Hear at once that a tensor's bytes are all here, and when they were sent on the coordinator's clock."""
+
+    def on_refused(self, source: str, error: RingTuneError) -> None:
+        """Hear that a frame of ``source`` was refused and dropped; ``source`` is told as well."""
+
+
+class Admission(Protocol):
+    """The run of a link whose HELLO was accepted."""
+
+    expectation: RunExpectation
+    sink: Sink
+
+    def check_of(self, source: str) -> FrameCheck:
+        """Return the check of the frames of ``source``, the same one for every link of that source in a run."""
+
+
+class InLink:
+    """The receiving end of one link.
+
+    Attributes:
+        has_spoken: its first message is here.
+        is_over: the call has ended; what had come before may still be read.
+        is_done: the reader has ended: no more calls to the sink.
+
+    Args:
+        messages: from gRPC; ends or raises when the call is over.
+        join: called with the link and its first frame; returns (source, admission) or raises
+            :class:`FrameError`. May wait.
+        changed: called when ``is_over`` or ``is_done`` became true.
+        hello_wait_s: how long the link may take from its start to its welcome.
+    """
+
+    def __init__(
+        self,
+        messages: Iterator[bytes],
+        *,
+        join: Callable[[InLink, ring_pb2.FrameHeader | None], tuple[str, Admission]],
+        changed: Callable[[InLink], None],
+        hello_wait_s: float = HELLO_WAIT_S,
+    ) -> None:
+        self._messages = messages
+        self._join = join
+        self._changed = changed
+        self._hello_wait_s = hello_wait_s
+        self._acks: queue.SimpleQueue[ring_pb2.Ack | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read, name="link-reader", daemon=True)
+        self._is_welcome = False
+        self._is_forgotten = False
+        self.has_spoken = False
+        self.is_over = False
+        self.is_done = False
+
+    # ---- the worker of the server ---------------------------------------------------------------------
+
+    def acks(self, context: grpc.ServicerContext) -> Iterator[ring_pb2.Ack]:
+        """Run the link until it is over; yield the acknowledgements for the sender."""
+        deadline_s = time.monotonic() + self._hello_wait_s + _POLL_S
+        if not context.add_callback(self._end):
+            return
+        self._thread.start()
+        try:
+            while True:
+                try:
+                    ack = self._acks.get(timeout=_POLL_S)
+                except queue.Empty:
+                    if not self._is_welcome and time.monotonic() > deadline_s:
+                        yield refusal(DeadlineError(f"no HELLO came within {self._hello_wait_s:g} s; link closed"))
+                        return
+                    continue
+                if ack is None:
+                    return
+                yield ack
+        finally:
+            self._end()
+
+    def forget(self) -> None:
+        """Take no more frames, and ask the stream to end."""
+        self._is_forgotten = True
+        self._end()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._acks.put(None)
+        self._changed(self)
+
+    def wait(self) -> None:
+        """Wait until the reader has ended, so that it calls the sink no more; for ``_JOIN_S`` at most."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+
+    def credit(self, boundary: int, count: int) -> None:
+        """Send ``count`` credits at ``boundary`` back to the sender."""
+        self._acks.put(ring_pb2.Ack(credits=count, boundary=boundary))
+
+    # ---- the reader -----------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        try:
+            self._welcome_and_take()
+        except Exception:
+            _log.exception("a link's reader failed")
+        finally:
+            self.is_done = True
+            self._end()
+
+    def _welcome_and_take(self) -> None:
+        try:
+            first = next(self._messages, None)
+            if first is None:
+                return
+            self.has_spoken = True
+            source, admission = self._join(self, unpack(first)[0])
+        except grpc.RpcError:
+            return
+        except RingTuneError as error:
+            self._acks.put(refusal(error))
+            return
+        self._is_welcome = True
+        self._acks.put(ring_pb2.Ack(welcome=True))
+        check = admission.check_of(source)
+        assembler = Assembler(check.admit, check.revoke)
+        try:
+            for message in self._messages:
+                if self._is_forgotten:
+                    return
+                fed = assembler.feed(message)
+                if fed.error is not None:
+                    self._refuse(source, admission, fed.error)
+                if fed.received is not None:
+                    self._deliver(source, admission, check, fed.received)
+                if fed.is_goodbye:
+                    return
+        except grpc.RpcError:
+            _log.debug("the link from node %s ended with an error", source)
+        self._lost(source, admission)
+
+    def _deliver(self, source: str, admission: Admission, check: FrameCheck, received: Received) -> None:
+        header, payload, blob = received
+        kind = NAMES[header.kind]
+        if header.sent_unix_s:
+            admission.sink.on_received(source, header.payload_bytes, header.sent_unix_s)
+        try:
+            if kind in PARCELS:
+                admission.sink.on_parcel(key_of(header), source, blob)
+                return
+            if kind in (Payload.HEAD, PROBE):
+                admission.sink.on_blob(kind, header.seq, source, blob)
+                return
+            tensor, mask = tensors.decode(
+                payload,
+                tuple(header.shape),
+                DTYPE_NAMES[header.dtype],
+                header.mask_bytes,
+                compute_dtype=admission.expectation.compute_dtype,
+                exponent=header.exponent,
+            )
+            admission.sink.on_tensor(key_of(header), source, tensor, mask)
+        except (FrameError, DivergedError) as error:
+            check.revoke(header)
+            self._refuse(source, admission, check.explained(header, error))
+
+    def _refuse(self, source: str, admission: Admission, error: RingTuneError) -> None:
+        _log.debug("node %s: %s", source, error)  # the sink says it, once for many
+        self._acks.put(refusal(error))
+        if not self._is_forgotten:
+            admission.sink.on_refused(source, error)
+
+    def _lost(self, source: str, admission: Admission) -> None:
+        if not self._is_forgotten:
+            admission.sink.on_link_lost(source, f"the link from node {source} broke; see that node's log")
+
+
+def refusal(error: RingTuneError) -> ring_pb2.Ack:
+    """Make the message with which a link, or a frame of it, is refused."""
+    return ring_pb2.Ack(refusal=str(error), error=type(error).__name__)
+
+
+_OLD_LINK_WAIT_S: Final = 2.0
+_MOST_WAITING: Final = 64
+"""Links that may wait for their HELLO or their run, each with two threads.
+
+Of more than these the oldest goes that has said nothing: who opens many and is silent keeps nobody else out.
+"""
+
+
+class _Run:
+    """The links, checks, known turns and credits of one run at this node."""
+
+    def __init__(self, expectation: RunExpectation, sink: Sink) -> None:
+        self.expectation = expectation
+        self.sink = sink
+        self.links: dict[str, InLink] = {}
+        self._checks: dict[str, FrameCheck] = {}
+        self.turns = expectation.known_turns()
+        self._held: dict[tuple[str, int], int] = {}
+        self._batch = max(1, expectation.plan.placement.credits // 4)
+
+    def check_of(self, source: str) -> FrameCheck:
+        check = self._checks.get(source)
+        if check is None:
+            check = self._checks.setdefault(source, FrameCheck(self.expectation, source, self.turns))
+        return check
+
+    def credits_due(self, source: str, boundary: int, count: int) -> int:
+        """Number of credits to send now: all that were held back, once they are a batch, else 0.
+
+        A batch is a quarter of the plan's credits: with 8 credits one due credit gives 0, the next one 2. Those of unit
+        gradients are few, and go at once.
+        """
+        if boundary > self.expectation.plan.course.head:
+            return count
+        held = self._held.pop((source, boundary), 0) + count
+        if held >= self._batch:
+            return held
+        self._held[source, boundary] = held
+        return 0
+
+
+class RingServicer:
+    """Serves ``ringtune.v1.Ring``: ``add_to(server)`` once, then ``expect`` and ``forget`` per run.
+
+    Safe for threads.
+
+    Args:
+        hello_wait_s: how long a link waits here for its HELLO and until its run is expected.
+    """
+
+    def __init__(self, *, hello_wait_s: float = HELLO_WAIT_S) -> None:
+        self._hello_wait_s = hello_wait_s
+        self._changed = threading.Condition()
+        self._run: _Run | None = None
+        self._waiting: dict[InLink, None] = {}
+
+    def add_to(self, server: grpc.Server) -> None:
+        """Register the service with a gRPC server.
+
+        Messages stay bytes on the way in: they are read without protobuf's copy (``edge.transport.frames``).
+        """
+        link: grpc.RpcMethodHandler[bytes, ring_pb2.Ack] = grpc.stream_stream_rpc_method_handler(
+            self._link, request_deserializer=None, response_serializer=ring_pb2.Ack.SerializeToString
+        )
+        service = ring_pb2.DESCRIPTOR.services_by_name["Ring"].full_name
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Link": link}),))
+
+    def expect(self, expectation: RunExpectation, sink: Sink) -> None:
+        """Take links of this run from now on, and forget the former run."""
+        self.forget()
+        with self._changed:
+            self._run = _Run(expectation, sink)
+            self._changed.notify_all()
+
+    def forget(self, sink: Sink | None = None) -> None:
+        """Forget the run and end its links; no call to its sink comes after this returned.
+
+        Args:
+            sink: forget only the run with this sink: another run may have begun meanwhile. None = any run.
+        """
+        with self._changed:
+            if sink is not None and self._run is not None and self._run.sink is not sink:
+                return
+            run, self._run = self._run, None
+            links = list(run.links.values()) if run else []
+        for link in links:
+            link.forget()
+        for link in links:
+            link.wait()
+
+    def granted(self, turns: Iterable[Turn]) -> None:
+        """Admit frames of these turns from now on."""
+        with self._changed:
+            run = self._run
+        if run is not None:
+            for turn in turns:
+                run.turns.granted(turn)
+
+    def done_before(self, index: int) -> None:
+        """Admit no more frames of turns before ``index``: this node has done them."""
+        with self._changed:
+            run = self._run
+        if run is not None:
+            run.turns.done_before(index)
+
+    def ack(self, source: str, boundary: int, credits: int = 1) -> None:  # noqa: A002 - the wire's word
+        """Return credits for hidden states of ``source`` at ``boundary``; nothing happens if its link is gone.
+
+        Credits travel together, a quarter of the plan's credits at a time: the sender always has the rest.
+        """
+        with self._changed:
+            run = self._run
+            link = run.links.get(source) if run else None
+            if run is None or link is None:
+                return
+            due = run.credits_due(source, boundary, credits)
+        if due:
+            run.check_of(source).credit_returned(boundary, due)
+            link.credit(boundary, due)
+
+    # ---- one link -------------------------------------------------------------------------------------
+
+    def _link(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[ring_pb2.Ack]:
+        caller = caller_of(context)
+
+        def join(link: InLink, header: ring_pb2.FrameHeader | None) -> tuple[str, _Run]:
+            return self._join(link, header, caller.party if caller else None)
+
+        link = InLink(messages, join=join, changed=self._on_changed, hello_wait_s=self._hello_wait_s)
+        with self._changed:
+            silent = [one for one in self._waiting if not one.has_spoken]
+            is_full = len(self._waiting) >= _MOST_WAITING
+            if is_full and not silent:
+                return iter([refusal(FrameError(f"{_MOST_WAITING} links wait here for their run; try again"))])
+            self._waiting[link] = None
+            if is_full:
+                del self._waiting[silent[0]]
+        if is_full:
+            silent[0].forget()
+        return self._acks(link, context)
+
+    def _acks(self, link: InLink, context: grpc.ServicerContext) -> Iterator[ring_pb2.Ack]:
+        try:
+            yield from link.acks(context)
+        finally:
+            with self._changed:
+                self._waiting.pop(link, None)
+
+    def _join(self, link: InLink, header: ring_pb2.FrameHeader | None, caller: Party | None) -> tuple[str, _Run]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._run is not None or link.is_over, self._hello_wait_s)
+            run = self._run
+            if run is None:
+                raise DeadlineError(f"this node expected no run within {self._hello_wait_s:g} s; start the run again")
+            source = check_hello(run.expectation, header)
+            require_sender(caller, source)
+            if not self._changed.wait_for(lambda: source not in run.links, _OLD_LINK_WAIT_S):
+                raise FrameError(f"node {source} has a link to node {run.expectation.node} already; close it first")
+            if self._run is not run:
+                raise FrameError(f"run {run.expectation.run_id!r} has ended at node {run.expectation.node}")
+            run.links[source] = link
+            self._waiting.pop(link, None)
+            return source, run
+
+    def _on_changed(self, link: InLink) -> None:
+        with self._changed:
+            if self._run is not None and link.is_done:
+                self._run.links = {name: other for name, other in self._run.links.items() if other is not link}
+            self._changed.notify_all()

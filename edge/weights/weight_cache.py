@@ -1,0 +1,341 @@
+"""The cache of base weights on a device, and its files.
+
+Keep fetched base weights in a cache on this device.
+
+::
+
+    CACHE/models/<digest of the manifest>/
+        lock                          one process at a time
+        outline/                      config, tokenizer, and model.safetensors as a sparse file: all headers and a
+                                      sample of each tensor, from which a model is planned and a block is timed
+        weights/<name>/               a model folder with those tensors that were fetched, one file each
+
+Every name below ``CACHE`` is made here: from digests, from a fixed list of files, and from a model name that has
+harmless characters only.
+
+Files of the cache: each is complete and checked by its digest, or partial and goes on later.
+
+A tensor is a safetensors file of its own, so that the loader reads it like any other shard. Its header is known
+before the first byte comes; the partial file is that header and the bytes so far, and its size says where to go on.
+
+Nothing is synced to the disk: what a power cut tears is found by its digest at the next use, and fetched again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from filelock import FileLock, Timeout
+
+from ringtune.errors import CapacityError, DeadlineError, IntegrityError, InterruptedRunError, UsageError
+from ringtune.models.folder import INDEX_FILE, WEIGHTS_FILE, sample_start
+from ringtune.models.weights_by_digest import FileEntry, ModelManifest, TensorEntry
+from ringtune.quantities import format_bytes
+from ringtune.storage.tensor_files import header_bytes
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_LOCK_RETRY_S = 0.1
+_SPARE_BYTES = 1 << 24
+
+
+class ModelCache:
+    """One model in the cache, to be used while ``locked``.
+
+    Args:
+        root: of the whole cache; made if missing.
+        manifest: of the model.
+        name: of the model, for the folder that is loaded and hence for the results.
+
+    Raises:
+        UsageError: the folder can't be written.
+        IntegrityError: a link leads out of the cache.
+    """
+
+    def __init__(self, root: Path, manifest: ModelManifest, name: str) -> None:
+        self.manifest = manifest
+        self._root = root
+        self._folder = self._inside(root / "models" / manifest.digest)
+        self.outline = self._inside(self._folder / "outline")
+        self.weights = self._inside(self._folder / "weights" / (name if _SAFE_NAME.fullmatch(name) else "model"))
+        with writing(root):
+            for folder in (self.outline, self.weights):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @contextlib.contextmanager
+    def locked(self, *, deadline_s: float, stop: threading.Event) -> Iterator[None]:
+        """Keep other processes of this device out; the lock ends with the process.
+
+        Args:
+            deadline_s: monotonic seconds.
+            stop: set when nobody waits any more.
+
+        Raises:
+            DeadlineError: another process fetches for too long.
+            InterruptedRunError: stopped.
+        """
+        lock = FileLock(self._folder / "lock", thread_local=False, fallback_to_soft=False)
+        wait_s = max(0.0, deadline_s - time.monotonic())
+        with writing(self._root):
+            try:
+                held = lock.acquire(wait_s, poll_interval=_LOCK_RETRY_S, cancel_check=stop.is_set)
+            except Timeout as error:
+                if stop.is_set():
+                    raise InterruptedRunError("the run was released while its weights were fetched") from error
+                raise DeadlineError(
+                    f"another process has been fetching into {self._folder}; give --cache DIR"
+                ) from error
+        with held:
+            yield
+
+    # ---- files --------------------------------------------------------------------------------------
+
+    def file(self, entry: FileEntry) -> CheckedFile:
+        """Return the cached copy of a file beside the weights, complete or not."""
+        path = self._inside(self.outline / entry.name)
+        return CheckedFile(path, what=f"file {entry.name}", sha256=entry.sha256, nbytes=entry.nbytes)
+
+    def tensor(self, entry: TensorEntry) -> CheckedFile:
+        """Return the cached file of one tensor, complete or not."""
+        path = self._inside(self.weights / _file_name(entry))
+        what, header = f"tensor {entry.name!r}", file_header(entry)
+        return CheckedFile(path, what=what, sha256=entry.sha256, nbytes=entry.nbytes, header=header)
+
+    def require_room(self, wanted: Sequence[CheckedFile]) -> None:
+        """Refuse to fetch files for which the disk has no room.
+
+        Raises:
+            CapacityError: the disk has less room than these files still need.
+        """
+        needed_bytes = sum(file.nbytes - file.offset for file in wanted)
+        free_bytes = shutil.disk_usage(self._folder).free
+        if needed_bytes + _SPARE_BYTES > free_bytes:
+            raise CapacityError(
+                f"the weights of this node need {format_bytes(needed_bytes)} in {self._root}, "
+                f"{format_bytes(free_bytes)} are free; make room, or give --cache DIR on another disk"
+            )
+
+    # ---- what loaders see ---------------------------------------------------------------------------
+
+    def write_outline(self) -> Path:
+        """Write the outline if it is not there yet; the config in it has to be there.
+
+        Returns:
+            Its folder: reads like the model folder, but weights are holes.
+        """
+        path = self.outline / WEIGHTS_FILE
+        header = header_bytes({entry.name: (entry.dtype, entry.shape) for entry in self.manifest.tensors})
+        total_bytes = len(header) + sum(entry.nbytes for entry in self.manifest.tensors)
+        if path.is_file() and path.stat().st_size == total_bytes:
+            return self.outline
+        partial = path.with_name(path.name + PARTIAL)
+        with writing(self._root):
+            with partial.open("wb") as file:
+                file.write(header)
+                at = len(header)
+                for entry in self.manifest.tensors:
+                    file.seek(at + sample_start(entry.nbytes))
+                    file.write(entry.sample)
+                    at += entry.nbytes
+                file.truncate(total_bytes)
+            partial.replace(path)
+        return self.outline
+
+    def publish(self, files: Sequence[FileEntry]) -> Path:
+        """Write the index of all tensors that are complete, and put the small files beside it.
+
+        Returns:
+            The folder: a model folder, as far as it goes.
+        """
+        complete = {
+            entry.name: _file_name(entry)
+            for entry in self.manifest.tensors
+            if (self.weights / _file_name(entry)).is_file()
+        }
+        with writing(self._root):
+            for entry in files:
+                write_whole(self.weights / entry.name, (self.outline / entry.name).read_bytes())
+        write_whole(self.weights / INDEX_FILE, json.dumps({"weight_map": complete}, indent=1).encode())
+        return self.weights
+
+    def _inside(self, path: Path) -> Path:
+        if not path.resolve().is_relative_to(self._root.resolve()):
+            raise IntegrityError(f"{path} leads out of the cache; remove it")
+        return path
+
+
+def _file_name(entry: TensorEntry) -> str:
+    """Name of the file of one tensor with this name and content; made of hex digits only."""
+    key = json.dumps([entry.name, entry.dtype, entry.shape, entry.sha256])
+    return f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.safetensors"
+
+
+_READ_BYTES = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+PARTIAL = ".part"
+
+
+def file_header(entry: TensorEntry) -> bytes:
+    """Make the header of a tensor's own safetensors file."""
+    return header_bytes({entry.name: (entry.dtype, entry.shape)})
+
+
+class CheckedFile:
+    """A file of known size and digest that is complete, partial or absent.
+
+    Args:
+        path: where it is when it is complete.
+        what: in words, for messages: ``tensor 'x'``.
+        sha256: of its content, hex.
+        nbytes: of its content.
+        header: in front of the content; not part of the digest.
+
+    Attributes:
+        offset: bytes of the content that are there, while it is partial.
+        origins: who they came from.
+    """
+
+    def __init__(self, path: Path, *, what: str, sha256: str, nbytes: int, header: bytes = b"") -> None:
+        self.path = path
+        self.what = what
+        self.sha256 = sha256
+        self.nbytes = nbytes
+        self.offset = 0
+        self.origins: set[str] = set()
+        self._header = header
+        self._partial = path.with_name(path.name + PARTIAL)
+        self._digest = hashlib.sha256()
+
+    def is_complete(self) -> bool:
+        """Whether the file is there with the right content; a damaged one is removed.
+
+        Raises:
+            UsageError: the folder can't be written.
+        """
+        with writing(self.path.parent):
+            if not self.path.is_file():
+                return False
+            if self.path.stat().st_size == len(self._header) + self.nbytes and self._is_intact():
+                return True
+            self.path.unlink()
+            return False
+
+    def resume(self) -> None:
+        """Read a partial file, if there is a usable one, so that ``write`` goes on at its end."""
+        with writing(self.path.parent):
+            self.offset, self._digest = 0, hashlib.sha256()
+            if not self._partial.is_file():
+                return
+            with self._partial.open("rb") as file:
+                if file.read(len(self._header)) != self._header or not self._count(file):
+                    self.discard()
+            self.origins = {"an earlier fetch"} if self.offset else set()
+
+    def write(self, data: bytes, origin: str) -> None:
+        """Append the next bytes of the content to the partial file, which outlives this process.
+
+        Args:
+            data: the bytes.
+            origin: who they come from.
+
+        Raises:
+            IntegrityError: the content would be longer than ``nbytes``.
+            CapacityError: the disk is full; what is there stays.
+        """
+        if self.offset + len(data) > self.nbytes:
+            raise IntegrityError(f"{self.what} has {self.nbytes:,} bytes, more came; fetch it from another source")
+        with writing(self.path.parent), self._partial.open("ab" if self.offset else "wb", buffering=0) as file:
+            if not self.offset:
+                _write_all(file.fileno(), self._header)
+            else:
+                file.truncate(len(self._header) + self.offset)
+            _write_all(file.fileno(), data)
+        self._digest.update(data)
+        self.offset += len(data)
+        self.origins.add(origin)
+
+    def finish(self) -> None:
+        """Check the digest and put the file in its place.
+
+        Raises:
+            IntegrityError: another digest; the partial file is gone.
+        """
+        if self.nbytes == 0:
+            with writing(self.path.parent):
+                self._partial.write_bytes(self._header)
+        if self._digest.hexdigest() != self.sha256:
+            self.discard()
+            raise IntegrityError(f"{self.what} came with another digest than the manifest says; it was dropped")
+        with writing(self.path.parent):
+            self._partial.replace(self.path)
+
+    def discard(self) -> None:
+        """Delete the partial file."""
+        self._partial.unlink(missing_ok=True)
+        self.offset, self._digest = 0, hashlib.sha256()
+        self.origins = set()
+
+    def content(self) -> Iterator[bytes]:
+        """Yield the content of the complete file in pieces."""
+        with self.path.open("rb") as file:
+            file.seek(len(self._header))
+            while data := file.read(_READ_BYTES):
+                yield data
+
+    def _is_intact(self) -> bool:
+        with self.path.open("rb") as file:
+            has_header = file.read(len(self._header)) == self._header
+            return has_header and hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
+
+    def _count(self, file: BinaryIO) -> bool:
+        while data := file.read(_READ_BYTES):
+            self._digest.update(data)
+            self.offset += len(data)
+        return self.offset <= self.nbytes
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn a failed access to the cache inside into an error that says what to do.
+
+    Raises:
+        CapacityError: the disk is full.
+        UsageError: anything else, e.g. no permission.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise CapacityError(
+                f"the disk of the cache is full ({folder}); make room, or give --cache DIR on another disk"
+            ) from error
+        raise UsageError(f"can't use the cache folder {folder}: {error.strerror}; give --cache DIR") from error
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a small file so that it is there whole or not at all.
+
+    Raises:
+        CapacityError: the disk is full.
+        UsageError: the folder can't be written.
+    """
+    with writing(path.parent):
+        partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+        partial.write_bytes(content)
+        partial.replace(path)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

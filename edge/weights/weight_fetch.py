@@ -1,0 +1,535 @@
+"""The base weights of a node: its own copy, or fetched from peers.
+
+Find a node's model: its own copy, offered to other nodes, or the tensors that other nodes offer.
+
+With a copy the job stays as it is. Without one, ``for_planning`` replaces the job's ``model.path`` by the outline in
+the cache, and ``for_run`` by the folder with the tensors of this node's slice; nothing after that knows the difference.
+
+Fetch a manifest, and contents by digest, from peers in turn; each goes on where the last one stopped.
+
+A stream that brings no bytes for a while is given up and taken up again, at the next source. A source whose bytes do
+not have the digest that the manifest says is not asked again. Whatever ends the fetching, partial files stay.
+
+Decide when to go on fetching and when to give up: deadline, next source, and the end of a silent stream.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+
+from edge.options import AgentOptions
+from edge.weights.weight_cache import CheckedFile, ModelCache
+from ringtune.errors import (
+    BusyError,
+    CapacityError,
+    ConnectionFailedError,
+    DamagedError,
+    DeadlineError,
+    FrameError,
+    IntegrityError,
+    InterruptedRunError,
+    ModelError,
+    RingTuneError,
+    UsageError,
+)
+from ringtune.job.job import Job
+from ringtune.models.family import CAUSAL_LM
+from ringtune.models.folder import name_of_folder, read_config
+from ringtune.models.weights_by_digest import (
+    CHUNK_BYTES,
+    FileEntry,
+    ModelManifest,
+    Offers,
+    TensorEntry,
+    manifest_from_proto,
+    needed_files,
+    needed_tensors,
+)
+from ringtune.quantities import format_bytes
+from ringtune.schedule.plan import Plan
+from ringtune.transport.channels import open_channel
+from ringtune.transport.endpoints import is_allowed
+from ringtune.transport.status import error_of_call
+from ringtune.v1 import weights_pb2, weights_pb2_grpc
+
+_LOG = logging.getLogger(__name__)
+
+
+class Borrower:
+    """Finds the model of each run; one run at a time.
+
+    Args:
+        options: of the agent.
+        find_sources: ``host:port`` of the other nodes, whether or not they have a copy; may raise what a call raises.
+
+    Attributes:
+        offers: what this node has, for others to fetch.
+        fetched_bytes: of tensors, since this node began.
+    """
+
+    def __init__(self, options: AgentOptions, find_sources: Callable[[], Sequence[str]]) -> None:
+        self.offers, self.fetched_bytes = Offers(), 0
+        self._options = options
+        self._find_sources = find_sources
+        self._run_id = ""
+        self._stop = threading.Event()
+        self._manifest: ModelManifest | None = None
+        self._lock = threading.Lock()
+
+    def for_planning(self, run_id: str, job: Job, *, timeout_s: float) -> Job:
+        """Return the job with a model folder that suffices to plan and to time a block.
+
+        Args:
+            run_id: of the run.
+            job: with the model's folder as it is on this machine, if it is.
+            timeout_s: for asking and fetching.
+
+        Raises:
+            ModelError: nobody has a copy.
+            RingTuneError: it can't be fetched; see ``Sources`` and ``ModelCache``.
+        """
+        stop = self._begin(run_id)
+        if self._has_copy(run_id, job):
+            return job
+        wanted = Wanted(run_id=run_id, deadline_s=time.monotonic() + timeout_s, stop=stop)
+        with Sources(self._sources()) as peers:
+            cache = self._cache(job, peers, wanted)
+            with cache.locked(deadline_s=wanted.deadline_s, stop=stop):
+                files = needed_files(cache.manifest, is_owner=self._options.data is not None)
+                return _at(job, self._outline(cache, files, peers, wanted))
+
+    def for_run(self, run_id: str, job: Job, plan: Plan, *, timeout_s: float) -> Job:
+        """Return the job with a model folder that has the tensors of what the plan lets this node host.
+
+        Args:
+            run_id: of the run.
+            job: as for ``for_planning``.
+            plan: of the run.
+            timeout_s: for asking and fetching.
+
+        Raises:
+            ModelError: nobody has a copy, or it lacks a tensor.
+            RingTuneError: it can't be fetched; see ``Sources`` and ``ModelCache``.
+        """
+        stop = self._begin(run_id)
+        if self._has_copy(run_id, job):
+            return job
+        wanted = Wanted(run_id=run_id, deadline_s=time.monotonic() + timeout_s, stop=stop)
+        name = self._options.name
+        is_owner = plan.owner(name) is not None
+        piece = plan.slice_of(name)
+        blocks = {*range(plan.placement.private_blocks if is_owner else 0), *range(piece.start, piece.stop)}
+        with Sources(self._sources()) as peers:
+            cache = self._cache(job, peers, wanted)
+            with cache.locked(deadline_s=wanted.deadline_s, stop=stop):
+                files = needed_files(cache.manifest, is_owner=is_owner)
+                config = read_config(self._outline(cache, files, peers, wanted))
+                tensors = needed_tensors(
+                    cache.manifest,
+                    config,
+                    blocks=blocks,
+                    is_owner=is_owner,
+                    with_decoder=job.model.task == CAUSAL_LM,
+                    with_unused=is_owner and job.method.full_parameters,  # it is a part of the model that is left
+                )
+                self.fetched_bytes += _fetch_tensors(cache, tensors, peers, wanted)
+                return _at(job, cache.publish(files))
+
+    def release(self, run_id: str) -> None:
+        """Stop fetching for a run and offer nothing to it any more; from any thread, empty = any run."""
+        with self._lock:
+            if run_id in ("", self._run_id):
+                self._stop.set()
+                self.offers.drop(self._run_id)
+
+    # ---- parts --------------------------------------------------------------------------------------
+
+    def _begin(self, run_id: str) -> threading.Event:
+        with self._lock:
+            if run_id != self._run_id or self._stop.is_set():
+                self._stop.set()
+                self._stop = threading.Event()
+                self._manifest = None if run_id != self._run_id else self._manifest
+                self._run_id = run_id
+            return self._stop
+
+    def _has_copy(self, run_id: str, job: Job) -> bool:
+        """Whether nothing has to be fetched: the model's folder is here, or the user named one with ``--model``.
+
+        A folder that is here is offered to other nodes.
+        """
+        folder = Path(job.model.path)
+        is_here = folder.is_dir()
+        self.offers.put(run_id, folder if is_here else None)
+        return is_here or self._options.model is not None
+
+    def _sources(self) -> list[str]:
+        """List the addresses to ask: other nodes, from a place that depends on this node's name, then the coordinator.
+
+        In plain text without ``--insecure`` other machines' nodes are left out.
+        """
+        try:
+            found = self._find_sources()
+        except grpc.RpcError as error:
+            raise error_of_call(error, peer=f"the coordinator {self._options.coordinator}") from error
+        allowed = sorted({address for address in found if is_allowed(address, insecure=self._options.insecure)})
+        start = sum(self._options.name.encode()) % max(1, len(allowed))
+        return [*allowed[start:], *allowed[:start], self._options.coordinator]
+
+    def _cache(self, job: Job, peers: Sources, wanted: Wanted) -> ModelCache:
+        if self._manifest is None:
+            try:
+                self._manifest = peers.manifest(wanted)
+            except ModelError as error:
+                raise ModelError(
+                    f"node {self._options.name} has no model folder {job.model.path}, and {error}; check model.path, "
+                    "or start a node with --model DIR"
+                ) from error
+        root = self._options.cache
+        return ModelCache(root, self._manifest, name_of_folder(Path(job.model.path)))
+
+    def _outline(self, cache: ModelCache, files: Sequence[FileEntry], peers: Sources, wanted: Wanted) -> Path:
+        missing = [file for file in map(cache.file, files) if not file.is_complete()]
+        _complete(cache, missing, peers, wanted)
+        folder = cache.write_outline()
+        read_config(folder)  # by allow-list, before anything else looks at it
+        return folder
+
+
+def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sources, wanted: Wanted) -> int:
+    """Fetch the tensors that the cache lacks, and return how many bytes came; equal contents travel once."""
+    start_s = time.monotonic()
+    missing = [file for file in map(cache.tensor, tensors) if not file.is_complete()]
+    first: dict[str, CheckedFile] = {}
+    for file in missing:
+        first.setdefault(file.sha256, file)
+    came = _complete(cache, list(first.values()), peers, wanted)
+    for file in missing:
+        if first[file.sha256] is not file:
+            for data in first[file.sha256].content():
+                file.write(data, "an equal tensor")
+            file.finish()
+    _LOG.info(
+        "run %s: %d of %d tensors were in the cache; %s came in %.1f s",
+        wanted.run_id,
+        len(tensors) - len(missing),
+        len(tensors),
+        format_bytes(came),
+        time.monotonic() - start_s,
+    )
+    return came
+
+
+def _complete(cache: ModelCache, missing: Sequence[CheckedFile], peers: Sources, wanted: Wanted) -> int:
+    for file in missing:
+        file.resume()
+    cache.require_room(missing)
+    return peers.fetch(missing, wanted)
+
+
+def _at(job: Job, folder: Path) -> Job:
+    return job.with_overrides({"model.path": str(folder)})
+
+
+_ASK_AGAIN_S = 0.2
+_MAX_PIECES = 4096
+# What is under way when a connection breaks is lost and comes again: so much, instead of megabytes by default.
+_OPTIONS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", CHUNK_BYTES))
+_CALL_ERRORS = (grpc.RpcError, grpc.FutureCancelledError, RingTuneError)
+
+
+class Sources:
+    """Peers that may have the model; a context manager that closes the connections.
+
+    Args:
+        addresses: ``host:port`` in the order in which they are asked.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self.addresses = tuple(dict.fromkeys(addresses))
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def __enter__(self) -> Sources:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for channel in self._channels.values():
+            channel.close()
+
+    def manifest(self, wanted: Wanted) -> ModelManifest:
+        """Get the manifest from the first source that has the model.
+
+        That source is asked first from then on, and sources that refused are not asked again.
+
+        Raises:
+            ModelError: no source has the model; says what each answered.
+            DeadlineError: sources did not come to know the run in time.
+        """
+        answers: dict[str, str] = {}
+        waiting = list(self.addresses)
+        while waiting:
+            for address in tuple(waiting):
+                wanted.check("the manifest of the model")
+                try:
+                    manifest = self._ask(address, wanted)
+                except _CALL_ERRORS as raised:
+                    wanted.check("the manifest of the model")
+                    error = _as_error(raised, address)
+                    if isinstance(error, FrameError | BusyError):  # it has not heard of the run yet
+                        continue
+                    answers[address] = str(error)
+                    waiting.remove(address)
+                else:
+                    self._forget(answers, first=address)
+                    return manifest
+            wanted.stop.wait(_ASK_AGAIN_S if waiting else 0.0)
+        said = "; ".join(f"{address}: {answer}" for address, answer in answers.items()) or "nobody was there to ask"
+        raise ModelError(f"no node has a copy of the model that this one could fetch ({said})")
+
+    def fetch(self, files: Sequence[CheckedFile], wanted: Wanted) -> int:
+        """Fetch what these files still lack, until all are complete.
+
+        Args:
+            files: with ``resume`` called.
+            wanted: by whom.
+
+        Returns:
+            Bytes of content that came.
+
+        Raises:
+            IntegrityError: no source is left that sends what its manifest says.
+            ConnectionFailedError: no source answers any more.
+            DeadlineError: not in time.
+            InterruptedRunError: stopped.
+            CapacityError: the disk is full.
+        """
+        came = 0
+        sources = SourceRotation(self.addresses)
+        for file in files:
+            _finish_if_whole(file)
+        while missing := [file for file in files if not file.path.is_file()][:_MAX_PIECES]:
+            what = f"{missing[0].what} and {len(missing) - 1} more"
+            wanted.check(what)
+            address, before = sources.address, came
+            error: RingTuneError | None = None
+            try:
+                for got in self._stream(address, missing, wanted):
+                    came += got
+            except _CALL_ERRORS as raised:
+                wanted.check(what)
+                error = _as_error(raised, address)
+                if isinstance(error, DamagedError):
+                    _discard_from(address, files)
+            wanted.stop.wait(sources.after(error, what=what, is_further=came > before))
+        return came
+
+    # ---- one call -----------------------------------------------------------------------------------
+
+    def _ask(self, address: str, wanted: Wanted) -> ModelManifest:
+        """Ask one source for its manifest, without a limit but the deadline: the source hashes its copy first."""
+        request = weights_pb2.ManifestRequest(run_id=wanted.run_id)
+        call: Any = self._stub(address).Manifest.future(request, timeout=wanted.left_s())
+        with Watch(call, wanted, idle_s=math.inf):
+            return manifest_from_proto(call.result())
+
+    def _stream(self, address: str, files: Sequence[CheckedFile], wanted: Wanted) -> Iterator[int]:
+        """Fetch all missing pieces from one source in one call.
+
+        Yields:
+            Bytes of each message, when they are on the disk.
+        """
+        request = weights_pb2.FetchRequest(
+            run_id=wanted.run_id,
+            pieces=[weights_pb2.Piece(sha256=bytes.fromhex(file.sha256), offset=file.offset) for file in files],
+        )
+        call = self._stub(address).Fetch(request, timeout=wanted.left_s())
+        last = -1
+        with Watch(call, wanted, idle_s=wanted.idle_s) as watch:
+            for chunk in call:
+                watch.saw_progress()
+                if not last <= chunk.piece < len(files) or not 0 < len(chunk.data) <= CHUNK_BYTES:
+                    raise DamagedError(f"{address} sends chunks that nobody asked for")
+                last = chunk.piece
+                file = files[last]
+                try:
+                    file.write(chunk.data, address)
+                    yield len(chunk.data)
+                    _finish_if_whole(file, address)
+                except IntegrityError as error:
+                    raise DamagedError(f"{address}: {error}") from error
+
+    def _stub(self, address: str) -> weights_pb2_grpc.WeightsStub:
+        if address not in self._channels:
+            self._channels[address] = open_channel(address, _OPTIONS)
+        return weights_pb2_grpc.WeightsStub(self._channels[address])
+
+    def _forget(self, refused: dict[str, str], *, first: str) -> None:
+        others = [address for address in self.addresses if address not in refused and address != first]
+        self.addresses = (first, *others)
+
+
+def _finish_if_whole(file: CheckedFile, address: str = "") -> None:
+    """Put a file in its place if all of it is there.
+
+    A wrong digest is the fault of ``address`` only if all bytes came from there; otherwise the file begins anew.
+
+    Raises:
+        IntegrityError: ``address`` sent something else than the manifest says.
+    """
+    if file.offset < file.nbytes or file.path.is_file():
+        return
+    origins = set(file.origins)
+    try:
+        file.finish()
+    except IntegrityError as error:
+        if origins == {address}:
+            raise
+        _LOG.warning("%s; it is fetched anew", error)
+
+
+def _discard_from(address: str, files: Sequence[CheckedFile]) -> None:
+    """Discard the partial files that have bytes of a source whose digests are wrong."""
+    for file in files:
+        if address in file.origins and not file.path.is_file():
+            file.discard()
+
+
+def _as_error(error: Exception, address: str) -> RingTuneError:
+    if isinstance(error, RingTuneError):
+        return error
+    if isinstance(error, grpc.RpcError):
+        return error_of_call(error, peer=f"the source {address}")
+    return ConnectionFailedError(f"the source {address} brought nothing for too long")
+
+
+_IDLE_S = 15.0
+_WATCH_S = 0.25
+_BACK_OFF_S = (0.2, 0.5, 1.0, 2.0)
+_BUSY_S = 0.5
+
+
+class Wanted(NamedTuple):
+    """The run that waits for a fetch, with its deadline.
+
+    Attributes:
+        run_id: of the run.
+        deadline_s: monotonic seconds.
+        stop: set when nobody waits any more.
+        idle_s: a stream that brings nothing for so long is given up.
+    """
+
+    run_id: str
+    deadline_s: float
+    stop: threading.Event
+    idle_s: float = _IDLE_S
+
+    def left_s(self) -> float:
+        """Seconds until the deadline, at least 0.05."""
+        return max(0.05, self.deadline_s - time.monotonic())
+
+    def check(self, what: str) -> None:
+        """Raise if nobody waits any more, or the deadline is over.
+
+        Raises:
+            InterruptedRunError: stopped.
+            DeadlineError: too late; names ``what``.
+        """
+        if self.stop.is_set():
+            raise InterruptedRunError("the run was released while its weights were fetched")
+        if time.monotonic() > self.deadline_s:
+            raise DeadlineError(f"no more time for {what}; what has come is kept, start the run again to go on")
+
+
+class SourceRotation:
+    """Chooses the source to ask, and decides when to give up.
+
+    Args:
+        addresses: of all sources; at least one.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._good = list(addresses)
+        self._at = 0
+        self._failures = 0
+
+    @property
+    def address(self) -> str:
+        """The source to ask now."""
+        return self._good[self._at % len(self._good)]
+
+    def after(self, error: RingTuneError | None, *, what: str, is_further: bool) -> float:
+        """Choose the next source after a stream ended, or give up.
+
+        Args:
+            error: how; None if the source ended it.
+            what: is still missing, for messages.
+            is_further: whether anything came.
+
+        Returns:
+            Seconds to wait before the next one.
+
+        Raises:
+            IntegrityError: no source is left that sends what its manifest says.
+            ConnectionFailedError: nothing came for several rounds.
+            RingTuneError: the cache can't be written, which no other source would change.
+        """
+        if error is None and is_further:
+            return 0.0
+        if isinstance(error, CapacityError | UsageError):
+            raise error
+        _LOG.warning("fetching weights from %s: %s", self.address, error or "the stream ended early")
+        if isinstance(error, BusyError):
+            self._at += 1
+            return _BUSY_S
+        if isinstance(error, DamagedError):
+            if len(self._good) == 1:
+                raise IntegrityError(f"{error}; no other source is left")
+            self._good.remove(self.address)
+        else:
+            self._at += 1
+        self._failures = 0 if is_further else self._failures + 1
+        rounds = self._failures // len(self._good)
+        if rounds >= len(_BACK_OFF_S):
+            raise ConnectionFailedError(
+                f"{what} can't be fetched ({error or 'streams end early'}); what has come is kept, start the run again"
+            )
+        return _BACK_OFF_S[rounds] if self._failures else 0.0
+
+
+class Watch:
+    """Cancels a call that brings nothing for ``idle_s``, or that nobody waits for any more."""
+
+    def __init__(self, call: Any, wanted: Wanted, *, idle_s: float) -> None:
+        self._call = call
+        self._wanted = wanted
+        self._idle_s = idle_s
+        self._seen_s = time.monotonic()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch-fetch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._call.cancel()
+        self._thread.join()
+
+    def saw_progress(self) -> None:
+        """Note that bytes came."""
+        self._seen_s = time.monotonic()
+
+    def _watch(self) -> None:
+        while not self._done.wait(_WATCH_S):
+            if self._wanted.stop.is_set() or time.monotonic() - self._seen_s > self._idle_s:
+                self._call.cancel()
+                return

@@ -1,0 +1,615 @@
+"""The sections of ``job.toml`` as frozen values; each checks its own ranges when it is built."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from ringtune.config.optimizers import MOMENTUM, OPTIMIZERS
+from ringtune.errors import JobError
+from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.family import MOST_BLOCKS, TASKS
+from ringtune.schedule.batches import num_batches, split_alpha
+from ringtune.schedule.course import AS_COMPUTED, FROZEN_DTYPES, WIRE_DTYPES
+from ringtune.schedule.methods import method_class
+from ringtune.schedule.methods.base import MIN_IMPROVEMENT, PATIENCE_STEPS
+from ringtune.schedule.methods.ringada import EVERY_STEPS
+from ringtune.schedule.run_shape import EQUAL, TURNS
+from ringtune.storage.strict import nearest
+from ringtune.storage.text_files import AUTO as AUTO_ENCODING
+from ringtune.storage.text_files import is_encoding
+from ringtune.texts import shown
+
+_MOST_BYTES: Final = 4095
+_MOST_NAME_BYTES: Final = 255
+
+
+def check_path(name: str, path: str) -> None:
+    """Refuse a path that no file system has.
+
+    Args:
+        name: of the key.
+        path: its value.
+
+    Raises:
+        JobError: it is too long, or a folder or file in it is.
+    """
+    longest = max(map(_size, path.split("/")))
+    if _size(path) > _MOST_BYTES or longest > _MOST_NAME_BYTES:
+        raise JobError(f"{name} = {shown(path)} is no path; one has at most {_MOST_BYTES:,} bytes, a name in it 255")
+
+
+def check_text(name: str, value: str) -> None:
+    """Refuse a name or path that is empty, or that nothing can have; arguments as ``check_path``."""
+    if not value.strip():
+        raise JobError(f"{name} is empty; give it a value")
+    check_path(name, value)
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+MODEL_DTYPES = ("float32", "float64")
+AUTO = "auto"
+FROZEN = (AS_COMPUTED, *FROZEN_DTYPES, AUTO)
+LR_SCHEDULES = ("constant", "linear", "cosine")
+MOST_STEPS = 1_000_000
+"""Most steps of a run: at a step a second, twelve days."""
+
+MOST_TOKENS = 1 << 20
+MOST_OWNERS = 4096
+MOST_THREADS = 1024
+MOST_PROMPT = 2000
+MOST_HELD_OUT = 0.9
+"""Largest share of the rows that may be held out."""
+
+LEAST_TOKENS = 3
+"""Fewest tokens of a row: one of the text between the two that mark its ends."""
+
+_TRAIN_RANGES: dict[str, tuple[float, float]] = {
+    "learning_rate": (0, 1000),
+    "warmup_steps": (0, MOST_STEPS),
+    "weight_decay": (0, 1000),
+    "batch_size": (1, 1 << 31),
+    "microbatches": (1, 1 << 31),
+    "max_length": (LEAST_TOKENS, MOST_TOKENS),
+    "local_iterations": (1, MOST_STEPS),
+    "rounds": (1, MOST_STEPS),
+    "max_steps": (1, MOST_STEPS),
+    "eval_every": (0, MOST_STEPS),
+    "patience_evals": (0, MOST_STEPS),
+    "checkpoint_every": (0, MOST_STEPS),
+    "seed": (0, (1 << 63) - 1),
+}
+MOST_WAIT_S = 1_000_000
+DEFAULT_ROUNDS = 5
+ERROR, SKIP = "error", "skip"
+MISSING = (ERROR, SKIP)
+"""What is done with rows that have no value in a column of the task."""
+LENGTHS = ("rounds", "epochs", "max_steps")
+"""Keys of ``[train]`` of which at most one sets how long a run is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """``[model]``: the frozen base.
+
+    Attributes:
+        path: local folder with ``config.json``, ``model.safetensors`` and the tokenizer; or ``OWNER/NAME`` (with
+            ``@REVISION``) of a model on a hub, taken from the Hugging Face cache, else fetched.
+        task: what is learned; it decides which columns the rows need and which head the model gets.
+        dtype: number type in which the model is computed; float64 is for checks.
+    """
+
+    path: str
+    task: str = "sequence-classification"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Refuse an empty path, and an unknown task or dtype."""
+        check_text("model.path", self.path)
+        check_choice("model.task", self.task, TASKS)
+        check_choice("model.dtype", self.dtype, MODEL_DTYPES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """``[data]``: where rows come from, and how ``--local N`` shares them out.
+
+    Attributes:
+        train: file of rows, csv, tsv, jsonl or xlsx, for images npz or a folder per class, for causal-lm also plain
+            text, for token-classification also conll; texts also as .gz; empty: every owner names its own.
+        eval: the same for evaluation; empty: none, unless an owner names one.
+        held_out: share of the rows of ``train`` that is evaluated and not trained on, drawn by the seed; ignored
+            by owners that supply their own evaluation file.
+        text: column of the text.
+        text_pair: column of a second text that belongs to the first, as in sentence pairs; empty: there is none.
+        label: column of the class name, or for regression of the number; name of the labels' array in an npz file.
+        labels: names of classes or tags; empty: the sorted union of what the owners have.
+        words: column of a text's words, a list of texts.
+        tags: column of their tags, a list of names of the same length.
+        question: column of the question.
+        context: column of the text that has the answer.
+        answer: column of the answer: a text, a list of texts, or a table with lists ``text`` and ``answer_start``.
+        image: name of the images' array in an npz file.
+        user: column with the name of whose row it is, for ``offload.users``; empty: all rows of a node are of one
+            user with the node's name. Names of users and numbers of their rows leave the node; they are in the plan.
+        missing: what is done with a row that has no value in one of the task's columns: the file is refused, or the row
+            is left out and counted.
+        encoding: of text files, such as ``utf-8`` or ``cp1252``; auto = UTF-16 by its first bytes, UTF-8 where every
+            line is, else Windows-1252, which is told.
+        stride: tokens that two windows of a long context share; 0 = a third of ``train.max_length``.
+        split: how ``--local N`` shares rows out: evenly at random, or each class unevenly, the more the smaller ALPHA.
+        owners: how many nodes own data with ``--local N``; 0 = all.
+    """
+
+    train: str = ""
+    eval: str = ""
+    held_out: float = 0.0
+    text: str = "text"
+    text_pair: str = ""
+    label: str = "label"
+    labels: tuple[str, ...] = ()
+    words: str = "words"
+    tags: str = "tags"
+    question: str = "question"
+    context: str = "context"
+    answer: str = "answer"
+    image: str = "image"
+    user: str = ""
+    missing: str = ERROR
+    encoding: str = AUTO_ENCODING
+    stride: int = 0
+    split: str = "iid"
+    owners: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse bad columns, labels that are equal or only one, an unknown split, and negative numbers."""
+        for names in (("text", "label"), ("image", "label"), ("words", "tags"), ("question", "context", "answer")):
+            self._check_columns(names)
+        if self.text_pair:
+            self._check_columns(("text", "label", "text_pair"))
+        check_path("data.train", self.train)
+        check_path("data.eval", self.eval)
+        self._check_held_out()
+        if len(set(self.labels)) != len(self.labels) or len(self.labels) == 1:
+            raise JobError(f"data.labels has to be two or more distinct names, not {list(self.labels)}")
+        if not all(name.strip() for name in self.labels):
+            raise JobError(f"data.labels has an empty name: {list(self.labels)}; give every class a name")
+        check_choice("data.missing", self.missing, MISSING)
+        if not is_encoding(self.encoding):
+            raise JobError(f"data.encoding = {self.encoding!r} is no encoding; set 'auto', 'utf-8' or 'cp1252', say")
+        check_range("data.stride", self.stride, 0, MOST_TOKENS)
+        check_range("data.owners", self.owners, 0, MOST_OWNERS)
+        split_alpha(self.split)
+
+    def _check_held_out(self) -> None:
+        """Refuse a share that leaves too little to train on, and one beside a file for evaluation."""
+        check_range("data.held_out", self.held_out, 0, MOST_HELD_OUT)
+        if self.held_out and self.eval:
+            raise JobError(
+                f"data.eval = {self.eval!r} and data.held_out = {self.held_out} both say what is evaluated; keep one"
+            )
+
+    def _check_columns(self, names: tuple[str, ...]) -> None:
+        """Refuse columns of one task that are empty or the same."""
+        columns = [getattr(self, name) for name in names]
+        for name, column in zip(names, columns, strict=True):
+            check_text(f"data.{name}", column)
+        for index, column in enumerate(columns):
+            if column in columns[:index]:
+                raise JobError(
+                    f"data.{names[columns.index(column)]} and data.{names[index]} are both column {column!r}; they "
+                    "have to differ"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """``[adapter]``: what is trained in each block.
+
+    Attributes:
+        config: an AdapterHub configuration string, such as ``seq_bn`` or ``seq_bn[reduction_factor=8]``; ``linear`` or
+            ``mlp[hidden=128]`` = auxiliary models of our own; ``full`` = no adapter, the attention and feed-forward
+            weights of the blocks themselves train. With method hift always ``full``, and then all parameters train.
+    """
+
+    config: str = "seq_bn"
+
+    def __post_init__(self) -> None:
+        """Refuse a configuration that can't be read or does not stay inside the blocks."""
+        parse_adapter_config(self.config)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Train:
+    """``[train]``: method, optimizer and sizes.
+
+    Attributes:
+        method: what trains when.
+        optimizer: what updates the weights; momentum is SGD with momentum, and adafactor keeps rows and columns instead
+            of moments.
+        learning_rate: peak learning rate, reached after the warm-up.
+        lr_schedule: how the learning rate goes on from its peak to the last step.
+        warmup_steps: steps over which the learning rate rises to its peak; with method hift sweeps over all groups.
+        momentum: share of the step before that a step of momentum keeps; 0.9 if not given. Only for momentum.
+        weight_decay: share of a weight, times the learning rate, that a step takes away; decoupled for adamw and
+            adafactor.
+        dropout: every dropout probability of the model.
+        batch_size: rows of one step.
+        microbatches: parts of one batch that travel by themselves; more of them fill the ring better.
+        max_length: tokens; longer texts are cut. Ignored for image-classification, where the model decides.
+        local_iterations: steps of an owner's turn, before the next owner has one.
+        turns: order of the owners' turns: each owner once a round, or as often as its share of the rows.
+        rounds: number of rounds; in a round each owner has one turn. 5 if ``epochs`` and ``max_steps`` are not given
+            either.
+        epochs: how often all owners' rows together are used, rounded up to whole rounds; may be a fraction.
+        max_steps: optimizer steps of the whole run.
+        eval_every: steps between evaluations; 0 = at the end only.
+        patience_evals: the run ends after so many evaluations in a row whose loss was no better than the best one; 0 =
+            it has all its steps. Without rows to evaluate on it never ends early.
+        keep_best: the result is that of the evaluation with the lowest loss, not that of the last step. No step is
+            trained before an evaluation is judged and its result, if it is the best, is kept.
+        sample_prompt: prompt to complete with the trained language model after the run, by at most 40 tokens, each the
+            likeliest one.
+        checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = only when interrupted.
+        seed: of everything random: shares, order of rows, initial values, dropout.
+    """
+
+    method: str = "ringada"
+    optimizer: str = "adamw"
+    momentum: float | None = None
+    learning_rate: float = 1e-3
+    lr_schedule: str = "constant"
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    dropout: float = 0.0
+    batch_size: int = 16
+    microbatches: int = 4
+    max_length: int = 128
+    local_iterations: int = 10
+    turns: str = EQUAL
+    rounds: int | None = None
+    epochs: float | None = None
+    max_steps: int | None = None
+    eval_every: int = 0
+    patience_evals: int = 0
+    keep_best: bool = False
+    sample_prompt: str = ""
+    checkpoint_every: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range; without any of ``LENGTHS`` there are ``DEFAULT_ROUNDS`` rounds."""
+        lengths = [f"train.{name} = {value}" for name in LENGTHS if (value := getattr(self, name)) is not None]
+        if not lengths:
+            object.__setattr__(self, "rounds", DEFAULT_ROUNDS)
+        if len(lengths) > 1:
+            raise JobError(f"{' and '.join(lengths[:2])} both set the length of the run; keep one")
+        if self.epochs is not None and not 0 < self.epochs <= MOST_STEPS:
+            raise JobError(f"train.epochs is {self.epochs}, it has to be above 0 and at most {MOST_STEPS}")
+        method_class(self.method, where="train.method", error=JobError)
+        check_choice("train.optimizer", self.optimizer, OPTIMIZERS)
+        self._settle_momentum()
+        check_choice("train.turns", self.turns, TURNS)
+        check_choice("train.lr_schedule", self.lr_schedule, LR_SCHEDULES)
+        for name, (least, most) in _TRAIN_RANGES.items():
+            if getattr(self, name) is not None:
+                check_range(f"train.{name}", getattr(self, name), least, most)
+        if not 0 <= self.dropout < 1:
+            raise JobError(f"train.dropout is {self.dropout}, it has to be in [0, 1)")
+        if len(self.sample_prompt) > MOST_PROMPT or (self.sample_prompt and not self.sample_prompt.strip()):
+            raise JobError(
+                f"train.sample_prompt has {len(self.sample_prompt):,} characters, it has to be a text of at most "
+                f"{MOST_PROMPT:,}"
+            )
+        if self.patience_evals and not self.eval_every:
+            raise JobError(
+                f"train.patience_evals = {self.patience_evals} waits for evaluations, and train.eval_every = 0 has one "
+                "at the end only; set eval_every"
+            )
+        if self.keep_best and not self.eval_every:
+            raise JobError(
+                "train.keep_best = true keeps the best of several evaluations, and train.eval_every = 0 has one at the "
+                "end only; set eval_every"
+            )
+        if self.microbatches > self.batch_size:
+            raise JobError(
+                f"train.microbatches = {self.microbatches} is more than train.batch_size = {self.batch_size}; "
+                "lower microbatches or raise batch_size"
+            )
+
+    def _settle_momentum(self) -> None:
+        """Fill the momentum in, and refuse one out of range or of another optimizer."""
+        if self.optimizer != "momentum":
+            if self.momentum is not None:
+                raise JobError(
+                    f"train.momentum = {self.momentum} has no meaning for train.optimizer = {self.optimizer!r}; remove "
+                    "it, or use optimizer = 'momentum'"
+                )
+            return
+        if self.momentum is None:
+            object.__setattr__(self, "momentum", MOMENTUM)
+        elif not 0 < self.momentum < 1:
+            raise JobError(f"train.momentum is {self.momentum}, it has to be in (0, 1); without any use 'sgd'")
+
+    def num_steps(self, rows: Sequence[int]) -> int:
+        """How many optimizer steps the whole run has with owners of so many rows.
+
+        Example: 5 rounds of 10 steps with 4 owners are 200. With 100 rows each and batches of 16, which are 7 steps an
+        owner, 3 epochs are 84 steps and so 3 rounds, 120 steps.
+        """
+        if self.max_steps is not None:
+            return self.max_steps
+        steps_of_round = self.local_iterations * len(rows)
+        if self.epochs is None:
+            rounds, length = self.rounds or DEFAULT_ROUNDS, f"train.rounds = {self.rounds}"
+        else:
+            steps_of_pass = sum(num_batches(count, self.batch_size) for count in rows)
+            rounds = math.ceil(Fraction(repr(self.epochs)) * steps_of_pass / steps_of_round)
+            length = f"train.epochs = {self.epochs}, which are {rounds} rounds"
+        steps = rounds * steps_of_round
+        if steps > MOST_STEPS:
+            raise JobError(
+                f"{length} of train.local_iterations = {self.local_iterations} steps with {len(rows)} owners are "
+                f"{steps:,} steps, at most {MOST_STEPS:,} are possible; lower one of them"
+            )
+        return steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wire:
+    """``[wire]``: how tensors travel.
+
+    Attributes:
+        dtype: number type in which tensors travel; a smaller one sends fewer bytes and rounds.
+    """
+
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown dtype."""
+        check_choice("wire.dtype", self.dtype, WIRE_DTYPES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Privacy:
+    """``[privacy]``: what stays with the owner besides tokens and labels.
+
+    Attributes:
+        private_blocks: frozen blocks ``[0, p)`` that every owner runs itself.
+    """
+
+    private_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a negative number of blocks."""
+        check_range("privacy.private_blocks", self.private_blocks, 0, MOST_BLOCKS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runtime:
+    """``[runtime]``: processes and patience.
+
+    Attributes:
+        threads: compute threads of a node; 0 = all its cores, or with ``--local N`` its share of them.
+        lease_s: a node not heard of for so long is lost, in seconds.
+        wait_s: longest time a node goes without any progress, in seconds.
+        plan_s: longest time that planning takes, in seconds; then the best plan found so far is taken.
+        record: whether nodes send their events and commands, for replay.
+        frozen: number type in which weights that do not train are held; a smaller one takes less memory and rounds
+            them; auto = the first of float32, bfloat16, int8 with which the job fits the nodes.
+    """
+
+    threads: int = 0
+    lease_s: float = 10.0
+    wait_s: float = 300.0
+    plan_s: float = 60.0
+    record: bool = False
+    frozen: str = AS_COMPUTED
+
+    def __post_init__(self) -> None:
+        """Refuse numbers of threads and times that can't be meant, and an unknown type of frozen weights."""
+        check_choice("runtime.frozen", self.frozen, FROZEN)
+        check_range("runtime.threads", self.threads, 0, MOST_THREADS)
+        for name, least_s in (("lease_s", 0.1), ("wait_s", 0.1), ("plan_s", 0.001)):
+            check_range(f"runtime.{name}", getattr(self, name), least_s, MOST_WAIT_S)
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a word that is not one of some, with the nearest one.
+
+    Raises:
+        JobError: names the key.
+    """
+    if value not in choices:
+        advice = nearest(value, choices)
+        close = f"; {advice}" if advice.startswith("did") else ""
+        raise JobError(f"{name} = {value!r} is not one of {', '.join(choices)}{close}")
+
+
+def check_range(name: str, value: float, least: float, most: float) -> None:
+    """Refuse a number out of a range, both ends of which are allowed.
+
+    Raises:
+        JobError: names the key and the end that it passed.
+    """
+    if not value >= least:
+        raise JobError(f"{name} is {value}, it has to be at least {least:,}")
+    if value > most:
+        raise JobError(f"{name} is {value}, it has to be at most {most:,}")
+
+
+def learning_rate(train: Train, step: int, num_steps: int) -> float:
+    """The learning rate of the update at ``step``.
+
+    Args:
+        train: peak, schedule and warm-up.
+        step: optimizer steps done before this one.
+        num_steps: of the whole run.
+
+    Returns:
+        ``step / warmup_steps`` of the peak during warm-up, so 0 at step 0; then the peak (constant), a
+        straight line down to 0 at ``num_steps`` (linear), or half a cosine wave down to 0 (cosine).
+
+    Source: transformers ``get_constant_schedule_with_warmup`` and its linear and cosine siblings.
+    """
+    if step < train.warmup_steps:
+        return train.learning_rate * step / train.warmup_steps
+    if train.lr_schedule == "constant":
+        return train.learning_rate
+    span = max(1, num_steps - train.warmup_steps)
+    progress = min(1.0, (step - train.warmup_steps) / span)
+    if train.lr_schedule == "linear":
+        return train.learning_rate * (1.0 - progress)
+    return train.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+AUTO_PLACEMENT: Final = "auto"
+NEVER: Final = "never"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacementSettings:
+    """``[placement]``: what the planner may do when it decides who hosts what.
+
+    Attributes:
+        replicas: whether several nodes may host the same blocks and share the micro-batches out: where the planner
+            predicts that this is faster and all have memory for it, or never.
+        follow: whether the slices may follow the unfreezing schedule: where the planner predicts that the run is faster
+            with the moves in it, or never; where the losses decide, when another block begins to train.
+        replan: whether the run moves to another placement when boards or links change their speed in mid-run: where
+            that is predicted to gain more than the move costs, or never.
+        microbatches: whether the planner may take another number of micro-batches than ``train.microbatches``, a power
+            of two up to 16: where it predicts that this is faster, or never. ``train.microbatches = "auto"`` is this.
+    """
+
+    replicas: str = AUTO_PLACEMENT
+    follow: str = NEVER
+    replan: str = AUTO_PLACEMENT
+    microbatches: str = NEVER
+
+    def __post_init__(self) -> None:
+        """Refuse unknown words."""
+        for name in ("replicas", "follow", "replan", "microbatches"):
+            check_choice(f"placement.{name}", getattr(self, name), (AUTO_PLACEMENT, NEVER))
+
+
+def with_free_microbatches(tables: Mapping[str, object], default: int, batch_size: int) -> Mapping[str, object]:
+    """Read ``train.microbatches = "auto"`` as a number to begin with and the planner's leave to take another.
+
+    Args:
+        tables: of a job, as a TOML reader gives them.
+        default: number of micro-batches.
+        batch_size: rows of a batch where the job does not say.
+
+    Returns:
+        The tables; new ones where it says so.
+    """
+    train, placement = tables.get("train"), tables.get("placement", {})
+    if (
+        not isinstance(train, Mapping)
+        or not isinstance(placement, Mapping)
+        or train.get("microbatches") != AUTO_PLACEMENT
+    ):
+        return tables
+    rows = train.get("batch_size", batch_size)
+    number = min(default, rows) if type(rows) is int else default
+    return {
+        **tables,
+        "train": {**train, "microbatches": number},
+        "placement": {**placement, "microbatches": AUTO_PLACEMENT},
+    }
+
+
+AUTO_COPIES: Final = "auto"
+NEXT: Final = "next"
+NONE: Final = "none"
+WAIT: Final = "wait"
+SKIP_OWNER: Final = "skip"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecoverySettings:
+    """``[recovery]``: what happens when a node is lost in mid-run; results depend on it by rows that are left out only.
+
+    Attributes:
+        copies: who keeps a copy of what a host has trained at each turn's end, so that the run goes on without the
+            host: the next host in the ring, or none; then the run ends when a host is lost, and can be resumed. auto =
+            the next host, where the method may move and the nodes have memory for it.
+        owners: what happens when an owner of rows is lost. wait = the run waits for it, as long as wait_s says, and
+            goes on from copies when it is back; skip = the run goes on from copies without it, and the owner's turns
+            are left out from then on.
+        wait_s: longest time that the run waits for a node without which it can't go on, in seconds: an owner of rows,
+            or any node with room for blocks that fit nowhere else. Then it ends, and can be resumed. 0 = it ends at
+            once, as it does where no copies are kept, and with --local, whose nodes nobody starts again.
+    """
+
+    copies: str = AUTO_COPIES
+    owners: str = WAIT
+    wait_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        """Refuse unknown words."""
+        check_choice("recovery.copies", self.copies, (AUTO_COPIES, NEXT, NONE))
+        check_choice("recovery.owners", self.owners, (WAIT, SKIP_OWNER))
+        check_range("recovery.wait_s", self.wait_s, 0, MOST_WAIT_S)
+        if self.owners == SKIP_OWNER and self.copies == NONE:
+            raise JobError(
+                "recovery.owners = 'skip' goes on from copies, but recovery.copies = 'none' keeps none; leave one out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unfreeze:
+    """``[unfreeze]``: when RingAda trains one more block, top-down.
+
+    Attributes:
+        every_steps: one more block every so many steps; 40 if neither this nor ``at`` is given.
+        at: one more block at each of these steps, or ``"auto"``: whenever the loss has stopped improving.
+        patience_steps: with ``at = "auto"``: one more block after so many steps without improvement; 20 if not given.
+        min_improvement: with ``at = "auto"``: how far the loss has to fall to count as improved, as a share of the best
+            loss; 0.01 if not given.
+    """
+
+    every_steps: int | None = None
+    at: tuple[int, ...] | str | None = None
+    patience_steps: int | None = None
+    min_improvement: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, and fill in what was left out."""
+        if self.every_steps is not None and self.at is not None:
+            raise JobError(
+                f"unfreeze.every_steps = {self.every_steps} and unfreeze.at both say when to unfreeze; keep one"
+            )
+        if self.every_steps is None and self.at is None:
+            object.__setattr__(self, "every_steps", EVERY_STEPS)
+        if self.every_steps is not None:
+            check_range("unfreeze.every_steps", self.every_steps, 1, MOST_STEPS)
+        if isinstance(self.at, str):
+            self._check_auto()
+            return
+        for name in ("patience_steps", "min_improvement"):
+            if getattr(self, name) is not None:
+                raise JobError(f"unfreeze.{name} has a meaning with unfreeze.at = 'auto' only; remove it")
+        if any(later <= earlier for earlier, later in itertools.pairwise((0, *(self.at or ())))):
+            raise JobError(f"unfreeze.at is {list(self.at or ())}, it has to be above 0 and strictly increasing")
+        if self.at:
+            check_range("unfreeze.at", self.at[-1], 1, MOST_STEPS)
+
+    def _check_auto(self) -> None:
+        if self.at != "auto":
+            raise JobError(f"unfreeze.at = {self.at!r} is neither a list of steps nor 'auto'")
+        if self.patience_steps is None:
+            object.__setattr__(self, "patience_steps", PATIENCE_STEPS)
+        if self.min_improvement is None:
+            object.__setattr__(self, "min_improvement", MIN_IMPROVEMENT)
+        check_range("unfreeze.patience_steps", self.patience_steps or 0, 1, MOST_STEPS)
+        if not 0 <= (self.min_improvement or 0) < 1:
+            raise JobError(f"unfreeze.min_improvement is {self.min_improvement}, it has to be in [0, 1)")

@@ -1,0 +1,613 @@
+"""What each action and message of a run costs: seconds and bytes, from a profile.
+
+Rest: what a node that rested may do faster, where a quota of processor time holds.
+
+What is left to compute of the last block where only the first tokens of each row are asked for.
+
+Keys and values are of all T tokens, all else of the n that the head reads. In multiplications, of a block of width d
+with a feed-forward part of width f::
+
+    all tokens    T (4 d^2 + 2 d f + 2 T d)
+    n of them     T 2 d^2 + n (2 d^2 + 2 d f + 2 T d)
+
+With T = 64, n = 1, d = 768 and f = 3072 a sixth is left. Gradients of what enters take as many as the forward.
+
+What each action and message of a run costs: seconds and bytes, from a profile.
+
+The planner's formulas and the simulator's clock use these same numbers. An action over several blocks costs the
+sum of its blocks; the lowest trainable block is cheaper than the others, because its graph begins at its adapter.
+Where operations part a block into subnets, its pattern says which share of it is computed, with a graph or without::
+
+    pattern 1123, F    what all blocks take + 2/4 of the subnets of GRAPH + 1/4 of the subnets of FORWARD
+                  f    what all blocks take + 3/4 of the subnets of FORWARD
+                  B    what all blocks take + 2/4 of the subnets of BACKWARD
+
+Blocks that save activations take longer; see ``saving_seconds``.
+
+What a move of a run takes, by a formula that is meant to be too long rather than too short.
+
+What operations leave to be done of an item: shares by node, seconds of blocks, and what travels, beside all full.
+
+The paper counts a forward-only operation as 40 % of the compute and half of the communication of a full one, and a
+shortcut as none of either. In a ring a hidden state travels on unless a whole slice is passed by, so bytes are counted
+by the messages of the item's way.
+
+Source: D2FT, section IV-A (costs of operations in compute and in communication).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ringtune.config.optimizers import state_bytes
+from ringtune.costs.activation_costs import projected_gain, saving_s, trained_parts
+from ringtune.costs.memory_sizes import embedding_grad_bytes
+from ringtune.costs.offload_costs import OffloadCosts
+from ringtune.costs.profile import WHOLE_WORKS, LinkFacts, ModelFacts, NodeFacts, Profile, Work, WorkTable, WorkTime
+from ringtune.errors import PlanError
+from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload, Scope
+from ringtune.schedule.course import Course
+from ringtune.schedule.lowering import PARCELS, lowest_units, subnet_rows, way
+from ringtune.schedule.operation_tables import FORWARD_ONLY, FULL, SHORTCUT, pattern_of, share
+from ringtune.schedule.placement import Helper, Placement
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import shares
+from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.units import EMBEDDING, Range, Units
+
+
+class Rest(NamedTuple):
+    """What a rest gives: at most so many seconds of the next action, which keeps at least a share of its time.
+
+    Example: after a long rest an action of 30 ms takes 23 ms with ``most_s`` 0.007. At a quota of 0.4 cores it can't
+    take less than 12 ms, whatever the rest was.
+    """
+
+    most_s: float
+    least_share: float
+
+
+def share_left(asked: int, tokens: float, *, hidden: int, inner: int) -> float:
+    """The share of a block's multiplications that are left for so many of the tokens of a row; at most 1.
+
+    Args:
+        asked: tokens that are computed, n; 0 = all.
+        tokens: of a row, T.
+        hidden: width of the hidden state, d.
+        inner: width of the feed-forward part, f.
+    """
+    if not 0 < asked < tokens:
+        return 1.0
+    keys, others = 2 * hidden, 2 * hidden + 2 * inner + 2 * tokens
+    return (keys + others * asked / tokens) / (keys + others)
+
+
+class TopShare:
+    """The share of the last block of a course that is computed.
+
+    Args:
+        course: of the run.
+        model: of the run.
+    """
+
+    def __init__(self, course: Course, model: ModelFacts) -> None:
+        self._asked, self._rows = course.top_tokens, course.microbatch_sizes()[0]
+        self._hidden, self._inner = model.hidden_size, model.intermediate_size
+
+    def of(self, size: float) -> float:
+        """Return the share of a micro-batch of ``size`` padded tokens; 1 where all are computed."""
+        return share_left(self._asked, size / self._rows, hidden=self._hidden, inner=self._inner)
+
+
+WIRE_ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int8": 1}
+_ROW_SCALE_BYTES = 4
+_DEFAULT_OPTIMIZER = "adamw"
+_FULL_TRAINING = "full"
+"""The adapter configuration that trains the blocks' own weights: their gradients are in its measured times."""
+
+
+def work_table(node: NodeFacts) -> WorkTable:
+    """The table of a node's measured times; see ``work_points``.
+
+    Raises:
+        PlanError: nothing was measured.
+    """
+    points = work_points(node)
+    if not points:
+        raise PlanError(f"node {node.node} has no measured times; measure it with 'ringtune measure'")
+    return WorkTable(points, where=f"node {node.node}")
+
+
+def work_points(node: NodeFacts) -> tuple[WorkTime, ...]:
+    """The measured points of a node; none if nothing was measured.
+
+    Where only a block was measured, its times count for any size, and all other works take 0 s.
+    """
+    if node.work_times or not node.block_forward_s > 0:
+        return node.work_times
+    return tuple(_point(work, seconds) for work, seconds in _from_block(node).items())
+
+
+def padded_size(owner: NodeFacts, *, max_length: int, rows: int, kind: StepKind) -> float:
+    """Padded tokens of a micro-batch: ``rows`` times the owner's mean padded length.
+
+    The length is at most ``max_length``, and ``max_length`` where the mean is not known.
+    """
+    tokens = owner.eval_tokens if kind is StepKind.EVALUATE else owner.train_tokens
+    return rows * (min(tokens, max_length) or max_length)
+
+
+def _from_block(node: NodeFacts) -> dict[Work, float]:
+    graph_s, backward_s = node.block_graph_s or node.block_forward_s, node.block_backward_s
+    blocks = {
+        Work.FORWARD: node.block_forward_s,
+        Work.GRAPH: graph_s,
+        Work.GRAPH_LOWEST: graph_s,
+        Work.BACKWARD: backward_s,
+        Work.BACKWARD_LOWEST: backward_s,
+    }
+    return {**dict.fromkeys(WHOLE_WORKS, 0.0), **blocks}
+
+
+def _point(work: Work, seconds: float) -> WorkTime:
+    return WorkTime(work=work, rows=0, tokens=0, median_s=seconds, low_s=seconds, high_s=seconds, samples=1)
+
+
+class NodeCosts:
+    """Seconds of one node's actions.
+
+    Args:
+        node: what was measured there.
+        head: the unit of the head.
+        top: what of the last block is computed; None = all.
+    """
+
+    def __init__(self, node: NodeFacts, head: int, top: TopShare | None = None) -> None:
+        self._table = work_table(node)
+        self._head, self._top = head, top
+        self._trains_all = node.shape.adapter == _FULL_TRAINING
+        self._embedding_share = node.model.embedding_train_bytes / max(1, node.model.adapter_block_bytes)
+        self._partial: dict[tuple[Op, str, float, float, float], float] = {}
+
+    def seconds(
+        self,
+        op: Op,
+        start: int,
+        stop: int,
+        *,
+        size: float,
+        lowest: int,
+        kind: StepKind,
+        patterns: Sequence[str] = (),
+        passing: int = 0,
+    ) -> float:
+        """Seconds of one action, as the table of operations says; a message takes none here.
+
+        Args:
+            op: what it does.
+            start: first unit.
+            stop: one past the last unit.
+            size: padded tokens of the micro-batch.
+            lowest: the lowest unit that gets a gradient for this micro-batch.
+            kind: of the item.
+            patterns: of the blocks from ``start`` on, for this micro-batch; an empty one and none are all full.
+            passing: blocks of a backward whose weights get no gradient, where others of the model do. Gradients of
+                weights take as many multiplications as their forward.
+
+        Raises:
+            PlanError: that work was not measured.
+        """
+        if start == EMBEDDING and op is not Op.EMBED:
+            return self._of_embedding(op, size)
+        if passing:
+            whole_s = self.seconds(op, start, stop, size=size, lowest=lowest, kind=kind, patterns=patterns)
+            return max(0.0, whole_s - passing * self._table.seconds(Work.FORWARD, size))
+        timing = op.timing
+        work = timing.evaluating if timing.evaluating and not kind.has_backward else timing.work
+        if timing.head and start == self._head:
+            work = timing.head
+        if not work or (timing.is_optional and work not in self._table):
+            return 0.0
+        each_s = self._table.seconds(work, size if timing.is_sized else 0.0)
+        if op.scope is not Scope.RANGE:
+            return each_s * (stop - start) if op.scope is Scope.UNITS else each_s
+        count = float(stop - start)
+        if self._top is not None and start < stop == self._head:
+            count -= 1 - self._top.of(size)
+        if any(patterns):
+            return self._of_patterns(op, work, timing.lowest if start <= lowest else "", size, patterns)
+        if kind is StepKind.SCORE and timing.scoring and not self._trains_all:
+            return (stop - start) * (each_s + self._table.seconds(timing.scoring, size))
+        if not timing.lowest or start > lowest:
+            return count * each_s
+        if stop - start == 1:
+            return count * self._table.seconds(timing.lowest, size)
+        return (count - 1) * each_s + self._table.seconds(timing.lowest, size)
+
+    def _of_embedding(self, op: Op, size: float) -> float:
+        """Seconds of the embedding's backward, taken as its forward, or of its update, as a block's for equal bytes."""
+        if op is Op.UPDATE:
+            return self._embedding_share * self._table.seconds(Work.UPDATE)
+        return self._table.seconds(Work.EMBED, size)
+
+    def pattern_s(self, op: Op, work: str, pattern: str, size: float) -> float:
+        """Seconds of one block with a pattern, of an op that is timed as ``work``."""
+        full, forward_only = share(pattern, FULL), share(pattern, FORWARD_ONLY)
+        key = (op, work, full, forward_only, size)
+        found = self._partial.get(key)
+        if found is None:
+            active = full + forward_only if op.graph is Graph.NONE else full
+            found = self._table.seconds(work, size) - (1 - active) * self._table.share_s(Work(work), size)
+            if op.timing.beside and forward_only:
+                found += forward_only * self._table.share_s(Work(op.timing.beside), size)
+            self._partial[key] = found
+        return found
+
+    def _of_patterns(self, op: Op, work: str, lowest: str, size: float, patterns: Sequence[str]) -> float:
+        """Seconds of consecutive blocks with patterns; the first is timed as ``lowest`` if that is not empty."""
+        first_s = self.pattern_s(op, lowest or work, patterns[0], size)
+        return first_s + sum(self.pattern_s(op, work, pattern, size) for pattern in patterns[1:])
+
+    def work(self, work: Work, size: float = 0.0) -> float:
+        """Seconds of a work that is no action; 0 if it was not measured."""
+        return self._table.seconds(work, size) if work in self._table else 0.0
+
+
+class CourseCosts:
+    """Seconds and bytes of everything that a course has to do, on whatever nodes.
+
+    Args:
+        course: the run.
+        profile: with every node that is asked for, and every link that it uses unless it has no links at all (then
+            messages take no time, as with nodes of one machine).
+        nodes: those that are needed; by default every node of the profile.
+        recompute: blocks whose backward runs them again (``Placement.recompute``).
+        helpers: who fits adapters of others' blocks (``Placement.helpers``).
+        stops: where stages end (``Placement.stages``), if some have several hosts.
+        optimizer: of the job; the head travels with its moments.
+
+    Raises:
+        PlanError: a node is missing, or was never measured; names it.
+    """
+
+    def __init__(
+        self,
+        course: Course,
+        profile: Profile,
+        *,
+        nodes: Sequence[str] | None = None,
+        recompute: Sequence[Range] = (),
+        helpers: Sequence[Helper] = (),
+        stops: Sequence[int] = (),
+        optimizer: str = _DEFAULT_OPTIMIZER,
+    ) -> None:
+        facts = profile.by_name
+        names = list(facts) if nodes is None else list(nodes)
+        missing = [node for node in names if node not in facts]
+        if missing:
+            raise PlanError(f"the profile lacks node {', '.join(missing)}; measure anew with 'ringtune measure'")
+        self.course = course
+        self._recompute, self._stops = tuple(recompute), tuple(stops)
+        self._projected = course.velora.blocks if course.velora is not None else ()
+        self._saves = bool(self._recompute or self._projected)
+        top = TopShare(course, facts[names[0]].model) if course.top_tokens else None
+        self.nodes: Mapping[str, NodeCosts] = {node: NodeCosts(facts[node], course.head, top) for node in names}
+        self._facts = {node: facts[node] for node in names}
+        self._links = profile.link_by_pair
+        model = facts[names[0]].model
+        weights = model.head_bytes + model.head_class_bytes * len(course.labels)
+        factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
+        self.head_bytes = weights + state_bytes(optimizer, weights, factors)
+        self._head_weight_bytes, self._model = weights, model
+        self._gain = projected_gain(course.velora, model)
+        self._offload = OffloadCosts(course, facts[names[0]], helpers) if helpers else None
+
+    @staticmethod
+    def of(plan: Plan, profile: Profile, *, optimizer: str = _DEFAULT_OPTIMIZER) -> CourseCosts:
+        """Return the costs of a plan on its own nodes, with all that its placement says of them.
+
+        Raises:
+            PlanError: a node of the plan is missing, or was never measured; names it.
+        """
+        placement = plan.placement
+        return CourseCosts(
+            plan.course,
+            profile,
+            nodes=plan.nodes,
+            recompute=placement.recompute,
+            helpers=placement.helpers,
+            stops=[stage[0].stop for stage in placement.stages],
+            optimizer=optimizer,
+        )
+
+    def size(self, owner: str, rows: int, kind: StepKind) -> float:
+        """Padded tokens of a micro-batch of so many rows of ``owner``."""
+        return padded_size(self._facts[owner], max_length=self.course.max_length, rows=rows, kind=kind)
+
+    def action_s(
+        self,
+        node: str,
+        action: Action,
+        *,
+        size: float,
+        lowest: int,
+        kind: StepKind,
+        patterns: Sequence[str] = (),
+        trained: Units | None = None,
+    ) -> float:
+        """Seconds of a compute action with what surrounds it; see ``NodeCosts.seconds``.
+
+        Times that were recorded in a run have what surrounds actions in them. ``trained`` are the units whose weights
+        get a gradient; they count only where all parameters train.
+        """
+        facts = self._facts[node]
+        op, start, stop = action.op, action.start, action.stop
+        costs, passing = self.nodes[node], 0
+        if op is Op.BACKWARD and trained is not None and self.course.method.full_parameters:
+            passing = max(0, stop - max(0, start)) - len(trained.within(start, stop).blocks)
+        work_s = costs.seconds(op, start, stop, size=size, lowest=lowest, kind=kind, patterns=patterns, passing=passing)
+        if self._saves and start > EMBEDDING:
+            work_s += self._saving_s(costs, action, size, lowest, kind, patterns, trained)
+        if self._offload is not None:
+            work_s = self._offload.action_s(node, action, work_s, costs, size=size, kind=kind)
+        return work_s if facts.has_messages else work_s + facts.handling_s
+
+    def _saving_s(
+        self,
+        costs: NodeCosts,
+        action: Action,
+        size: float,
+        lowest: int,
+        kind: StepKind,
+        patterns: Sequence[str],
+        trained: Units | None,
+    ) -> float:
+        """Seconds that an action takes longer because its blocks save activations."""
+        start = action.start
+        projected = () if kind is StepKind.SCORE else trained_parts(self.course, self._projected, trained)
+
+        def seconds(op: Op, first: int, last: int) -> float:
+            own = patterns[first - start : last - start]
+            return costs.seconds(op, first, last, size=size, lowest=lowest, kind=kind, patterns=own)
+
+        return saving_s(action.op, start, action.stop, self._recompute, projected, seconds, gain=self._gain)
+
+    def tensor_bytes(self, size: float, *, with_mask: bool) -> float:
+        """Payload bytes of a hidden state or gradient of ``size`` padded tokens."""
+        course = self.course
+        scales = _ROW_SCALE_BYTES if course.wire_dtype == "int8" else 0
+        token_bytes = course.hidden_size * WIRE_ITEM_BYTES[course.wire_dtype] + scales
+        return size * (token_bytes + (1 if with_mask else 0))
+
+    def message_bytes(self, payload: str, boundary: int, size: float) -> float:
+        """Bytes of a message: a hidden state with its mask, a gradient, a head with its moments, or a parcel."""
+        if payload == Payload.HEAD:
+            return self.head_bytes
+        if payload == Payload.UNIT_GRAD:
+            return self.unit_grad_bytes(boundary)
+        if payload == Payload.REPLICA_GRAD:
+            return self._model.adapter_block_bytes * (min(at for at in self._stops if at > boundary) - boundary)
+        if self._offload is not None and payload in PARCELS:
+            return self._offload.parcel_bytes(payload, boundary, size)
+        sent = self.sent_size(boundary, size)
+        return self.tensor_bytes(sent, with_mask=payload == Payload.HIDDEN and boundary < self.course.head)
+
+    def sent_size(self, boundary: int, size: float) -> float:
+        """Padded tokens that travel over a boundary, of a micro-batch of ``size``; at the head with most rows."""
+        most = self.course.microbatch_sizes()[0] * self.course.head_tokens
+        return min(size, most or size) if boundary == self.course.head else size
+
+    def unit_grad_bytes(self, unit: int) -> float:
+        """Bytes of the gradient of embedding or head, of a mean batch, as it goes to another owner."""
+        if unit == self.course.head:
+            return self._head_weight_bytes
+        own = zip(self.course.owners, shares(self.course.owners, self.course.turns), strict=True)
+        tokens = sum(share * self.size(each.node, self.course.batch_rows(each), StepKind.TRAIN) for each, share in own)
+        return embedding_grad_bytes(self._model, tokens)
+
+    def link(self, source: str, target: str) -> LinkFacts | None:
+        """The measured link, None if the profile has no links at all.
+
+        Raises:
+            PlanError: the profile has links but not this one.
+        """
+        if not self._links:
+            return None
+        found = self._links.get((source, target))
+        if found is None:
+            raise PlanError(f"the profile lacks link {source} -> {target}; measure anew with 'ringtune measure'")
+        return found
+
+    def around_message_s(self, source: str, target: str, payload: str, size: float, *, num_bytes: float = 0.0) -> float:
+        """Seconds to encode a message at the source and to decode it at the target.
+
+        For a head both are in the one time that the source was measured for; that of a unit's gradient, and of weights
+        of a helper, goes by bytes. Pairs are packed in an action of their host and unpacked in one of their helper.
+        """
+        if payload == Payload.HEAD:
+            return self.nodes[source].work(Work.HAND_OVER)
+        if payload == Payload.PAIRS:
+            return 0.0
+        if payload in PARCELS:
+            return self.nodes[source].work(Work.HAND_OVER) * num_bytes / max(1.0, self.head_bytes)
+        return self.nodes[source].work(Work.ENCODE, size) + self.nodes[target].work(Work.DECODE, size)
+
+    def taken_s(self, source: str, target: str, payload: str, num_bytes: float, size: float) -> tuple[float, float]:
+        """Seconds that a message takes from the computing of its source and of its target.
+
+        Sending and receiving are done by other threads. Where the threads that compute leave less than a core free
+        (one core, or a quota), they have to share it with them. Where it was measured what a byte takes, in a ring in
+        which all nodes computed, that counts. Times that were recorded in a run have it in them.
+        """
+        link, head = self.link(source, target), payload == Payload.HEAD or payload in PARCELS
+        taken = []
+        for node, work, cpu_s_per_byte in (
+            (source, Work.ENCODE, link.send_cpu_s_per_byte if link else 0.0),
+            (target, Work.DECODE, link.receive_cpu_s_per_byte if link else 0.0),
+        ):
+            facts = self._facts[node]
+            is_known = facts.cpu_cores > 0 and not facts.has_messages
+            crowded = min(1.0, max(0.0, facts.threads + 1 - facts.cpu_cores)) if is_known else 0.0
+            codec_s = 0.0 if head else self.nodes[node].work(work, size)
+            if is_known and facts.message_s_per_byte:
+                taken.append(crowded * codec_s + num_bytes * facts.message_s_per_byte)
+            else:
+                taken.append(crowded * (codec_s + num_bytes * cpu_s_per_byte / facts.cpu_cores) if crowded else 0.0)
+        return taken[0], taken[1]
+
+    def rest(self, node: str) -> Rest:
+        """What a rest gives to the next action of ``node``; nothing where times were recorded in a run."""
+        facts = self._facts[node]
+        if facts.has_messages or not facts.rested_s > 0 or not 0 < facts.cpu_cores < facts.threads:
+            return Rest(0.0, 1.0)
+        return Rest(facts.rested_s, facts.cpu_cores / facts.threads)
+
+
+BASE_S: Final = 2.0
+"""Seconds of a move whatever the slices: to rest, to build an empty model, to open links; assumed, not measured."""
+READ_BYTES_PER_S: Final = 40e6
+"""Base weights from the memory card of a board; assumed, not measured."""
+
+
+def move_s(before: Placement, after: Placement, model: NodeFacts) -> float:
+    """Seconds of a move: the fullest node that changes reads all blocks of its next slice; 0 if none changes.
+
+    What was trained is thousand times less than that, and is left out.
+    """
+    changed = [piece for piece in after.hosts if _blocks(before, piece.node) != (piece.start, piece.stop)]
+    if not changed and len(before.hosts) == len(after.hosts):
+        return 0.0
+    most = max((piece.num_blocks for piece in after.hosts), default=0)
+    return BASE_S + most * model.model.block_bytes / READ_BYTES_PER_S
+
+
+def _blocks(placement: Placement, node: str) -> tuple[int, int]:
+    piece = placement.slice_of(node)
+    return piece.start, piece.stop
+
+
+FORWARD_COMPUTE: Final = 0.4
+"""What a forward-only operation counts of a full one's compute."""
+
+FORWARD_SENT: Final = 0.5
+"""What a forward-only operation counts of a full one's communication."""
+
+_BLOCK_OPS = (Op.FORWARD, Op.FORWARD_FREE, Op.BACKWARD)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    """What one node did, or would have done; sums of items can be added.
+
+    Attributes:
+        full: rows of blocks with forward and backward, counted by their subnets.
+        forward_only: rows of blocks with the forward only.
+        skipped: rows of blocks that were passed by.
+        work_s: seconds of forwards and backwards of blocks, by the profile; 0 without one.
+        sent_bytes: of hidden states and gradients, by the profile's mean lengths; without one rows that were sent.
+    """
+
+    full: float = 0.0
+    forward_only: float = 0.0
+    skipped: float = 0.0
+    work_s: float = 0.0
+    sent_bytes: float = 0.0
+
+    def __add__(self, other: Done) -> Done:
+        """Add what was done for other items."""
+        return Done(
+            **{entry.name: getattr(self, entry.name) + getattr(other, entry.name) for entry in dataclasses.fields(Done)}
+        )
+
+    def times(self, count: float) -> Done:
+        """What is done for so many items that are alike."""
+        return Done(**{entry.name: count * getattr(self, entry.name) for entry in dataclasses.fields(Done)})
+
+    @property
+    def paper_compute(self) -> float:
+        """Compute by the paper's count, in full operations."""
+        return self.full + FORWARD_COMPUTE * self.forward_only
+
+    @property
+    def paper_sent(self) -> float:
+        """Communication by the paper's count, in full operations."""
+        return self.full + FORWARD_SENT * self.forward_only
+
+    def shares(self) -> dict[str, float]:
+        """The shares of full, forward-only and skipped operations."""
+        total = (self.full + self.forward_only + self.skipped) or 1.0
+        counts = {"full": self.full, "forward_only": self.forward_only, "skipped": self.skipped}
+        return {name: count / total for name, count in counts.items()}
+
+
+def total(parts: Iterable[Done]) -> Done:
+    """Add up what was done."""
+    return sum(parts, Done())
+
+
+def all_full(plan: Plan) -> Plan:
+    """The plan in which everything is full: no tables, and none to be chosen."""
+    return _all_full(plan)
+
+
+@functools.lru_cache(maxsize=64)
+def _all_full(plan: Plan) -> Plan:
+    return Plan(dataclasses.replace(plan.course, operations=None, choice=None), plan.placements)
+
+
+def done_of(plan: Plan, item: Item, costs: CourseCosts | None = None) -> dict[str, Done]:
+    """What each host does for a train item.
+
+    Args:
+        plan: as decided for the item's turn.
+        item: of a train turn.
+        costs: of the course, for seconds and bytes; None = seconds are 0, and bytes are rows.
+    """
+    found = {node: Done() for node in plan.nodes}
+    course, rows, lowest = plan.course, subnet_rows(plan.course, item), lowest_units(plan.course, item)
+    subnets = course.operations.subnets if course.operations else 1
+    for micro, size in enumerate(course.microbatch_sizes(item.rows)):
+        row, legs = rows[micro] if rows else "", way(plan, item, micro)
+        tokens = costs.size(item.owner, size, item.kind) if costs else float(size)
+        for node in found:
+            mine = legs.get(node, ())
+            found[node] += _operations(plan, node, mine, row, subnets, size)
+            found[node] += Done(
+                work_s=sum(_work_s(costs, node, leg, item, tokens, lowest[micro], row, subnets) for leg in mine),
+                sent_bytes=sum(_sent(costs, leg, tokens) for leg in mine if leg.op is Op.SEND),
+            )
+    return found
+
+
+def _operations(plan: Plan, node: str, legs: Iterable[Leg], row: str, subnets: int, rows: int) -> Done:
+    """Count the operations of a node's blocks for one micro-batch; 1 is forward-only where no graph is kept."""
+    op_of = {block: leg.op for leg in legs if leg.op in _BLOCK_OPS[:2] for block in range(leg.start, leg.stop)}
+    full = forward_only = skipped = 0.0
+    for block in range(plan.slice_of(node).start, plan.slice_of(node).stop):
+        pattern, op = pattern_of(row, block, subnets), op_of.get(block)
+        if op is None:
+            skipped += rows
+            continue
+        active = share(pattern, FULL)
+        full += rows * active if op is Op.FORWARD else 0.0
+        forward_only += rows * (share(pattern, FORWARD_ONLY) + (0.0 if op is Op.FORWARD else active))
+        skipped += rows * share(pattern, SHORTCUT)
+    return Done(full=full, forward_only=forward_only, skipped=skipped)
+
+
+def _work_s(
+    costs: CourseCosts | None, node: str, leg: Leg, item: Item, tokens: float, lowest: int, row: str, subnets: int
+) -> float:
+    if costs is None or leg.op not in _BLOCK_OPS:
+        return 0.0
+    patterns = tuple(pattern_of(row, block, subnets) for block in range(leg.start, leg.stop)) if row else ()
+    action = leg.bind(item.seq, 0)
+    return costs.action_s(node, action, size=tokens, lowest=lowest, kind=item.kind, patterns=patterns)
+
+
+def _sent(costs: CourseCosts | None, leg: Leg, tokens: float) -> float:
+    return costs.message_bytes(leg.payload, leg.start, tokens) if costs else tokens

@@ -1,0 +1,347 @@
+"""Bytes and seconds of each policy for activations, and which blocks of a model it is for.
+
+What a job's ``[memory] activations`` means for a run: VeLoRA's layers in this model, and which blocks keep what.
+
+What blocks keep of a forward for their backward, under each policy for activations.
+
+============= ================================================================= ===================================
+policy        each micro-batch of a block keeps                                 besides, once for a node
+============= ================================================================= ===================================
+none          its graph
+velora        its graph, with projections for the inputs of its linear layers
+recompute     its input, and the masks of its dropout                           the graph of one block
+both          the same                                                          the graph of one block, projected
+============= ================================================================= ===================================
+
+VeLoRA does nothing in passes that gather scores, so a run that has some counts on nothing of it. How much it saves
+follows from the inputs that are kept only for linear layers that train (``models.kept_inputs``): with a frozen base few
+are.
+
+How much longer an action takes where blocks save activations.
+
+A block that runs again goes forward with a graph, which is dropped at once, and again before its backward: so it gives
+the same bits both times. VeLoRA makes the work with a graph a little longer, wherever it is done, and the gradients of
+a block's own weights shorter, which take as long as its forward: by the part g of it (``projected_gain``)::
+
+              none      recompute               velora                         both
+    F         GRAPH     GRAPH                   GRAPH (1 + e)                  GRAPH (1 + e)
+    B         BACKWARD  GRAPH + BACKWARD        BACKWARD (1 + e) - g GRAPH     (GRAPH + BACKWARD) (1 + e) - g GRAPH
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from ringtune.costs.memory_sizes import KeptGraphs, Sizes, gathers_scores, kept_graphs
+from ringtune.costs.memory_terms import Term
+from ringtune.costs.profile import ModelFacts, Work
+from ringtune.errors import JobError
+from ringtune.models.adapter_config import has_adapter
+from ringtune.models.kept_inputs import ADAPTER_DOWN, KeptInput, taken_together, trained_layers
+from ringtune.schedule.actions import Action, Graph, Op
+from ringtune.schedule.course import Course
+from ringtune.schedule.run_shape import Extent
+from ringtune.schedule.saved_activations import Velora, in_ranges, num_subtokens, within
+from ringtune.schedule.units import Range, Units
+from ringtune.schedule.versions import ever_trained
+from ringtune.techniques.activation_checkpointing import PAPER_LAYERS, VeloraSettings
+
+
+def job_velora(settings: VeloraSettings | None, adapter: str, extent: Extent, model: ModelFacts) -> Velora | None:
+    """VeLoRA as a job has it, or allows it, in all blocks that may train; None where it says nothing of it.
+
+    Args:
+        settings: ``[velora]`` of the job.
+        adapter: ``adapter.config`` of the job.
+        extent: of the run, which says what may train.
+        model: with the inputs that its blocks keep.
+
+    Raises:
+        JobError: no such layer trains in this model, or an input has fewer values than there are parts.
+    """
+    if settings is None:
+        return None
+    inputs = model.kept_inputs
+    check_layers(settings.layers, inputs, adapter)
+    layers = taken_together(settings.layers or PAPER_LAYERS, inputs)
+    if not layers:
+        raise JobError(
+            f"VeLoRA has nothing to do with adapter.config = {adapter!r}: no linear layer that trains keeps "
+            "its input for itself; set memory.activations = 'recompute' or 'none'"
+        )
+    narrowest = min(kept.width for kept in inputs if set(kept.layers) & set(layers) and not kept.always_kept)
+    if settings.parts > narrowest:
+        raise JobError(
+            f"velora.parts is {settings.parts}, but an input of {', '.join(layers)} has {narrowest} values; set it to "
+            f"at most {narrowest}"
+        )
+    blocks = trained_blocks(extent, adapter)
+    return Velora(blocks=blocks, layers=layers, parts=settings.parts, init=settings.init) if blocks else None
+
+
+def proposed_velora(adapter: str, extent: Extent, model: ModelFacts) -> Velora | None:
+    """VeLoRA with its defaults, for a job that does not ask for it; None where it has nothing to do."""
+    try:
+        return job_velora(VeloraSettings(), adapter, extent, model)
+    except JobError:
+        return None
+
+
+def check_layers(layers: Sequence[str], inputs: Sequence[KeptInput], adapter: str) -> None:
+    """Refuse named layers of which this model has none that trains, or whose input stays anyway.
+
+    Raises:
+        JobError: names the layer, and those that train, or what keeps its input.
+    """
+    trained = trained_layers(inputs)
+    for layer in layers:
+        if layer not in trained:
+            raise JobError(
+                f"velora.layers has {layer!r}, which does not train in this model with adapter.config = {adapter!r}; "
+                f"those that train are {', '.join(trained) or 'none'}"
+            )
+        if all(kept.always_kept for kept in inputs if layer in kept.layers):
+            raise JobError(
+                f"velora.layers has {layer!r}, but this model's activation function keeps the input of that layer for "
+                "its own backward, so that nothing would be saved; leave it out"
+            )
+
+
+def trained_blocks(extent: Extent, adapter: str) -> tuple[Range, ...]:
+    """The blocks that may train in a run and have an adapter, as ranges."""
+    trained = (block for block in extent.trainable.within(0, extent.num_blocks) if has_adapter(adapter, block))
+    return Units.of(extent.num_blocks, trained).ranges
+
+
+_PART = "activations"
+_GRAPH = "block's graph of a micro-batch"
+_INPUT = "input of a micro-batch's graph"
+
+
+def graph_terms(
+    course: Course,
+    recompute: Sequence[Range],
+    blocks: tuple[int, int],
+    sizes: Sizes,
+    flying: int,
+    dealt: int | None = None,
+) -> Iterable[Term]:
+    """The graphs that a node's trained blocks keep at most, and what comes besides where some are run again.
+
+    Args:
+        course: the run.
+        recompute: blocks whose backward runs them again.
+        blocks: those of the node that keep something, [start, stop).
+        sizes: of one of them.
+        flying: items at a time.
+        dealt: micro-batches of an item that pass the node; None = all.
+    """
+    (start, stop), graphs = blocks, kept_graphs(course)
+    count = len(course.microbatch_sizes()) if dealt is None else dealt
+    tokens = course.microbatch_sizes()[0] * course.max_length
+    tensor, again = round(sizes.tensor_bytes(tokens)), recomputed_blocks(course, recompute, blocks)
+    run_again = round(sizes.run_again_bytes(tokens))
+    kept = [block for block in range(start, stop) if block not in again]
+    begin = _beginning(course, kept, sizes) if graphs is None else []
+    projected = [block for block in projected_blocks(course, kept) if block not in begin]
+    whole = [block for block in kept if block not in projected and block not in begin]
+    if begin:
+        least = sizes.projected_bytes(tokens) if projected_blocks(course, begin) else sizes.kept_bytes(tokens)
+        lowest = round(min(least, tokens * sizes.lowest_token_bytes))
+        yield Term(_PART, f"lowest {_GRAPH}", flying * _micros(count, graphs, begin), lowest)
+    yield from _whole_terms(course, count, graphs, whole, sizes, flying)
+    yield Term(
+        _PART,
+        f"{_GRAPH}, with projections",
+        flying * _micros(count, graphs, projected),
+        round(sizes.projected_bytes(tokens)),
+    )
+    yield Term(_PART, _INPUT, flying * _inputs(count, graphs, kept), tensor)
+    yield Term(_PART, "input of a block that is run again", flying * _micros(count, graphs, again), run_again)
+    if again:
+        is_projected = len(projected_blocks(course, again)) == len(again)
+        block_bytes = sizes.projected_bytes(tokens) if is_projected else sizes.kept_bytes(tokens)
+        yield Term(_PART, "graph of the block that is run again", 1, round(block_bytes))
+
+
+def _beginning(course: Course, blocks: Sequence[int], sizes: Sizes) -> list[int]:
+    """The lowest block that ever trains, if it is among these: its graph begins inside it whenever it has one.
+
+    A pass that gathers scores may have one below it.
+    """
+    if not sizes.lowest_token_bytes or gathers_scores(course):
+        return []
+    return [block for block in blocks if block == ever_trained(course).lowest]
+
+
+def recomputed_blocks(course: Course, recompute: Sequence[Range], blocks: tuple[int, int]) -> tuple[int, ...]:
+    """The blocks of [start, stop) that keep their input only."""
+    return tuple(block for block in range(*blocks) if in_ranges(block, recompute))
+
+
+def projected_blocks(course: Course, blocks: Sequence[int]) -> tuple[int, ...]:
+    """Those of some blocks whose linear layers keep projections."""
+    velora = course.velora
+    if velora is None or gathers_scores(course):
+        return ()
+    return tuple(block for block in blocks if velora.has_block(block))
+
+
+def _whole_terms(
+    course: Course, count: int, graphs: KeptGraphs | None, blocks: Sequence[int], sizes: Sizes, flying: int
+) -> Iterable[Term]:
+    """The graphs of blocks that keep everything; where tables are sure to leave some of them out, only the rest."""
+    tokens = course.microbatch_sizes()[0] * course.max_length
+    kept, micros = round(sizes.kept_bytes(tokens)), _micros(count, graphs, blocks)
+    if graphs is None:
+        yield Term(_PART, _GRAPH, flying * micros, kept)
+        return
+    of_subnets, shares = sizes.kept_in_subnets_bytes(tokens), sum(graphs.shares[block] for block in blocks)
+    yield Term(_PART, f"{_GRAPH}, without its subnets", flying * micros, round(kept - of_subnets))
+    yield Term(_PART, "all blocks' active subnets in the graphs of an item", flying, round(shares * of_subnets))
+
+
+def _micros(count: int, graphs: KeptGraphs | None, blocks: Sequence[int]) -> int:
+    """Micro-batches for which blocks keep something, added up over the blocks; of ``count`` that pass the node."""
+    if graphs is None:
+        return len(blocks) * count
+    return sum(graphs.micros[block] for block in blocks)
+
+
+def _inputs(micro: int, graphs: KeptGraphs | None, blocks: Sequence[int]) -> int:
+    """Inputs that the graphs of blocks keep: one for each micro-batch of each run of neighbours."""
+    runs = _runs(blocks)
+    return sum(micro if graphs is None else graphs.inputs(first, last, micro) for first, last in runs)
+
+
+def _runs(blocks: Sequence[int]) -> tuple[Range, ...]:
+    """Neighbouring blocks as ranges: 0, 1 and 3 are [0, 2) and [3, 4)."""
+    found: list[Range] = []
+    for block in blocks:
+        if found and found[-1].stop == block:
+            found[-1] = Range(found[-1].start, block + 1)
+        else:
+            found.append(Range(block, block + 1))
+    return tuple(found)
+
+
+VELORA_EXTRA: Final = 0.01
+"""What VeLoRA adds to a block's work with a graph, e: ``make bench-memory``, part ``saved``.
+
+Measured: nothing in forwards, nor in backwards with adapters, within the noise.
+"""
+
+_MATRIX_SHARE: Final = 0.77
+"""The linear layers' share of a block's forward, which the gradients of their weights take too.
+
+Measured with own weights, 16 x 128 tokens at width 384: backwards take 0.77 of the time with projections for query,
+key, value and down, 0.62 for all layers. They take 1.88 times a forward with a graph. Of the multiplications for the
+gradients of weights 0.56 and 0.94 are left out.
+"""
+
+_WIDE: Final = ("up", "gate")
+
+Seconds = Callable[[Op, int, int], float]
+"""Seconds of an op over the blocks [start, stop), where they keep everything."""
+
+
+def projected_gain(velora: Velora | None, model: ModelFacts) -> float:
+    """What VeLoRA takes off a block's backward, over its forward with a graph: g.
+
+    The gradient of a weight from P numbers of a token instead of D inputs takes P / D of the multiplications. With
+    adapters it is 0: their own matrices take next to no time. Keys and values count as wide as queries.
+
+    Example: query, key, value and down of a BERT block of width 384 are 7/12 of its multiplications, of which 32 / 384
+    and 32 / 1,536 stay: 0.56 of a forward's, and these are 0.77 of its time, so 0.43.
+
+    Args:
+        velora: of the course; None without.
+        model: whose ``kept_inputs`` say which layers train.
+    """
+    own = [kept for kept in model.kept_inputs if ADAPTER_DOWN not in kept.layers]
+    if velora is None or not own:
+        return 0.0
+    all_products = chosen = 0.0
+    for kept in own:
+        for layer in kept.layers:
+            products = kept.width * (model.intermediate_size if layer in _WIDE else model.hidden_size)
+            all_products += products
+            if layer in velora.layers:
+                chosen += products * max(0.0, 1 - num_subtokens(kept.width, velora.parts) / kept.width)
+    return _MATRIX_SHARE * chosen / all_products if all_products else 0.0
+
+
+def saving_s(
+    op: Op,
+    start: int,
+    stop: int,
+    recompute: Sequence[Range],
+    projected: Sequence[Range],
+    seconds: Seconds,
+    *,
+    gain: float = 0.0,
+) -> float:
+    """Seconds that an action over blocks [start, stop) takes longer than one that keeps everything; below 0 if shorter.
+
+    Args:
+        op: what the action does.
+        start: first block.
+        stop: one past the last.
+        recompute: blocks that run again.
+        projected: blocks with VeLoRA.
+        seconds: of an op over some of these blocks.
+        gain: from ``projected_gain``.
+    """
+    if op.graph is Graph.NONE:
+        return 0.0
+
+    def total(of: Op, ranges: Iterable[Range]) -> float:
+        return sum(seconds(of, first, last) for first, last in within(ranges, start, stop))
+
+    if op.graph is Graph.KEEPS:
+        return VELORA_EXTRA * total(Op.FORWARD, projected)
+    both = [cut for first, last in projected for cut in within(recompute, first, last)]
+    longer_s = VELORA_EXTRA * (total(Op.FORWARD, both) + total(Op.BACKWARD, projected))
+    shorter_s = min(gain * total(Op.FORWARD, projected), total(Op.BACKWARD, projected))
+    return total(Op.FORWARD, recompute) + longer_s - shorter_s
+
+
+def again_works(action: Action, recompute: Sequence[Range], lowest: int) -> dict[Work, int]:
+    """The works that an action is made of, each with its number, where some of its blocks run again; else none.
+
+    Example: the backward of blocks [2, 4), both of which run again, is two forwards with graph and two backwards.
+
+    Args:
+        action: of any op.
+        recompute: blocks that run again.
+        lowest: the lowest unit that gets a gradient.
+    """
+    op, start, stop = action.op, action.start, action.stop
+    if op.graph is not Graph.FREES or not (again := count_within(recompute, action)):
+        return {}
+    found: Counter[Work] = Counter()
+    has_lowest = start <= lowest
+    lowest_again = has_lowest and in_ranges(start, recompute)
+    found[Work.BACKWARD], found[Work.BACKWARD_LOWEST] = stop - start - has_lowest, int(has_lowest)
+    found[Work.GRAPH], found[Work.GRAPH_LOWEST] = again - lowest_again, int(lowest_again)
+    return {work: count for work, count in found.items() if count}
+
+
+def trained_parts(course: Course, projected: Sequence[Range], trained: Units | None) -> Sequence[Range]:
+    """The parts of ranges with VeLoRA whose weights get a gradient; of the others nothing is projected.
+
+    Args:
+        course: the run.
+        projected: blocks with VeLoRA.
+        trained: units of an item that get one; it counts only where all parameters train, a group at a time.
+    """
+    if trained is None or not course.method.full_parameters:
+        return projected
+    return [cut for one in trained.ranges for cut in within(projected, *one)]
+
+
+def count_within(ranges: Sequence[Range], action: Action) -> int:
+    """How many blocks of an action are in some ranges."""
+    return sum(last - first for first, last in within(ranges, action.start, action.stop))

@@ -1,1 +1,0 @@
-"""Facts of a model and its adapters that costs are computed from."""

@@ -1,0 +1,324 @@
+"""Sizes and memory of a run in which all parameters train, a group of units at a time.
+
+The sizes of a model all of whose parameters train: of a block, of the embedding unit and of the head unit.
+
+A tensor that embedding and head share belongs to the embedding. What a hidden state passes after the last block, and a
+decoder of its own, belong to the head; parts that nobody hosts (a pooler) count nowhere.
+
+Memory of a run in which all parameters train, a group of units at a time: weights, graphs, gradients and state.
+
+What is trained is held once. A node has gradients of one step's group only. Of optimizer state it has all, or, where
+units rest on disk or forget it, that of one group. An owner has copies of embedding and head like any other unit, and
+their gradients on their way.
+
+A step has three full moments, and the fullest one counts::
+
+    a block or the head runs     graphs, work space, gradients of blocks and head       the embedding's are rows as yet
+    the head is updated          graphs, gradients of blocks, the head's with its state where state rests
+    another unit is updated      gradients of the group, and its state where state rests     all graphs are gone
+
+What graphs and work space took is given back to the system before an update that takes much at once. Before a smaller
+one it stays resident for what is allocated next, and a tensor's state that is mapped from the disk comes on top.
+
+The graphs are gone by then because backward comes before the update, and no graph of the next item is begun before it.
+An owner's copy of the embedding waits for that too (``engine.exchange``); that of the head may be updated at any step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from ringtune.config.optimizers import STATE_GIVEN_BACK_BYTES, TABLE_GIVEN_BACK_BYTES, factor_numbers, update_work_bytes
+from ringtune.costs.activation_costs import projected_blocks, recomputed_blocks
+from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.memory_terms import Share, Term, passing_bytes
+from ringtune.costs.profile import ModelFacts
+from ringtune.models.family import CAUSAL_LM, LM_HEAD, Family
+from ringtune.models.folder import StoredTensor
+from ringtune.schedule.course import Course
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.units import EMBEDDING, Units
+
+
+def with_full_parameters(
+    facts: ModelFacts, family: Family, tensors: Mapping[str, StoredTensor], *, task: str, item_bytes: int
+) -> ModelFacts:
+    """Change the facts of a model with adapters to those of one whose parameters all train.
+
+    Args:
+        facts: of the model, with the bytes of a head that the task adds.
+        family: of the model.
+        tensors: of its folder, by their names in the base model, with a decoder that is no token table.
+        task: of the job.
+        item_bytes: of a number of the computation.
+    """
+    shapes = {name: stored.shape for name, stored in tensors.items()}
+    block = [shape for name, shape in shapes.items() if name.startswith(f"{family.block_prefix}0.")]
+    in_head = (*(f"{path}." for path in family.head_paths), LM_HEAD)
+    left_out = (family.block_prefix, *(f"{path}." for path in family.unused_paths))
+    head = [shape for name, shape in shapes.items() if name.startswith(in_head)]
+    embedding = [shape for name, shape in shapes.items() if not name.startswith((*left_out, *in_head))]
+    table = next((shape for shape in embedding if facts.vocab_size and shape[0] == facts.vocab_size), (0,))
+    return dataclasses.replace(
+        facts,
+        block_bytes=0,
+        adapter_block_bytes=_bytes(block, item_bytes),
+        adapter_block_factor_bytes=factor_numbers(block) * item_bytes,
+        embedding_bytes=0,
+        embedding_train_bytes=_bytes(embedding, item_bytes),
+        embedding_factor_bytes=factor_numbers(embedding) * item_bytes,
+        token_table_bytes=math.prod(table) * item_bytes,
+        is_tied=task == CAUSAL_LM and LM_HEAD not in shapes,
+        head_bytes=facts.head_bytes + _bytes(head, item_bytes),
+        head_factor_bytes=facts.head_factor_bytes + factor_numbers(head) * item_bytes,
+        block_matrix_params=0,
+        block_matrix_rows=0,
+        embedding_matrix_params=0,
+        embedding_matrix_rows=0,
+        largest_matrix_params=0,
+    )
+
+
+def _bytes(shapes: Iterable[tuple[int, ...]], item_bytes: int) -> int:
+    return sum(math.prod(shape) for shape in shapes) * item_bytes
+
+
+_EMBEDDING_TENSORS = 3
+"""Hidden states that the graph of an embedding keeps: its output, the input of its norm, a mask of dropout."""
+
+
+def unit_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
+    """Yield the terms of weights, of what is there for a moment, and of gradients that go to other owners."""
+    yield Term("weights", "block", share.stop - share.start, sizes.adapter_bytes)
+    if share.is_owner:
+        yield Term("weights", "embedding", 1, sizes.trained_bytes(EMBEDDING))
+        yield Term("head", "head", 1, sizes.trained_bytes(course.head))
+    yield Term("passing", "work space of an update, or pieces of what is saved", 1, _passing(course, share, sizes))
+    others = len(course.owners) - 1 if share.is_owner else 0
+    for unit in trained_units(course, share) if others else ():
+        if unit in (EMBEDDING, course.head):  # one from each, and one to all
+            name = "embedding" if unit == EMBEDDING else "head"
+            yield Term("buffers", f"gradient of the {name} on its way", others + 1, sizes.unit_grad_bytes(unit))
+
+
+def step_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
+    """Yield the terms of graphs, gradients and optimizer state at the fullest moment of a step.
+
+    A block whose weights do not train at a step keeps no inputs of its linear layers; one that is run again keeps its
+    input. A node alone goes back through each micro-batch before it begins the next one.
+    """
+    is_alone = share.is_owner and len(course.owners) == 1 and (share.start, share.stop) == (0, course.head)
+    micro = 1 if is_alone else len(course.microbatch_sizes())
+    kinds, each = _kinds(course), _graph_bytes(course, sizes)
+    tensor = round(sizes.tensor_bytes(course.microbatch_sizes()[0] * course.max_length))
+    counts = [_graphs_of(units, course, share) for units in kinds]
+    graphs = [micro * (sum(map(operator.mul, count, each)) + min(1, sum(count[:3])) * tensor) for count in counts]
+    spaces = [
+        _work_spaces(units, count, each, course, share, sizes) for units, count in zip(kinds, counts, strict=True)
+    ]
+    gradients = [_beside_graphs(units, course, share, sizes) for units in kinds]
+    running = [kept + sum(space) + size for kept, space, size in zip(graphs, spaces, gradients, strict=True)]
+    fullest = max(range(len(kinds)), key=running.__getitem__)
+    most = counts[fullest]
+    for what, count, size in zip(_GRAPHS, most, each, strict=True):
+        yield Term("activations", what, count * micro, size)
+    yield Term("activations", "input of a micro-batch's graph", min(1, sum(most[:3])) * micro, tensor)
+    for what, size in zip(_SPACES, spaces[fullest], strict=True):
+        yield Term("activations", what, 1, size)
+    if share.is_owner and EMBEDDING in _reach(course):
+        yield Term("activations", "graph of the embedding", micro * _EMBEDDING_TENSORS, tensor)
+        yield Term("activations", "rows of the embedding's gradient", 1, sizes.embedding_rows_bytes())
+    yield Term("optimizer", "gradients while a block or the head runs", 1, gradients[fullest])
+    yield Term("optimizer", "optimizer state that stays", 1, sum(map(sizes.state_bytes, staying_units(course, share))))
+    early = [
+        kept + size + _early_state(units, course, share, sizes)
+        for units, kept, size in zip(kinds, graphs, gradients, strict=True)
+    ]
+    on_top = [size + _mapped_on_top(units, course, share, sizes) for units, size in zip(kinds, running, strict=True)]
+    late = [_at_update(units, course, share, sizes) for units in kinds]
+    more = max(0, *early, *on_top, *late) - running[fullest]
+    yield Term("optimizer", "gradients and state of an update, beyond what a running block took", 1, max(0, more))
+
+
+def _work_spaces(
+    units: Units, count: _Graphs, each: _Graphs, course: Course, share: Share, sizes: Sizes
+) -> tuple[int, int, int]:
+    """Bytes beside graphs while a block runs, or the head, as far as that takes more: one action runs at a time.
+
+    Where a decoder trains, its gradient of one micro-batch is there before it is added to that of those before.
+    """
+    tokens = course.microbatch_sizes()[0] * course.max_length
+    again = min(1, count.again) * each.whole
+    block = min(1, share.stop - share.start) * each.whole
+    head = round(sizes.head_work_bytes(tokens)) if share.is_owner else 0
+    if share.is_owner and len(course.microbatch_sizes()) > 1 and (EMBEDDING if sizes.is_tied else course.head) in units:
+        head += sizes.decoder_bytes
+    return again, block, max(0, head - again - block)
+
+
+def _graph_bytes(course: Course, sizes: Sizes) -> _Graphs:
+    """Bytes that a block keeps of one micro-batch, by kind; what is run again keeps its input."""
+    tokens = course.microbatch_sizes()[0] * course.max_length
+    return _Graphs(
+        round(sizes.kept_bytes(tokens)),
+        round(sizes.projected_bytes(tokens)),
+        round(sizes.kept_passing_bytes(tokens)),
+        round(sizes.run_again_bytes(tokens)),
+    )
+
+
+class _Graphs(NamedTuple):
+    """Blocks, or bytes of one: that train, that train with projections, that pass gradients on, that are run again."""
+
+    whole: int
+    projected: int
+    passing: int
+    again: int
+
+
+_SPACES = ("graph of the block that is run again", "work space of a block", "work space of the head, beyond a block's")
+_GRAPHS = (
+    "graph of a block that trains",
+    "graph of a block that trains, with projections",
+    "graph of a block that passes gradients on",
+    "input of a block that is run again",
+)
+
+
+def _graphs_of(units: Units, course: Course, share: Share) -> _Graphs:
+    """Count the blocks of a node by what they keep at a step that trains these units."""
+    blocks = range(max(share.start, units.lowest), share.stop)
+    again = recomputed_blocks(course, share.recompute, (blocks.start, blocks.stop))
+    kept = [block for block in blocks if block not in again]
+    trained = [block for block in kept if block in units]
+    projected = len(projected_blocks(course, trained))
+    return _Graphs(len(trained) - projected, projected, len(kept) - len(trained), len(again))
+
+
+def resting_units(plan: Plan) -> frozenset[int]:
+    """The units of which a node holds optimizer state for a while only, because it is on disk or forgotten.
+
+    On a disk it is resident for an update, a tensor at a time; else for the unit's own steps.
+    """
+    course = plan.course
+    if not course.method.full_parameters or not (plan.placement.state_on_disk or course.method.drops_state):
+        return frozenset()
+    if plan.placement.state_on_disk:
+        return frozenset(_reach(course))
+    kinds = _kinds(course)
+    return frozenset(unit for unit in _reach(course) if not all(unit in units for units in kinds))
+
+
+def _beside_graphs(units: Units, course: Course, share: Share, sizes: Sizes) -> int:
+    """Bytes of gradients while the graphs of a step are kept."""
+    active, ends = _local(units, course, share), (EMBEDDING, course.head)
+    blocks = [unit for unit in active if unit not in ends]
+    return sum(map(sizes.trained_bytes, [*_early(units, course, share), *blocks, *_tied(active, sizes)]))
+
+
+def _early(units: Units, course: Course, share: Share) -> tuple[int, ...]:
+    """The head, if it may be updated while graphs are kept: its own step's, or of any step that comes after another's.
+
+    The head of an item is updated before the backward of its blocks.
+    """
+    if not share.is_owner:
+        return ()
+    trained = _reach(course) if len(course.owners) > 1 else units
+    return (course.head,) if course.head in trained else ()
+
+
+def _tied(active: Iterable[int], sizes: Sizes) -> tuple[int, ...]:
+    """The embedding, if its gradient is whole from the head on because its table is the decoder too."""
+    return tuple(unit for unit in active if unit == EMBEDDING and sizes.is_tied)
+
+
+def _early_state(units: Units, course: Course, share: Share, sizes: Sizes) -> int:
+    """Bytes of the head's state, where that rests otherwise, at an update beside graphs; on a disk of one tensor."""
+    staying = staying_units(course, share)
+    if share.state_on_disk:
+        return sum(map(sizes.largest_state_bytes, _early(units, course, share)))
+    return sum(sizes.state_bytes(unit) for unit in _early(units, course, share) if unit not in staying)
+
+
+def _at_update(units: Units, course: Course, share: Share, sizes: Sizes) -> int:
+    """Bytes of a group's gradients, and of its state where state rests: on a disk, of one tensor after the other.
+
+    What is read ahead for the next group is page cache, which the kernel drops where memory is short.
+    """
+    active, staying = _local(units, course, share), staying_units(course, share)
+    moved = [unit for unit in active if unit not in staying]
+    gradients = sum(map(sizes.trained_bytes, active))
+    if share.state_on_disk:
+        return gradients + max(map(sizes.largest_state_bytes, moved), default=0)
+    return gradients + sum(map(sizes.state_bytes, moved))
+
+
+def _mapped_on_top(units: Units, course: Course, share: Share, sizes: Sizes) -> int:
+    """Bytes of state that is mapped at once while what the graphs took is still resident: that of one tensor.
+
+    It is where a unit has so little state; before a large table's gradient becomes whole it is given back.
+    """
+    if not share.state_on_disk:
+        return 0
+    found = 0
+    for unit in _local(units, course, share):
+        has_given_back = unit == EMBEDDING and not sizes.is_tied and sizes.trained_bytes(unit) >= TABLE_GIVEN_BACK_BYTES
+        size = sizes.state_bytes(unit)
+        if unit != course.head and size < STATE_GIVEN_BACK_BYTES and not has_given_back:
+            found = max(found, sizes.largest_state_bytes(unit))
+    return found
+
+
+def staying_units(course: Course, share: Share) -> tuple[int, ...]:
+    """The units of a node whose optimizer state stays in memory: all, none on disk, or those that every step trains."""
+    local = trained_units(course, share)
+    if share.state_on_disk:
+        return ()
+    if not course.method.drops_state:
+        return local
+    return tuple(unit for unit in local if all(unit in units for units in _kinds(course)))
+
+
+def _passing(course: Course, share: Share, sizes: Sizes) -> int:
+    """Bytes that are there for a moment: at an update, or while everything trained is saved or loaded."""
+    units = trained_units(course, share)
+    moved = sum(sizes.trained_bytes(unit) + sizes.state_bytes(unit) for unit in units)
+    largest = max(map(sizes.largest_tensor_bytes, units), default=0)
+    return max(update_work_bytes(largest, sizes.optimizer), passing_bytes(moved))
+
+
+def trained_units(course: Course, share: Share) -> tuple[int, ...]:
+    """The units of a node that train in the run."""
+    return _local(_reach(course), course, share)
+
+
+def hosted_units(course: Course, share: Share) -> tuple[int, ...]:
+    """All units of a node, whether they train in the run or not."""
+    return _local(Units.of(course.num_blocks, range(EMBEDDING, course.head + 1)), course, share)
+
+
+def _local(units: Units, course: Course, share: Share) -> tuple[int, ...]:
+    """The units that a node updates: blocks of its slice, and an owner's copies of embedding and head."""
+    ends = (EMBEDDING, course.head) if share.is_owner else ()
+    return tuple(unit for unit in units if share.start <= unit < share.stop or unit in ends)
+
+
+@functools.lru_cache(maxsize=256)
+def _kinds(course: Course) -> tuple[Units, ...]:
+    """What trains at the steps of the run, as far as they differ, in their order; an evaluation trains nothing."""
+    steps = range(min(course.num_steps, course.method.period(course)))
+    return tuple(course.method.trained(course, step) for step in steps) or (Units(course.num_blocks),)
+
+
+def _reach(course: Course) -> Units:
+    return Units.of(course.num_blocks, _all(_kinds(course)))
+
+
+def _all(kinds: Iterable[Units]) -> Iterator[int]:
+    for units in kinds:
+        yield from units

@@ -1,0 +1,381 @@
+"""Links: rates assumed, rates recorded in a run, and the largest message that a link takes.
+
+What is assumed of links that nobody measured: those of nodes of one machine, and those beyond a budget.
+
+Between two nodes of one machine messages go through its memory: such a link is never what a ring waits for, so it is
+not measured for a run. The number of links grows with the square of the nodes; of those that were not measured in time
+each is taken for as fast as the slower of its two ends is known to be::
+
+    a -> b 10 MB/s, a -> c 4 MB/s, d -> b 8 MB/s        d -> c: d sends at 8, c receives at 4, so 4 MB/s
+
+What one end of a node's links carried while it was busy: several messages at a time share it.
+
+A node has one line up and one down. Messages that are under way at the same time share the line, so each of them looks
+slow. Together they show what the line carries: all bytes of a busy period over its seconds::
+
+    to b  |----- 400 kB -----|                        100 ms each, 4 MB/s by itself
+    to c       |----- 400 kB -----|                   together 800 kB in 125 ms: 6.4 MB/s
+
+Links kept current by a run: the transfers of the run in place of the rates that were measured before it.
+
+A receiver says of each message how long it took, from its sending or from the message before it on the same link. What
+stands in a message's way besides the link (a processor that computes) makes it longer, never shorter, so the rate is
+that of the quicker messages: a quarter of them were quicker still.
+
+Where messages of several links share the line of a node, all of them look slow, and the simulator would let them
+share it once more. TCP shares a line evenly: a link that had about as much of it as any other link could have had all
+that the line carried while it was busy (``busy_ends``); one that had far less was held up elsewhere::
+
+    a -> b 2.5 MB/s, a -> c 2.5: 5 for each, alone        a -> b 8 MB/s, a -> c 2: 10 for b, but 2 for c
+
+A rate that agrees with the known one within a tenth, or would without the others, leaves it as it was: it was measured
+with more care.
+
+Messages that are through within ``LEAST_S`` say nothing: the clocks of two nodes may differ by as much.
+
+The largest message that a link takes, and which blobs and parcels a run would send that are larger.
+
+A head is handed over with its optimizer state; where all parameters train, gradients of embedding and head go to the
+other owners. Pairs go to a helper, and weights come back. Hosts of the same blocks send each other the gradients of all
+that trains of them: they are as large as the blocks where their own weights train. Sizes follow from plan and model, so
+that a run which could not send them is refused in planning, and not by a link in the middle of the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.profile import LinkFacts
+from ringtune.errors import CapacityError, PlanError
+from ringtune.quantities import format_bytes
+from ringtune.schedule.course import EXACT, IN_STEP, Course
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import replicas
+from ringtune.schedule.units import EMBEDDING
+from ringtune.schedule.versions import ever_trained
+
+LOOPBACK_BYTES_PER_S = 1e9
+LOOPBACK_LATENCY_S = 1e-4
+
+Pair = tuple[str, str]
+
+
+def loopback_link(source: str, target: str) -> LinkFacts:
+    """Make the link of two nodes of one machine: 1 GB a second, 0.1 ms."""
+    return LinkFacts(
+        source=source,
+        target=target,
+        rate_bytes_per_s=LOOPBACK_BYTES_PER_S,
+        latency_s=LOOPBACK_LATENCY_S,
+        is_assumed=True,
+    )
+
+
+def with_assumed(
+    nodes: Sequence[str], machines: Mapping[str, str], known: Sequence[LinkFacts]
+) -> tuple[LinkFacts, ...]:
+    """Complete the links of a ring: every directed pair of ``nodes`` has one.
+
+    Args:
+        nodes: of the ring.
+        machines: node -> the machine that it is on.
+        known: links that were measured; links of other nodes are left out.
+
+    Returns:
+        One link for each directed pair, sorted.
+    """
+    by_pair = {(link.source, link.target): link for link in known if {link.source, link.target} <= set(nodes)}
+    assumed = _Assumed(tuple(by_pair.values()))
+    links = []
+    for source in sorted(nodes):
+        for target in sorted(nodes):
+            if source == target:
+                continue
+            found = by_pair.get((source, target))
+            if found is None and machines[source] == machines[target]:
+                found = loopback_link(source, target)
+            links.append(found or assumed.link(source, target))
+    return tuple(links)
+
+
+class _Assumed:
+    """Rates of the nodes' ends and mean costs, from the links that are known."""
+
+    def __init__(self, known: Sequence[LinkFacts]) -> None:
+        self._up: dict[str, float] = {}
+        self._down: dict[str, float] = {}
+        for link in known:
+            self._up[link.source] = max(link.rate_bytes_per_s, self._up.get(link.source, 0.0))
+            self._down[link.target] = max(link.rate_bytes_per_s, self._down.get(link.target, 0.0))
+        self._rate = statistics.median(link.rate_bytes_per_s for link in known) if known else LOOPBACK_BYTES_PER_S
+        self._latency_s = statistics.median(link.latency_s for link in known) if known else LOOPBACK_LATENCY_S
+        self._send_s = {node: _mean(known, node, is_source=True) for node in self._up}
+        self._receive_s = {node: _mean(known, node, is_source=False) for node in self._down}
+
+    def link(self, source: str, target: str) -> LinkFacts:
+        """The link as its two ends let it be; an end that was never measured counts as the median link."""
+        return LinkFacts(
+            source=source,
+            target=target,
+            rate_bytes_per_s=min(self._up.get(source, self._rate), self._down.get(target, self._rate)),
+            latency_s=self._latency_s,
+            send_cpu_s_per_byte=self._send_s.get(source, 0.0),
+            receive_cpu_s_per_byte=self._receive_s.get(target, 0.0),
+            is_assumed=True,
+        )
+
+
+def _mean(known: Sequence[LinkFacts], node: str, *, is_source: bool) -> float:
+    """Mean processor seconds of a byte that ``node`` sends, or receives."""
+    if is_source:
+        return statistics.fmean(link.send_cpu_s_per_byte for link in known if link.source == node)
+    return statistics.fmean(link.receive_cpu_s_per_byte for link in known if link.target == node)
+
+
+BUSIEST_SHARE = 0.25
+
+
+class Transfer(NamedTuple):
+    """A message on its way: from ``begin_s`` to ``end_s``, on the coordinator's clock."""
+
+    begin_s: float
+    end_s: float
+    num_bytes: int
+
+
+def busy_rate(transfers: Iterable[Transfer]) -> float:
+    """Bytes a second that a line carried in the best quarter of its busy time; 0.0 without transfers.
+
+    What stands in a message's way besides the line makes a period slower, never quicker.
+
+    Args:
+        transfers: all that went over one line in one direction, in any order.
+
+    Example:
+        Two messages of 400 kB from 0 to 100 ms and from 25 to 125 ms give 6.4 MB/s.
+    """
+    periods = sorted(_periods(sorted(transfers)), key=lambda period: period[1] / period[0], reverse=True)
+    left_s = BUSIEST_SHARE * sum(seconds for seconds, _ in periods)
+    for seconds, num_bytes in periods:
+        left_s -= seconds
+        if left_s <= 0:
+            return num_bytes / seconds
+    return 0.0
+
+
+def _periods(transfers: Sequence[Transfer]) -> list[tuple[float, int]]:
+    """Seconds and bytes of each stretch of time in which something was under way."""
+    periods: list[tuple[float, int]] = []
+    began_s = ends_s = 0.0
+    num_bytes = 0
+    for transfer in transfers:
+        if num_bytes and transfer.begin_s > ends_s:
+            periods.append((ends_s - began_s, num_bytes))
+            num_bytes = 0
+        if not num_bytes:
+            began_s = ends_s = transfer.begin_s
+        ends_s = max(ends_s, transfer.end_s)
+        num_bytes += transfer.num_bytes
+    return [*periods, (ends_s - began_s, num_bytes)] if num_bytes else periods
+
+
+LEAST_SAMPLES = 8
+LEAST_BYTES = 16_384
+LEAST_S = 0.004
+KEPT_SAMPLES = 1000
+_AGREES = 0.1
+_EVEN_SHARE = 0.75
+
+
+def says_a_rate(num_bytes: int, seconds: float, at_s: float) -> bool:
+    """Whether a message was large and long enough to say something of its link, and its times are times."""
+    has_times = LEAST_S <= seconds < math.inf and math.isfinite(at_s)
+    # else so far from any clock that the message would have begun when it ended
+    return num_bytes >= LEAST_BYTES and has_times and at_s - seconds / 2 < at_s
+
+
+class RecordedLinks:
+    """Turns the transfers of a run into the links of a profile."""
+
+    def __init__(self) -> None:
+        self._samples: dict[tuple[str, str], deque[_Message]] = {}
+
+    def add(self, source: str, target: str, num_bytes: int, seconds: float, *, at_s: float) -> None:
+        """Add one message that came at ``at_s``; a small or quick one, or one whose times are no times, is left out."""
+        if says_a_rate(num_bytes, seconds, at_s):
+            kept = self._samples.setdefault((source, target), deque(maxlen=KEPT_SAMPLES))
+            kept.append(_Message(num_bytes, seconds, at_s))
+
+    def links(self, known: Sequence[LinkFacts]) -> tuple[LinkFacts, ...]:
+        """The known links with the rates that the run showed, where it showed another one."""
+        lines = _Lines(self._shown_by(known))
+        return tuple(lines.corrected(link) if self._is_shown(link) else link for link in known)
+
+    def shown(self, known: Sequence[LinkFacts]) -> tuple[LinkFacts, ...]:
+        """Only the known links of which the run's own transfers say a rate, with that rate."""
+        lines = _Lines(self._shown_by(known))
+        return tuple(lines.corrected(link) for link in known if self._is_shown(link))
+
+    def _shown_by(self, known: Sequence[LinkFacts]) -> dict[Pair, list[Transfer]]:
+        """The messages of each link that has enough of them, on their way."""
+        return {
+            (link.source, link.target): [
+                message.on_link(link.latency_s) for message in self._samples[link.source, link.target]
+            ]
+            for link in known
+            if self._is_shown(link)
+        }
+
+    def _is_shown(self, link: LinkFacts) -> bool:
+        """Whether enough transfers of the run went over a link; one through a machine's memory is never shown."""
+        is_memory = link.is_assumed and link.rate_bytes_per_s >= LOOPBACK_BYTES_PER_S
+        return not is_memory and len(self._samples.get((link.source, link.target), ())) >= LEAST_SAMPLES
+
+
+class _Message(NamedTuple):
+    """One message: its bytes, the seconds that it took, and when it was there."""
+
+    num_bytes: int
+    seconds: float
+    at_s: float
+
+    def on_link(self, latency_s: float) -> Transfer:
+        """The time for which its bytes were on the link."""
+        return Transfer(self.at_s - self.seconds + min(latency_s, self.seconds / 2), self.at_s, self.num_bytes)
+
+
+class _Lines:
+    """What links had of the lines of their nodes, and what these carried.
+
+    Args:
+        transfers: of each link.
+    """
+
+    def __init__(self, transfers: Mapping[Pair, Sequence[Transfer]]) -> None:
+        self._rates = {
+            pair: [each.num_bytes / (each.end_s - each.begin_s) for each in found] for pair, found in transfers.items()
+        }
+        self._own = {
+            pair: statistics.quantiles(rates, n=4, method="inclusive")[2] for pair, rates in self._rates.items()
+        }
+        self._could_have: dict[Pair, float] = dict(self._own)
+        for end in (0, 1):
+            for node in {pair[end] for pair in transfers}:
+                self._share(transfers, [pair for pair in transfers if pair[end] == node])
+
+    def _share(self, transfers: Mapping[Pair, Sequence[Transfer]], pairs: Sequence[Pair]) -> None:
+        """Note for the links of one line what each could have had of it alone."""
+        carried = busy_rate(itertools.chain.from_iterable(transfers[pair] for pair in pairs))
+        most = max(self._own[pair] for pair in pairs)
+        for pair in pairs:
+            if self._own[pair] >= _EVEN_SHARE * most:
+                self._could_have[pair] = max(carried, self._could_have[pair])
+
+    def corrected(self, link: LinkFacts) -> LinkFacts:
+        """The link as its messages showed it."""
+        pair = (link.source, link.target)
+        own, rate, rates = self._own[pair], self._could_have[pair], self._rates[pair]
+        known = link.rate_bytes_per_s
+        if own <= known * (1 + _AGREES) and rate >= known * (1 - _AGREES):
+            return dataclasses.replace(link, is_assumed=False)
+        return dataclasses.replace(
+            link,
+            rate_bytes_per_s=rate,
+            rate_low_bytes_per_s=statistics.median(rates),
+            rate_high_bytes_per_s=max(rate, *rates),
+            is_assumed=False,
+        )
+
+
+MAX_BLOB_BYTES: Final = 1 << 30
+"""Bytes of the largest head with its moments, gradient of a unit, parcel, or probe, that is admitted."""
+
+
+def check_blobs(course: Course, sizes: Sizes) -> None:
+    """Refuse a course that would send something larger than a link takes.
+
+    Example: the whole table of 262,144 tokens of width 1,152 is 1.13 GiB, which a tied model sends with each update.
+
+    Raises:
+        PlanError: names it, both numbers, and what can be done.
+    """
+    if len(course.owners) < 2 or not course.num_steps:
+        return
+    if not course.method.full_parameters:
+        smaller = "set train.optimizer = 'sgd', which keeps no state, or " if sizes.head_bytes <= MAX_BLOB_BYTES else ""
+        _check("head with its optimizer state", sizes.head_bytes + sizes.head_state_bytes, smaller)
+        return
+    reach = ever_trained(course)
+    if course.head in reach:
+        _check("gradient of the head", sizes.unit_grad_bytes(course.head), "")
+    if EMBEDDING in reach:
+        smaller = "" if sizes.is_tied else "lower train.batch_size or train.max_length, or "
+        what = "gradient of the embedding, a table tied to the head," if sizes.is_tied else "gradient of the embedding"
+        _check(what, sizes.unit_grad_bytes(EMBEDDING), smaller)
+
+
+def check_parcels(plan: Plan, sizes: Sizes) -> None:
+    """Refuse helpers that would get pairs, or send weights, that are larger than a link takes; and such replicas.
+
+    Args:
+        plan: with its helpers, or several hosts of the same blocks.
+        sizes: of its course, at any node.
+
+    Raises:
+        CapacityError: names host and helper, or the hosts, both numbers, and what can be done.
+    """
+    course = plan.course
+    for stage in plan.placement.stages:
+        num_bytes = _replica_grad_bytes(plan, stage[0].node, sizes)
+        if num_bytes > MAX_BLOB_BYTES:
+            names = ", ".join(piece.node for piece in stage)
+            raise CapacityError(
+                f"the gradient of blocks {stage[0].text}, which nodes {names} send each other, has up to "
+                f"{format_bytes(num_bytes)}, a message at most {format_bytes(MAX_BLOB_BYTES)}; give each other blocks, "
+                "or take smaller adapters"
+            )
+    manner = course.offload.manner if course.offload is not None else IN_STEP
+    pairs = math.ceil(sizes.sent_pair_bytes(course.microbatch_sizes()[0] * course.max_length))
+    smaller = "raise train.microbatches, "
+    if manner.pairs == EXACT:
+        smaller += "set offload.pairs = 'bfloat16', "
+    for helper in plan.placement.helpers:
+        where = f"{plan.placement.host_of(helper.start)}'s blocks {helper.text}"
+        blocks = helper.stop - helper.start
+        for what, num_bytes, remedy in (
+            (f"pairs of {where} for helper {helper.node}", blocks * pairs, smaller),
+            (f"adapters of {where} from helper {helper.node}", blocks * sizes.helped.sent, "take smaller adapters, "),
+        ):
+            if num_bytes > MAX_BLOB_BYTES:
+                raise CapacityError(
+                    f"the {what} have up to {format_bytes(num_bytes)}, a message at most "
+                    f"{format_bytes(MAX_BLOB_BYTES)}; {remedy}or leave {where} without helper (offload.mode)"
+                )
+
+
+def takes_replica_grads(plan: Plan, node: str, sizes: Sizes) -> bool:
+    """Whether links take the gradients that a node sends to other hosts of its blocks; it may be the only host."""
+    return _replica_grad_bytes(plan, node, sizes) <= MAX_BLOB_BYTES
+
+
+def _replica_grad_bytes(plan: Plan, node: str, sizes: Sizes) -> int:
+    if not replicas(plan.placement, node):
+        return 0
+    piece = plan.slice_of(node)
+    ranges = ever_trained(plan.course).ranges_within(piece.start, piece.stop)
+    return max((stop - start for start, stop in ranges), default=0) * sizes.adapter_bytes
+
+
+def _check(what: str, num_bytes: int, remedy: str) -> None:
+    if num_bytes > MAX_BLOB_BYTES:
+        raise PlanError(
+            f"the {what} has up to {format_bytes(num_bytes)}, a message between owners at most "
+            f"{format_bytes(MAX_BLOB_BYTES)}; {remedy}give one node all rows (data.owners = 1, or --data at one node)"
+        )

@@ -1,1 +1,0 @@
-"""What links cost: assumed before they are measured, and corrected by what runs recorded."""

@@ -1,1 +1,0 @@
-"""Times of a machine or a run, made into a profile or compared with one."""

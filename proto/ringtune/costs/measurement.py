@@ -1,0 +1,356 @@
+"""What is measured for a job and in which order, its rehearsal, and whether a profile fits a course and its copies.
+
+What is measured for a job, and in which order: shape, sizes, messages, and who with whom.
+
+Links are measured in rounds of pairs, as in a tournament: within a round a node is in one pair at most, and so is a
+machine, because two pairs that share processors would slow each other down.
+
+Source: the circle method for round-robin tournaments (Kirkman 1847).
+
+The rehearsal of a job: a few steps of the very ring, whose results are thrown away, to learn what actions take.
+
+Works that are timed one by one miss what a ring adds: neighbours in the same memory, threads that send while others
+compute, and a quota that all of them share. So ``ringtune measure`` ends with a rehearsal, and corrects its times by
+what the rehearsal's actions took, as a run corrects them for the next one.
+
+Whether a profile was measured for a course: its model, its width, and the shape of its timings.
+
+Which nodes may hold copies that have to stay equal in every bit, and the refusal of others.
+
+Replicas of a stage and HiFT's owners each do the same update of their own copy (``schedule.lowering``,
+``schedule.stages``), and digests compare them (``techniques.replicas``). Two nodes get the same bits only
+where the same kernels run: an optimizer that is fused for CUDA rounds otherwise than the processor's, and a processor's
+by its vector instructions. So each node tells its *numeric class* with its facts, and only equal ones hold copies.
+
+Source: PyTorch, Reproducibility: results are not the same across releases, nor between CPU and GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ringtune.costs.action_costs import WIRE_ITEM_BYTES
+from ringtune.costs.profile import BLOCK_WORKS, ModelFacts, NodeFacts, Profile, TimedShape, Work, WorkTable, WorkTime
+from ringtune.errors import PlanError
+from ringtune.job.job import Job
+from ringtune.schedule.course import Course, FrozenWeights, name_of
+from ringtune.schedule.operation_tables import Policy
+from ringtune.schedule.plan import Plan
+
+_SCALE_BYTES = 4
+
+Pair = tuple[str, str]
+
+
+class Size(NamedTuple):
+    """The size of a micro-batch: rows, and the padded length of each row in tokens."""
+
+    rows: int
+    tokens: int
+
+
+def job_shape(job: Job, *, fixed_tokens: int = 0, subnets: int = 1, frozen: FrozenWeights | None = None) -> TimedShape:
+    """The shape that timings for this job belong to: its largest micro-batch, at ``train.max_length`` tokens.
+
+    Args:
+        job: batch, micro-batches and longest text.
+        fixed_tokens: of every image, whatever ``train.max_length`` is; 0 = texts.
+        subnets: of each block, where the job has operations.
+        frozen: how frozen weights are held.
+    """
+    return TimedShape(
+        rows=-(-job.train.batch_size // job.train.microbatches),
+        tokens=fixed_tokens or job.train.max_length,
+        task=job.model.task,
+        adapter=job.adapter.config,
+        dtype=job.model.dtype,
+        wire_dtype=job.wire.dtype,
+        optimizer=job.train.optimizer,
+        dropout=job.train.dropout,
+        subnets=subnets,
+        frozen=name_of(frozen),
+    )
+
+
+def timed_sizes(job: Job, *, fixed_tokens: int = 0) -> tuple[Size, ...]:
+    """The sizes at which work is timed: the largest micro-batch, and about half of it.
+
+    The half has half the tokens, or half the rows for images, which have one length; it is left out where nothing can
+    be halved. Example: 4 rows of 128 tokens are timed at (4, 128) and (4, 64).
+
+    Args:
+        job: batch, micro-batches and longest text.
+        fixed_tokens: of every image; 0 = texts.
+    """
+    shape = job_shape(job, fixed_tokens=fixed_tokens)
+    whole = Size(shape.rows, shape.tokens)
+    half = Size(whole.rows // 2, whole.tokens) if fixed_tokens else Size(whole.rows, whole.tokens // 2)
+    return (whole, half) if half.rows and half.tokens else (whole,)
+
+
+def hidden_bytes(job: Job, model: ModelFacts) -> int:
+    """Bytes of the hidden state of the largest micro-batch at full length, with its mask.
+
+    Example: 4 rows of 128 tokens, 384 wide, in float32: 4 * 128 * (4 * 384 + 1) = 786,944.
+    """
+    shape = job_shape(job, fixed_tokens=model.fixed_tokens)
+    scale_bytes = _SCALE_BYTES if job.wire.dtype == "int8" else 0
+    token_bytes = model.hidden_size * WIRE_ITEM_BYTES[job.wire.dtype] + scale_bytes + 1
+    return shape.rows * shape.tokens * token_bytes
+
+
+def link_rounds(nodes: Sequence[str], machines: Mapping[str, str]) -> tuple[tuple[Pair, ...], ...]:
+    """Pair every two nodes once, in rounds in which no node and no machine is in two pairs.
+
+    Example: four nodes on machines of their own take three rounds of two pairs.
+
+    Args:
+        nodes: at least two to have any pair.
+        machines: node -> the machine that it is on.
+
+    Returns:
+        Rounds; within one no node and no machine is in two pairs.
+    """
+    rounds: list[tuple[Pair, ...]] = []
+    for tournament_round in _tournament(sorted(nodes)):
+        rounds += _apart(tournament_round, machines)
+    return tuple(rounds)
+
+
+def _tournament(nodes: Sequence[str]) -> list[list[Pair]]:
+    """Pair all nodes in rounds: the first node keeps its seat, the others move on by one a round.
+
+    With an odd number of nodes one rests in each round.
+    """
+    seats = [*nodes, *([""] if len(nodes) % 2 else [])]
+    rounds = []
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
+        rounds.append([(first, second) for first, second in pairs if first and second])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return rounds
+
+
+def _apart(pairs: Sequence[Pair], machines: Mapping[str, str]) -> list[tuple[Pair, ...]]:
+    """Take a round apart until no machine is in two pairs."""
+    rounds: list[list[Pair]] = []
+    busy: list[set[str]] = []
+    for pair in pairs:
+        own = {machines[node] for node in pair}
+        for index, others in enumerate(busy):
+            if not own & others:
+                rounds[index].append(pair)
+                others |= own
+                break
+        else:
+            rounds.append([pair])
+            busy.append(set(own))
+    return [tuple(found) for found in rounds]
+
+
+SKIPPED_ITEMS: Final = 4
+"""First items of a rehearsal that do not count: kernels, caches and connections are used for the first time in them."""
+
+REHEARSAL_S: Final = 60.0
+"""Most seconds that a rehearsal trains."""
+
+_SHALLOW_STEPS: Final = SKIPPED_ITEMS + 6
+_DEEP_STEPS: Final = 14
+_TURN_STEPS: Final = 4
+
+
+def rehearsal_steps(job: Job, num_blocks: int) -> int:
+    """Number of steps after which a rehearsal has seen enough: some shallow ones, one each depth, some of all blocks.
+
+    Example: 29 for six blocks, 47 for twenty-four; 27 for six of which two are private, as these never train.
+
+    Args:
+        job: that will run.
+        num_blocks: of the model.
+    """
+    return _SHALLOW_STEPS + _deeper(job, num_blocks) + _DEEP_STEPS
+
+
+def rehearsal_of(job: Job, num_blocks: int) -> Job:
+    """Make the job of the rehearsal: the same work in short turns, all depths soon, nothing saved.
+
+    Args:
+        job: that will run.
+        num_blocks: of the model.
+    """
+    steps = rehearsal_steps(job, num_blocks)
+    changes: dict[str, object] = {
+        "train.max_steps": 2 * steps,  # it is stopped before its end, which would evaluate and collect
+        "train.local_iterations": min(job.train.local_iterations, _TURN_STEPS),
+        "train.eval_every": 0,
+        "train.checkpoint_every": 0,
+        "recovery.copies": "none",
+        "operations.policy": Policy.STANDARD.value,  # whole blocks: parts of them take as much longer
+    }
+    if job.unfreeze is not None:
+        changes["unfreeze.at"] = [_SHALLOW_STEPS + block for block in range(_deeper(job, num_blocks))]
+    return job.with_overrides(changes)
+
+
+def _deeper(job: Job, num_blocks: int) -> int:
+    """How many blocks can be unfrozen besides the top one."""
+    return max(0, num_blocks - job.privacy.private_blocks - 1)
+
+
+def rehearsed(before: Profile, after: Profile) -> Profile:
+    """Correct the nodes that hosted nothing in a rehearsal as those that did.
+
+    Args:
+        before: the profile that the rehearsal was planned with.
+        after: what came of it; has the same nodes.
+
+    Returns:
+        ``after``, in which each work that a node did not do takes longer by the median ratio of those that did it.
+    """
+    known, ratios = before.by_name, dict[str, list[float]]()
+    own = [_ratios(known[node.node], node) for node in after.nodes]
+    for work, ratio in itertools.chain.from_iterable(found.items() for found in own):
+        ratios.setdefault(work, []).append(ratio)
+    medians = {work: statistics.median(found) for work, found in ratios.items()}
+    with_messages = any(node.has_messages for node in after.nodes)
+    missing = [{work: ratio for work, ratio in medians.items() if work not in found} for found in own]
+    nodes = zip(after.nodes, missing, strict=True)
+    return dataclasses.replace(
+        after, nodes=tuple(_corrected(node, lacks, with_messages=with_messages) for node, lacks in nodes)
+    )
+
+
+def _ratios(before: NodeFacts, after: NodeFacts) -> dict[str, float]:
+    """Seconds after over seconds before of each work that has changed, at the sizes of the points before."""
+    if before.work_times == after.work_times:
+        return {}
+    table = WorkTable(after.work_times, where=f"node {after.node}")
+    found: dict[str, list[float]] = {}
+    for point in before.work_times:
+        work = Work(point.work)
+        if point.median_s > 0 and work in table:
+            found.setdefault(point.work, []).append(table.seconds(work, point.size) / point.median_s)
+    ratios = {work: statistics.fmean(values) for work, values in found.items()}
+    return {work: ratio for work, ratio in ratios.items() if abs(ratio - 1) > _SAME}
+
+
+_SAME: Final = 1e-9
+
+
+def _corrected(node: NodeFacts, missing: Mapping[str, float], *, with_messages: bool) -> NodeFacts:
+    """The facts of a node in which works that it did not rehearse take longer by these ratios of the others."""
+    if not missing:
+        return node
+    return dataclasses.replace(
+        node,
+        work_times=tuple(_scaled(point, missing.get(point.work, 1.0)) for point in node.work_times),
+        has_messages=node.has_messages or (with_messages and any(work in missing for work in BLOCK_WORKS)),
+        block_forward_s=node.block_forward_s * missing.get(Work.FORWARD, 1.0),
+        block_graph_s=node.block_graph_s * missing.get(Work.GRAPH, 1.0),
+        block_backward_s=node.block_backward_s * missing.get(Work.BACKWARD, 1.0),
+    )
+
+
+def _scaled(point: WorkTime, ratio: float) -> WorkTime:
+    return dataclasses.replace(
+        point, median_s=point.median_s * ratio, low_s=point.low_s * ratio, high_s=point.high_s * ratio
+    )
+
+
+def check_profile(profile: Profile, course: Course, *, model_digest: str = "", shape: TimedShape | None = None) -> None:
+    """Refuse a profile that was measured for something else.
+
+    Args:
+        profile: measured.
+        course: to be timed with it; it says how frozen weights are held.
+        model_digest: of the job's model; empty = whatever the profile has, as long as it is one.
+        shape: of the job; the rows of a micro-batch may differ, times are scaled.
+
+    Raises:
+        PlanError: another model, another number of blocks or width, or another shape; names node and values.
+    """
+    digest = model_digest or (profile.nodes[0].model.digest if profile.nodes else "")
+    for node in profile.nodes:
+        model = node.model
+        if model.digest != digest:
+            raise PlanError(
+                f"node {node.node} was profiled with another model ({model.digest[:12]}, not {digest[:12]})"
+            )
+        if (model.num_blocks, model.hidden_size) != (course.num_blocks, course.hidden_size):
+            raise PlanError(
+                f"the profile is of a model with {model.num_blocks} blocks of width {model.hidden_size}, the run has "
+                f"{course.num_blocks} of {course.hidden_size}"
+            )
+        if shape is not None and node.shape.is_measured:
+            if node.shape.frozen != name_of(course.frozen):
+                raise PlanError(
+                    f"node {node.node} was profiled with frozen weights in {node.shape.frozen}, the run has them in "
+                    f"{name_of(course.frozen)} (runtime.frozen); measure anew with 'ringtune measure'"
+                )
+            for name in ("tokens", "task", "adapter", "dtype", "wire_dtype", "optimizer", "dropout"):
+                found, wanted = getattr(node.shape, name), getattr(shape, name)
+                if found != wanted:
+                    raise PlanError(
+                        f"node {node.node} was profiled with {name} {found}, the job has {wanted}; "
+                        "measure anew with 'ringtune measure'"
+                    )
+
+
+class Copies(NamedTuple):
+    """What some nodes of a plan have alike.
+
+    Attributes:
+        what: in words.
+        nodes: that update a copy each; at least two.
+        remedy: what else the user can do.
+    """
+
+    what: str
+    nodes: tuple[str, ...]
+    remedy: str
+
+
+def numeric_class(facts: NodeFacts) -> str:
+    """Name what the last bits of a node's results depend on: ``cpu x86_64 AVX2, torch 2.11.0``.
+
+    A node that did not tell, of a profile of an earlier version or before any device is bought, has its device alone.
+    """
+    return facts.numerics or facts.device
+
+
+def refuse_unlike_copies(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
+    """Refuse a plan whose copies are on nodes of different numeric classes.
+
+    Args:
+        plan: with all its placements.
+        facts: of every node of the plan, by name.
+
+    Raises:
+        PlanError: names the copies, and two nodes with their classes.
+    """
+    for copies in _copies(plan):
+        first = copies.nodes[0]
+        for other in copies.nodes[1:]:
+            classes = numeric_class(facts[first]), numeric_class(facts[other])
+            if classes[0] != classes[1]:
+                raise PlanError(
+                    f"nodes {first} ({classes[0]}) and {other} ({classes[1]}) would hold copies of {copies.what}, "
+                    "which have to be equal in every bit, and they round differently; use one kind of device and one "
+                    f"version of torch for both (such as ringtune node --device cpu), or {copies.remedy}"
+                )
+
+
+def _copies(plan: Plan) -> Iterator[Copies]:
+    owners = tuple(owner.node for owner in plan.course.owners)
+    if plan.course.method.full_parameters and plan.course.num_steps and len(owners) > 1:
+        yield Copies("embedding and head", owners, "let one node own all rows (data.owners = 1)")
+    for placement in plan.placements:
+        for stage in placement.stages:
+            if len(stage) > 1:
+                nodes = tuple(piece.node for piece in stage)
+                yield Copies(f"blocks {stage[0].text}", nodes, "plan anew with placement.replicas = 'never'")

@@ -1,1 +1,0 @@
-"""What a node needs of memory, in terms that planner, refusals and simulator add up."""

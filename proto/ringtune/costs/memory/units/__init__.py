@@ -1,1 +1,0 @@
-"""Bytes that a unit that trains has besides its weights: its gradient, its optimizer's state."""

@@ -1,0 +1,506 @@
+"""How much memory and disk a run takes on a node, in training, in a move and at rest.
+
+What a node keeps of the ends of the last turns, its own and copies of others, so that a run can go back to one.
+
+A file has weights and optimizer state of the trained blocks. A host of blocks [2, 4) that keeps copies for one of
+[0, 2), all of which train: four files of each, of which one is being made or is coming. An owner keeps its head as
+well, for each of its own turns.
+
+Memory of blocks whose adapters a helper fits: at their host, and at the helper.
+
+The host keeps no gradients and no optimizer state of these adapters, but pairs until they are on their way: at most
+those of all micro-batches of one item, and one more while it is packed. Where the next item does not wait for an update
+they are those of two items. Where a block keeps more for its backward than its pairs, they take the place of graphs
+that are gone, and those of two micro-batches come on top. A helper holds adapters with gradients and state, and no
+other weights of the blocks; pairs of ``WAITING`` micro-batches a link, and those that it fits at the moment twice, as
+they came and as they are computed with. Weights that go back lie at either end; with overlap those of two updates do.
+A host with merged adapters holds none; they are in a file. What users with adapters of their own take of each is in
+``costs.offload_costs``.
+
+How much memory a run takes on a node: terms of so many things of so many bytes each.
+
+Terms are pure functions of measured sizes.
+
+The planner, its refusals and the simulator's ledger add these terms up, each in its own way. The sum is an upper bound
+that is compared with the node's budget; what the interpreter and the libraries take before a run is not in it. Of an
+accelerator it is: there the budget is a device's memory, and tools show a process's whole part of it.
+
+What the engine's rules bound, and where it shows here:
+
+* ``in_flight`` items at a time keep graphs (one, unless a method is stale on purpose): ``microbatches`` of them per
+  block between the lowest unit that ever trains and the top;
+* each of those items may see another version of the adapters: ``in_flight - 1`` besides the newest;
+* moments stay for every unit that was ever updated;
+* credits bound the hidden states of a (link, boundary), whether they wait at the sender or the receiver;
+* gradients come back for those items only: ``microbatches`` of each per boundary;
+* an owner that hosts the bottom embeds without a credit, but only ``credits`` per segment of its route.
+
+What a run that moves needs besides its placements: room for what was trained, and for what comes, beside a slice.
+
+How many bytes a run takes on a node's disk: optimizer state at rest, merged adapters, checkpoints, hidden states.
+
+A host whose adapters a helper fits, and which holds them inside matrices, keeps them in a file: one set, or the sum of
+those of all users. Shards of adapters are some megabytes and are not counted, but where helpers fit them: these may be
+as large as the matrices, and of each user.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ringtune.config.optimizers import update_work_bytes
+from ringtune.costs.activation_costs import graph_terms, recomputed_blocks
+from ringtune.costs.full_parameters_costs import hosted_units, staying_units, step_terms, trained_units, unit_terms
+from ringtune.costs.memory_sizes import SCORE_WORK_BYTES, Sizes, block_scores_bytes, gathers_scores, needs_gradients
+from ringtune.costs.memory_terms import Around, MemoryEstimate, Share, Term, passing_bytes
+from ringtune.costs.profile import ModelFacts, NodeFacts
+from ringtune.errors import CapacityError
+from ringtune.quantities import format_bytes
+from ringtune.schedule.actions import Payload
+from ringtune.schedule.course import IN_STEP, Course
+from ringtune.schedule.lowering import WAITING
+from ringtune.schedule.migration import TURNS_KEPT
+from ringtune.schedule.placement import Placement
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import within
+from ringtune.schedule.units import EMBEDDING, Range
+from ringtune.schedule.versions import ever_trained, in_flight
+
+OWN_TURNS: Final = "trained block, as it was at the end of a turn"
+COPIES: Final = "the same of another host"
+HEADS: Final = "head, as it was at the end of a turn"
+_FILES: Final = TURNS_KEPT + 1
+
+
+def kept_turn_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
+    """The terms of what a node keeps of the ends of turns; none where its placement keeps nothing."""
+    if share.copies is None or not course.num_steps:
+        return
+    reach = ever_trained(course)
+    block = sizes.adapter_bytes + sizes.adapter_state_bytes
+    yield Term("kept", OWN_TURNS, _FILES * _trained_in(reach.ranges, share.start, share.stop), block)
+    yield Term("kept", COPIES, _FILES * sum(_trained_in(reach.ranges, *one) for one in share.copies), block)
+    if share.is_owner and reach.has_head:
+        yield Term("kept", HEADS, _FILES, sizes.head_bytes + sizes.head_state_bytes)
+
+
+def end_of_turn_bytes(course: Course, share: Share, sizes: Sizes) -> int:
+    """Bytes of weights and state that a node has trained at most, which it would copy at the end of each turn."""
+    ends = (EMBEDDING, course.head) if share.is_owner else ()
+    reach = ever_trained(course)
+    units = [unit for unit in (*range(share.start, share.stop), *ends) if unit in reach]
+    return sum(sizes.trained_bytes(unit) + sizes.state_bytes(unit) for unit in units)
+
+
+def _trained_in(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> int:
+    return sum(max(0, min(stop, last) - max(start, first)) for first, last in ranges)
+
+
+_AT_WORK = 2
+
+
+def offload_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
+    """Yield what a node holds besides because helpers fit its adapters, and because it is a helper."""
+    micro, trained = course.microbatch_sizes(), ever_trained(course)
+    pair = round(sizes.pair_bytes(micro[0] * course.max_length))
+    helped = _trained_of(trained.ranges, share.helped)
+    manner = course.offload.manner if course.offload is not None else IN_STEP
+    waits = not (manner.overlap or manner.interval > 1)
+    late = 0 if waits else len(micro)  # the next item has graphs again
+    count = late + (_AT_WORK if _graphs_are_larger(course, share, sizes) else len(micro) + 1)
+    yield Term("buffers", "pairs of a block until they are sent", helped * count, pair)
+    updates = 2 if manner.overlap else 1
+    own = sum(stop - start for start, stop in share.helped)
+    yield Term("adapters", "adapter of a block that a helper fits", own, sizes.helped.hosted)
+    yield Term("buffers", "adapter that a helper sent", updates * helped, sizes.helped.sent)
+    links = [[_trained_of(trained.ranges, (one,)) for one in ranges] for ranges in share.helps]
+    largest = [max(blocks) for blocks in links]
+    waiting = WAITING[Payload.PAIRS] * sum(largest) + _AT_WORK * max(largest, default=0)
+    fitted = sum(map(sum, links))
+    hosted = sum(stop - start for ranges in share.helps for start, stop in ranges)
+    yield Term("adapters", "adapter of a block that another node hosts", hosted, sizes.helped.held)
+    both = sizes.helped.gradients + sizes.sets_state_bytes
+    yield Term("optimizer", "gradient and moments of an adapter that is fitted for another node", fitted, both)
+    yield Term("buffers", "pairs of a block that wait to be fitted", waiting, pair)
+    yield Term("buffers", "adapter on its way to its host", updates * fitted, sizes.helped.sent)
+
+
+def _graphs_are_larger(course: Course, share: Share, sizes: Sizes) -> bool:
+    """Whether each helped block keeps more for its backward than pairs: then these take the place of a graph that goes.
+
+    Both are there of the micro-batch that is in its backward, and pairs twice of the one that is packed.
+    """
+    if any(within(share.recompute, start, stop) for start, stop in share.helped):
+        return False
+    tokens = course.microbatch_sizes()[0] * course.max_length
+    kept = min(sizes.kept_bytes(tokens), tokens * (sizes.lowest_token_bytes or math.inf))
+    return sizes.pair_bytes(tokens) <= kept
+
+
+def _trained_of(trained: Sequence[Range], ranges: Iterable[Range]) -> int:
+    """How many blocks of some ranges ever train."""
+    return sum(max(0, min(stop, last) - max(start, first)) for first, last in ranges for start, stop in trained)
+
+
+def memory_estimate(course: Course, share: Share, sizes: Sizes) -> MemoryEstimate:
+    """Estimate what a node with this share holds at most during the whole run, whatever the timing."""
+    return MemoryEstimate(tuple(term for term in _terms(course, share, sizes) if term.number and term.each_bytes))
+
+
+def node_memory(
+    plan: Plan,
+    node: str,
+    model: ModelFacts,
+    *,
+    optimizer: str,
+    activation_token_bytes: float,
+    dtype: str = "float32",
+    data_bytes: int = 0,
+) -> MemoryEstimate:
+    """Estimate what ``node`` holds at most during the run of ``plan``; arguments as for ``Sizes``."""
+    sizes = Sizes(
+        plan.course,
+        model,
+        optimizer=optimizer,
+        dtype=dtype,
+        activation_token_bytes=activation_token_bytes,
+        data_bytes=data_bytes,
+    )
+    return memory_estimate(plan.course, Share.of(plan, node), sizes)
+
+
+def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
+    reach, micro = ever_trained(course), course.microbatch_sizes()
+    tokens = micro[0] * course.max_length
+    num_hosted = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
+    num_kept = max(0, share.stop - max(share.start, reach.lowest))
+    flying = _in_flight(course, share)
+    kept, tensor = round(sizes.kept_bytes(tokens)), round(sizes.tensor_bytes(tokens))
+    dealt = len(micro) if share.around is None else share.around.dealt
+    if course.method.full_parameters:
+        yield from unit_terms(course, share, sizes)
+        yield from step_terms(course, share, sizes)
+    else:
+        yield from _adapter_terms(course, share, sizes, flying)
+        yield from graph_terms(course, share.recompute, (share.stop - num_kept, share.stop), sizes, flying, dealt)
+        yield Term("activations", "work space of a block", min(1, num_hosted), kept)
+        if share.is_owner:
+            yield Term("head", "work space of the head", 1, round(sizes.head_work_bytes(tokens)))
+    yield from kept_turn_terms(course, share, sizes)
+    if gathers_scores(course):
+        yield from _score_terms(course, share, sizes)
+    num_masks = flying * dealt if num_kept else 0
+    num_masks += share.credits if num_hosted > num_kept else 0
+    mask = sizes.mask_bytes(micro[0], course.max_length)
+    yield Term("activations", "attention mask of a micro-batch", num_masks, mask)
+    if share.is_owner:
+        yield Term("data", "rows and tokenizer", 1, sizes.data_bytes)
+    yield Term("data", "operation tables", 1, sizes.tables_bytes)
+    yield Term("device", "context, kernels and work space of the accelerator", 1, sizes.context_bytes)
+    yield Term("buffers", "tensor on its way or waiting", _waiting(course, share, reach.lowest, flying), tensor)
+
+
+def _adapter_terms(course: Course, share: Share, sizes: Sizes, flying: int) -> Iterable[Term]:
+    """The terms of frozen weights, and of adapters and head with what trains them."""
+    reach = ever_trained(course)
+    num_hosted = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
+    num_trained = _overlap(reach.ranges, share.start, share.stop)
+    yield Term("weights", "frozen block", num_hosted, sizes.block_bytes)
+    yield Term("weights", "embedding", int(share.is_owner), sizes.embedding_bytes)
+    yield Term("weights", "room for a widened matrix", 1, sizes.widened_bytes(is_owner=share.is_owner))
+    helped = sum(stop - start for start, stop in share.helped)
+    yield Term("adapters", "adapter of a block", num_hosted - helped, sizes.adapter_bytes)
+    yield Term("adapters", "earlier version of an adapter", (flying - 1) * num_trained, sizes.adapter_bytes)
+    trained = sizes.adapter_bytes + sizes.adapter_state_bytes
+    num_fitted = sum(_overlap(reach.ranges, *one) for one in itertools.chain(*share.helps))
+    own = num_trained - sum(_overlap(reach.ranges, *one) for one in share.helped)
+    yield Term("optimizer", "gradient and moments of an adapter", own, trained)
+    yield from offload_terms(course, share, sizes)
+    if share.around is not None and share.around.replicas:
+        grads = num_trained * (WAITING[Payload.REPLICA_GRAD] * share.around.replicas + 1)
+        yield Term("buffers", "gradient of an adapter, from another host of the blocks", grads, sizes.adapter_bytes)
+    if share.is_owner:
+        yield Term("head", "head with gradient and moments", 1, 2 * sizes.head_bytes + sizes.head_state_bytes)
+    yield Term(
+        "passing",
+        "work space of an update, or pieces of what is saved or handed over",
+        1,
+        _passing(sizes, num_trained + num_fitted, has_head=share.is_owner and reach.has_head),
+    )
+
+
+def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
+    """What a pass that gathers scores holds besides: whole graphs, inputs of linear layers, and one gradient.
+
+    It goes down to the lowest block that may train, although a short run may never train that.
+    """
+    micro, lowest = course.microbatch_sizes(), course.trainable.lowest
+    tokens = micro[0] * course.max_length
+    scored = max(0, share.stop - max(share.start, lowest))
+    trained = max(0, share.stop - max(share.start, ever_trained(course).lowest))
+    again = len(recomputed_blocks(course, share.recompute, (share.stop - scored, share.stop)))
+    again_too = len(recomputed_blocks(course, share.recompute, (share.stop - trained, share.stop)))
+    kept = round(sizes.kept_bytes(tokens))
+    more = max(0, scored - again - (trained - again_too)) * len(micro)
+    yield Term("activations", "block's graph while scores are gathered", more, kept)
+    yield Term("data", "block's scores until they are reported", scored, block_scores_bytes(course))
+    if scored and needs_gradients(course):
+        inputs = round(sizes.kept_for_scores_bytes(tokens))
+        watched = (scored - again) * len(micro) + min(1, again)
+        yield Term("activations", "inputs of a block's linear layers, for scores", watched, inputs)
+        yield Term("passing", "gradient that is reduced to scores", 1, sizes.gradient_bytes + SCORE_WORK_BYTES)
+
+
+def _passing(sizes: Sizes, num_trained: int, *, has_head: bool) -> int:
+    """Bytes that are there for a moment: at an update, or while trained tensors are saved, loaded or handed over."""
+    head, adapter = sizes.head_bytes if has_head else 0, sizes.adapter_bytes if num_trained else 0
+    moved = sizes.head_bytes + sizes.head_state_bytes if has_head else 0
+    moved += num_trained * (sizes.adapter_bytes + sizes.adapter_state_bytes)
+    return max(update_work_bytes(max(head, adapter), sizes.optimizer), passing_bytes(moved))
+
+
+def _in_flight(course: Course, share: Share) -> int:
+    """How many items may be in flight at the slice: by the ring, and by a method that was fitted to another one."""
+    if share.start == share.stop:
+        return 1
+    return max(course.method.in_flight_below(course, share.above + 1), in_flight(course, share.start))
+
+
+def _overlap(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> int:
+    return sum(max(0, min(stop, last) - max(start, first)) for first, last in ranges)
+
+
+def _waiting(course: Course, share: Share, lowest: int, flying: int) -> int:
+    """How many full-size tensors can wait here to leave or to be used, plus one in the codec."""
+    moved = share.credits * _hidden_links(course, share)
+    moved += len(course.microbatch_sizes()) * _gradients(course, share, lowest, flying)
+    is_bottom = share.start == share.private_blocks and share.start < share.stop
+    embeds_ahead = share.credits * (share.above + 1) if share.is_owner and is_bottom else 0
+    embeds_ahead *= 1 if share.around is None else share.around.width
+    # own micro-batches between the frozen blocks of the top slice and those with a graph; see ``engine.paths``
+    feeds_head = share.start < share.stop and (not share.above or course.may_skip)
+    below_head = share.credits if share.is_owner and feeds_head and not embeds_ahead else 0
+    return moved + (1 if moved else 0) + embeds_ahead + below_head
+
+
+def _hidden_links(course: Course, share: Share) -> int:
+    """How many links carry hidden states to or from the node."""
+    if share.around is not None:
+        return _links_among_replicas(course, share, share.around)
+    others = len(course.owners) - share.is_owner
+    is_host, is_top = share.start < share.stop, share.above == 0
+    is_bottom = share.start == share.private_blocks
+    count = 0
+    if is_host and course.may_skip:  # any slice may be passed by
+        count += share.below + others + share.above + others
+    elif is_host:
+        count += (others if is_bottom else 1) + (others if is_top else 1)
+    if share.is_owner:
+        is_alone = not course.may_skip
+        count += (0 if is_host and is_bottom and is_alone else 1) + (0 if is_host and is_top and is_alone else 1)
+        if course.may_skip:  # the first and the last slice of a micro-batch may be any
+            count += 2 * (share.below + share.above)
+    return count
+
+
+def _links_among_replicas(course: Course, share: Share, around: Around) -> int:
+    """How many links carry hidden states to or from the node where stages have several hosts."""
+    others = len(course.owners) - share.is_owner
+    count = 0
+    if share.start < share.stop:
+        below, above = (around.below, around.above) if course.may_skip else (around.next_below, around.next_above)
+        count += below + above
+        count += others * ((course.may_skip or not around.below) + (course.may_skip or not around.above))
+    if share.is_owner:
+        count += (
+            2 * (around.below + around.above + 1 + around.replicas) if course.may_skip else around.bottom + around.top
+        )
+    return count
+
+
+def _gradients(course: Course, share: Share, lowest: int, flying: int) -> int:
+    """How many items' gradients may wait here, summed over the links.
+
+    No more of them wait on a link than its receiver may have items in flight.
+    """
+    others = len(course.owners) - share.is_owner
+    is_host, is_top = share.start < share.stop, share.above == 0
+
+    def below(hosts: int) -> int:
+        return course.method.in_flight_below(course, hosts)
+
+    count = 0
+    if is_host and share.stop > lowest:
+        links = others if is_top else 1
+        if course.may_skip:
+            links = share.above + others
+        count += links * flying
+    if is_host and share.start > lowest:
+        count += (share.below if course.may_skip else 1) * below(share.above + 2)
+    if share.is_owner and course.head > lowest and not (is_host and is_top and not course.may_skip):
+        count += below(1)
+    if share.is_owner and lowest == EMBEDDING and not (is_host and share.start == 0):
+        count += 1  # of the hidden state that the embedding made
+    return count
+
+
+_KEPT = ("adapters", "optimizer")
+_NOT_YET = ("activations", "buffers", "passing")
+
+
+def fullest(parts: Sequence[Mapping[str, MemoryEstimate]]) -> dict[str, MemoryEstimate]:
+    """What each node holds at most in any placement."""
+    nodes = dict.fromkeys(node for part in parts for node in part)
+    return {
+        node: max((part[node] for part in parts if node in part), key=lambda one: one.total_bytes) for node in nodes
+    }
+
+
+def most_memory(
+    plan: Plan, parts: Sequence[Mapping[str, MemoryEstimate]]
+) -> tuple[dict[str, MemoryEstimate], dict[str, MemoryEstimate]]:
+    """What each node holds at most in any placement, and during any move; the second has no node that never moves."""
+    moving: dict[str, MemoryEstimate] = {}
+    for placements, (before, after) in zip(itertools.pairwise(plan.placements), itertools.pairwise(parts), strict=True):
+        moving = fullest([moving, moving_memory(placements, before, after)])
+    return fullest(parts), moving
+
+
+def moving_memory(
+    placements: tuple[Placement, Placement], before: Mapping[str, MemoryEstimate], after: Mapping[str, MemoryEstimate]
+) -> dict[str, MemoryEstimate]:
+    """What each node of a placement holds at most while the run moves to it; no micro-batch is under way.
+
+    First what others trained of its blocks comes, beside the old slice. Then the next slice is there, with what came
+    and with what was trained of the old one.
+
+    Args:
+        placements: the one that the run leaves, and the next one.
+        before: what nodes need in the first one.
+        after: what nodes need in the second one.
+    """
+    found = {}
+    for node, here in after.items():
+        old = before.get(node, MemoryEstimate())
+        coming = tuple(_coming(_new_share(*placements, node), here))
+        moments = (
+            MemoryEstimate((*_resting(old), *coming)),
+            MemoryEstimate((*_resting(here), *coming, *_kept(old))),
+        )
+        found[node] = max(moments, key=lambda one: one.total_bytes)
+    return found
+
+
+def _new_share(before: Placement, after: Placement, node: str) -> float:
+    """The share of the blocks of a node's next slice that it does not host yet."""
+    held, wanted = (
+        {block for one in placement.slices if one.node == node for block in range(one.start, one.stop)}
+        for placement in (before, after)
+    )
+    return len(wanted - held) / max(1, len(wanted))
+
+
+def _resting(estimate: MemoryEstimate) -> Iterator[Term]:
+    return (term for term in estimate.terms if term.part not in _NOT_YET)
+
+
+def _kept(before: MemoryEstimate) -> Iterator[Term]:
+    for term in before.terms:
+        if term.part in _KEPT:
+            yield term._replace(what=f"{term.what}, of the slice before")
+
+
+def _coming(share: float, after: MemoryEstimate) -> Iterator[Term]:
+    for term in after.terms:
+        if term.part in _KEPT and share:
+            yield Term(term.part, f"{term.what}, as others send it", 1, math.ceil(share * term.total_bytes))
+
+
+def refuse_full_moves(
+    plan: Plan, parts: Sequence[Mapping[str, MemoryEstimate]], facts: Mapping[str, NodeFacts]
+) -> None:
+    """Refuse a plan with a move for which a node has no room.
+
+    Args:
+        plan: that moves.
+        parts: what the nodes of each placement need, in their order.
+        facts: of every node.
+
+    Raises:
+        CapacityError: names the node, the move, and both numbers.
+    """
+    moves = zip(itertools.pairwise(plan.placements), itertools.pairwise(parts), strict=True)
+    for placements, (before, after) in moves:
+        for node, needs in moving_memory(placements, before, after).items():
+            if needs.total_bytes > facts[node].memory_bytes:
+                raise CapacityError(
+                    f"node {node} needs {needs} to move to placement {placements[1].placement_number} but has "
+                    f"{format_bytes(facts[node].memory_bytes)}; give the plan one placement, or move fewer blocks"
+                )
+
+
+_SHARDS: Final = 3
+"""Shards of a node at once: those of the last two checkpoints, and the one that is being written."""
+
+
+class DiskNeeds(NamedTuple):
+    """Bytes that a run takes at most in a node's folder.
+
+    Attributes:
+        state_bytes: optimizer state of units that rest.
+        checkpoint_bytes: of all checkpoints that are there at once.
+        merged_bytes: adapters that the matrices have inside.
+        cache_bytes: hidden states of rows that come again.
+    """
+
+    state_bytes: int = 0
+    checkpoint_bytes: int = 0
+    merged_bytes: int = 0
+    cache_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all of them."""
+        return self.state_bytes + self.checkpoint_bytes + self.merged_bytes + self.cache_bytes
+
+
+def disk_needs(course: Course, share: Share, sizes: Sizes) -> DiskNeeds:
+    """Estimate what a run takes at most in the folder of a node, without the headers of files.
+
+    Example: AdamW on a node whose units have 10 MB: state on disk takes 20 MB, a checkpoint 30 MB.
+    """
+    at_once = min(_SHARDS, _num_checkpoints(course))
+    if not course.method.full_parameters:
+        shard = _fitted_bytes(course, share, sizes)
+        return DiskNeeds(merged_bytes=_merged_bytes(course, share, sizes), checkpoint_bytes=at_once * shard)
+    trained = trained_units(course, share)
+    state = sum(map(sizes.state_bytes, trained))
+    saved = sum(map(sizes.state_bytes, staying_units(course, share))) if course.method.drops_state else state
+    shard = saved + sum(map(sizes.trained_bytes, hosted_units(course, share)))
+    return DiskNeeds(state if share.state_on_disk else 0, at_once * shard)
+
+
+def _fitted_bytes(course: Course, share: Share, sizes: Sizes) -> int:
+    """Bytes of a shard's adapters that are fitted here for others, with moments, and of those that others fit."""
+    fitted = sum(stop - start for ranges in share.helps for start, stop in ranges)
+    own = sum(stop - start for start, stop in share.helped)
+    has_sums = course.offload is not None and course.offload.interval > 1
+    of_helper = sizes.helped.held + sizes.sets_state_bytes + (sizes.helped.gradients if has_sums else 0)
+    return fitted * of_helper + own * (sizes.helped.hosted or sizes.helped.sent)
+
+
+def _merged_bytes(course: Course, share: Share, sizes: Sizes) -> int:
+    """Bytes of the adapters of hosted blocks that helpers fit and matrices have inside: as many as travel."""
+    if course.offload is None or not course.offload.merged:
+        return 0
+    return sizes.helped.sent * sum(stop - start for start, stop in share.helped)
+
+
+def _num_checkpoints(course: Course) -> int:
+    """At most so many: they come at the end of a turn."""
+    if not course.checkpoint_every:
+        return 0
+    return math.ceil(course.num_steps / max(course.checkpoint_every, course.local_iterations))

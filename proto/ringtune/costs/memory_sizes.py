@@ -1,0 +1,545 @@
+"""Bytes of each thing that a run holds: units, state, tensors, activations, operation tables, and rows of an owner.
+
+What the masks of a block's dropout take, a bit for each value, where a block that runs again keeps them.
+
+What the logits of a micro-batch take: a head with many of them computes them in chunks.
+
+How many bytes the gradient of a unit has that goes from its initiator to another owner (``schedule.stages``).
+
+How much memory an owner's rows and their tokenizer take, from the sizes of its files: nothing is read.
+
+Source: resident bytes of an agent before and after, measured with MiniLM's tokenizer (word pieces, 30,522 entries:
+8.8 MiB), one of byte pairs (50,000 entries: 14.2 MiB), and 7,464 rows of texts (4.1 MiB; 2.1 MiB more once they were
+encoded to 16 tokens each).
+
+What operation tables change in memory: fewer graphs, the tables themselves, and a pass that gathers scores.
+
+A graph of a block with half of its subnets active keeps all but half of what the subnets keep. A run may count on that
+only where it is sure for every batch: with tables that are given, and where lots are drawn under capacities. A run that
+gathers scores keeps whole graphs while it does, and the inputs of its linear layers besides.
+
+Bytes of each thing that a run holds: of a unit, of its state, of tensors and activations.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ringtune.config.optimizers import state_bytes
+from ringtune.costs.offload_costs import kinds_of_users, sent_pair_token_bytes, set_bytes, wire_of
+from ringtune.costs.profile import ModelFacts, NodeFacts
+from ringtune.models.adapter_config import trains_own_weights
+from ringtune.models.kept_inputs import ADAPTER_DOWN
+from ringtune.schedule.batches import num_batches
+from ringtune.schedule.course import EXACT, TABLES_AT_ONCE, Course, frozen_bytes, widened_bytes
+from ringtune.schedule.operation_tables import FULL, Operations, Policy, block_row, pattern_of, share
+from ringtune.schedule.saved_activations import RANDOM, num_subtokens
+from ringtune.schedule.units import EMBEDDING
+from ringtune.techniques.offload import user_sets
+from ringtune.techniques.operations import choosers_of, limits_of
+
+_HIDDEN_STATES: Final = 4
+"""Hidden states that are dropped besides those of the adapters: two, and two more where LoRA is on three matrices."""
+
+
+def drawn_token_bytes(model: ModelFacts, max_length: int) -> float:
+    """Bytes of a block's masks for each padded token, at most.
+
+    A value is drawn for every attention probability, and for those of some hidden states. Each part of an adapter
+    drops as many values as its input has.
+
+    Example: 12 heads, rows of 128 tokens, width 384 and a bottleneck are 1,536 + 5 * 384 values, 432 bytes.
+
+    Args:
+        model: sizes of the model.
+        max_length: tokens of a row.
+    """
+    adapters = sum(kept.width for kept in model.kept_inputs if ADAPTER_DOWN in kept.layers)
+    return (model.num_heads * max_length + _HIDDEN_STATES * model.hidden_size + adapters) / 8
+
+
+MOST_LOGIT_BYTES: Final = 16 << 20
+"""What the logits of a micro-batch may take; a head with more takes its tokens in chunks of so many bytes."""
+_LOGIT_COPIES = 3
+
+
+def logits_fit(num_tokens: int, token_logits: int, item_bytes: int) -> bool:
+    """Whether a head may compute the logits of so many padded tokens at once.
+
+    Logits computed at once are there three times: as such, as probabilities, and as gradient. Logits of a chunk of
+    tokens change in place instead.
+
+    Args:
+        num_tokens: of the micro-batch.
+        token_logits: numbers for each token; 0 if the head looks at one token of a row.
+        item_bytes: of a number.
+    """
+    return _LOGIT_COPIES * num_tokens * token_logits * item_bytes <= MOST_LOGIT_BYTES
+
+
+def logits_peak_bytes(num_tokens: int, token_logits: int, item_bytes: int) -> int:
+    """Bytes that the logits of a micro-batch of at most so many tokens take at their peak.
+
+    Logits that do not fit (``logits_fit``) are computed in chunks.
+    """
+    each = token_logits * item_bytes
+    return min(_LOGIT_COPIES * num_tokens * each, max(MOST_LOGIT_BYTES, each))
+
+
+ROW_NUMBER_BYTES: Final = 8
+"""Bytes of the number of a row, beside the row."""
+
+
+def embedding_grad_bytes(model: ModelFacts, tokens: float) -> float:
+    """Bytes of the embedding's gradient of a batch of so many padded tokens, as it goes to another owner, at most.
+
+    Of a token table only the rows that a batch uses have a gradient; each goes with its number. One that is tied to the
+    head has all rows. Example: 1,024 tokens of width 768 are 3.2 MB, where the whole table of 30,522 rows is 94 MB.
+    """
+    whole = model.embedding_train_bytes
+    if model.is_tied or not model.token_table_bytes:
+        return whole
+    row_bytes = model.token_table_bytes / model.vocab_size + ROW_NUMBER_BYTES
+    return min(whole, whole - model.token_table_bytes + tokens * row_bytes)
+
+
+VOCABULARY_ENTRY_BYTES: Final = 300
+ROW_BYTES: Final = 650
+"""What a row takes besides its characters and its tokens: objects of its text, label and tokens."""
+
+TOKEN_BYTES: Final = 8
+"""A token of an encoded row: its id and its type."""
+
+
+def data_bytes(model: ModelFacts, files: tuple[Path, ...], *, num_owners: int, rows: int, max_length: int) -> int:
+    """Bytes of an owner's rows, encoded, and of the tokenizer.
+
+    Args:
+        model: whose tokenizer; images have none.
+        files: of the rows of all owners that share them.
+        num_owners: who share these files evenly.
+        rows: that the owner has, for training and evaluation.
+        max_length: tokens that a row is cut at.
+    """
+    own = sum(map(held_bytes, files)) // max(1, num_owners) + rows * ROW_BYTES
+    if model.fixed_tokens:
+        return own
+    return own + VOCABULARY_ENTRY_BYTES * model.vocab_size + rows * max_length * TOKEN_BYTES
+
+
+def held_bytes(path: Path) -> int:
+    """Bytes of the rows of a file in memory: of its text, or of its unpacked arrays; images of a folder stay there."""
+    if not path.is_file():
+        return 0
+    if path.suffix.lower() == ".npz":
+        try:
+            with zipfile.ZipFile(path) as archive:
+                return sum(entry.file_size for entry in archive.infolist())
+        except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+            return 0  # whoever reads the rows says what is wrong
+    return path.stat().st_size
+
+
+SCORE_WORK_BYTES: Final = 2 << 20
+"""What reducing a gradient to scores takes besides the gradient: chunks in float64."""
+
+_SCORES_BYTES: Final = 200
+_SCORE_BYTES: Final = 64
+_NUMBER_BYTES: Final = 40
+_MESSAGE_BYTES: Final = 700
+"""What Python takes for a block's scores, for one of them and for a number in it, and for a message, all measured."""
+
+_ROW_BYTES: Final = 260
+_BATCH_BYTES: Final = 400
+"""What Python takes for a row and for a batch besides their codes, measured: texts, tuples, entries of caches."""
+
+
+class KeptGraphs(NamedTuple):
+    """What the graphs of one item keep at most, for each block.
+
+    Attributes:
+        micros: micro-batches for which the block keeps a graph.
+        shares: shares of the block's subnets in these graphs, added up over the micro-batches.
+        begins: micro-batches for which its graph begins with the block, because the one below it has none.
+    """
+
+    micros: tuple[int, ...]
+    shares: tuple[float, ...]
+    begins: tuple[int, ...]
+
+    def inputs(self, start: int, stop: int, microbatches: int) -> int:
+        """Inputs that the graphs of blocks [start, stop) keep at most: one for each run of blocks with a graph.
+
+        Of two neighbours a graph begins with one at most.
+        """
+        if start >= stop:
+            return 0
+        found = self.micros[start] + sum(self.begins[start + 1 : stop])
+        return min(found, microbatches * -(-(stop - start) // 2))
+
+
+def subnet_token_bytes(model: ModelFacts, item_bytes: int, *, trains_own_weights: bool) -> float:
+    """Bytes of a block's graph per padded token that all its subnets keep together.
+
+    These are queries, keys, values and attention output, and what is as wide as the feed-forward part; norms and
+    adapters keep theirs whatever the share. Measured by ``tests/edge/model/test_pattern_sizes.py``.
+    """
+    inner = (model.inner_kept + trains_own_weights) * model.intermediate_size
+    return (4 * (model.attention_width or model.hidden_size) + inner) * item_bytes
+
+
+def score_token_bytes(model: ModelFacts, item_bytes: int) -> int:
+    """Bytes per padded token and block that a graph keeps besides where scores are gathered.
+
+    A linear layer whose weights get a gradient keeps its input. Where own weights train it does so anyway.
+    """
+    attention = model.attention_width or model.hidden_size
+    return (2 * model.hidden_size + attention + model.intermediate_size) * item_bytes
+
+
+def largest_gradient_bytes(model: ModelFacts, item_bytes: int) -> int:
+    """Bytes of the largest gradient of one tensor of a block; some models have queries, keys and values in one."""
+    attention = max(3 * model.hidden_size, model.attention_width)
+    return max(model.intermediate_size, attention) * model.hidden_size * item_bytes
+
+
+def gathers_scores(course: Course) -> bool:
+    """Whether a run has passes that gather scores, which build the whole graph of every block that may train."""
+    return course.choice is not None and bool(course.choice.scores)
+
+
+def needs_gradients(course: Course) -> bool:
+    """Whether the scores of a run need gradients of the weights of its blocks."""
+    return course.choice is not None and any(score.needs_gradient for score in course.choice.scores)
+
+
+@functools.lru_cache(maxsize=64)
+def block_scores_bytes(course: Course) -> int:
+    """Bytes of one block's scores for all batches, until they are reported; 0 where a run gathers none.
+
+    A node holds them as numbers until the end of a turn, and then as messages that wait to be sent. Example: two
+    scores of 6 subnets for 600 batches of 4 micro-batches are 2.8 MB.
+    """
+    if course.choice is None:
+        return 0
+    scores, subnets = len(course.choice.scores), course.choice.subnets
+    numbers = course.microbatches * (_SCORES_BYTES + scores * (_SCORE_BYTES + subnets * _NUMBER_BYTES))
+    message = _MESSAGE_BYTES + 2 * course.microbatches * scores * subnets * 8
+    batches = sum(course.num_scored(owner) for owner in course.owners)
+    return batches * (numbers + message) if scores else 0
+
+
+@functools.lru_cache(maxsize=64)
+def kept_graphs(course: Course) -> KeptGraphs | None:
+    """What graphs of one item keep at most, whatever the batch; None where that may be all of every block."""
+    choice = course.choice
+    if gathers_scores(course):
+        return None
+    if choice is not None and choice.tables:
+        return _most([_of_table(course, given.operations) for given in choice.tables])
+    if choice is not None:
+        return _of_capacities(course) if choice.policy == Policy.RANDOM else None
+    return _of_table(course, course.operations) if course.operations is not None else None
+
+
+def _most(each: Sequence[KeptGraphs | None]) -> KeptGraphs | None:
+    found = [kept for kept in each if kept is not None]
+    if len(found) < len(each):
+        return None
+
+    def most(field: int) -> tuple[float, ...]:
+        return tuple(map(max, zip(*(kept[field] for kept in found), strict=True)))
+
+    return KeptGraphs(tuple(map(int, most(0))), most(1), tuple(map(int, most(2))))
+
+
+def _of_table(course: Course, table: Operations) -> KeptGraphs | None:
+    """What a table says of every batch of every owner; None if it leaves a batch out, which is all full."""
+    if len(table.batches) < sum(num_batches(owner.train_rows, course.batch_size) for owner in course.owners):
+        return None
+    return _most([_of_rows(rows, course.num_blocks, table.subnets) for rows in {each.rows for each in table.batches}])
+
+
+def _of_rows(rows: tuple[str, ...], num_blocks: int, subnets: int) -> KeptGraphs:
+    codes = [block_row(row, subnets) for row in rows]
+    blocks = range(num_blocks)
+    micros = tuple(sum(code[block] == FULL for code in codes) for block in blocks)
+    shares = tuple(sum(share(pattern_of(row, block, subnets), FULL) for row in rows) for block in blocks)
+    begins = tuple(
+        sum(code[block] == FULL and (not block or code[block - 1] != FULL) for code in codes) for block in blocks
+    )
+    return KeptGraphs(micros, shares, begins)
+
+
+def _of_capacities(course: Course) -> KeptGraphs:
+    """What capacities allow each chooser, whichever micro-batches it draws; blocks without one are all full."""
+    parts, subnets = course.microbatch_sizes(), course.subnets
+    micros, shares = [len(parts)] * course.num_blocks, [float(len(parts))] * course.num_blocks
+    for chooser in choosers_of(course):
+        limits = limits_of(course, chooser, parts)
+        most = min(len(parts), limits.full // min(limits.costs))
+        for block in range(chooser.start, chooser.stop):
+            if chooser.subnet == 0:
+                micros[block], shares[block] = 0, 0.0
+            micros[block] = most if subnets == 1 else len(parts) if most else micros[block]
+            shares[block] += min(limits.full / max(limits.costs), most) / subnets
+    return KeptGraphs(tuple(micros), tuple(shares), tuple(micros))
+
+
+@functools.lru_cache(maxsize=64)
+def tables_bytes(course: Course) -> int:
+    """Bytes of the operation tables that every node of a run holds at most; 0 where it has none.
+
+    A row is a text, and so are the operations of whole blocks that are looked up of it. Example: 600 batches of 4
+    micro-batches, 12 blocks and 6 subnets are 1.1 MB a table.
+    """
+    if not course.may_skip:
+        return 0
+    batches = sum(num_batches(owner.train_rows, course.batch_size) for owner in course.owners)
+    row_bytes = _ROW_BYTES + course.num_blocks * (course.subnets + 1)
+    return _num_tables(course) * batches * (_BATCH_BYTES + course.microbatches * row_bytes)
+
+
+def _num_tables(course: Course) -> int:
+    choice = course.choice
+    if choice is None:
+        return 1
+    if choice.tables:  # the plan has them all, and a grant brings each once more
+        return len(choice.tables) + min(TABLES_AT_ONCE, len(choice.tables))
+    every = choice.refresh_steps
+    return min(TABLES_AT_ONCE, 1 + (course.num_steps // every if every else 0))
+
+
+DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
+
+CONTEXT_BYTES: Final = 815 << 20
+"""What a process takes of a CUDA device before it has a tensor there: context, code of kernels, work space of cuBLAS.
+
+Measured on one NVIDIA H200 with torch 2.11.0+cu130 and driver 580: 527 MiB of context, 751 MiB once the kernels of a
+transformer are loaded, and 64 MiB for cuBLAS. A smaller device may load less; no other one was measured.
+"""
+
+
+class Sizes:
+    """Bytes of each thing that a run of ``course`` holds: of a unit, of its state, of tensors and activations.
+
+    Args:
+        course: the run.
+        model: sizes of the model.
+        optimizer: one of ``ringtune.config.optimizers.OPTIMIZERS``.
+        dtype: of the computation, a key of ``DTYPE_BYTES``.
+        activation_token_bytes: what one block keeps for backward, for each padded token of a micro-batch; measured, or
+            from ``estimate_activation_token_bytes``.
+        data_bytes: of the node's rows and tokenizer.
+        lowest_token_bytes: as ``activation_token_bytes``, of the lowest block that trains; 0 = as much as others.
+        trains_own_weights: whether the blocks' own weights train instead of adapters.
+        has_dropout: whether blocks drop anything.
+        adapter: configuration; counts where users have adapters of their own.
+        device: that computes, ``cpu`` or ``cuda``.
+
+    Attributes:
+        context_bytes: of the device that hold no tensor; 0 on a processor, whose libraries are off the budget already.
+        helped: bytes of a block's adapters where a helper fits them.
+    """
+
+    def __init__(
+        self,
+        course: Course,
+        model: ModelFacts,
+        *,
+        optimizer: str,
+        dtype: str,
+        activation_token_bytes: float,
+        data_bytes: int = 0,
+        lowest_token_bytes: float = 0.0,
+        trains_own_weights: bool = False,
+        has_dropout: bool = False,
+        adapter: str = "",
+        device: str = "cpu",
+    ) -> None:
+        self.context_bytes = CONTEXT_BYTES if device == "cuda" else 0
+        if user_sets(course):
+            activation_token_bytes += max((kind.more_activation_token_bytes for kind in model.kinds), default=0.0)
+        self._item_bytes = DTYPE_BYTES[dtype]
+        self._token_logits = model.head_token_logits + model.head_class_token_logits * len(course.labels)
+        self._activation_token_bytes = activation_token_bytes
+        self.lowest_token_bytes = min(lowest_token_bytes, activation_token_bytes)
+        self.block_bytes = frozen_bytes(
+            model.block_bytes,
+            params=model.block_matrix_params,
+            rows=model.block_matrix_rows,
+            item_bytes=self._item_bytes,
+            frozen=course.frozen,
+        )
+        self.embedding_bytes = frozen_bytes(
+            model.embedding_bytes,
+            params=model.embedding_matrix_params,
+            rows=model.embedding_matrix_rows,
+            item_bytes=self._item_bytes,
+            frozen=course.frozen,
+        )
+        self._largest_params = (model.largest_matrix_params, model.head_token_logits * model.hidden_size)
+        self._frozen = course.frozen
+        self.optimizer = optimizer
+        self.adapter_bytes = model.adapter_block_bytes
+        self.helped = set_bytes(course, model, adapter=adapter)
+        self.head_bytes = model.head_bytes + model.head_class_bytes * len(course.labels)
+        head_factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
+        self.head_state_bytes = state_bytes(optimizer, self.head_bytes, head_factors)
+        self.adapter_state_bytes = state_bytes(optimizer, self.adapter_bytes, model.adapter_block_factor_bytes)
+        kinds = kinds_of_users(model, user_sets(course))
+        self.sets_state_bytes = sum(
+            state_bytes(optimizer, kind.adapter_block_bytes, kind.adapter_block_factor_bytes) for kind in kinds
+        )
+        self.token_bytes = course.hidden_size * self._item_bytes
+        self.data_bytes = data_bytes
+        self._embedding_train_bytes = model.embedding_train_bytes
+        self._embedding_state_bytes = state_bytes(optimizer, model.embedding_train_bytes, model.embedding_factor_bytes)
+        batch_tokens = course.batch_size * course.max_length
+        self._embedding_grad_bytes = math.ceil(embedding_grad_bytes(model, batch_tokens))
+        self.is_tied = model.is_tied
+        self._token_table_bytes = model.token_table_bytes or model.embedding_train_bytes
+        micro_tokens = course.microbatch_sizes()[0] * course.max_length
+        most_rows = math.ceil(self._token_table_bytes / self.token_bytes) + micro_tokens
+        self._embedding_rows_bytes = min(batch_tokens, most_rows) * (self.token_bytes + ROW_NUMBER_BYTES)
+        inputs = score_token_bytes(model, self._item_bytes)
+        self._passing_token_bytes = max(0.0, activation_token_bytes - inputs)
+        self._drawn_token_bytes = drawn_token_bytes(model, course.max_length) if has_dropout else 0.0
+        self._pair_token_bytes = sent_pair_token_bytes(model, EXACT)
+        self._sent_pair_token_bytes = sent_pair_token_bytes(model, wire_of(course.offload))
+        self._has_mask = not model.fixed_tokens
+        self._head = course.head
+        in_subnets = subnet_token_bytes(model, self._item_bytes, trains_own_weights=trains_own_weights)
+        self._subnet_token_bytes = min(in_subnets, activation_token_bytes)
+        self._projected_token_bytes = self._item_bytes * _projected_values(course, model)
+        self._score_token_bytes = 0 if trains_own_weights else score_token_bytes(model, self._item_bytes)
+        self.gradient_bytes = largest_gradient_bytes(model, self._item_bytes)
+        self.tables_bytes = tables_bytes(course)
+
+    @staticmethod
+    def at(course: Course, node: NodeFacts, *, optimizer: str, dtype: str) -> Sizes:
+        """Sizes of a run at one node: of its model, its rows, and what it measured."""
+        return Sizes(
+            course,
+            node.model,
+            optimizer=optimizer,
+            dtype=dtype,
+            activation_token_bytes=node.activation_token_bytes,
+            data_bytes=node.data_bytes,
+            lowest_token_bytes=node.lowest_token_bytes,
+            trains_own_weights=trains_own_weights(node.shape.adapter),
+            has_dropout=node.shape.dropout > 0,
+            adapter=node.shape.adapter,
+            device=node.device,
+        )
+
+    def trained_bytes(self, unit: int) -> int:
+        """Bytes of what trains in a unit: the adapter or own weights of a block, the head, or the embedding."""
+        if unit == EMBEDDING:
+            return self._embedding_train_bytes
+        return self.head_bytes if unit == self._head else self.adapter_bytes
+
+    def largest_tensor_bytes(self, unit: int) -> int:
+        """Bytes of the largest trained tensor of a unit, at most."""
+        if unit == EMBEDDING:
+            return self._token_table_bytes
+        return self.head_bytes if unit == self._head else min(self.adapter_bytes, self.gradient_bytes)
+
+    def unit_grad_bytes(self, unit: int) -> int:
+        """Bytes of the gradient of embedding or head, as it goes to another owner, at most."""
+        return self._embedding_grad_bytes if unit == EMBEDDING else self.head_bytes
+
+    @property
+    def decoder_bytes(self) -> int:
+        """Bytes of the matrix that makes logits of every token, such as a language model's decoder."""
+        return self._largest_params[1] * self._item_bytes
+
+    def embedding_rows_bytes(self) -> int:
+        """Bytes of a batch's rows in the embedding's gradient: at most its table's and those of a micro-batch."""
+        return self._embedding_rows_bytes
+
+    def widened_bytes(self, *, is_owner: bool) -> int:
+        """Bytes of the room in which a frozen matrix is widened: of a block, or the decoder of a language model."""
+        largest = max(self._largest_params) if is_owner else self._largest_params[0]
+        return widened_bytes(largest, item_bytes=self._item_bytes, frozen=self._frozen)
+
+    def state_bytes(self, unit: int) -> int:
+        """Bytes that the optimizer keeps of a unit: of the adapter of a block, of the head, or of the embedding."""
+        if unit == EMBEDDING:
+            return self._embedding_state_bytes
+        return self.head_state_bytes if unit == self._head else self.adapter_state_bytes
+
+    def largest_state_bytes(self, unit: int) -> int:
+        """Bytes of these that belong to one trained tensor of a unit, at most."""
+        return min(self.state_bytes(unit), state_bytes(self.optimizer, self.largest_tensor_bytes(unit)))
+
+    def tensor_bytes(self, tokens: float) -> float:
+        """Bytes of a hidden state or gradient of so many padded tokens."""
+        return tokens * self.token_bytes
+
+    def run_again_bytes(self, tokens: float) -> float:
+        """Bytes that one block keeps which runs again: its input, and the masks that its dropout drew."""
+        return tokens * (self.token_bytes + self._drawn_token_bytes)
+
+    def kept_bytes(self, tokens: float) -> float:
+        """Bytes that one block keeps for its backward of so many padded tokens.
+
+        The block's work space is taken as just as large.
+        """
+        return tokens * self._activation_token_bytes
+
+    def projected_bytes(self, tokens: float) -> float:
+        """Bytes that one block keeps for its backward where VeLoRA holds for it; of all of them without VeLoRA."""
+        return max(0.0, self.kept_bytes(tokens) - tokens * self._projected_token_bytes)
+
+    def kept_passing_bytes(self, tokens: float) -> float:
+        """Bytes of these that a block keeps where its weights do not train, so that it only passes gradients on.
+
+        Its linear layers then keep no inputs.
+        """
+        return tokens * self._passing_token_bytes
+
+    def kept_in_subnets_bytes(self, tokens: float) -> float:
+        """Bytes of these that all subnets of the block keep together; the rest is there whatever their share."""
+        return tokens * self._subnet_token_bytes
+
+    def kept_for_scores_bytes(self, tokens: float) -> float:
+        """Bytes that one block keeps besides, of so many padded tokens, while scores are gathered."""
+        return tokens * self._score_token_bytes
+
+    def pair_bytes(self, tokens: float) -> float:
+        """Bytes of one block's pairs for a helper, of so many padded tokens, as they were computed."""
+        return tokens * self._pair_token_bytes
+
+    def sent_pair_bytes(self, tokens: float) -> float:
+        """Bytes of the same as they travel."""
+        return tokens * self._sent_pair_token_bytes
+
+    def mask_bytes(self, rows: int, max_length: int) -> int:
+        """Bytes of what tells the blocks which tokens of a micro-batch see which: a number for every two of a row."""
+        return rows * max_length**2 * self._item_bytes if self._has_mask else 0
+
+    def head_work_bytes(self, tokens: float) -> float:
+        """Bytes that the head holds while it runs: the hidden state with its gradient, and the logits."""
+        logits = logits_peak_bytes(math.ceil(tokens), self._token_logits, self._item_bytes)
+        return 2 * self.tensor_bytes(tokens) + logits
+
+
+def _projected_values(course: Course, model: ModelFacts) -> int:
+    """Values of a token that one block need not keep because VeLoRA keeps projections of them.
+
+    Example: 3,072 inputs in 32 parts are 32 numbers, so 3,040 values less. Random vectors differ by layer: three layers
+    that read 768 values keep 96.
+    """
+    velora = course.velora
+    if velora is None:
+        return 0
+    chosen = [kept for kept in model.kept_inputs if set(kept.layers) & set(velora.layers)]
+    freed = [kept for kept in chosen if not (kept.kept_anyway or kept.always_kept)]
+    vectors = [(kept.width, kept.readers if velora.init == RANDOM else 1) for kept in freed]
+    return sum(max(0, width - number * num_subtokens(width, velora.parts)) for width, number in vectors)

@@ -1,0 +1,429 @@
+"""The sizes of a model that planning counts with: of its folder, and of the adapters, subnets and head of the job.
+
+The weights of a block that train with ``adapter.config = "full"``, and that the scores of subnets look at.
+
+These are the weights that are divided among the subnets of a block: rows of query, key, value and of the feed-forward
+part, columns of both ways out. Norms and the biases of both ways out belong to no subnet and stay frozen.
+
+Source: D2FT, section III-A.
+
+What one block keeps for its backward, where nobody measured it.
+
+The subnets that a job divides each block of its model into; known once the model's sizes are.
+
+The sizes of a model that planning counts with: of its folder, and of the job's adapters and head.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ringtune.config.optimizers import factor_numbers
+from ringtune.costs.full_parameters_costs import with_full_parameters
+from ringtune.costs.memory_sizes import DTYPE_BYTES
+from ringtune.costs.offload_costs import BFLOAT16, FLOAT32, VELORA, pair_token_bytes, pair_widths
+from ringtune.costs.profile import KindFacts, ModelFacts
+from ringtune.errors import JobError, PlanError
+from ringtune.job.job import Job, job_of_user, kinds_of
+from ringtune.models.adapter_config import adapter_block_params, auxiliary_of, trains_own_weights
+from ringtune.models.adapter_support import head_group_refusal, offload_refusal, places_of
+from ringtune.models.auxiliary_models import AuxiliaryConfig, in_block
+from ringtune.models.families import FAMILIES, check_task
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+    Config,
+    Dimensions,
+    Family,
+    Shapes,
+    Widths,
+)
+from ringtune.models.folder import CONFIG_FILE, StoredTensor, base_tensors, check_files, model_dimensions, read_config
+from ringtune.models.kept_inputs import has_other_adapters, kept_inputs, lora_values
+from ringtune.schedule.operation_tables import Subnets, subnets_of
+from ringtune.techniques.full_parameters import check_group
+from ringtune.techniques.offload import check_fused
+from ringtune.techniques.operations import given_tables
+
+
+def own_weights(family: Family, config: Config) -> Shapes:
+    """The shapes of a block's own weights that may train, by their names inside the block.
+
+    Example: ten tensors with 1,772,160 weights of a BERT of width 384 and inner width 1,536.
+
+    Args:
+        family: of the model.
+        config: from ``read_config``.
+    """
+    return {name: shape for name, shape in family.block_shapes(config).items() if name in family.subnet_weights}
+
+
+def estimate_activation_token_bytes(
+    model: ModelFacts,
+    *,
+    tokens: int,
+    dropout: float,
+    dtype: str = "float32",
+    trains_own_weights: bool = False,
+    auxiliary: Collection[AuxiliaryConfig] = (),
+    lora_values: int | None = None,
+    has_more: bool = False,
+) -> float:
+    """Estimate the bytes that one block keeps for backward per padded token, where nothing was measured.
+
+    The estimate is 5 to 8 % above the MiniLM block that it was fitted to (``Source``). For a block of any family it is
+    at most 7 % too low or 33 % too high with a bottleneck, LoRA or own weights (``tests/edge/model/test_sizes.py``).
+    With IA3, DoRA, MTL-LoRA or a gate beside LoRA it was up to 24 % too low.
+
+    In units of the hidden state (a token's width): queries, keys, values and attention output 4 (each of the width of
+    all heads together, as keys and values are repeated for the heads that share them), inputs of the layer norms 3,
+    adapter 2, and of the feed-forward part ``inner_kept * intermediate / hidden``; besides, what further norms keep,
+    and scores that are capped. With dropout the attention probabilities are kept three times, and the masks 2. A linear
+    layer that trains keeps its input: where the block's own weights train, there is no adapter and one input of a norm
+    less, but the inputs of queries, keys and values, of the way out of the attention and of the feed-forward part are
+    kept 3, and that of the way out of it ``intermediate / hidden``. Auxiliary models keep their inputs, each tensor
+    once, and what is inside each MLP; as they stand in the way of no norm there are 2 inputs of norms. LoRA is like
+    them; with dropout each of its matrices keeps the dropped input and a mask instead of the input. With other adapters
+    beside these, such as bottlenecks, the 5 units of an adapter of the library are counted too.
+
+    Args:
+        model: sizes of the model.
+        tokens: of the longest row.
+        dropout: probability; above 0 it disables the attention kernel that keeps no probabilities.
+        dtype: of the computation.
+        trains_own_weights: whether the block's own weights train instead of an adapter.
+        auxiliary: models that train, alone or beside adapters of the library.
+        lora_values: of each token inside all LoRAs of the block; None without LoRA.
+        has_more: whether other adapters train beside LoRA and auxiliary models.
+
+    Source: saved tensors of one MiniLM block at 16 x 128 tokens: 37.3 MiB without, 75.2 MiB with dropout
+    (``tests/contract/costs/test_memory_estimate.py``).
+    """
+    inner_units = (model.inner_kept + trains_own_weights) * model.intermediate_size / model.hidden_size
+    trained_units = 2.0 + 3.0 if trains_own_weights else 3.0 + 2.0
+    if auxiliary or lora_values is not None:
+        inputs = sum(kept.width for kept in model.kept_inputs if not kept.always_kept)
+        values = inputs + (lora_values or 0) + sum(one.hidden_values for one in auxiliary)
+        beside = (trained_units if has_more else 2) + values / model.hidden_size
+        trained_units = beside if lora_values is None else max(trained_units, beside)
+    dropped = dropout_token_bytes(model, tokens=tokens, dtype=dtype) if dropout > 0 else 0
+    if lora_values is not None and dropout > 0:
+        dropped += _lora_dropout_values(model) * DTYPE_BYTES[dtype]
+    attention = 4 * (model.attention_width or model.hidden_size) + model.more_kept_values
+    attention += model.kept_scores * model.num_heads * tokens
+    return ((trained_units + inner_units) * model.hidden_size + attention) * DTYPE_BYTES[dtype] + dropped
+
+
+def _lora_dropout_values(model: ModelFacts) -> int:
+    """Values of a token that LoRA's dropout adds: for each matrix a dropped input and a mask, but no input.
+
+    The input stays where an auxiliary model reads it too.
+    """
+    found = (kept for kept in model.kept_inputs if kept.lora)
+    return sum(kept.width * (2 * kept.lora - (kept.lora == kept.readers and not kept.always_kept)) for kept in found)
+
+
+def dropout_token_bytes(model: ModelFacts, *, tokens: int, dtype: str = "float32") -> int:
+    """Bytes of a block's graph per padded token that are there only with dropout.
+
+    Without it the attention kernel is fused and keeps no probabilities. With it these are kept three times, as
+    probabilities, mask and product, and the masks of hidden states twice.
+
+    Example: 12 heads, rows of 128 tokens and width 384 are 5,376 numbers, 21,504 bytes.
+    """
+    return (2 * model.hidden_size + 3 * model.num_heads * tokens) * DTYPE_BYTES[dtype]
+
+
+def job_subnets(job: Job, model: ModelFacts) -> Subnets:
+    """The subnets of each block; where nothing may be less than full, a whole block is one.
+
+    Raises:
+        JobError: ``operations.heads`` or the given tables do not divide the model's heads; names the model.
+    """
+    kv_heads, where = model.num_kv_heads or model.num_heads, f"{job.model.path} ({model.model_type})"
+    return _subnets(job, heads=model.num_heads, kv_heads=kv_heads, inner=model.intermediate_size, where=where)
+
+
+def check_subnets(job: Job, dimensions: Dimensions, *, where: str) -> None:
+    """Refuse a job whose subnets do not divide a model.
+
+    Args:
+        job: what is wanted.
+        dimensions: of the model.
+        where: its file.
+
+    Raises:
+        JobError: as ``job_subnets``.
+    """
+    heads = dimensions.num_heads
+    _subnets(job, heads=heads, kv_heads=dimensions.kv_heads or heads, inner=dimensions.inner, where=where)
+
+
+def _subnets(job: Job, *, heads: int, kv_heads: int, inner: int, where: str) -> Subnets:
+    given = given_tables(job.operations)
+    try:
+        if given:
+            return _given(job, Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=given[0].operations.subnets))
+        heads_each = job.operations.heads if job.operations.is_chosen and not job.operations.by_slice else 0
+        return subnets_of(heads=heads, kv_heads=kv_heads, inner=inner, heads_each=heads_each)
+    except PlanError as error:
+        what = "operations.table is of another model: " if given else ""
+        raise JobError(f"{what}{error}; the model is {where}") from error
+
+
+def _given(job: Job, subnets: Subnets) -> Subnets:
+    """Refuse given tables of parts of blocks where the job's adapter or dropout needs whole ones."""
+    heads = subnets.heads_each if subnets.count > 1 else 0
+    if problem := head_group_refusal(job.adapter.config, dropout=job.train.dropout, heads=heads):
+        raise JobError(f"operations.table has {subnets.count} subnets a block: {problem}")
+    return subnets
+
+
+def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> ModelFacts:
+    """Sizes of the model in ``folder`` with the job's adapters and head, in the job's compute dtype.
+
+    Args:
+        folder: the model folder.
+        job: for task, adapter, dtype, longest text and private blocks.
+        in_part: the folder lacks weights that other nodes have; weights count as next to nothing.
+
+    Raises:
+        ModelError: not a folder of a supported family or task, a tensor is missing or has another shape, or two of its
+            files do not belong together.
+        JobError: the job asks for longer texts or more private blocks than the model has.
+        IntegrityError: a safetensors file is damaged.
+    """
+    config = read_config(folder)
+    family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
+    check_job(job, config, where=str(Path(folder) / CONFIG_FILE))
+    check_files(folder, config)
+    tensors = {} if in_part else base_tensors(folder, config, with_decoder=job.model.task == CAUSAL_LM)
+    item_bytes = DTYPE_BYTES[job.model.dtype]
+    adapter_params = adapter_block_params(
+        job.adapter.config,
+        hidden_size=dimensions.hidden,
+        widths=family.widths(config),
+        num_blocks=dimensions.num_blocks,
+    )
+    weights = {name: math.prod(stored.shape) for name, stored in tensors.items()}
+    in_block = sum(count for name, count in weights.items() if name.startswith(f"{family.block_prefix}0."))
+    own = own_weights(family, config) if trains_own_weights(job.adapter.config) else {}
+    auxiliary = auxiliary_of(job.adapter.config)
+    trained = [own, *(_shapes_in_block(auxiliary, at, family.widths(config)) for at in range(dimensions.num_blocks))]
+    own_params = sum(math.prod(shape) for shape in own.values())
+    in_blocks, in_embedding = _frozen_matrices(tensors, family.block_prefix, own)
+    outside = [name for name in weights if not name.startswith(family.block_prefix)]
+    head = _head_sizes(job.model.task, dimensions, plugged=family.plugged)
+    facts = ModelFacts(
+        model_type=config["model_type"],
+        num_blocks=dimensions.num_blocks,
+        hidden_size=dimensions.hidden,
+        intermediate_size=dimensions.inner,
+        num_heads=dimensions.num_heads,
+        vocab_size=dimensions.vocab,
+        block_bytes=(1 if in_part else in_block - own_params) * item_bytes,
+        embedding_bytes=(1 if in_part else sum(weights[name] for name in outside)) * item_bytes,
+        head_bytes=head.params * item_bytes,
+        head_class_bytes=head.class_params * item_bytes,
+        head_token_logits=head.token_logits,
+        head_class_token_logits=head.class_token_logits,
+        inner_kept=dimensions.inner_kept,
+        fixed_tokens=dimensions.longest if dimensions.fixed else 0,
+        num_kv_heads=dimensions.kv_heads or dimensions.num_heads,
+        kept_inputs=kept_inputs(family, config, job.adapter.config),
+        adapter_block_bytes=(adapter_params + own_params) * item_bytes,
+        adapter_block_factor_bytes=max(factor_numbers(shapes.values()) for shapes in trained) * item_bytes,
+        embedding_factor_bytes=factor_numbers(tensors[name].shape for name in outside) * item_bytes,
+        head_factor_bytes=head.factors * item_bytes,
+        head_class_factor_bytes=head.class_factors * item_bytes,
+        digest=_digest(config, tensors),
+        block_matrix_params=in_blocks.params,
+        block_matrix_rows=in_blocks.rows,
+        embedding_matrix_params=in_embedding.params,
+        embedding_matrix_rows=in_embedding.rows,
+        largest_matrix_params=in_blocks.largest,
+        attention_width=dimensions.attention or dimensions.hidden,
+        more_kept_values=dimensions.more_kept,
+        kept_scores=dimensions.kept_scores,
+    )
+    facts = _with_kinds(_with_pairs(facts, job, family.widths(config)), folder, job, family.widths(config))
+    if in_part or not job.method.full_parameters:
+        return facts
+    return with_full_parameters(facts, family, tensors, task=job.model.task, item_bytes=item_bytes)
+
+
+def _shapes_in_block(auxiliary: Iterable[AuxiliaryConfig], block: int, widths: Widths) -> Shapes:
+    """The shapes of all tensors of the auxiliary models of a block."""
+    return {name: shape for one in in_block(auxiliary, block) for name, shape in one.shapes(widths).items()}
+
+
+def _with_pairs(facts: ModelFacts, job: Job, widths: Widths) -> ModelFacts:
+    """Copy facts with the sizes of a block's pairs, of the block with most of them; none where no helper can fit."""
+    config, dropout = job.adapter.config, job.train.dropout
+    if offload_refusal(config, dropout=dropout, fused=widths.merged):
+        return facts
+    blocks = [
+        pair_widths(config, at, hidden_size=facts.hidden_size, widths=widths, dropout=dropout)
+        for at in range(facts.num_blocks)
+    ]
+
+    def most(wire: str) -> int:
+        return max(pair_token_bytes(block, wire, value_bytes=DTYPE_BYTES[job.model.dtype]) for block in blocks)
+
+    return dataclasses.replace(
+        facts,
+        pair_token_bytes=most(FLOAT32),
+        pair_rounded_token_bytes=most(BFLOAT16),
+        pair_projected_token_bytes=most(VELORA),
+    )
+
+
+def _with_kinds(facts: ModelFacts, folder: str | Path, job: Job, widths: Widths) -> ModelFacts:
+    """Copy facts with the sizes of adapters that single users chose."""
+    users = tuple(job.offload.chosen_adapters)
+    others = [kind for kind in kinds_of(job, users)[1:] if kind.users]
+    if not others:
+        return facts
+    base, kinds = computed_token_bytes(facts, job), []
+    for kind in others:
+        own_job = job_of_user(job, kind.users[0])
+        own = model_facts(folder, own_job, in_part=True)
+        kinds.append(
+            KindFacts(
+                config=kind.config,
+                users=kind.users,
+                adapter_block_bytes=own.adapter_block_bytes,
+                adapter_block_factor_bytes=own.adapter_block_factor_bytes,
+                pair_token_bytes=own.pair_token_bytes,
+                pair_rounded_token_bytes=own.pair_rounded_token_bytes,
+                pair_projected_token_bytes=own.pair_projected_token_bytes,
+                more_activation_token_bytes=max(0.0, computed_token_bytes(own, own_job) - base),
+            )
+        )
+    configs = [job.adapter.config, *(kind.config for kind in others)]
+    places = {place for config in configs for place in places_of(config)}
+    beside = sum(math.prod(getattr(widths, place)) for place in places)
+    return dataclasses.replace(facts, kinds=tuple(kinds), beside_block_bytes=beside * DTYPE_BYTES[job.model.dtype])
+
+
+class _Matrices(NamedTuple):
+    """Numbers and rows of some matrices together, and numbers of the largest one."""
+
+    params: int
+    rows: int
+    largest: int
+
+    @staticmethod
+    def of(shapes: Iterable[tuple[int, ...]]) -> _Matrices:
+        """Count those of these shapes that are matrices."""
+        found = [shape for shape in shapes if len(shape) == 2]
+        sizes = [math.prod(shape) for shape in found]
+        return _Matrices(sum(sizes), sum(shape[0] for shape in found), max(sizes, default=0))
+
+
+def _frozen_matrices(
+    tensors: Mapping[str, StoredTensor], block_prefix: str, own: Collection[str]
+) -> tuple[_Matrices, _Matrices]:
+    """Count the frozen matrices of one block, and those outside the blocks.
+
+    Args:
+        tensors: of the model, by name.
+        block_prefix: how the names of all blocks begin.
+        own: names inside a block of what trains.
+    """
+    first = f"{block_prefix}0."
+    in_block = {name.removeprefix(first): stored for name, stored in tensors.items() if name.startswith(first)}
+    outside = [stored.shape for name, stored in tensors.items() if not name.startswith(block_prefix)]
+    return _Matrices.of(stored.shape for name, stored in in_block.items() if name not in own), _Matrices.of(outside)
+
+
+def computed_token_bytes(model: ModelFacts, job: Job) -> float:
+    """Compute what one block keeps for backward per padded token of a job's longest row, where nothing was measured."""
+    return estimate_activation_token_bytes(
+        model,
+        tokens=model.fixed_tokens or job.train.max_length,
+        dropout=job.train.dropout,
+        dtype=job.model.dtype,
+        trains_own_weights=trains_own_weights(job.adapter.config),
+        auxiliary=auxiliary_of(job.adapter.config),
+        lora_values=lora_values(job.adapter.config),
+        has_more=has_other_adapters(job.adapter.config),
+    )
+
+
+def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) -> None:
+    """Refuse a job that asks for more than the model can do.
+
+    Raises:
+        ModelError: its family has no head for the task.
+        JobError: longer texts, more private blocks, larger groups than it has, or subnets that do not divide heads.
+    """
+    family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
+    check_task(family, job.model.task, where=where)
+    longest, asked = dimensions.longest, job.train.max_length
+    if not dimensions.fixed and asked > longest:
+        raise JobError(f"train.max_length is {asked}, the model takes {longest} tokens at most; lower it")
+    if job.privacy.private_blocks >= dimensions.num_blocks:
+        raise JobError(
+            f"privacy.private_blocks is {job.privacy.private_blocks}, the model has {dimensions.num_blocks} blocks; "
+            "leave at least one to train"
+        )
+    check_group(job.hift, dimensions.num_blocks)
+    check_subnets(job, dimensions, where=where)
+    check_fused(job.offload, adapter=job.adapter, train=job.train, fused=family.widths(config).merged)
+
+
+class _HeadSizes(NamedTuple):
+    """Trainable weights of a head, what each class adds, its logits for each token; rows and columns of the weights.
+
+    Attributes:
+        class_token_logits: what each class adds to the logits of a token.
+    """
+
+    params: int
+    class_params: int
+    token_logits: int
+    factors: int
+    class_factors: int
+    class_token_logits: int = 0
+
+
+def _head_sizes(task: str, dimensions: Dimensions, *, plugged: bool) -> _HeadSizes:
+    """Count the weights of AdapterHub's default head for a task.
+
+    A language model's head is frozen and counts as embedding. A family that is plugged in classifies by one matrix.
+    """
+    hidden, row = dimensions.hidden, dimensions.hidden + 1
+    if plugged and task in (CLASSIFICATION, REGRESSION):
+        one = _HeadSizes(0, hidden, 0, hidden, 1)
+        return one if task == CLASSIFICATION else _HeadSizes(hidden, 0, 0, hidden + 1, 0)
+    return {
+        REGRESSION: _HeadSizes(hidden * row + row, 0, 0, 4 * hidden + 2, 0),
+        CLASSIFICATION: _HeadSizes(hidden * row, row, 0, 4 * hidden, 2),
+        IMAGE_CLASSIFICATION: _HeadSizes(0, row, 0, hidden, 2),
+        TAGGING: _HeadSizes(0, row, 0, hidden, 2, 1),
+        QUESTION_ANSWERING: _HeadSizes(2 * row, 0, 2, hidden + 4, 0),
+        CAUSAL_LM: _HeadSizes(0, 0, dimensions.vocab, 0, 0),
+    }[task]
+
+
+def _digest(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> str:
+    """Digest config, names, types, shapes and samples, so that two trainings of one architecture differ.
+
+    The number of files does not matter, only what is in them.
+    """
+    digest = hashlib.sha256(json.dumps(dict(config), sort_keys=True).encode())
+    for name, stored in sorted(tensors.items()):
+        digest.update(json.dumps([name, stored.info.dtype, stored.shape]).encode())
+        digest.update(stored.sample())
+    return digest.hexdigest()

@@ -1,0 +1,354 @@
+"""What helpers change of the seconds and bytes of a run: pairs, weights, and adapters of users.
+
+The bytes that offloading sends: pairs from a host to its helper, and weights back.
+
+A pair of a module is its input x and the gradient of its output, for every token. Modules that read one tensor send it
+once: LoRA on query, key and value, unless dropout comes between. Example: LoRA on q and v of width 768 sends 768 values
+of x and two gradients of 768 a token and block, in float32 9,216 bytes; with VeLoRA in 32 parts 6,272.
+
+Source: ColA, section 3 (adaptation data); the padding of a batch is sent too.
+
+Bytes of adapters that users have of their own: of one block, where they are kept, and where they travel.
+
+========================= ==================== ================================ =========================
+where                     one set for all      alone                            collaboration
+========================= ==================== ================================ =========================
+at the host, in modules   the set              a set of each user               none: it is merged
+at the helper             the set              a set of each user               a set of each user
+back after an update      the set              sets of the users of an update   the sum of all sets
+gradients at the helper   of the set           as many sets                     as many sets
+========================= ==================== ================================ =========================
+
+Which users an update changes depends on batches; counted are all users of the owner with the most of them, at most one
+for each row, and with an interval of several steps as many for each step. The sum of linear models is as large as one
+of them, that of others at most as large as all together, or as the block. Where users have several kinds of adapters
+those with the largest sets are taken to change, and the sum is at most as large as the matrices beside all kinds.
+
+Bytes of pairs and weights that a helper's blocks take, of a model with its adapters (``ModelFacts``).
+
+What helpers change of a run's seconds and bytes: pairs and weights on links, and who computes which gradients.
+
+An adapter's weights are multiplied with each token once in a forward, and once more for their gradient. So the share
+of adapters in a block's weights, frozen ones and theirs together, times the block's forward, stands for both:
+
+- a backward at the host takes that much less for each block whose adapters a helper fits;
+- a fit takes three times that for each block: a forward, the gradient of the weights, the gradient between them.
+
+Both are estimates by multiplications, and no measurement: a narrow adapter takes longer than its share says. Where a
+node was measured for fits, its own time counts, reading included; but as the job's own kind of adapters is measured,
+the estimate counts where it is more and users have several kinds. To ship pairs takes a host as long as to encode as
+many bytes of hidden states, to read them takes a helper as long as to decode them, and to install weights no time.
+Where users have adapters of their own an update takes its time once for each user that it may change; that rows of
+several users are run by themselves is taken to cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from ringtune.costs.profile import KindFacts, ModelFacts, NodeFacts, Work
+from ringtune.models.adapter_config import (
+    AdapterPart,
+    block_params,
+    bottleneck_width,
+    is_all,
+    known_configurations,
+    parse_adapter_config,
+)
+from ringtune.models.auxiliary_models import AUXILIARY_KINDS, LINEAR
+from ringtune.models.family import Widths
+from ringtune.schedule.actions import Action, Op, Payload
+from ringtune.schedule.course import ALONE, EXACT, PAIRS, Course, Offload
+from ringtune.schedule.placement import Helper
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import DEFAULT_PARTS, num_subtokens, subtoken_size
+from ringtune.schedule.turns import StepKind
+from ringtune.techniques.offload import most_changed, user_sets
+
+FLOAT32, BFLOAT16, VELORA = WIRES = PAIRS
+"""How pairs travel; ``float32`` means as they are, in the type of the run."""
+
+LOSSY: Final = tuple(wire for wire in WIRES if wire != EXACT)
+"""Wires on which x is changed; with it goes a bit for each unit of a ReLU that says whether the host had it on."""
+
+_RELU: Final = "relu"
+_NON_LINEARITIES: Final = {"double_seq_bn": "swish"}
+"""Bottlenecks whose function is not ReLU, if the options name none. Source: adapters 1.3.0, the classes of BnConfig."""
+
+_BFLOAT16_BYTES: Final = 2
+
+
+class PairWidths(NamedTuple):
+    """What one module sends of a token.
+
+    Attributes:
+        inputs: values of x; 0 where another module sends the same x.
+        outputs: values of the gradient.
+        units: of its ReLU; 0 without one.
+    """
+
+    inputs: int
+    outputs: int
+    units: int = 0
+
+    @property
+    def sign_bytes(self) -> int:
+        """Bytes of a bit for each unit."""
+        return -(-self.units // 8)
+
+
+def pair_widths(config: str, block: int, *, hidden_size: int, widths: Widths, dropout: float) -> tuple[PairWidths, ...]:
+    """The pairs that the adapter modules of one block give.
+
+    Args:
+        config: ``adapter.config`` of the job.
+        block: which block.
+        hidden_size: width of the hidden state.
+        widths: of the matrices that LoRA wraps.
+        dropout: ``train.dropout``.
+
+    Raises:
+        JobError: as ``parse_adapter_config``.
+    """
+    found: list[PairWidths] = []
+    attention: list[_OfAttention] = []
+    for part in parse_adapter_config(config):
+        found += _of_part(part, block, hidden_size, widths)
+        attention += _of_attention(part, block, widths, has_dropout=dropout > 0)
+    return (*_attention_pairs(attention, is_merged=widths.merged), *found)
+
+
+class _OfAttention(NamedTuple):
+    """A module beside query, key or value: its pair, whether it reads what others read, and whether it is ours."""
+
+    pair: PairWidths
+    shares: bool
+    is_auxiliary: bool
+
+
+def _attention_pairs(found: Sequence[_OfAttention], *, is_merged: bool) -> Iterator[PairWidths]:
+    """Yield the pairs of modules that read the input of the attention: those that share it send it once.
+
+    Beside one matrix for query, key and value all auxiliary models are one module.
+    """
+    auxiliary = [one.pair for one in found if one.is_auxiliary]
+    if is_merged and auxiliary:
+        together = PairWidths(auxiliary[0].inputs, *(sum(some) for some in list(zip(*auxiliary, strict=True))[1:]))
+        found = [*(one for one in found if not one.is_auxiliary), _OfAttention(together, True, True)]
+    has_sent = False
+    for one in found:
+        yield one.pair._replace(inputs=0) if has_sent and one.shares else one.pair
+        has_sent |= one.shares
+
+
+def _of_part(part: AdapterPart, block: int, hidden: int, widths: Widths) -> list[PairWidths]:
+    """List the pairs of a method besides those beside query, key and value."""
+    kind, defaults = known_configurations()[part.name]
+    options = {**defaults, **part.options}
+    if block in options["leave_out"]:
+        return []
+    if kind == "bottleneck":
+        is_relu = options.get("non_linearity", _NON_LINEARITIES.get(part.name, _RELU)) == _RELU
+        one = PairWidths(hidden, hidden, bottleneck_width(options, block, hidden) if is_relu else 0)
+        return [one] * (bool(options["mh_adapter"]) + bool(options["output_adapter"]))
+    units = int(options.get("hidden", 0))
+    others = [widths.intermediate] if options["intermediate_lora"] else []
+    others += [widths.output] if options["output_lora"] else []
+    return [PairWidths(*shape, units) for shape in others]
+
+
+def _of_attention(part: AdapterPart, block: int, widths: Widths, *, has_dropout: bool) -> list[_OfAttention]:
+    kind, defaults = known_configurations()[part.name]
+    options: Mapping[str, Any] = {**defaults, **part.options}
+    if block in options["leave_out"] or not options.get("selfattn_lora"):
+        return []
+    units, is_auxiliary = int(options.get("hidden", 0)), kind in AUXILIARY_KINDS
+    shares = is_auxiliary or not has_dropout  # linear and mlp have no dropout
+    by_letter = {"q": widths.query, "k": widths.key, "v": widths.value}
+    pairs = [PairWidths(*by_letter[letter], units) for letter in options["attn_matrices"]]
+    if pairs and widths.merged and not is_auxiliary:
+        pairs = [PairWidths(pairs[0].inputs, sum(pair.outputs for pair in pairs))]
+    return [_OfAttention(pair, shares, is_auxiliary) for pair in pairs]
+
+
+def pair_token_bytes(found: Sequence[PairWidths], wire: str, *, value_bytes: int, parts: int = DEFAULT_PARTS) -> int:
+    """Bytes of pairs for one token.
+
+    Args:
+        found: from ``pair_widths``.
+        wire: one of ``WIRES``.
+        value_bytes: of a number of the run.
+        parts: of VeLoRA.
+    """
+    outputs = sum(one.outputs for one in found)
+    signs = sum(one.sign_bytes for one in found) if wire in LOSSY else 0
+    if wire == VELORA:
+        kept = sum(num_subtokens(one.inputs, min(parts, one.inputs)) for one in found if one.inputs)
+        return (kept + outputs) * value_bytes + signs
+    values = sum(one.inputs for one in found) + outputs
+    return values * (_BFLOAT16_BYTES if wire == BFLOAT16 else value_bytes) + signs
+
+
+def vector_bytes(found: Sequence[PairWidths], wire: str, *, value_bytes: int, parts: int = DEFAULT_PARTS) -> int:
+    """Bytes of VeLoRA's vectors, which go with the first pairs of a run and not again."""
+    if wire != VELORA:
+        return 0
+    return sum(subtoken_size(one.inputs, min(parts, one.inputs)) for one in found if one.inputs) * value_bytes
+
+
+def weight_bytes(
+    config: str, block: int, *, hidden_size: int, widths: Widths, num_blocks: int, value_bytes: int
+) -> int:
+    """Bytes of the weights of one block that come back after each update."""
+    return block_params(config, block, hidden_size=hidden_size, widths=widths, num_blocks=num_blocks) * value_bytes
+
+
+class SetBytes(NamedTuple):
+    """Bytes of the adapters of one block whose adapters a helper fits.
+
+    Attributes:
+        hosted: in the modules of its host.
+        held: at its helper.
+        sent: of the weights that go back after an update.
+        gradients: of the weights, at the helper.
+    """
+
+    hosted: int
+    held: int
+    sent: int
+    gradients: int
+
+
+def set_bytes(course: Course, model: ModelFacts, *, adapter: str = "") -> SetBytes:
+    """Return the bytes of a block's adapters where a helper fits them.
+
+    Args:
+        course: of the run.
+        model: with its adapters.
+        adapter: configuration; unknown = it may be of any kind.
+    """
+    one, offload = model.adapter_block_bytes, course.offload
+    hosted = 0 if offload is not None and offload.merged else one
+    users = user_sets(course)
+    if offload is None or not users:
+        return SetBytes(hosted, one, one, one)
+    own = sorted((kind.adapter_block_bytes for kind in kinds_of_users(model, users)), reverse=True)
+    changed, held = sum(own[: most_changed(course)]), sum(own)
+    if offload.users == ALONE:
+        return SetBytes(held, held, changed, changed)
+    if model.kinds:
+        return SetBytes(0, held, max(own[0], model.beside_block_bytes), changed)
+    is_linear = bool(adapter) and is_all(adapter, LINEAR)
+    return SetBytes(0, held, one if is_linear else min(held, max(one, model.block_bytes)), changed)
+
+
+def kinds_of_users(model: ModelFacts, users: Sequence[str]) -> list[ModelFacts | KindFacts]:
+    """The sizes of each user's adapters in a block; without users those of the set that all have."""
+    chosen = {user: kind for kind in model.kinds for user in kind.users}
+    return [chosen.get(user, model) for user in users] or [model]
+
+
+def wire_of(offload: Offload | None) -> str:
+    """How the pairs of a run travel."""
+    return EXACT if offload is None else offload.pairs
+
+
+def sent_pair_token_bytes(model: ModelFacts, wire: str) -> int:
+    """Bytes of one block's pairs for each padded token, as they travel; without VeLoRA's vectors of the first ones.
+
+    Where users have several kinds of adapters, those of the kind with most of them.
+    """
+    return max([_of_kind(model, wire), *(_of_kind(kind, wire) for kind in model.kinds)])
+
+
+def _of_kind(kind: ModelFacts | KindFacts, wire: str) -> int:
+    return {BFLOAT16: kind.pair_rounded_token_bytes, VELORA: kind.pair_projected_token_bytes}.get(
+        wire, kind.pair_token_bytes
+    )
+
+
+def step_traffic(plan: Plan, helper: Helper, facts: NodeFacts) -> tuple[float, float]:
+    """Bytes that a helper's blocks send at one step in which all train, and bytes that come back at an update.
+
+    Args:
+        plan: of the run.
+        helper: of it.
+        facts: of any node, for the model; rows count with the longest text of the job.
+    """
+    course, blocks = plan.course, helper.stop - helper.start
+    tokens = course.batch_size * course.max_length
+    return (
+        tokens * blocks * sent_pair_token_bytes(facts.model, wire_of(course.offload)),
+        blocks * set_bytes(course, facts.model, adapter=facts.shape.adapter).sent,
+    )
+
+
+_FIT_FORWARDS: Final = 3
+_COMPUTED_BYTES: Final = 4
+
+
+class WorkSeconds(Protocol):
+    """The measured times of one node."""
+
+    def work(self, work: Work, size: float = 0.0) -> float:
+        """Seconds of a work; 0 if it was not measured."""
+
+
+class OffloadCosts:
+    """Seconds and bytes of a course in which helpers fit adapters.
+
+    Args:
+        course: the run.
+        facts: of any node, for the model with its adapters.
+        helpers: of the placement.
+    """
+
+    def __init__(self, course: Course, facts: NodeFacts, helpers: Sequence[Helper]) -> None:
+        model = facts.model
+        self._helpers = tuple(helpers)
+        self._token_bytes = sent_pair_token_bytes(model, wire_of(course.offload))
+        self._hidden_bytes = _COMPUTED_BYTES * model.hidden_size
+        self._sent_bytes = set_bytes(course, model, adapter=facts.shape.adapter).sent
+        self._changed = most_changed(course)
+        self._has_kinds = bool(model.kinds)
+        largest = max([model.adapter_block_bytes, *(kind.adapter_block_bytes for kind in model.kinds)])
+        self._share = largest / max(1, model.block_bytes + largest)
+
+    def action_s(
+        self, node: str, action: Action, work_s: float, costs: WorkSeconds, *, size: float, kind: StepKind
+    ) -> float:
+        """Seconds of an action, of which ``work_s`` is what it takes where nobody helps."""
+        op, blocks = action.op, action.stop - action.start
+        if op is Op.SHIP:
+            return blocks * self._packing(size) * costs.work(Work.ENCODE, size)
+        if op is Op.FIT:
+            return blocks * self.fit_s(costs, size)
+        if op is Op.UPDATE and self._installs(node, action):
+            return 0.0
+        if op is Op.UPDATE and any(one.node == node and one.has_block(action.start) for one in self._helpers):
+            return self._changed * work_s
+        if op is Op.BACKWARD and kind.has_update:
+            helped = sum(max(0, min(action.stop, one.stop) - max(action.start, one.start)) for one in self._helpers)
+            return max(0.0, work_s - helped * self._share * costs.work(Work.FORWARD, size))
+        return work_s
+
+    def fit_s(self, costs: WorkSeconds, size: float) -> float:
+        """Seconds to read one block's pairs and fit its adapters, at a node with these times."""
+        measured_s = costs.work(Work.FIT, size)
+        if measured_s and not self._has_kinds:
+            return measured_s
+        read_s = self._packing(size) * costs.work(Work.DECODE, size)
+        return max(measured_s, read_s + _FIT_FORWARDS * self._share * costs.work(Work.FORWARD, size))
+
+    def parcel_bytes(self, payload: str, boundary: int, size: float) -> float:
+        """Bytes of pairs or weights of the blocks from ``boundary`` on that one helper fits."""
+        blocks = next((one.stop - boundary for one in self._helpers if one.has_block(boundary)), 0)
+        return blocks * (size * self._token_bytes if payload == Payload.PAIRS else self._sent_bytes)
+
+    def _packing(self, size: float) -> float:
+        """Bytes of one block's pairs over those of a hidden state of the same tokens."""
+        return self._token_bytes / self._hidden_bytes if size else 0.0
+
+    def _installs(self, node: str, action: Action) -> bool:
+        return any(one.has_block(action.start) and one.node != node for one in self._helpers)

@@ -1,1 +1,0 @@
-"""Seconds that actions take on a node of a profile."""

@@ -1,0 +1,125 @@
+"""The words of errors of an engine: what a micro-batch waits for and from whom, and training that diverged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from ringtune.engine.paths import Flow
+from ringtune.errors import DivergedError
+from ringtune.schedule.actions import Op, Payload
+from ringtune.schedule.batches import BatchStream, eval_rows
+from ringtune.schedule.course import Course
+from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.units import unit_name
+
+_NAMES: Final[Mapping[str, str]] = {
+    Payload.HIDDEN: "hidden state",
+    Payload.GRAD: "gradient",
+    Payload.PAIRS: "pairs of adapters",
+}
+
+
+def awaited_by(flow: Flow, *, has_head: bool, head_from: str) -> str:
+    """Say what the next action of ``flow`` needs.
+
+    Example: ``the gradient of step 7 (train), micro-batch 0, at block 4, from node c``.
+
+    Args:
+        flow: a micro-batch that is not through.
+        has_head: whether the head that it needs is here.
+        head_from: who sends it otherwise; empty = nobody, it waits for an update.
+    """
+    place, item = flow.place, flow.state.item
+    where = f"of step {item.step} ({item.kind.value}), micro-batch {flow.micro}"
+    if place is None:
+        return f"nothing more {where}"
+    if place.receive is not None and flow.arrived is None:
+        payload, boundary, peer = place.receive
+        name = _NAMES[payload]
+        return f"the {name} {where}, at block {boundary}, from node {peer}"
+    if place.credit is not None and place.credit.left <= 0:
+        name = _NAMES[Payload.PAIRS if place.op is Op.SHIP else Payload.HIDDEN]
+        return f"room in the inbox of node {place.credit.target} for the {name} {where}"
+    if place.op is Op.HEAD and not has_head:
+        return (
+            f"the head {where}, from node {head_from}" if head_from else f"the update of the head before that {where}"
+        )
+    return f"{place.op.name} {where} to become possible"
+
+
+def awaited_weights(item: Item, block: int, helper: str) -> str:
+    """Say which updated adapters a host waits for.
+
+    Example: ``the updated adapters of step 7 (train), from block 2 on, from helper z``.
+    """
+    return f"the updated adapters of step {item.step} ({item.kind.value}), from block {block} on, from helper {helper}"
+
+
+def awaited_grads(item: Item, block: int, replica: str) -> str:
+    """Say which gradients a host waits for that another host of its stage sends.
+
+    Example: ``the gradients of step 7 (train), from block 2 on, of the replica on node b``.
+    """
+    where = f"of step {item.step} ({item.kind.value}), from block {block} on"
+    return f"the gradients {where}, of the replica on node {replica}"
+
+
+def awaited_copy(item: Item, unit: int, num_blocks: int) -> str:
+    """Say which gradient a copy of embedding or head waits for.
+
+    Example: ``the gradient of the embedding of step 7 (train), from node c``.
+    """
+    name = unit_name(unit, num_blocks)
+    return f"the gradient of the {name} of step {item.step} ({item.kind.value}), from node {item.owner}"
+
+
+LOWER_THE_RATE = "lower train.learning_rate and train anew"
+_MOST_ROWS: Final = 16
+
+
+def diverged(item: Item, what: str, *, course: Course | None = None, micro: int | None = None) -> DivergedError:
+    """Make the error for an item of which something is not finite.
+
+    Example: the training diverged at step 13, a batch of owner a: the loss is nan (micro-batch 1, training rows 3 and
+    8, counted from 0); lower train.learning_rate ...
+
+    Args:
+        item: the item.
+        what: what was found, with its value.
+        course: of the run, to name the rows by their numbers; None = they are not named.
+        micro: of the item; None = it is of the whole batch.
+    """
+    when = "at" if item.kind.has_update else "in the evaluation after"
+    where = f"{when} step {item.step + item.kind.has_update}, a batch of owner {item.owner}"
+    rows = "" if course is None else f" ({_rows_in_words(course, item, micro)})"
+    return DivergedError(f"the training diverged {where}: {what}{rows}; {LOWER_THE_RATE}")
+
+
+def may_diverge(item: Item) -> bool:
+    """Whether the item's numbers are of the training, not of a measurement."""
+    return item.kind in (StepKind.TRAIN, StepKind.EVALUATE)
+
+
+def rows_of(course: Course, item: Item, micro: int | None) -> tuple[int, ...]:
+    """The numbers of an item's rows among those of its owner, from 0; of one micro-batch, or of all (None)."""
+    owner = course.owner(item.owner)
+    if owner is None:
+        return ()
+    if item.kind is StepKind.EVALUATE:
+        rows = eval_rows(owner.eval_rows, course.batch_size, item.batch)
+    else:
+        rows = BatchStream(owner.train_rows, course.batch_size, course.seed, item.owner).rows(item.batch)
+    if micro is None or micro < 0:
+        return rows
+    sizes = course.microbatch_sizes(item.rows)
+    first = sum(sizes[:micro])
+    return rows[first : first + sizes[micro]]
+
+
+def _rows_in_words(course: Course, item: Item, micro: int | None) -> str:
+    rows = sorted(rows_of(course, item, micro))
+    more = f" and {len(rows) - _MOST_ROWS} more" if len(rows) > _MOST_ROWS else ""
+    part = "" if micro is None or micro < 0 else f"micro-batch {micro}, "
+    name = "evaluation" if item.kind is StepKind.EVALUATE else "training"
+    return f"{part}{name} rows {', '.join(map(str, rows[:_MOST_ROWS]))}{more}, counted from 0"

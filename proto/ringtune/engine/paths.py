@@ -1,0 +1,416 @@
+"""The path of a micro-batch through one node, precomputed, how far it is, and the credits of its links.
+
+Credits: so many hidden states may be on their way or wait, for each target and boundary.
+
+A micro-batch's way through one node, precomputed, and how far it is.
+
+A :class:`Path` is a lowering (``schedule.lowering``) turned into a chain of places. A place is a compute action with
+all that it waits for and all that follows it at once, so that the engine decides with a few comparisons::
+
+    legs     <h2@a      f[2,3)   F[3,4)  >h4@c     <g4@c  B[3,4)
+    places   |__ f[2,3) __| -> |_ F[3,4) __| ->  |___ B[3,4) ___|
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from ringtune.engine.events import ParcelArrived, TensorArrived
+from ringtune.errors import FrameError
+from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload
+from ringtune.schedule.lowering import WAITING, item_updates, route
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import replicated_units, width
+from ringtune.schedule.turns import Item
+from ringtune.schedule.units import EMBEDDING
+from ringtune.schedule.versions import (
+    awaited_forward,
+    awaits_next_backward,
+    backward_version,
+    forward_version,
+    in_flight,
+    weight_version,
+)
+
+
+class Channel:
+    """Hidden states that go to one node for one boundary.
+
+    Args:
+        target: the node.
+        boundary: the unit that the hidden states enter there.
+        most: how many hidden states may wait at the target or be on their way.
+
+    Attributes:
+        left: how many more hidden states may be sent now.
+    """
+
+    __slots__ = ("boundary", "left", "most", "target")
+
+    def __init__(self, target: str, boundary: int, most: int) -> None:
+        self.target, self.boundary = target, boundary
+        self.most = self.left = most
+
+    def came_back(self) -> None:
+        """Take one credit back, because the target took a hidden state out; ``left`` never passes ``most``."""
+        if self.left < self.most:
+            self.left += 1
+
+
+class Credits:
+    """The channels of one node.
+
+    Args:
+        most: of each channel.
+    """
+
+    __slots__ = ("_channels", "_most")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._channels: dict[tuple[str, int], Channel] = {}
+
+    def known(self, target: str, boundary: int) -> Channel | None:
+        """The channel to a node for a boundary, if something was to be sent there."""
+        return self._channels.get((target, boundary))
+
+    def channel(self, target: str, boundary: int, most: int = 0) -> Channel:
+        """The channel to a node for a boundary; always the same object.
+
+        Args:
+            target: the node.
+            boundary: of what is sent.
+            most: of this channel; 0 = as of each.
+        """
+        found = self._channels.get((target, boundary))
+        if found is None:
+            found = self._channels[target, boundary] = Channel(target, boundary, most or self._most)
+        return found
+
+
+def most_embeds(plan: Plan, node: str) -> int:
+    """How many own micro-batches of an owner may be between their embedding and the end of their head; 0 elsewhere.
+
+    They are as many as have credits on the hosts of their way, whichever of its stage a micro-batch passes.
+    """
+    if plan.owner(node) is None:
+        return 0
+    return plan.placement.credits * max(1, len(route(plan, node))) * width(plan.placement)
+
+
+Message = tuple[str, int, str]
+"""Payload, boundary, and the node at the other end."""
+
+
+class Place:
+    """One compute action on the way of a micro-batch.
+
+    Attributes:
+        op: the operation.
+        start, stop: its units.
+        rank: the lower, the sooner it is started; see ``node_engine``.
+        receive: the tensor that has to be here before; None if it needs none.
+        awaits: the next tensor that its micro-batch takes here, from this place on; None if it takes no more.
+        send: the tensor that leaves when it is done; None if none does.
+        is_upward: whether earlier micro-batches have to be past its units before it starts.
+        keeps_graph: whether it keeps a graph for a backward.
+        is_downward: whether it takes its turn with the backwards.
+        is_of_embedding: whether its unit is the embedding.
+        frontier: its first unit, where it is upward; a later micro-batch must not overtake it. One that enters by
+            reading is overtaken nowhere, so that credits are taken in order.
+        goes_on: whether it and the next place are one forward with a graph, cut at the blocks of a helper.
+        credit: the channel whose credit it takes, or None.
+        next: the place after it, or None.
+    """
+
+    __slots__ = (
+        "awaits",
+        "credit",
+        "frontier",
+        "goes_on",
+        "is_downward",
+        "is_of_embedding",
+        "is_upward",
+        "keeps_graph",
+        "next",
+        "op",
+        "rank",
+        "receive",
+        "send",
+        "start",
+        "stop",
+    )
+
+    def __init__(self, leg: Leg, receive: Message | None, send: Message | None, credit: Channel | None) -> None:
+        self.op = op = leg.op
+        self.start, self.stop = leg.start, leg.stop
+        self.rank = op.rank
+        self.receive, self.send, self.credit = receive, send, credit
+        self.awaits = receive
+        self.is_upward = op.is_forward and op is not Op.HEAD
+        self.keeps_graph, self.is_downward = op.graph is Graph.KEEPS, op.is_downward
+        self.is_of_embedding = leg.start == EMBEDDING
+        self.frontier = (EMBEDDING if op is Op.READ else leg.start) if self.is_upward else math.inf
+        self.goes_on = False
+        self.next: Place | None = None
+
+
+class Path:
+    """The way of a micro-batch at one node, as a chain of places.
+
+    Args:
+        legs: in the order of the data flow; not empty.
+        private_blocks: of the plan.
+        room: of this node.
+        pairs_boundary: the boundary of credits for pairs.
+
+    Attributes:
+        first: the first place.
+        goes_backward: whether hosted blocks go backward here.
+        trains_embedding: whether the embedding does.
+        has_head: whether the head is here.
+        has_embedding: whether it begins here.
+        head_room: the channel whose credit comes back when the head is through; None where a message feeds the head.
+    """
+
+    __slots__ = ("first", "goes_backward", "has_embedding", "has_head", "head_room", "trains_embedding")
+
+    def __init__(self, legs: Sequence[Leg], private_blocks: int, room: Credits, pairs_boundary: int = 0) -> None:
+        credits_at = _credits(legs, private_blocks, room, pairs_boundary)
+        places: list[Place] = []
+        receive: Message | None = None
+        for at, leg in enumerate(legs):
+            if leg.op is Op.RECEIVE:
+                receive = _message(leg)
+            elif leg.op is not Op.SEND:
+                after = legs[at + 1] if at + 1 < len(legs) else None
+                send = _message(after) if after is not None and after.op is Op.SEND else None
+                places.append(Place(leg, receive, send, credits_at[at]))
+                receive = None
+        for following, place in itertools.pairwise(reversed(places)):
+            place.next = following
+            place.awaits = place.receive or following.awaits
+            place.goes_on = place.keeps_graph and following.keeps_graph and following.receive is None
+        self.first = places[0]
+        self.goes_backward = any(place.is_downward and not place.is_of_embedding for place in places)
+        self.trains_embedding = places[-1].is_downward and places[-1].is_of_embedding
+        self.has_head = any(place.op is Op.HEAD for place in places)
+        self.has_embedding = self.first.op is Op.EMBED
+        head = next((place.start for place in places if place.op is Op.HEAD and place.receive is None), None)
+        self.head_room = None if head is None else room.channel(_HERE, head)
+
+
+_HERE: Final = ""
+"""The target of a channel that leads to this node's own head."""
+
+
+def _message(leg: Leg) -> Message:
+    return (leg.payload, leg.start, leg.peer)
+
+
+def _credits(legs: Sequence[Leg], private_blocks: int, room: Credits, pairs_boundary: int) -> list[Channel | None]:
+    """Which leg takes the credit of each stretch that ends in sending a hidden state; pairs take one where they ship.
+
+    It is the stretch's first leg on hosted blocks: those are passed in order, so credits are taken in order
+    too, and an older micro-batch never waits for a credit that a younger one holds. Embedding and private
+    blocks are not kept in order with other owners' micro-batches; they take the credit only where no hosted
+    block follows, because then all micro-batches of that channel are the owner's own.
+
+    A stretch of hosted blocks that ends in the head takes one too, of a channel to itself: else any number of own
+    micro-batches could wait between the frozen blocks of the top slice and those with a graph.
+    """
+    taken: list[Channel | None] = [None] * len(legs)
+    stretch: list[int] = []
+    for position, leg in enumerate(legs):
+        if leg.op is Op.RECEIVE:
+            stretch = []
+        elif leg.op is Op.HEAD:
+            hosted = [at for at in stretch if legs[at].op is not Op.EMBED and legs[at].start >= private_blocks]
+            if hosted:
+                taken[hosted[0]] = room.channel(_HERE, leg.start)
+            stretch = []
+        elif leg.op is not Op.SEND:
+            stretch.append(position)
+        elif leg.payload == Payload.HIDDEN:
+            hosted = [at for at in stretch if legs[at].op is not Op.EMBED and legs[at].start >= private_blocks]
+            taken[(hosted or stretch)[0]] = room.channel(leg.peer, leg.start)
+        elif leg.payload == Payload.PAIRS:
+            taken[position - 1] = room.channel(leg.peer, pairs_boundary, WAITING[Payload.PAIRS])
+    return taken
+
+
+class Flow:
+    """One micro-batch at this node, as far as it has come.
+
+    Args:
+        seq: its item.
+        micro: which micro-batch.
+        path: its way here.
+
+    Attributes:
+        place: where it goes on; None if it is through.
+        arrived: the tensor that it waits for, once that is here; None before.
+    """
+
+    __slots__ = ("arrived", "micro", "path", "place", "seq", "state")
+
+    def __init__(self, state: ItemState, micro: int, path: Path) -> None:
+        self.state, self.seq, self.micro, self.path = state, state.item.seq, micro, path
+        self.place: Place | None = path.first
+        self.arrived: TensorArrived | ParcelArrived | None = None
+
+    @property
+    def ready(self) -> Place | None:
+        """Where it goes on, if the tensor that it needs there is here."""
+        place = self.place
+        return place if place is None or place.receive is None or self.arrived else None
+
+    def awaited(self, *, is_running: bool) -> Message | None:
+        """The next tensor that it takes here; what an action that runs needed it has."""
+        place = self.place
+        if is_running and place is not None:
+            place = place.next
+        return None if place is None else place.awaits
+
+    def refuse_early(self, event: TensorArrived) -> None:
+        """Refuse a tensor that can't exist yet.
+
+        Raises:
+            FrameError: it came before this node sent what it follows from; names who sent it.
+        """
+        (payload, seq, micro, boundary), source = event
+        if self._has_to_send_before(payload, boundary):
+            raise FrameError(
+                f"node {source} sent the gradient of item {seq}, micro-batch {micro}, block {boundary} before this "
+                f"node sent what it follows from; look at node {source}, and use one version on all machines"
+            )
+
+    def _has_to_send_before(self, payload: str, boundary: int) -> bool:
+        """Whether this node has to send a tensor of the micro-batch first, without which this one can't exist."""
+        place, sends = self.place, False
+        while place is not None:
+            if place.receive is not None and place.receive[:2] == (payload, boundary):
+                return sends
+            sends = sends or place.send is not None
+            place = place.next
+        return False
+
+
+class ItemState:
+    """How far one item is at this node.
+
+    Args:
+        plan: as it is for the item's turn.
+        item: the item.
+        node: this node.
+        paths: of each micro-batch here; None where it does not pass.
+        fits: what is fitted here of each micro-batch; None where nothing is.
+
+    Attributes:
+        item: the item.
+        is_own: whether this node is its initiator.
+        updates: updates and saves that are still to come, but for those of copies.
+        helped: updates of blocks that this node helps with, that are still to come.
+        copies: updates of copies of embedding and head, for an item of another owner, that are still to come.
+        fits: micro-batches whose pairs are still to be fitted here, in order.
+        flows: its micro-batches here, in order.
+        flows_left: how many of them are not through.
+        heads: those whose head is still to come, in order; gradients are summed in a fixed order.
+        backwards: those whose hosted blocks still go backward here, in order.
+        embedding_backwards: those whose embedding still goes backward here, in order.
+        head_version: updates that the head must have had.
+        embedding_version: updates that the embedding must have had.
+        awaited_seq: the last item whose forward has to have passed this node's slice before the item's update here.
+        forward_versions: hosted units -> updates that a forward must see; empty if none has had any. More than these
+            they can't have had: no update comes before the last forward that must not see it.
+        backward_versions: the same for a backward.
+        lagging: updates that wait for the backward of the next item.
+        values: numbers for the report, summed over micro-batches.
+    """
+
+    __slots__ = (
+        "awaited_seq",
+        "backward_versions",
+        "backwards",
+        "copies",
+        "embedding_backwards",
+        "embedding_version",
+        "fits",
+        "flows",
+        "flows_left",
+        "forward_versions",
+        "head_version",
+        "heads",
+        "helped",
+        "is_own",
+        "item",
+        "lagging",
+        "updates",
+        "values",
+    )
+
+    def __init__(
+        self, plan: Plan, item: Item, node: str, paths: Sequence[Path | None], fits: Sequence[Path | None] = ()
+    ) -> None:
+        course, piece = plan.course, plan.slice_of(node)
+        self.item = item
+        self.is_own = item.owner == node
+        self.updates = list(item_updates(plan, item, node))
+        self.copies: list[Action] = []
+        if not self.is_own and course.method.full_parameters:
+            self.copies = [update for update in self.updates if update.start in replicated_units(course, item)]
+            self.updates = [update for update in self.updates if update not in self.copies]
+        self.helped = [update for update in self.updates if _is_helped(plan, update, node)]
+        self.updates = [update for update in self.updates if update not in self.helped]
+        self.fits = deque(Flow(self, micro, path) for micro, path in enumerate(fits) if path is not None)
+        self.flows = [Flow(self, micro, path) for micro, path in enumerate(paths) if path is not None]
+        self.flows_left = len(self.flows)
+        self.heads = deque(flow for flow in self.flows if flow.path.has_head)
+        self.backwards = deque(flow for flow in self.flows if flow.path.goes_backward)
+        self.embedding_backwards = deque(flow for flow in self.flows if flow.path.trains_embedding)
+        self.head_version = weight_version(course, course.head, item.step)
+        self.embedding_version = weight_version(course, EMBEDDING, item.step)
+        self.awaited_seq = item.seq
+        if item.kind.has_update:
+            self.awaited_seq += awaited_forward(course, piece.start, item) - item.step
+        hosted = range(piece.start, piece.stop)
+        versions = {unit: forward_version(course, unit, item) for unit in hosted}
+        self.forward_versions = self.backward_versions = versions if any(versions.values()) else {}
+        if item.kind.has_update and in_flight(course, piece.start) > 1:
+            self.backward_versions = {unit: backward_version(course, unit, item) for unit in hosted}
+        self.lagging = tuple(update for update in self.updates if awaits_next_backward(course, update.start, item))
+        self.values: dict[str, float] = {}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether this node has nothing left to do for the item."""
+        return not (self.flows_left or self.updates or self.copies or self.fits or self.helped)
+
+    @property
+    def goes_backward(self) -> bool:
+        """Whether any of its micro-batches still goes backward here."""
+        return bool(self.backwards) or bool(self.embedding_backwards)
+
+    @property
+    def holds_graph(self) -> bool:
+        """Whether a graph of this item may still be needed, or its update is still to come."""
+        return bool(self.updates) or self.goes_backward
+
+    @property
+    def takes_room(self) -> bool:
+        """Whether the next graphs here wait for this item: for its backwards, and for updates that do not lag."""
+        return self.goes_backward or any(update not in self.lagging for update in self.updates)
+
+    def uses_head(self, head: int) -> bool:
+        """Whether the head is still to be run, updated or saved for this item."""
+        return bool(self.heads) or any(action.op is Op.SAVE or action.start == head for action in self.updates)
+
+
+def _is_helped(plan: Plan, update: Action, node: str) -> bool:
+    """Whether an update of blocks is done here as a helper of another node."""
+    helped = plan.placement.helped_by(node) if update.op is Op.UPDATE else ()
+    return any(one.has_block(update.start) for one in helped)

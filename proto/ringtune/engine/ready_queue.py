@@ -1,0 +1,537 @@
+"""The list scheduler of an engine: what a node has taken on and not done, and which of it may run now.
+
+How many updates the units at a node have had: an item runs only with the weights of its step.
+
+Keeps track of a node's head: for which turns it may be used, and to whom it goes next.
+
+Where every owner has a copy of the head (``schedule.stages``) it goes nowhere, and only its updates count.
+
+A head that came for turn 5 of this node serves turn 5 and the turns of this node that follow without a gap. Equal
+versions are not enough to tell whether a head may be used: after an evaluation an owner still has a head of the right
+version that it has passed on.
+
+What a node has taken on and not done, and which of it may go on now: the list scheduler of an engine.
+
+Things wait in queues, each in the order of (seq, micro). A queue is looked through only when something has happened by
+which one of its things may have become possible: a flag for each queue says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from ringtune.engine import events as ev
+from ringtune.engine.events import TensorArrived
+from ringtune.engine.exchange import Exchange
+from ringtune.engine.paths import Credits, Flow, ItemState, Path, Place, most_embeds
+from ringtune.schedule.actions import Action, Op, Payload
+from ringtune.schedule.lowering import Legs, credit_boundary
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Turn
+from ringtune.schedule.units import EMBEDDING
+from ringtune.schedule.versions import in_flight, items_under_way, weight_version
+
+
+class UnitVersions:
+    """Updates that the blocks of one node and its copy of the embedding have had.
+
+    Args:
+        plan: of the run.
+        node: which node.
+
+    Attributes:
+        embedding: those of the embedding.
+    """
+
+    __slots__ = ("_blocks", "_head", "_piece", "embedding")
+
+    def __init__(self, plan: Plan, node: str) -> None:
+        self._piece, self._head = plan.slice_of(node), plan.course.head
+        self._blocks: dict[int, int] = {}
+        self.embedding = 0
+
+    def begin(self, plan: Plan, step: int) -> None:
+        """Take the versions that a run has at ``step``."""
+        units = range(self._piece.start, self._piece.stop)
+        self._blocks = {unit: weight_version(plan.course, unit, step) for unit in units}
+        self.embedding = weight_version(plan.course, EMBEDDING, step)
+
+    def updated(self, update: Action) -> None:
+        """Count an update; nobody waits for versions of the head."""
+        if update.start == EMBEDDING:
+            self.embedding += 1
+        elif update.start != self._head:
+            for unit in range(update.start, update.stop):
+                self._blocks[unit] += 1
+
+    def are(self, wanted: Mapping[int, int], place: Place) -> bool:
+        """Whether each unit of the action has had the wanted updates."""
+        blocks = self._blocks
+        if blocks == wanted:  # all that is hosted here, which is the usual case
+            return True
+        return all(wanted.get(unit) == blocks.get(unit) for unit in range(place.start, place.stop))
+
+
+class HeadKeeping:
+    """Keeps track of one node's head.
+
+    Args:
+        node: whose.
+        is_holder: whether it has the head where the run begins.
+        is_copy: whether every owner has one.
+        first_turn: index of the first turn, before which it is held.
+    """
+
+    def __init__(self, node: str, *, is_holder: bool, is_copy: bool = False, first_turn: int = 0) -> None:
+        self._node = node
+        self._is_copy = is_copy
+        self._version = 0
+        is_holder = is_holder and not is_copy
+        before = first_turn - 1
+        self._held_since: int | None = before if is_holder else None
+        self._holds_since: dict[int, int] = {before: before} if is_holder else {}
+        self._arrived: dict[int, str] = {}
+        self._handovers: deque[tuple[Turn, int, int]] = deque()
+        self._first_versions: dict[int, int] = {}
+
+    def begin(self, version: int) -> None:
+        """Note how many updates the head has had where the run begins or goes on."""
+        self._version = version
+
+    def granted(self, turn: Turn, version: int) -> None:
+        """Note a granted turn, whose first item needs a head that has had ``version`` updates.
+
+        This node's own turn needs the head. Another owner's turn right after an own one gets the head from here.
+        """
+        if self._is_copy:
+            return
+        self._first_versions[turn.index] = version
+        if turn.owner == self._node:
+            self._holds_since[turn.index] = self._holds_since.get(turn.index - 1, turn.index)
+        elif turn.index - 1 in self._holds_since:
+            self._handovers.append((turn, self._holds_since[turn.index - 1], version))
+
+    def arrived(self, turn: int, source: str) -> None:
+        """Note that the head for ``turn`` is in the inbox, sent by ``source``."""
+        self._arrived[turn] = source
+
+    def updated(self) -> None:
+        """Count one more update of the head."""
+        self._version += 1
+
+    def counts_for(self, state: ItemState) -> bool:
+        """Whether the head that is here is the one that the item needs, with the right number of updates."""
+        return self._version == state.head_version and self._held_since == self._holds_since.get(state.item.turn)
+
+    def take(
+        self, turns: Mapping[int, Turn], is_used_before: Callable[[int], bool], commands: list[ev.Command]
+    ) -> bool:
+        """Take each arrived head whose turn is known, once no item before that turn uses the old head.
+
+        Args:
+            turns: that are known here, by index.
+            is_used_before: whether items of turns before that index still use the head that is here.
+            commands: to be added to.
+
+        Returns:
+            Whether a head was taken.
+        """
+        taken = False
+        for index in sorted(self._arrived):
+            turn = turns.get(index)
+            if turn is not None and not is_used_before(index):
+                commands.append(ev.AcceptHead(index, self._arrived.pop(index)))
+                self._version, self._held_since, taken = self._first_versions[index], index, True
+        return taken
+
+    def pass_on(self, commands: list[ev.Command]) -> None:
+        """Send the head as soon as its version is what the next owner's turn needs."""
+        while self._handovers:
+            turn, held_since, version = self._handovers[0]
+            if self._held_since != held_since or self._version != version:
+                break
+            self._handovers.popleft()
+            commands.append(ev.SendHead(turn.index, turn.owner))
+
+    def forget(self, turn: int) -> None:
+        """Drop what is kept of a turn that is long over."""
+        self._holds_since.pop(turn, None)
+        self._first_versions.pop(turn, None)
+
+
+_FORWARD_RANK: Final = Op.FORWARD.rank
+
+
+class Backlog:
+    """Items and micro-batches of one node that are not done.
+
+    Args:
+        plan: of the run.
+        node: which node.
+        head: which head it has.
+
+    Attributes:
+        exchange: updates that need something of another node, or give it something.
+        states: the items, in order.
+        is_host: whether it hosts blocks.
+    """
+
+    __slots__ = (
+        "_backwards",
+        "_course",
+        "_credits",
+        "_early",
+        "_embeds",
+        "_embeds_in_flight",
+        "_floor",
+        "_flows",
+        "_going_on",
+        "_graphs",
+        "_head",
+        "_head_unit",
+        "_heads",
+        "_is_starved",
+        "_max_embeds",
+        "_max_graphs",
+        "_max_updating",
+        "_may_go_down",
+        "_may_run_head",
+        "_may_update",
+        "_pairs_boundary",
+        "_paths",
+        "_private_blocks",
+        "_updating",
+        "_upward",
+        "_versions",
+        "exchange",
+        "is_host",
+        "states",
+    )
+
+    def __init__(self, plan: Plan, node: str, head: HeadKeeping) -> None:
+        course, placement, piece = plan.course, plan.placement, plan.slice_of(node)
+        is_owner = plan.owner(node) is not None
+        self._course, self._head, self._head_unit = course, head, course.head
+        self.exchange = Exchange(plan, node)
+        self._pairs_boundary = credit_boundary(course, Payload.PAIRS)
+        self._private_blocks = placement.private_blocks
+        self.is_host = piece.num_blocks > 0
+        self._floor = 0 if is_owner and placement.private_blocks else piece.start
+        self._versions = UnitVersions(plan, node)
+        # things leave a queue when they are behind it
+        self.states: deque[ItemState] = deque()
+        self._updating: deque[ItemState] = deque()
+        self._graphs: deque[ItemState] = deque()
+        self._heads: deque[ItemState] = deque()
+        self._backwards: deque[ItemState] = deque()
+        self._upward: list[Flow] = []
+        self._embeds: deque[Flow] = deque()
+        self._embeds_in_flight = 0
+        self._max_embeds = most_embeds(plan, node)
+        self._max_graphs = in_flight(course, piece.start) if self.is_host else 1
+        self._max_updating = items_under_way(course, piece.start, piece.stop)
+        self._flows: dict[tuple[int, int], Flow] = {}
+        self._early: dict[tuple[int, int], list[TensorArrived]] = {}
+        self._credits = Credits(placement.credits)
+        self._paths: dict[Legs, Path] = {}
+        self._going_on: Flow | None = None
+        # what may have become possible since it was last looked for
+        self._is_starved = False
+        self._may_update = self._may_run_head = self._may_go_down = False
+
+    # ---- what comes in ------------------------------------------------------------------------------
+
+    def begin(self, plan: Plan, step: int) -> None:
+        """The run begins at ``step``, or goes on there; the plan of the first turn says what was unfrozen before."""
+        self._versions.begin(plan, step)
+
+    def path(self, legs: Legs) -> Path:
+        """The way of a micro-batch with these legs; computed once."""
+        path = self._paths.get(legs)
+        if path is None:
+            path = self._paths[legs] = Path(legs, self._private_blocks, self._credits, self._pairs_boundary)
+        return path
+
+    def take_on(self, state: ItemState) -> None:
+        """Put an item and its micro-batches into every queue that they have to leave."""
+        self.states.append(state)
+        if state.holds_graph:  # what goes backward here holds later updates up, even if it updates nothing here
+            self._updating.append(state)
+            self._graphs.append(state)
+        if state.heads:
+            self._heads.append(state)
+        if state.goes_backward:
+            self._backwards.append(state)
+        self.exchange.take_on(state)
+        for flow in state.flows:
+            key = (flow.seq, flow.micro)
+            self._flows[key] = flow
+            for event in self._early.pop(key, ()):
+                self.tensor_came(event, None)
+            if flow.path.first.is_upward:
+                self._upward.append(flow)
+            if flow.path.has_embedding:
+                self._embeds.append(flow)
+
+    def look_again(self) -> None:
+        """A turn, an update or a head may have made anything possible."""
+        self._may_update = self._may_run_head = self._may_go_down = True
+
+    def tensor_came(self, event: TensorArrived, running: Flow | None) -> bool:
+        """Note a tensor; whether a micro-batch waits for it.
+
+        Args:
+            event: names the tensor.
+            running: the micro-batch whose action runs.
+
+        Raises:
+            FrameError: a gradient came before this node sent what it follows from; names who sent it.
+        """
+        (payload, seq, micro, boundary), _ = event
+        flow = self._flows.get((seq, micro))
+        if flow is None:  # its turn is granted to others already
+            early = self._early.setdefault((seq, micro), [])
+            if event not in early:
+                early.append(event)
+            return False
+        if payload == Payload.GRAD:
+            flow.refuse_early(event)
+        awaited = flow.awaited(is_running=flow is running)
+        if awaited is None or awaited[1] != boundary or awaited[0] != payload:
+            return False  # it came before, and nothing waits for it any more
+        flow.arrived = event
+        if payload == Payload.GRAD:
+            self._may_go_down = True
+        elif boundary == self._head_unit:
+            self._may_run_head = True
+        return True
+
+    def credit_came(self, source: str, boundary: int) -> bool:
+        """A hidden state left the inbox of ``source``; whether a micro-batch waits for room there or elsewhere."""
+        if self.exchange.copies.credit_came(source, boundary):
+            self._may_update = True
+            return True
+        channel = self._credits.known(source, boundary)
+        if channel is None:  # nothing was ever sent there
+            return False
+        channel.came_back()
+        if boundary == self._pairs_boundary:
+            self._may_go_down = True
+            return True
+        is_awaited, self._is_starved = self._is_starved, False
+        return is_awaited
+
+    # ---- what is done -------------------------------------------------------------------------------
+
+    def began_embedding(self) -> None:
+        """The oldest embedding runs."""
+        self._embeds.popleft()
+        self._embeds_in_flight += 1
+
+    def passed(self, flow: Flow, place: Place) -> None:
+        """A micro-batch is through one place, and goes on at the next."""
+        if place.op is Op.FIT:
+            self.exchange.helping.passed(flow)
+            self._may_update = True
+            return
+        following = flow.place = place.next
+        if place.is_upward:
+            if place.goes_on:
+                self._going_on = flow
+            elif following is None or not following.is_upward:
+                upward = self._upward
+                upward.remove(flow)
+                self._may_run_head = True
+                if not upward or upward[0].seq > flow.seq:
+                    self._may_update = True
+        elif place.op is Op.HEAD:
+            flow.state.heads.popleft()
+            self._embeds_in_flight -= flow.path.has_embedding
+            if flow.path.head_room is not None:
+                flow.path.head_room.came_back()
+            self._may_run_head = self._may_go_down = True
+            if not flow.state.heads:
+                self._may_update = True
+        elif place.is_downward:
+            self._went_backward(flow, place, following)
+        if following is None:
+            flow.state.flows_left -= 1
+
+    def _went_backward(self, flow: Flow, place: Place, following: Place | None) -> None:
+        """A micro-batch is through a place that goes backward; that of the embedding counts by itself."""
+        self._may_go_down = True
+        if place.is_of_embedding:
+            flow.state.embedding_backwards.popleft()
+        elif following is None or not following.is_downward or following.is_of_embedding:
+            flow.state.backwards.popleft()
+        else:
+            return
+        if not flow.state.backwards:
+            self._may_update = True
+
+    def updated(self, action: Action, state: ItemState) -> list[ev.Command]:
+        """An update or a save of an item is done; what follows from it at once."""
+        if action in state.helped:
+            self.look_again()
+            return self.exchange.helping.updated(action, state)
+        (state.updates if action in state.updates else state.copies).remove(action)
+        self.look_again()
+        if action.op is not Op.SAVE:
+            self._versions.updated(action)
+        return []
+
+    def retired(self) -> Iterator[ItemState]:
+        """Forget finished items, in order, and give them."""
+        while self.states and self.states[0].is_done:
+            state = self.states.popleft()
+            for flow in state.flows:
+                del self._flows[flow.seq, flow.micro]
+            state.flows.clear()  # each knows its item
+            yield state
+
+    def needs_head_before(self, turn: int) -> bool:
+        """Whether own items of earlier turns still use the head that is here."""
+        head = self._head_unit
+        return any(state.is_own and state.item.turn < turn and state.uses_head(head) for state in self.states)
+
+    # ---- what goes on next --------------------------------------------------------------------------
+
+    def next_update(self) -> tuple[Action, ItemState] | None:
+        """An update or a save that has become possible.
+
+        Only the end of an action, a head, the gradient of a unit or its credit makes any so.
+        """
+        if not self._may_update:
+            return None
+        found = self._next_own_update() or self.exchange.next_update(self._heads, self._backwards)
+        self._may_update = found is not None
+        return found
+
+    def _next_own_update(self) -> tuple[Action, ItemState] | None:
+        while self._updating and not self._updating[0].holds_graph:
+            self._updating.popleft()
+        upward_seq = self._upward[0].seq if self._upward else math.inf
+        for state in itertools.islice(self._updating, self._max_updating):
+            for update in state.updates:
+                if self._is_possible(update, state, upward_seq):
+                    return update, state
+                if update.op is Op.SAVE:  # what is saved must not change before
+                    return None
+            if state.backwards or any(EMBEDDING < update.start < self._head_unit for update in state.updates):
+                upward_seq = -1.0  # blocks are updated item after item, even where one has no backward
+        return None
+
+    def next_flow(self) -> Flow | None:
+        """The micro-batch to go on with: one in a cut forward, else the lowest rank that is ready, the oldest of it."""
+        flow, self._going_on = self._going_on, None
+        if flow is not None and flow.place is not None and self._is_next(flow, flow.place):
+            return flow
+        if self._may_run_head:
+            flow = self._ready_head()
+            if flow is not None:
+                return flow
+        if self._may_go_down:
+            flow = self._ready_backward()
+            if flow is not None:
+                return flow
+        flow = self.exchange.helping.next_fit()
+        if flow is not None:
+            return flow
+        found = None
+        barrier, floor = math.inf, self._floor
+        for flow in self._upward:
+            place = flow.place
+            if place is None or place.op is Op.EMBED:
+                break  # earlier ones come first at every unit above
+            if place.stop <= barrier and (place.receive is None or flow.arrived) and self._is_ready(flow, place):
+                if place.rank == _FORWARD_RANK:
+                    return flow
+                if found is None:
+                    found = flow
+            if place.frontier < barrier:
+                barrier = place.frontier
+                if barrier <= floor:
+                    break
+        return self._or_embedding(found) if self._embeds else found
+
+    def _is_next(self, flow: Flow, place: Place) -> bool:
+        """Whether a micro-batch can go on upward without overtaking an older one."""
+        older = itertools.takewhile(lambda one: one is not flow, self._upward)
+        return all(one.place and one.place.frontier >= place.stop for one in older) and self._is_ready(flow, place)
+
+    def _is_possible(self, update: Action, state: ItemState, upward_seq: float) -> bool:
+        """Whether all that has to come before an update or a save is done; ``upward_seq`` is still on its way up."""
+        if update.op is Op.SAVE:  # after all earlier updates; the owner saves the head too, so it has to have it
+            seq = state.item.seq
+            is_first = state is self._updating[0] and self.exchange.may_save(seq)
+            return is_first and (not state.is_own or self._head.counts_for(state))
+        if update.start == self._head_unit:
+            return not state.heads and self.exchange.copies.may_send(self._head_unit)
+        if update.start == EMBEDDING:
+            return not state.goes_backward and self.exchange.copies.may_send(EMBEDDING)
+        if update in state.lagging and any(it.backwards and it.item.seq == state.item.seq + 1 for it in self.states):
+            return False  # a host that does not wait for its helper
+        return not state.backwards and state.awaited_seq < upward_seq and self.exchange.may_update(update)
+
+    def _ready_head(self) -> Flow | None:
+        """The oldest micro-batch of ours whose head is still to come, if that can run."""
+        while self._heads and not self._heads[0].heads:
+            self._heads.popleft()
+        if self._heads:
+            state = self._heads[0]
+            flow = state.heads[0]
+            place = flow.ready
+            if place is not None and place.op is Op.HEAD and self._head.counts_for(state):
+                return flow
+        self._may_run_head = False
+        return None
+
+    def _ready_backward(self) -> Flow | None:
+        """The oldest micro-batch that goes backward here and can."""
+        while self._backwards and not self._backwards[0].goes_backward:
+            self._backwards.popleft()
+        for state in itertools.islice(self._backwards, self._max_graphs):
+            for waiting in (state.backwards, state.embedding_backwards):
+                if not waiting:
+                    continue
+                flow, wanted = waiting[0], state.backward_versions
+                place = flow.ready
+                if place is None or not place.is_downward or (wanted and not self._versions.are(wanted, place)):
+                    continue
+                if place.credit is None or place.credit.left > 0:
+                    return flow
+        self._may_go_down = False
+        return None
+
+    def _is_ready(self, flow: Flow, place: Place) -> bool:
+        """Whether an upward action can start, its tensor being here and earlier micro-batches past it."""
+        if place.keeps_graph and not self._has_room_for_graph(flow.state):
+            return False
+        if place.credit is not None and place.credit.left <= 0:
+            self._is_starved = True
+            return False
+        wanted = flow.state.forward_versions
+        return not wanted or place.op is Op.SKIP or place.op.is_of_cache or self._versions.are(wanted, place)
+
+    def _has_room_for_graph(self, state: ItemState) -> bool:
+        graphs = self._graphs
+        while graphs and not graphs[0].takes_room:
+            graphs.popleft()
+        return state in itertools.islice(graphs, self._max_graphs)
+
+    def _or_embedding(self, found: Flow | None) -> Flow | None:
+        """The next embedding if it may begin and is older than what was found."""
+        flow = self._embeds[0]
+        if self._embeds_in_flight >= self._max_embeds or flow.state.embedding_version != self._versions.embedding:
+            return found
+        if found is not None and (found.seq, found.micro) < (flow.seq, flow.micro):
+            return found
+        credit = flow.path.first.credit
+        if credit is not None and credit.left <= 0:
+            self._is_starved = True
+            return found
+        return flow

@@ -1,1 +1,0 @@
-"""Files and their text: read strictly, written durably, sent in chunks."""

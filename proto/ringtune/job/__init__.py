@@ -1,0 +1,1 @@
+"""A whole job: read, checked, described, with its rows and its result."""

@@ -1,0 +1,544 @@
+"""The job of a user: ``job.toml`` as a value, read strictly and written back, and what its result is.
+
+Read the text of a job file, and say in the user's words what is wrong with it.
+
+Refuse keys of a job that stand in another section than theirs, or that only other frameworks have.
+
+``train.keep_best``: what can't go together with it.
+
+What the user asks for: ``job.toml`` as a value, read strictly and written back.
+
+A job says what is wanted; it is the same on every node. What was decided is the plan's matter. Whatever is
+misspelt, mistyped, out of range or not built yet is refused by name.
+
+``offload.adapters``: the kind of adapter that each user chose, where users have adapters of their own.
+
+A *kind* is an adapter configuration with the users who have it. The first one is the job's own ``adapter.config``, also
+where no user has it: head, embedding and blocks are made with it. The others follow in the order of their first users::
+
+    [adapter]                       kinds               users
+    config = "lora"                 0  lora             ben, carl
+    [offload]                       1  linear           anna, dora
+    users = "alone"
+    adapters = { anna = "linear", dora = "linear" }
+
+Source: ColA, section 4.3 and Table 4 (Low Rank-Linear, Low Rank-MLP): users choose the architecture of their models.
+
+What the result of a job is: an adapter, the blocks' own weights, or a whole model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import tomli_w
+
+from ringtune.config.sections import (
+    LENGTHS,
+    SKIP_OWNER,
+    Adapter,
+    Data,
+    Model,
+    PlacementSettings,
+    Privacy,
+    RecoverySettings,
+    Runtime,
+    Train,
+    Unfreeze,
+    Wire,
+    with_free_microbatches,
+)
+from ringtune.errors import JobError
+from ringtune.job.rows import check_user_column
+from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.adapter_support import sum_of_kinds
+from ringtune.models.family import CAUSAL_LM, CLASS_TASKS, NAMED_TASKS, PAIR_TASKS
+from ringtune.models.folder import hub_id
+from ringtune.models.result_files import Result, adapter_result, model_result
+from ringtune.schedule.course import JOINT
+from ringtune.schedule.methods import Method, method_class, method_names
+from ringtune.schedule.methods.hift import DISK
+from ringtune.schedule.operation_tables import Policy
+from ringtune.storage.strict import check_keys, read_dataclass, read_given
+from ringtune.techniques.activation_cache import CacheSettings
+from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE, Memory, VeloraSettings, checked
+from ringtune.techniques.frozen_weights import check_frozen
+from ringtune.techniques.full_parameters import HiftSettings, check_full_parameters, with_adapter, without_default
+from ringtune.techniques.offload import OFF, OffloadSettings, check_offload
+from ringtune.techniques.operations import OperationsSettings, check_operations, with_table_read
+
+__all__ = [
+    "Adapter",
+    "CacheSettings",
+    "Data",
+    "HiftSettings",
+    "Job",
+    "Memory",
+    "Model",
+    "OffloadSettings",
+    "OperationsSettings",
+    "PlacementSettings",
+    "Privacy",
+    "RecoverySettings",
+    "Runtime",
+    "Train",
+    "Unfreeze",
+    "VeloraSettings",
+    "Wire",
+    "load_job",
+    "parse_job",
+    "with_absolute_paths",
+]
+
+MAX_BYTES: Final = 4_000_000
+"""Most bytes of a job file; one with every key has two thousand, and given operation tables come on top."""
+
+_PLACE = re.compile(r"\(at line (\d+), column (\d+)\)")
+_KEY = re.compile(r"\s*(?:\[+\s*(?P<section>[^]]*)|(?P<key>[\w.\"'-]+)\s*=)")
+
+
+def read_job_text(path: Path) -> str:
+    """Read a job file; a byte order mark, as some editors write it, is dropped.
+
+    Raises:
+        JobError: no such file, a folder, too large, or not UTF-8.
+    """
+    try:
+        if path.is_dir():
+            raise JobError(f"{path} is a folder; give the job file in it, such as {path / 'job.toml'}")
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise JobError(f"{path} has {size:,} bytes, a job file has at most {MAX_BYTES:,}; is it another file?")
+        return read_given(path, encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise JobError(f"can't read the job file {path}: {reason}") from error
+
+
+def parse_tables(text: str, *, source: str) -> dict[str, Any]:
+    """Read TOML.
+
+    Args:
+        text: of the file.
+        source: where it came from, for messages.
+
+    Raises:
+        JobError: not TOML; names the line, and for common slips the remedy.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise JobError(f"{source}: not valid TOML: {error}{_advice(text, str(error))}") from error
+    except RecursionError as error:
+        raise JobError(f"{source}: not valid TOML: it is nested too deeply") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise JobError(f"{source}: not valid TOML: a number is too long") from error
+
+
+def _advice(text: str, problem: str) -> str:
+    """What to do about a slip that is known; empty if it is not."""
+    place = _PLACE.search(problem)
+    line = text.splitlines()[int(place[1]) - 1] if place and int(place[1]) <= len(text.splitlines()) else ""
+    found = _KEY.match(line)
+    name = (found["section"] or found["key"] or "").strip() if found else ""
+    if problem.startswith(("Cannot overwrite a value", "Cannot declare", "Cannot mutate", "Cannot redefine")):
+        return f"; {name or 'a key'} stands twice, keep one"
+    if "Unescaped '\\'" in problem or ("\\" in line and "Invalid hex" in problem):
+        return "; a backslash has a meaning in double quotes, write the path with / or in 'single quotes'"
+    if "Invalid value" in problem and name:
+        return f"; put the text behind {name} in quotes"
+    return ""
+
+
+_CLIP_KEYS = ("clip_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping")
+
+
+def refuse_unsupported(tables: Mapping[str, object]) -> None:
+    """Refuse by name what users of other frameworks look for and RingTune does not carry out.
+
+    Raises:
+        JobError: names the key and what to do.
+    """
+    train = tables.get("train")
+    for key in train if isinstance(train, Mapping) else ():
+        if key in _CLIP_KEYS:
+            raise JobError(
+                f"train.{key} is not supported: clipping by the global norm needs a sum over the ring before each "
+                "update; remove it"
+            )
+
+
+@functools.cache
+def sections_of(job: type[Any]) -> Mapping[str, frozenset[str]]:
+    """The keys of each section of a job's dataclass."""
+    hints = typing.get_type_hints(job)
+    return {
+        field.name: frozenset(key.name for key in dataclasses.fields(section_class(hints[field.name])))
+        for field in dataclasses.fields(job)
+    }
+
+
+def section_class(hint: Any) -> Any:
+    """The dataclass of a section, of the type of a job's field: the type itself, or what it has beside None."""
+    return next(kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind))
+
+
+def refuse_misplaced(job: type[Any], tables: Mapping[str, object]) -> None:
+    """Refuse a key that another section has, or that stands before all sections.
+
+    Args:
+        job: the dataclass whose fields are the sections.
+        tables: as a TOML reader gives them.
+
+    Raises:
+        JobError: names the key and its section. Keys that no section has are left to the reader.
+    """
+    sections = sections_of(typing.cast(Any, job))
+    for name, value in tables.items():
+        if name in sections and isinstance(value, Mapping):
+            for key in value:
+                if key not in sections[name]:
+                    _refuse(f"{name}.{key}", str(key), sections)
+        elif name not in sections:
+            _refuse(name, name, sections)
+
+
+def _refuse(name: str, key: str, sections: Mapping[str, frozenset[str]]) -> None:
+    homes = [section for section, keys in sections.items() if key in keys]
+    if homes:
+        where = " or ".join(f"[{home}]" for home in homes)
+        raise JobError(f"unknown key {name!r}; {key} is a key of {where}, write it there")
+
+
+def check_keep_best(*, train: Train, offload: OffloadSettings, recovery: RecoverySettings) -> None:
+    """Refuse what leaves no single best result, or one of a model's size.
+
+    Raises:
+        JobError: names both keys, and the remedy.
+    """
+    if not train.keep_best:
+        return
+    if method_class(train.method).full_parameters:
+        raise JobError(
+            f"train.keep_best = true and train.method = {train.method!r} can't go together: each better result would "
+            "be a whole model, sent by every node; leave keep_best out or change the method"
+        )
+    if offload.mode != OFF:
+        raise JobError(
+            f"train.keep_best = true and offload.mode = {offload.mode!r} can't go together: what helpers have updated "
+            "comes later than the evaluation; leave one out"
+        )
+    if recovery.owners == SKIP_OWNER:
+        raise JobError(
+            "train.keep_best = true and recovery.owners = 'skip' can't go together: without the rows of a lost owner "
+            "evaluations can't be compared with those before; leave one out"
+        )
+
+
+METHOD_SECTIONS = {"unfreeze": Unfreeze, "hift": HiftSettings}
+"""Sections that only some methods have; each method names its own."""
+
+_CLEARS = {
+    **{f"train.{name}": tuple(other for other in LENGTHS if other != name) for name in LENGTHS},
+    "data.eval": ("held_out",),
+    "data.held_out": ("eval",),
+    "unfreeze.every_steps": ("at", "patience_steps", "min_improvement"),
+    "unfreeze.at": ("every_steps", "patience_steps", "min_improvement"),
+    "operations.compute": ("full", "forward_only"),
+    "operations.full": ("compute",),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A whole ``job.toml``."""
+
+    model: Model
+    data: Data = field(default_factory=Data)
+    adapter: Adapter = field(default_factory=Adapter)
+    train: Train = field(default_factory=Train)
+    unfreeze: Unfreeze | None = None
+    hift: HiftSettings | None = None
+    wire: Wire = field(default_factory=Wire)
+    privacy: Privacy = field(default_factory=Privacy)
+    operations: OperationsSettings = field(default_factory=OperationsSettings)
+    memory: Memory = field(default_factory=Memory)
+    velora: VeloraSettings | None = None
+    offload: OffloadSettings = field(default_factory=OffloadSettings)
+    placement: PlacementSettings = field(default_factory=PlacementSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    recovery: RecoverySettings = field(default_factory=RecoverySettings)
+    runtime: Runtime = field(default_factory=Runtime)
+
+    def __post_init__(self) -> None:
+        """Refuse settings of another method, and keys that the task has no use for."""
+        self._check_method_sections()
+        check_full_parameters(train=self.train, adapter=self.adapter, operations=self.operations, privacy=self.privacy)
+        object.__setattr__(self, "velora", checked(self.memory, self.velora, self.adapter))
+        check_operations(self.operations, adapter=self.adapter, train=self.train, privacy=self.privacy)
+        check_frozen(self)
+        self._check_offload()
+        check_keep_best(train=self.train, offload=self.offload, recovery=self.recovery)
+        check_user_column(self.data, self.offload, task=self.model.task)
+        if self.train.sample_prompt and self.model.task != CAUSAL_LM:
+            raise JobError(
+                f"train.sample_prompt is for model.task = {CAUSAL_LM!r}, this job has {self.model.task!r}; remove it"
+            )
+        if self.data.labels and self.model.task not in NAMED_TASKS:
+            raise JobError(f"data.labels has no meaning for model.task = {self.model.task!r}; remove it")
+        if self.data.text_pair and self.model.task not in PAIR_TASKS:
+            raise JobError(f"data.text_pair has no meaning for model.task = {self.model.task!r}; remove it")
+        if self.data.split != "iid" and self.model.task not in CLASS_TASKS:
+            raise JobError(
+                f"data.split = {self.data.split!r} shares classes out, model.task = {self.model.task!r} has none; "
+                "use 'iid'"
+            )
+
+    def _check_method_sections(self) -> None:
+        """Fill in the settings of the job's method, and refuse those of another one."""
+        section = method_class(self.train.method).section
+        for name, make in METHOD_SECTIONS.items():
+            if getattr(self, name) is None:
+                if name == section:
+                    object.__setattr__(self, name, make())
+            elif name != section:
+                owners = [method for method in method_names() if method_class(method).section == name]
+                raise JobError(
+                    f"[{name}] has settings of train.method = {' or '.join(map(repr, owners))}, but this job has "
+                    f"train.method = {self.train.method!r}; remove the section or change the method"
+                )
+
+    def _check_offload(self) -> None:
+        check_offload(
+            self.offload,
+            method=self.method,
+            adapter=self.adapter,
+            train=self.train,
+            operations=self.operations,
+            memory=self.memory,
+            velora=self.velora,
+        )
+
+    @property
+    def method(self) -> Method:
+        """The training method with its settings."""
+        kind = method_class(self.train.method)
+        return kind.from_settings(getattr(self, kind.section) if kind.section else None, seed=self.train.seed)
+
+    @property
+    def keeps_state_on_disk(self) -> bool:
+        """Whether nodes keep the optimizer state of inactive units on their disks."""
+        return self.hift is not None and self.hift.state == DISK
+
+    def to_tables(self) -> dict[str, dict[str, object]]:
+        """Sections with their keys, defaults included; ``None`` values left out."""
+        tables = dataclasses.asdict(self)
+        return {
+            name: {key: item for key, item in keys.items() if item is not None}
+            for name, keys in tables.items()
+            if keys is not None
+        }
+
+    def to_toml(self) -> str:
+        """The resolved job as TOML; ``parse_job`` of it gives an equal job."""
+        return tomli_w.dumps(self.to_tables())
+
+    def with_overrides(self, overrides: Mapping[str, object]) -> Job:
+        """Make a job with some values replaced.
+
+        Args:
+            overrides: dotted keys as in the file, e.g. ``{"train.seed": 1}``. Setting one of
+                ``train.rounds``, ``train.epochs`` and ``train.max_steps`` clears the others; so does one form of
+                ``unfreeze`` and of ``operations``. Another method leaves the settings of this one behind, and so does
+                the policy standard and a given table; another optimizer leaves the momentum behind, and
+                ``memory.activations`` without VeLoRA those of VeLoRA, ``offload.mode`` off the rest of its section, and
+                it or ``offload.users`` joint the column of users. A number of micro-batches is then the job's own.
+
+        Raises:
+            JobError: unknown key, wrong type, out of range; the same rules as in the file.
+        """
+        tables = self.to_tables()
+        wanted = overrides.get("train.method", self.train.method)
+        section = method_class(wanted).section if wanted in method_names() else ""
+        for name in METHOD_SECTIONS.keys() - {section}:
+            tables.pop(name, None)
+        tables["adapter"] = without_default(tables["adapter"], self.train.method)
+        for name in overrides.keys() & _CLEARS.keys():
+            for other in _CLEARS[name]:
+                tables.get(name.partition(".")[0], {}).pop(other, None)
+        if overrides.get("train.optimizer", "momentum") != "momentum":
+            tables["train"].pop("momentum", None)
+        if overrides.get("memory.activations") in (NONE, RECOMPUTE):
+            tables.pop("velora", None)
+        if overrides.get("offload.mode") == OFF:
+            tables.pop("offload")
+        if overrides.get("offload.mode") == OFF or overrides.get("offload.users") == JOINT:
+            tables["data"].pop("user")
+        if overrides.get("operations.policy") == Policy.STANDARD or overrides.get("operations.table"):
+            tables["operations"] = {}
+        if "train.microbatches" in overrides:
+            tables["placement"].pop("microbatches")
+        for name, value in overrides.items():
+            section, _, key = name.partition(".")
+            check_keys([section], [entry.name for entry in dataclasses.fields(Job)], where="", error=JobError)
+            tables.setdefault(section, {})[key] = value
+        return Job.from_tables(tables)
+
+    @staticmethod
+    def from_tables(tables: Mapping[str, object]) -> Job:
+        """Build a job from sections as a TOML reader gives them.
+
+        Raises:
+            JobError: unknown key, wrong type, out of range, or not supported yet.
+        """
+        tables = with_free_microbatches(tables, Train().microbatches, Train().batch_size)
+        refuse_unsupported(tables)
+        refuse_misplaced(Job, tables)
+        return read_dataclass(Job, with_adapter(tables), where="", error=JobError)
+
+
+def load_job(path: str | Path) -> Job:
+    """Read a job file; its relative paths are relative to the file's folder and become absolute.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        JobError: the file is not there, not TOML, or breaks a rule; names file and key.
+    """
+    path = Path(path)
+    return with_absolute_paths(parse_job(read_job_text(path), source=str(path)), path.parent)
+
+
+def parse_job(text: str, *, source: str) -> Job:
+    """Read the text of a job file.
+
+    Args:
+        text: TOML.
+        source: where it came from, for messages.
+
+    Raises:
+        JobError: not TOML, an unknown key, a wrong type, out of range, or not supported yet.
+    """
+    tables = parse_tables(text, source=source)
+    try:
+        return Job.from_tables(tables)
+    except JobError as error:
+        raise JobError(f"{source}: {error}") from error
+
+
+def with_absolute_paths(job: Job, folder: Path) -> Job:
+    """The job with ``model.path``, ``data.train`` and ``data.eval`` made absolute, relative to ``folder``.
+
+    The id of a model on a hub stays as it is. ``operations.table`` is read, because a job is carried out where its file
+    is not.
+    """
+    path = _absolute(job.model.path, folder)
+    is_id = hub_id(job.model.path) is not None and not Path(path).exists()  # a folder that is called so wins
+    model = job.model if is_id else dataclasses.replace(job.model, path=path)
+    train, evaluate = _absolute(job.data.train, folder), _absolute(job.data.eval, folder)
+    data = dataclasses.replace(job.data, train=train, eval=evaluate)
+    return dataclasses.replace(job, model=model, data=data, operations=with_table_read(job.operations, folder))
+
+
+def _absolute(path: str, folder: Path) -> str:
+    return str((folder / Path(path).expanduser()).resolve()) if path else path
+
+
+_MOST_NAMED = 20
+
+
+class Kind(NamedTuple):
+    """An adapter configuration with its users.
+
+    Attributes:
+        number: 0 = the job's own.
+        config: as ``adapter.config``.
+        users: who have it, in the order of the run's users.
+    """
+
+    number: int
+    config: str
+    users: tuple[str, ...]
+
+    @property
+    def prefix(self) -> str:
+        """What comes before the names of this kind's pairs; nothing for the job's own kind."""
+        return f"{self.number}/" if self.number else ""
+
+
+def kinds_of(job: Job, users: Sequence[str]) -> tuple[Kind, ...]:
+    """The kinds of adapters of a run; one, with all users, where nobody chose another.
+
+    Args:
+        job: of the run.
+        users: with adapters of their own, in their order; none where all train the same.
+
+    Raises:
+        JobError: a user who chose is none of the run.
+    """
+    if not users or not job.offload.chosen_adapters:
+        return (Kind(0, job.adapter.config, tuple(users)),)
+    if odd := sorted(job.offload.chosen_adapters.keys() - set(users)):
+        more = f" and {len(users) - _MOST_NAMED} more" if len(users) > _MOST_NAMED else ""
+        raise JobError(
+            f"offload.adapters.{odd[0]}: no user of this run has the name {odd[0]!r}; its users are "
+            f"{', '.join(users[:_MOST_NAMED])}{more}"
+        )
+    found: list[tuple[str, list[str]]] = [(job.adapter.config, [])]
+    for user in users:
+        config = config_of(job, user)
+        same = (own for known, own in found if parse_adapter_config(known) == parse_adapter_config(config))
+        own = next(same, None)
+        if own is None:
+            found.append((config, own := []))
+        own.append(user)
+    return tuple(Kind(number, config, tuple(own)) for number, (config, own) in enumerate(found))
+
+
+def config_of(job: Job, user: str) -> str:
+    """The adapter configuration of a user."""
+    return job.offload.chosen_adapters.get(user, job.adapter.config)
+
+
+def job_of(job: Job, config: str) -> Job:
+    """The job with another ``adapter.config``, as a user of another kind has it."""
+    if config == job.adapter.config:
+        return job
+    return dataclasses.replace(job, adapter=dataclasses.replace(job.adapter, config=config))
+
+
+def job_of_user(job: Job, user: str) -> Job:
+    """The job with the ``adapter.config`` of one user, and with that of no other."""
+    return _alone(job, config_of(job, user))
+
+
+def job_of_sum(job: Job, users: Sequence[str]) -> Job:
+    """The job with the ``adapter.config`` that the adapters of all users have when they are added up.
+
+    Raises:
+        UsageError: they do not add up.
+    """
+    return _alone(job, sum_of_kinds([config_of(job, user) for user in users]))
+
+
+def _alone(job: Job, config: str) -> Job:
+    return dataclasses.replace(job_of(job, config), offload=dataclasses.replace(job.offload, adapters=None))
+
+
+def result_of(job: Job) -> Result:
+    """Return what a run of ``job`` leaves behind: a model where all parameters train, else what its adapter leaves."""
+    return model_result() if job.method.full_parameters else adapter_result(job.model.task, job.adapter.config)
+
+
+def result_of_user(job: Job, user: str) -> Result:
+    """Return what a run of ``job`` leaves of a user who has adapters of their own, of the user's kind."""
+    return adapter_result(job.model.task, config_of(job, user))

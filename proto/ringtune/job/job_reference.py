@@ -1,0 +1,347 @@
+"""Every key of a job in words, taken from the code that reads it, and the text of a job file to begin with.
+
+Every key of a job in words: its type, default, range and meaning, all taken from the code that reads it.
+
+What a key does stands in the docstring of its section. Which values it may have is asked of the section itself: it is
+given values until it refuses them, so that no range is written down twice.
+
+The text of a job file to begin with: the common keys of a task, each with what it does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tomli_w
+
+from ringtune.errors import JobError
+from ringtune.job.job import Job, section_class
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+)
+from ringtune.texts import printable
+
+_KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+_PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
+_HUGE = 1 << 70
+_POWERS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 18, 300)
+_TINY = 1e-12
+_MOST_HALVINGS = 200
+# What else has to be in a job before a key may have other values.
+_BESIDES: Mapping[str, Mapping[str, object]] = {
+    "train.batch_size": {"train.microbatches": 1},
+    "train.microbatches": {"train.batch_size": 1024},
+    "train.patience_evals": {"train.eval_every": 10},
+    "train.keep_best": {"train.eval_every": 10},
+    "train.sample_prompt": {"model.task": "causal-lm"},
+    "train.momentum": {"train.optimizer": "momentum"},
+    "unfreeze.patience_steps": {"unfreeze.at": "auto"},
+    "unfreeze.min_improvement": {"unfreeze.at": "auto"},
+    **{f"hift.{name}": {"train.method": "hift"} for name in ("group_size", "order", "always_active", "state")},
+    "operations.policy": {"operations.compute": 0.6},
+    "operations.compute": {"operations.policy": "two-stage"},
+    "operations.full": {"operations.policy": "two-stage"},
+    "operations.forward_only": {"operations.policy": "two-stage", "operations.full": 0},
+    **{f"offload.{name}": {"offload.mode": "auto"} for name in ("interval", "pairs")},
+    "offload.users": {"offload.mode": "auto"},
+    "offload.adapters": {"offload.mode": "auto", "offload.users": "alone"},
+    "data.user": {"offload.mode": "auto", "offload.users": "alone"},
+    **{f"velora.{name}": {"memory.activations": "velora"} for name in ("layers", "parts", "init")},
+    **{
+        f"operations.{name}": {"operations.policy": "two-stage", "operations.compute": 0.6}
+        for name in ("by_slice", "balance", "refresh_rounds")
+    },
+}
+_IN_WORDS_ELSEWHERE = ("adapter.config",)
+_ASKED_OTHERWISE = {
+    "train.microbatches": "1 to train.batch_size, or 'auto'",
+    "offload.mode": "off, auto, or a table of host = helper",
+    "offload.adapters": "a table of user = adapter.config",
+    "hift.always_active": "embedding, head",
+    "operations.full": "0 to train.microbatches",
+    "operations.forward_only": "0 to what operations.full leaves of train.microbatches",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyFacts:
+    """One key of a job.
+
+    Attributes:
+        name: dotted, such as ``train.seed``.
+        kind: its type in words.
+        default: as TOML; empty = it has to be given, or is worked out.
+        allowed: its values in words; empty = any of its type.
+        meaning: a sentence about what it does.
+    """
+
+    name: str
+    kind: str
+    default: str
+    allowed: str
+    meaning: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SectionFacts:
+    """One section of a job: its name, a sentence about it, and its keys."""
+
+    name: str
+    meaning: str
+    keys: tuple[KeyFacts, ...]
+
+
+@functools.cache
+def describe_job() -> tuple[SectionFacts, ...]:
+    """Describe every section in the order in which a job is written."""
+    hints = typing.get_type_hints(Job)
+    return tuple(_section(field.name, hints[field.name]) for field in dataclasses.fields(Job))
+
+
+def _section(name: str, hint: Any) -> SectionFacts:
+    cls = section_class(hint)
+    text = inspect.getdoc(cls) or ""
+    meanings = _attributes(text)
+    hints = typing.get_type_hints(cls)
+    keys = tuple(
+        KeyFacts(
+            name=f"{name}.{field.name}",
+            kind=_kind(hints[field.name]),
+            default="" if field.default in (dataclasses.MISSING, None) else toml_value(field.default),
+            allowed=_allowed(f"{name}.{field.name}", hints[field.name], field.default),
+            meaning=meanings[field.name],
+        )
+        for field in dataclasses.fields(cls)
+    )
+    return SectionFacts(name=name, meaning=_sentence(text.split("\n\n")[0].partition(":")[2]), keys=keys)
+
+
+def toml_value(value: Any) -> str:
+    """Write a value as TOML: a tuple is a list."""
+    return tomli_w.dumps({"key": list(value) if isinstance(value, tuple) else value}).partition(" = ")[2].strip()
+
+
+def _attributes(text: str) -> dict[str, str]:
+    """Read the section ``Attributes`` of a docstring: name -> sentence."""
+    lines = text.partition("Attributes:\n")[2].split("\n\n")[0]
+    found = re.findall(r"^    (\w+): (.*(?:\n     +.*)*)", lines, re.MULTILINE)
+    return {name: _sentence(" ".join(said.split())) for name, said in found}
+
+
+def _sentence(text: str) -> str:
+    """The text with a capital at its front, and Python's names as they are in a job."""
+    text = text.strip().replace("``", "`")
+    return text[:1].upper() + text[1:]
+
+
+def _kind(hint: Any) -> str:
+    args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return " or ".join(_kind(arg) for arg in args)
+    if typing.get_origin(hint) is dict:
+        return f"table of {_PLURALS[args[1]]}"
+    return f"list of {_PLURALS[args[0]]}" if typing.get_origin(hint) is tuple else _KINDS[hint]
+
+
+# ---- which values are allowed ----------------------------------------------------------------------
+
+
+def refusal(name: str, value: object) -> str:
+    """Why a job can't have this value of a key; empty if it can."""
+    tables: dict[str, dict[str, object]] = {"model": {"path": "model"}}
+    for key, item in {**_BESIDES.get(name, {}), name: value}.items():
+        section, _, option = key.partition(".")
+        tables.setdefault(section, {})[option] = item
+    try:
+        Job.from_tables(tables)
+    except JobError as error:
+        return str(error)
+    return ""
+
+
+def _allowed(name: str, hint: Any, default: Any) -> str:
+    kinds = {hint, *typing.get_args(hint)}
+    if name in _ASKED_OTHERWISE:
+        return _ASKED_OTHERWISE[name]
+    if name in _IN_WORDS_ELSEWHERE or bool in kinds or typing.get_origin(hint) is tuple:
+        return ""
+    if int in kinds or float in kinds:
+        accepts: Callable[[float], bool] = lambda value: not refusal(name, value)  # noqa: E731
+        start = next(value for value in (default, 5, 0.5, 1.0) if value is not None and accepts(value))
+        return _whole_range(accepts, int(start)) if int in kinds else _range(accepts, start)
+    return _choices(refusal(name, "\N{REPLACEMENT CHARACTER}"))
+
+
+def _choices(said: str) -> str:
+    """What a refusal of a text says that it may be."""
+    found = re.search(r"is not one of ([^;]*)|it has to be ([^;]*)|is neither ([^;]*)|known here: (.*)", said)
+    return next(filter(None, found.groups()), "").replace(" nor ", " or ") if found else ""
+
+
+def _whole_range(accepts: Callable[[int], bool], start: int) -> str:
+    least = None if accepts(-_HUGE) else _edge(accepts, start, -_HUGE)
+    most = None if accepts(_HUGE) else _edge(accepts, start, _HUGE)
+    return _words(least, most)
+
+
+def _edge(accepts: Callable[[int], bool], inside: int, outside: int) -> int:
+    """The last accepted number on the way to one that is refused."""
+    while abs(outside - inside) > 1:
+        middle = (inside + outside) // 2
+        inside, outside = (middle, outside) if accepts(middle) else (inside, middle)
+    return inside
+
+
+def _range(accepts: Callable[[float], bool], start: float) -> str:
+    if accepts(-_TINY):
+        least = "any number"
+    else:
+        edge = _float_edge(accepts, start, -_TINY) if not accepts(0.0) else 0.0
+        least = "above 0" if 0 < edge < 1e-9 else f"at least {edge:,.6g}"
+    beyond = next((10.0**power for power in _POWERS if 10.0**power > start and not accepts(10.0**power)), None)
+    if beyond is None:
+        return least
+    edge = float(f"{_float_edge(accepts, start, beyond):.6g}")
+    return f"{least}, {'at most' if accepts(edge) else 'below'} {edge:,.10g}"
+
+
+def _float_edge(accepts: Callable[[float], bool], inside: float, outside: float) -> float:
+    """Nearly the last accepted number on the way to one that is refused."""
+    for _ in range(_MOST_HALVINGS):
+        middle = (inside + outside) / 2
+        inside, outside = (middle, outside) if accepts(middle) else (inside, middle)
+        if abs(outside - inside) <= _TINY * max(1.0, abs(inside)):
+            break
+    return inside
+
+
+def _words(least: int | None, most: int | None) -> str:
+    if least is None:
+        return "" if most is None else f"at most {most:,}"
+    return f"at least {least:,}" if most is None else f"{least:,} to {most:,}"
+
+
+_COLUMNS = {
+    CLASSIFICATION: ("data.text", "data.label"),
+    QUESTION_ANSWERING: ("data.question", "data.context", "data.answer"),
+    REGRESSION: ("data.text", "data.label"),
+    TAGGING: ("data.words", "data.tags"),
+    CAUSAL_LM: ("data.text",),
+    IMAGE_CLASSIFICATION: ("data.image", "data.label"),
+}
+_COMMON = (
+    "model.path",
+    "model.task",
+    "data.train",
+    "data.eval",
+    "adapter.config",
+    "train.method",
+    "train.learning_rate",
+    "train.batch_size",
+    "train.microbatches",
+    "train.max_length",
+    "train.rounds",
+    "train.checkpoint_every",
+    "train.seed",
+    "unfreeze.every_steps",
+    "wire.dtype",
+    "operations.policy",
+)
+_OF_ANOTHER_METHOD = ("hift.group_size", "hift.order", "hift.state")
+"""Common keys of a method that the template has not: they stand in it as comments."""
+
+_WIDTH = 112
+_INSTEAD = {"train.max_steps": "train.rounds", "data.held_out": "data.eval"}
+"""A chosen key -> the common key that it takes the place of."""
+
+
+class Chosen(NamedTuple):
+    """A value that was chosen for a key, and why; an empty reason is none that needs words."""
+
+    value: object
+    reason: str
+
+
+def job_template(
+    task: str,
+    *,
+    model: str,
+    train: str,
+    evaluate: str,
+    chosen: Mapping[str, Chosen] | None = None,
+    saw: Sequence[str] = (),
+) -> str:
+    """Write a job of a task: ``parse_job`` reads it, and every key in it may be changed.
+
+    Args:
+        task: one of ``TASKS``.
+        model: folder of the base model.
+        train: file of rows.
+        evaluate: the same for evaluation; empty = none.
+        chosen: further values by key, with their reasons.
+        saw: lines about what the choices follow from.
+    """
+    chosen = chosen or {}
+    given: dict[str, object] = {"model.path": model, "model.task": task, "data.train": train, "data.eval": evaluate}
+    given |= {"train.rounds": 5, "unfreeze.every_steps": 40} | {name: found.value for name, found in chosen.items()}
+    reasons = {name: found.reason for name, found in chosen.items() if found.reason}
+    left_out = {"train.max_length"} if task == IMAGE_CLASSIFICATION else set()
+    left_out |= {_INSTEAD[name] for name in chosen if name in _INSTEAD}
+    wanted = [name for name in (*_COMMON, *_COLUMNS[task], *chosen) if name not in left_out]
+    lines = [f"# A job for {task}. A key that is left out has its default; docs/job.md has all keys."]
+    lines += [line for text in saw for line in _comment(text)]
+    for section in describe_job():
+        keys = [key for key in section.keys if key.name in wanted]
+        if keys:
+            lines += ["", *_section_lines(section)]
+            lines += [line for key in keys for line in _key_lines(key, given, reasons.get(key.name, ""))]
+        others = [key for key in section.keys if key.name in _OF_ANOTHER_METHOD]
+        if others:
+            lines += ["", *_commented(section, others)]
+    return "\n".join(lines) + "\n"
+
+
+def _section_lines(section: SectionFacts) -> list[str]:
+    return [f"[{section.name}]  # {section.meaning[:1].lower()}{section.meaning[1:].rstrip('.')}"]
+
+
+def _commented(section: SectionFacts, keys: Sequence[KeyFacts]) -> list[str]:
+    """The lines of a section that has to take the place of another one, as comments, with its method first."""
+    method = (
+        f'# With method = "{section.name}", which trains all parameters and no adapter, '
+        "remove [unfreeze], config and keep_best:"
+    )
+    values = (f"#   {key.name.partition('.')[2]} = {key.default}  # {key.allowed}" for key in keys)
+    return [method, f"#   [{section.name}]", *values]
+
+
+def _key_lines(key: KeyFacts, given: dict[str, object], reason: str) -> list[str]:
+    """The lines of comment above a key, then the key; the reason of a value is a comment of its own."""
+    value = toml_value(given[key.name]) if key.name in given else key.default
+    about = _comment(f"{key.meaning} ({key.allowed})" if key.allowed else key.meaning)
+    why = _comment(f"Chosen: {reason}.") if reason else []
+    return [*about, *why, f"{key.name.partition('.')[2]} = {value}"]
+
+
+def _comment(text: str) -> list[str]:
+    """Break a text into lines of comment; what could end a line becomes a space."""
+    lines, line = [], "#"
+    for word in printable(text).split():
+        if len(line) + 1 + len(word) > _WIDTH:
+            lines.append(line)
+            line = "#"
+        line += f" {word}"
+    return [*lines, line]

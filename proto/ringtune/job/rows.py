@@ -1,0 +1,500 @@
+"""The rows of a file as the task of the job reads them; the users of rows, class names and pictures.
+
+Class names that a person may have meant to be one: they differ in spaces or capitals only.
+
+They stay two classes, because capitals may well matter (letters, say), but nobody shall find out from the result.
+
+Pictures in a folder with a folder for each class: which count, and which files are passed over.
+
+Files and folders whose names begin with a dot are no data: ``.ipynb_checkpoints`` of Jupyter has copies of pictures,
+``._cat.png`` of macOS has none in it.
+
+``data.user``: the column that says whose a row is, and how a node sorts and counts its rows by it.
+
+Only names of users and numbers of their rows leave a node.
+
+The rows of a file as the job's task reads them: one reader for init, plan, owners and predictions; no torch.
+
+Every row that can't be used is in the file's account, with its line (``ringtune.storage.tables``). Pictures are
+listed by ``ringtune.job.rows``; how long a text is in tokens only its tokenizer knows.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from ringtune.config.sections import SKIP, Data
+from ringtune.errors import DataError, JobError, PlanError
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    REGRESSION,
+    TAGGING,
+)
+from ringtune.schedule.course import ALONE, JOINT
+from ringtune.schedule.run_shape import UserRows, check_user_name
+from ringtune.storage.tables import (
+    Problem,
+    Record,
+    RowAccount,
+    RowError,
+    class_of,
+    is_conll,
+    number_of,
+    table_rows,
+    tagged_rows,
+    text_of,
+)
+from ringtune.storage.text_files import form_suffix, read_text
+from ringtune.techniques.offload import OffloadSettings
+
+
+def look_alikes(labels: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """Group the names that are equal but for spaces and capitals: ``x``, `` x`` and ``y`` give one group, of two."""
+    groups: dict[str, list[str]] = {}
+    for label in sorted(labels):
+        groups.setdefault(" ".join(label.casefold().split()), []).append(label)
+    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+
+
+def look_alike_lines(labels: Iterable[str]) -> list[str]:
+    """Say which names differ in spaces or capitals only, a sentence for each group."""
+    return [
+        f"{' and '.join(map(repr, group))} are different classes, though they differ in spaces or capitals only; "
+        "correct the rows?"
+        for group in look_alikes(labels)
+    ]
+
+
+PICTURES: Final = (".npy", ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+HIDDEN: Final = "hidden files, whose name or folder begins with a dot"
+NO_PICTURE: Final = "files that are no pictures"
+NO_CLASS: Final = "pictures that lie in no folder of a class, or deeper than it"
+
+
+@dataclass(frozen=True, slots=True)
+class PictureFolder:
+    """The pictures below a folder.
+
+    Attributes:
+        files: in the order of their classes and names.
+        passed_over: how many other files there are, by why.
+        suffixes: how many files end in what, pictures or not.
+    """
+
+    files: tuple[Path, ...]
+    passed_over: Mapping[str, int]
+    suffixes: Mapping[str, int]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The class of each picture: the name of its folder."""
+        return tuple(file.parent.name for file in self.files)
+
+
+def list_pictures(folder: Path, *, has_classes: bool = True) -> PictureFolder:
+    """List the pictures in a folder.
+
+    Args:
+        folder: with a folder for each class, or with pictures at any depth.
+        has_classes: which of both.
+    """
+    files: list[Path] = []
+    passed, suffixes = Counter[str](), Counter[str]()
+    for file in sorted(folder.rglob("*")):
+        parts = file.relative_to(folder).parts
+        if file.is_dir():
+            continue
+        if any(part.startswith(".") for part in parts):
+            passed[HIDDEN] += 1
+            continue
+        suffixes[file.suffix.lower() or "no suffix"] += 1
+        if file.suffix.lower() not in PICTURES:
+            passed[NO_PICTURE] += 1
+        elif has_classes and len(parts) != 2:
+            passed[NO_CLASS] += 1
+        else:
+            files.append(file)
+    return PictureFolder(tuple(files), dict(passed), dict(suffixes))
+
+
+def check_user_column(data: Data, offload: OffloadSettings, *, task: str) -> None:
+    """Refuse a column of users where rows have no columns, or where nobody has adapters of their own.
+
+    Raises:
+        JobError: names both keys, and the remedy.
+    """
+    if not data.user:
+        return
+    if not data.user.strip():
+        raise JobError(f"data.user is {data.user!r}; name a column, or remove it")
+    if task == IMAGE_CLASSIFICATION:
+        raise JobError(
+            f"data.user = {data.user!r} has no meaning for model.task = {task!r}, where rows have no columns; remove "
+            "it, so that all rows of a node are of one user with the node's name"
+        )
+    if offload.users == JOINT:
+        raise JobError(
+            f"data.user = {data.user!r} has no meaning with offload.users = {JOINT!r}, where all users train the same "
+            f"adapters; remove it, or set offload.users = {ALONE!r}"
+        )
+
+
+def user_column(data: Data) -> dict[str, str]:
+    """The key and column of a job's users, as ``table_rows`` takes them; none where the job names no column."""
+    return {"data.user": data.user} if data.user else {}
+
+
+def user_of(record: Record, column: str) -> str:
+    """The user in a column: a text, or a whole number; blanks around the name don't count.
+
+    Raises:
+        RowError: the value is something else, or no name of a user.
+    """
+    value = record[1][column]
+    where = f"column {column!r} (data.user)"
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise RowError(Problem(f"{where} is not a user name but a {type(value).__name__}", "give a text"))
+    try:
+        return check_user_name(str(value).strip())
+    except PlanError as error:
+        raise RowError(Problem(f"{where} is no name of a user: {error}")) from error
+
+
+def refuse_plain_text(path: Path, data: Data) -> None:
+    """Refuse a column of users for a plain text, which has no columns.
+
+    Raises:
+        DataError: names the file and the key.
+    """
+    if data.user:
+        raise DataError(
+            f"{path} is a plain text without columns, so data.user = {data.user!r} can't say whose a row is; give a "
+            ".csv or .jsonl file, or remove data.user"
+        )
+
+
+def sorted_by_user(chosen: Iterable[int], users: Sequence[str]) -> list[int]:
+    """Rows in the order of their users' names, and of one user in the order in which they come.
+
+    Example: rows 0, 2, 3 of the users ben, anna, ben, anna become 3, 0, 2.
+
+    Args:
+        chosen: indices of rows.
+        users: of every row; empty = the order stays.
+    """
+    return sorted(chosen, key=users.__getitem__) if users else list(chosen)
+
+
+def count_users(train: Iterable[tuple[str, int]], evaluation: Iterable[tuple[str, int]] = ()) -> tuple[UserRows, ...]:
+    """Count the examples of each user, in the order of their names.
+
+    Args:
+        train: user and number of examples of each training row.
+        evaluation: the same of each evaluation row.
+    """
+    counted, held_out = Counter[str](), Counter[str]()
+    for counter, rows in ((counted, train), (held_out, evaluation)):
+        for user, examples in rows:
+            counter[user] += examples
+    found = (
+        UserRows(name=name, train_rows=counted[name], eval_rows=held_out[name])
+        for name in sorted({*counted, *held_out})
+    )
+    return tuple(user for user in found if user.train_rows + user.eval_rows)
+
+
+PLAIN_TEXT: Final = ".txt"
+
+NO_ANSWER: Final = "questions without an answer"
+NOT_IN_CONTEXT: Final = "questions whose answer is not in their context"
+
+_CONVERSATIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "a conversation (messages)": ("messages",),
+    "a conversation (ShareGPT)": ("conversations",),
+    "an instruction and its output (Alpaca)": ("instruction", "output"),
+    "an instruction and its response": ("instruction", "response"),
+    "a prompt and its completion": ("prompt", "completion"),
+    "a prompt and its response": ("prompt", "response"),
+    "a prompt with a chosen and a rejected answer": ("prompt", "chosen", "rejected"),
+}
+"""Formats of chat and instruction data -> columns by which they are known."""
+
+
+def conversation_format(columns: Collection[str]) -> str:
+    """Name the format of chat data that has these columns; empty for other tables.
+
+    Example: ``instruction``, ``input`` and ``output`` are "an instruction and its output (Alpaca)".
+    """
+    names = {name.strip().lower() for name in columns}
+    return next((words for words, needed in _CONVERSATIONS.items() if names.issuperset(needed)), "")
+
+
+CONVERSATION_REMEDY: Final = (
+    "training on conversations, with the loss on the answers alone, is not built; write each row as one text in the "
+    "model's own chat form into a column 'text' for causal-lm, or name the columns of another task with --task and "
+    "--column"
+)
+
+
+class Question(NamedTuple):
+    """One question with its context and answers.
+
+    Attributes:
+        question: what is asked.
+        context: where the answer is.
+        answers: right answers; none where a prediction is wanted.
+        start: first character of the first answer that is in the context.
+        stop: one past its last character.
+    """
+
+    question: str
+    context: str
+    answers: tuple[str, ...]
+    start: int
+    stop: int
+
+
+class Row(NamedTuple):
+    """One row that can be used.
+
+    Attributes:
+        record: line and columns, as the file has them.
+        value: a text, a pair of texts, words, or a ``Question``.
+        target: a class name, a number or the words' tags; None where the value has it.
+        user: whose it is; empty where the job names no column of users.
+    """
+
+    record: Record
+    value: Any
+    target: Any
+    user: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one file, in its order.
+
+    Attributes:
+        rows: texts, pairs of texts, words, questions, or what a task's own reader gives.
+        labels: class name of each; empty for a task without classes.
+        users: whose each is; empty where the job names no column of users.
+        tags: names of the tags of each, one for each word; empty for a task without tags.
+        numbers: to be predicted of each; empty for a task without numbers.
+        left_out: rows of the file that are left out, by why.
+        columns: of the file; empty where it has none.
+        notes: what a person has to know of how the file was read.
+        left_out_lines: sentences on ``left_out``, with the first lines of the file.
+        lines: of the file, where each row is; empty for pictures and plain text.
+    """
+
+    rows: Sequence[Any]
+    labels: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    tags: tuple[tuple[str, ...], ...] = ()
+    numbers: tuple[float, ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    left_out_lines: tuple[str, ...] = ()
+    lines: Sequence[int] = ()
+
+    @property
+    def targets(self) -> Sequence[Any]:
+        """What is to be predicted for each row, where it does not stand in the row itself."""
+        return self.labels or self.tags or self.numbers
+
+
+def account_of(path: Path, data: Data, *, is_own: bool = False) -> RowAccount:
+    """Begin the account of a file, by what the job says of missing values."""
+    return RowAccount(path, skips_missing=data.missing == SKIP, is_own=is_own)
+
+
+def read_rows(path: Path, task: str, data: Data, *, is_own: bool = False) -> Rows:
+    """Read all rows of a file.
+
+    Args:
+        path: a table, or for token-classification also CoNLL.
+        task: one that reads tables.
+        data: names of the columns, and what is done with rows that miss a value.
+        is_own: whether messages stay with whoever has the file.
+
+    Raises:
+        DataError: the file can't be used, has no rows, or has some that can't be used: all of them at once.
+    """
+    account = account_of(path, data, is_own=is_own)
+    rows = list(task_rows(path, task, data, account))
+    account.check()
+    if not rows:
+        left_out = "; ".join(account.lines_left_out())
+        raise DataError(f"{path} has no rows{f' that can be used: {left_out}' if left_out else ''}; give it data")
+    targets = tuple(row.target for row in rows)
+    return Rows(
+        rows=[row.value for row in rows],
+        labels=targets if task == CLASSIFICATION else (),
+        tags=targets if task == TAGGING else (),
+        numbers=targets if task == REGRESSION else (),
+        users=tuple(row.user for row in rows) if data.user else (),
+        left_out=account.left_out,
+        columns=account.columns,
+        notes=tuple(account.notes),
+        left_out_lines=tuple(account.lines_left_out()),
+        lines=array("q", (row.record[0] for row in rows)),
+    )
+
+
+def check_rows(task: str, data: Data) -> list[str]:
+    """Read the job's own files as its nodes will, before any is started; pictures are left to them.
+
+    Returns:
+        What a person has to know of how they were read.
+
+    Raises:
+        DataError: as ``read_rows``, of both files at once.
+    """
+    notes, problems = dict[str, None](), list[str]()
+    for path in map(Path, filter(None, dict.fromkeys((data.train, data.eval)))):
+        try:
+            if task == CAUSAL_LM and is_plain_text(path):
+                refuse_plain_text(path, data)
+                notes.update(dict.fromkeys(filter(None, read_text(path, data.encoding)[1:])))
+            elif task != IMAGE_CLASSIFICATION:
+                notes.update(dict.fromkeys(read_rows(path, task, data, is_own=True).notes))
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError("; ".join(problems))
+    return list(notes)
+
+
+def task_rows(path: Path, task: str, data: Data, account: RowAccount, *, with_targets: bool = True) -> Iterator[Row]:
+    """The rows of a file that can be used, one after the other; the others go to the account.
+
+    Args:
+        path: a table, or for token-classification also CoNLL.
+        task: one that reads tables.
+        data: names of the columns.
+        account: of the file.
+        with_targets: whether classes, numbers, tags, answers and users are asked for.
+
+    Raises:
+        DataError: the file can't be used as a whole.
+    """
+    if task == TAGGING:
+        yield from _tagged(path, data, account, with_targets=with_targets)
+        return
+    columns = input_columns(task, data) | (target_columns(task, data) if with_targets else {})
+    records = table_rows(path, columns, account, encoding=data.encoding, may_be_empty=("data.answer",))
+    for record in records:
+        try:
+            value, target = _value_and_target(record, task, data, with_targets=with_targets)
+            if task == CAUSAL_LM and with_targets:
+                _refuse_half_a_conversation(path, record, data)
+            user = user_of(record, data.user) if with_targets and data.user else ""
+        except RowError as error:
+            if error.problem.what in (NO_ANSWER, NOT_IN_CONTEXT):
+                account.leave_out(record[0], error.problem.what)
+            else:
+                account.bad(record[0], error.problem)
+        else:
+            yield Row(record, value, target, user)
+
+
+def input_columns(task: str, data: Data) -> dict[str, str]:
+    """Job key -> column of what is given: texts, words, or a question with its context."""
+    if task == QUESTION_ANSWERING:
+        return {"data.question": data.question, "data.context": data.context}
+    if task == TAGGING:
+        return {"data.words": data.words}
+    return {"data.text": data.text, **({"data.text_pair": data.text_pair} if data.text_pair else {})}
+
+
+def target_columns(task: str, data: Data) -> dict[str, str]:
+    """Job key -> column of what is to be predicted, and of users."""
+    targets = {
+        CLASSIFICATION: {"data.label": data.label},
+        REGRESSION: {"data.label": data.label},
+        TAGGING: {"data.tags": data.tags},
+        QUESTION_ANSWERING: {"data.answer": data.answer},
+    }
+    return targets.get(task, {}) | user_column(data)
+
+
+def _value_and_target(record: Record, task: str, data: Data, *, with_targets: bool) -> tuple[Any, Any]:
+    if task == QUESTION_ANSWERING:
+        return _question(record, data, with_answers=with_targets), None
+    first = text_of(record, data.text)
+    value = (first, text_of(record, data.text_pair)) if data.text_pair else first
+    if not with_targets or task == CAUSAL_LM:
+        return value, None
+    return value, class_of(record, data.label) if task == CLASSIFICATION else number_of(record, data.label)
+
+
+def _refuse_half_a_conversation(path: Path, record: Record, data: Data) -> None:
+    """Refuse to learn the half of a conversation that one column has."""
+    form = conversation_format(record[1])
+    halves = {name for names in _CONVERSATIONS.values() for name in names} | {"input"}
+    if form and data.text.strip().lower() in halves:
+        raise DataError(
+            f"{path} has {form}, and data.text = {data.text!r} is a part of it: the model would learn that part alone; "
+            f"{CONVERSATION_REMEDY}"
+        )
+
+
+def _tagged(path: Path, data: Data, account: RowAccount, *, with_targets: bool) -> Iterator[Row]:
+    if is_conll(path):
+        refuse_plain_text(path, data)
+    tags, more = (data.tags, user_column(data)) if with_targets else ("", {})
+    found = tagged_rows(
+        path, account, words=data.words, tags=tags, more=more, known_tags=data.tags, encoding=data.encoding
+    )
+    for row in found:
+        try:
+            user = user_of(row.record, data.user) if more else ""
+        except RowError as error:
+            account.bad(row.record[0], error.problem)
+        else:
+            yield Row(row.record, row.words, row.tags, user)
+
+
+def _question(record: Record, data: Data, *, with_answers: bool) -> Question:
+    question, context = text_of(record, data.question).strip(), text_of(record, data.context)
+    if not with_answers:
+        return Question(question, context, (), 0, 0)
+    answers, starts = _answers(record, data.answer)
+    if not any(answer.strip() for answer in answers):
+        raise RowError(Problem(NO_ANSWER))
+    for answer, start in zip(answers, starts, strict=True):
+        at = start if start >= 0 and context[start : start + len(answer)] == answer else context.find(answer)
+        if answer.strip() and at >= 0:
+            return Question(question, context, answers, at, at + len(answer))
+    raise RowError(Problem(NOT_IN_CONTEXT))
+
+
+def _answers(record: Record, column: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Read the right answers, and the first character of each if the file says so, otherwise -1."""
+    value: Any = record[1].get(column) or ""
+    texts, starts = value, None
+    if isinstance(value, Mapping):
+        texts, starts = value.get("text"), value.get("answer_start")
+    texts = [texts] if isinstance(texts, str) else texts
+    starts = [starts] if isinstance(starts, int) else starts
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise RowError(Problem(f"column {column!r} is no answer", "give a text or a list of texts"))
+    if starts is None:
+        starts = [-1] * len(texts)
+    if not isinstance(starts, list) or [type(start) for start in starts] != [int] * len(texts):
+        raise RowError(Problem(f"column {column!r} has no answer_start for each of its texts"))
+    return tuple(texts), tuple(starts)
+
+
+def is_plain_text(path: Path) -> bool:
+    """Whether a file is one plain text, by its suffix."""
+    return form_suffix(path) == PLAIN_TEXT

@@ -1,1 +1,0 @@
-"""What the user asks for: ``job.toml`` as values."""

@@ -1,1 +1,0 @@
-"""Sections of a job file, each for one thing that a run may do beside training on data."""

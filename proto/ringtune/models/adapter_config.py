@@ -1,0 +1,580 @@
+"""AdapterHub configuration strings, read without the library: names, checked options, and how many weights they add.
+
+Check the options of an adapter configuration, which the library itself takes without a look.
+
+The library keeps unknown options and wrong values until a module is built or used, on a node and in the middle of a
+run; here they are refused where the job is read.
+
+``linear`` and ``mlp`` are our own and have LoRA's options for which matrices, with LoRA's rules.
+
+Source: adapters 1.3.0, the fields of ``BnConfig``, ``LoRAConfig``, ``MTLLoRAConfig`` and ``ReftConfig``, and
+``Activation_Function_Class``; of transformers' activations those without weights.
+
+AdapterHub configuration strings, read without the library: names, options, and how many weights they add.
+
+``seq_bn[reduction_factor=8]|lora[r=4]`` is a union of two methods. A configuration works in a ring only if
+every module that it adds sits inside one block; those that share something across blocks or touch the
+embedding are refused by name. ``full`` is no configuration of AdapterHub: nothing is added, the weights of the blocks
+themselves train (``ringtune.costs.model_facts``). ``linear`` and ``mlp`` are kinds of our own, beside other matrices
+than the rest of a union (``ringtune.models.auxiliary_models``).
+
+Source: adapters 1.3.0, ``parse_adapter_config_string``, ``ADAPTER_CONFIG_MAP`` and the module constructors.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from ringtune.errors import JobError
+from ringtune.models.auxiliary_models import AUXILIARY_KINDS, DEFAULTS, LINEAR, MLP, AuxiliaryConfig, check_places
+from ringtune.models.family import Widths
+from ringtune.storage.strict import nearest
+
+MOST_RANK: Final = 4096
+"""Most rank or factor of an adapter; the widest models have matrices of some thousand."""
+
+_ACTIVATIONS = (
+    "relu",
+    "gelu",
+    "swish",
+    "silu",
+    "mish",
+    "tanh",
+    "sigmoid",
+    "leakyrelu",
+    "leaky_relu",
+    "gelu_new",
+    "gelu_fast",
+    "gelu_python",
+    "gelu_python_tanh",
+    "gelu_10",
+    "gelu_pytorch_tanh",
+    "gelu_accurate",
+    "quick_gelu",
+    "relu2",
+    "relu6",
+    "linear",
+    "laplace",
+)
+_LETTERS = ("q", "k", "v")
+
+
+class _Rule:
+    """A rule for the value of an option: what it has to be, in words, and whether a value is that."""
+
+    def __init__(self, words: str, holds: Callable[[Any], bool]) -> None:
+        self.words = words
+        self.holds = holds
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _one_of(*names: str) -> _Rule:
+    return _Rule(f"one of {', '.join(map(repr, names))}", lambda value: value in names)
+
+
+def _whole(least: int, most: int = MOST_RANK) -> _Rule:
+    return _Rule(f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most)
+
+
+def _factor(value: Any) -> bool:
+    """Whether a value is a factor, or a ``default`` one and some of blocks."""
+    if isinstance(value, Mapping):
+        keys_are_good = all(key == "default" or _is_block_name(key) for key in value)
+        factors_are_good = all(_factor(item) and not isinstance(item, Mapping) for item in value.values())
+        return keys_are_good and factors_are_good and "default" in value
+    return _number(value) and 0 < value <= MOST_RANK
+
+
+def _is_block_name(key: Any) -> bool:
+    """Whether a key is the number of a block as the library looks it up: a text without leading zeros."""
+    return isinstance(key, str) and key.isascii() and key.isdecimal() and key == str(int(key))
+
+
+_FLAG = _Rule("True or False", lambda value: type(value) is bool)
+_SHARE = _Rule("a number from 0 to below 1", lambda value: _number(value) and 0 <= value < 1)
+_BLOCKS = _Rule(
+    "a list of blocks, counted from 0",
+    lambda value: isinstance(value, list) and all(type(block) is int and block >= 0 for block in value),
+)
+_ALL_OR_BLOCKS = _Rule("'all' or a list of blocks", lambda value: value == "all" or _BLOCKS.holds(value))
+_SEED = _Rule("None or a whole number", lambda value: value is None or (type(value) is int and value >= 0))
+_ACTIVATION = _one_of(*_ACTIVATIONS)
+_BOTTLENECK_RULES: dict[str, _Rule] = {
+    "mh_adapter": _FLAG,
+    "output_adapter": _FLAG,
+    "reduction_factor": _Rule(
+        "a number above 0, or a table of them by block with a default, as {'default': 16, '3': 8}", _factor
+    ),
+    "non_linearity": _ACTIVATION,
+    "original_ln_before": _FLAG,
+    "original_ln_after": _FLAG,
+    "ln_before": _FLAG,
+    "ln_after": _FLAG,
+    "init_weights": _one_of("bert", "mam_adapter", "houlsby"),
+    "init_weights_seed": _SEED,
+    "is_parallel": _FLAG,
+    "scaling": _Rule(
+        "a number, 'learned' or 'channel'", lambda value: _number(value) or value in ("learned", "channel")
+    ),
+    "use_gating": _FLAG,
+    "residual_before_ln": _Rule("True, False or 'post_add'", lambda value: type(value) is bool or value == "post_add"),
+    "adapter_residual_before_ln": _FLAG,
+    "leave_out": _BLOCKS,
+    "dropout": _SHARE,
+    "stochastic_depth": _SHARE,
+}
+_LORA_RULES: dict[str, _Rule] = {
+    "selfattn_lora": _FLAG,
+    "intermediate_lora": _FLAG,
+    "output_lora": _FLAG,
+    "leave_out": _BLOCKS,
+    "r": _whole(1),
+    "alpha": _Rule("a number above 0", lambda value: _number(value) and 0 < value <= 1e6),
+    "dropout": _SHARE,
+    "attn_matrices": _Rule(
+        f"a list of some of {', '.join(map(repr, _LETTERS))}, each once",
+        lambda value: (
+            isinstance(value, list) and all(letter in _LETTERS for letter in value) and len(set(value)) == len(value)
+        ),
+    ),
+    "composition_mode": _one_of("add", "scale"),
+    "init_weights": _one_of("lora", "bert", "ia3", "vera"),
+    "init_weights_seed": _SEED,
+    "use_gating": _FLAG,
+    "use_dora": _FLAG,
+}
+_AUXILIARY_RULES: dict[str, _Rule] = {name: _LORA_RULES[name] for name in DEFAULTS[LINEAR]}
+_REFT_RULES: dict[str, _Rule] = {
+    "layers": _ALL_OR_BLOCKS,
+    "prefix_positions": _whole(0),
+    "suffix_positions": _whole(0),
+    "r": _whole(1),
+    "orthogonality": _FLAG,
+    "tied_weights": _FLAG,
+    "dropout": _SHARE,
+    "non_linearity": _Rule("None or an activation", lambda value: value is None or value in _ACTIVATIONS),
+    "output_reft": _FLAG,
+    "init_weights_seed": _SEED,
+}
+_RULES: dict[str, dict[str, _Rule]] = {
+    "bottleneck": _BOTTLENECK_RULES,
+    "lora": _LORA_RULES,
+    "mtl_lora": {
+        **_LORA_RULES,
+        "n_up_projection": _whole(1, 64),
+        "task_specific_matrix_type": _one_of("singular_values", "linear"),
+        "weights_sharpness": _Rule("a number above 0", lambda value: _number(value) and value > 0),
+    },
+    "reft": _REFT_RULES,
+    LINEAR: _AUXILIARY_RULES,
+    MLP: {**_AUXILIARY_RULES, "hidden": _whole(1)},
+}
+
+
+def option_rules(kind: str) -> dict[str, str]:
+    """The options of a kind of adapter, each with what it has to be, in words."""
+    return {name: rule.words for name, rule in _RULES[kind].items()}
+
+
+def check_options(name: str, kind: str, options: Mapping[Any, Any]) -> None:
+    """Check the options that a user gave.
+
+    Args:
+        name: of the configuration, for messages.
+        kind: ``bottleneck``, ``lora``, ``mtl_lora``, ``reft``, ``linear`` or ``mlp``.
+        options: name -> value.
+
+    Raises:
+        JobError: an unknown option, or a value that it can't have.
+    """
+    rules = _RULES[kind]
+    for option, value in options.items():
+        if option not in rules:
+            raise JobError(f"adapter.config {name!r} has no option {option!r}; {nearest(str(option), rules)}")
+        if not _holds(rules[option], value):
+            raise JobError(f"adapter.config {name!r}: {option} is {value!r}, it has to be {rules[option].words}")
+
+
+def _holds(rule: _Rule, value: Any) -> bool:
+    """Whether a value is as the rule says; one that can't be compared is not."""
+    try:
+        return rule.holds(value)
+    except TypeError:
+        return False
+
+
+FULL: Final = "full"
+"""Names no adapter: the attention and feed-forward weights of the blocks themselves train."""
+
+_BOTTLENECK: dict[str, Any] = {
+    "mh_adapter": False,
+    "output_adapter": True,
+    "reduction_factor": 16,
+    "scaling": 1.0,
+    "use_gating": False,
+    "ln_before": False,
+    "ln_after": False,
+    "inv_adapter": None,
+    "phm_layer": False,
+    "leave_out": [],
+}
+_LORA: dict[str, Any] = {
+    "selfattn_lora": True,
+    "intermediate_lora": False,
+    "output_lora": False,
+    "r": 8,
+    "attn_matrices": ["q", "v"],
+    "composition_mode": "add",
+    "use_dora": False,
+    "use_gating": False,
+    "vera_d": None,
+    "leave_out": [],
+}
+_REFT: dict[str, Any] = {"r": 1, "tied_weights": False, "output_reft": True, "layers": "all"}
+
+# Options that matter for size, with their defaults, per method.
+_KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
+    "seq_bn": ("bottleneck", _BOTTLENECK),
+    "double_seq_bn": ("bottleneck", {**_BOTTLENECK, "mh_adapter": True}),
+    "par_bn": ("bottleneck", {**_BOTTLENECK, "reduction_factor": 2, "scaling": 4.0}),
+    "scaled_par_bn": ("bottleneck", {**_BOTTLENECK, "reduction_factor": 2, "scaling": "learned"}),
+    "lora": ("lora", _LORA),
+    "dora": ("lora", {**_LORA, "use_dora": True}),
+    "ia3": (
+        "lora",
+        {**_LORA, "intermediate_lora": True, "r": 1, "attn_matrices": ["k", "v"], "composition_mode": "scale"},
+    ),
+    "mtl_lora": ("mtl_lora", {**_LORA, "n_up_projection": 1}),
+    "loreft": ("reft", _REFT),
+    "noreft": ("reft", _REFT),
+    **{name: (name, DEFAULTS[name]) for name in AUXILIARY_KINDS},
+}
+_ALIASES = {"pfeiffer": "seq_bn", "houlsby": "double_seq_bn", "parallel": "par_bn", "scaled_parallel": "scaled_par_bn"}
+_SHARED = "it shares weights between blocks, which live on different nodes"
+_AT_EMBEDDING = "it adds weights at the embedding, outside the blocks"
+_REFUSED = {
+    "compacter": _SHARED,
+    "compacter++": _SHARED,
+    "vera": _SHARED,
+    "dvora": _SHARED,
+    "prefix_tuning": _SHARED,
+    "prefix_tuning_flat": _SHARED,
+    "mam": _SHARED,
+    "unipelt": _SHARED,
+    "prompt_tuning": _AT_EMBEDDING,
+    "seq_bn_inv": _AT_EMBEDDING,
+    "double_seq_bn_inv": _AT_EMBEDDING,
+    "pfeiffer+inv": _AT_EMBEDDING,
+    "houlsby+inv": _AT_EMBEDDING,
+}
+_NOT_SAVED = ("direft",)
+_PART = re.compile(r"(?P<name>[^\[\]|]+)(?:\[(?P<options>.*)\])?")
+_LONGEST = 1000
+
+
+def known_configurations() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Every configuration by name: its kind, and the options that matter for size with their defaults."""
+    return {name: (kind, dict(defaults)) for name, (kind, defaults) in _KNOWN.items()}
+
+
+def other_names() -> dict[str, str]:
+    """Older names of configurations -> the names that they stand for."""
+    return dict(_ALIASES)
+
+
+def refused_configurations() -> dict[str, str]:
+    """Configurations of the library that a ring can't have -> why."""
+    return dict(_REFUSED) | dict.fromkeys(_NOT_SAVED, "the library does not write down what makes it one")
+
+
+class AdapterPart(NamedTuple):
+    """One method of a configuration: its name and the options that the user gave."""
+
+    name: str
+    options: dict[str, Any]
+
+
+def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
+    """Read a configuration string; ``full`` has no parts.
+
+    Raises:
+        JobError: not readable, an unknown name, or a method that does not stay inside the blocks.
+    """
+    if len(config) > _LONGEST:
+        raise JobError(f"adapter.config has {len(config)} characters, {_LONGEST} are allowed")
+    if trains_own_weights(config):
+        return ()
+    parts = tuple(_parse_part(text.strip()) for text in config.split("|"))
+    names = [part.name for part in parts if part.name not in AUXILIARY_KINDS]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise JobError(f"adapter.config has {twice!r} twice; one method stands once in a configuration")
+    named = {block for part in parts for blocks in _named_blocks(part).values() for block in blocks}
+    other = next(block for block in range(len(named) + 1) if block not in named)  # like every block that nobody names
+    there = named | ({other} if other < max(named, default=1) else set())
+    _check_places(parts, sorted(there), is_merged=False)
+    return parts
+
+
+def trains_own_weights(config: str) -> bool:
+    """Whether a configuration lets the weights of the blocks themselves train, instead of an adapter."""
+    return config.strip() == FULL
+
+
+def auxiliary_of(config: str) -> tuple[AuxiliaryConfig, ...]:
+    """What a configuration says of auxiliary models; nothing if it adds none, whatever else it says.
+
+    Raises:
+        JobError: it names one of these kinds, and ``parse_adapter_config`` refuses it.
+    """
+    if all(text.partition("[")[0].strip() not in AUXILIARY_KINDS for text in config.split("|")):
+        return ()
+    parts = parse_adapter_config(config)
+    return tuple(AuxiliaryConfig.of(part.name, part.options) for part in parts if part.name in AUXILIARY_KINDS)
+
+
+def is_all(config: str, name: str) -> bool:
+    """Whether a configuration has no method but one."""
+    return {part.name for part in parse_adapter_config(config)} == {name}
+
+
+def library_config(config: str) -> str:
+    """Those methods of a configuration that the library has, as a configuration; empty without any.
+
+    Example: ``lora[r=4]`` of ``lora[r=4]|linear[attn_matrices=['k']]``.
+
+    Raises:
+        JobError: as ``parse_adapter_config``.
+    """
+    if not auxiliary_of(config):
+        return "" if trains_own_weights(config) else config
+    pairs = zip(config.split("|"), parse_adapter_config(config), strict=True)
+    return "|".join(text.strip() for text, part in pairs if part.name not in AUXILIARY_KINDS)
+
+
+def has_adapter(config: str, block: int) -> bool:
+    """Whether a configuration trains something in a block: some part of it does not leave the block out."""
+    if trains_own_weights(config):
+        return True
+    return any(block not in part.options.get("leave_out", ()) for part in parse_adapter_config(config))
+
+
+def _parse_part(text: str) -> AdapterPart:
+    match = _PART.fullmatch(text)
+    if match is None:
+        raise JobError(f"adapter.config {text!r} is not of the form name[option=value, ...]")
+    name = match["name"].strip()
+    name = _ALIASES.get(name, name)
+    if name == FULL:
+        raise JobError(
+            f"adapter.config {FULL!r} trains the blocks' own weights; it stands alone, without options and adapters"
+        )
+    if name in _NOT_SAVED:
+        raise JobError(
+            f"adapter.config {name!r} is refused: the library does not write down what makes it one, so that a saved "
+            "adapter loads as another method; use loreft or noreft"
+        )
+    if name in _REFUSED:
+        raise JobError(f"adapter.config {name!r} can't be sliced: {_REFUSED[name]}; {_ADVICE}")
+    if name not in _KNOWN:
+        raise JobError(f"adapter.config {name!r} is not known; {nearest(name, (*_KNOWN, FULL))}")
+    options = _read_options(text, match["options"] or "")
+    if options.get("inv_adapter"):
+        raise JobError(f"adapter.config {text!r} can't be sliced: {_AT_EMBEDDING}; leave inv_adapter out")
+    if options.get("phm_layer") or options.get("vera_d") is not None:
+        raise JobError(f"adapter.config {text!r} can't be sliced: {_SHARED}; {_ADVICE}")
+    check_options(name, _KNOWN[name][0], options)
+    part = AdapterPart(name, options)
+    named = {block for blocks in _named_blocks(part).values() for block in blocks}
+    beyond = max(named, default=-1) + 1
+    _check_weights(part, sorted({*named, beyond}), 1, Widths.plain(1, 1), beyond + 1)
+    return part
+
+
+def _read_options(text: str, options: str) -> dict[str, Any]:
+    """Read ``option=value, ...``; ``text`` is the whole part, for messages."""
+    try:
+        found = ast.parse("{" + re.sub(r"(\w+)=", r"'\1':", options) + "}", mode="eval").body
+        values = ast.literal_eval(found)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise JobError(
+            f"adapter.config {text!r}: the options are not readable; write texts in quotes, as in "
+            "lora[attn_matrices=['q','k']]"
+        ) from error
+    if not isinstance(found, ast.Dict) or not isinstance(values, dict):
+        raise JobError(f"adapter.config {text!r}: write options as option=value")
+    if len(values) != len(found.keys):
+        raise JobError(f"adapter.config {text!r} has an option twice; keep one")
+    return values
+
+
+_ADVICE = "use seq_bn, double_seq_bn, par_bn, lora or ia3"
+
+
+def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
+    """How many trainable weights a configuration adds to a block: the most of all blocks.
+
+    Example: ``seq_bn`` at width 384 adds 2 * 384 * 24 + 24 + 384 = 18,840, and ``full`` adds none.
+
+    Args:
+        config: the configuration string.
+        hidden_size: width of the hidden state.
+        widths: of the matrices that LoRA wraps.
+        num_blocks: of the model; per-block options are looked up for each.
+
+    Raises:
+        JobError: as ``parse_adapter_config``, an option of a wrong kind, or a method that leaves out every block.
+    """
+    parts = parse_adapter_config(config)
+    for part in parts:
+        _check_weights(part, range(num_blocks), hidden_size, widths, num_blocks)
+    _check_places(parts, range(num_blocks), is_merged=widths.merged)
+    return max(_block_params(parts, block, hidden_size, widths, num_blocks) for block in range(num_blocks))
+
+
+def block_params(config: str, block: int, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
+    """How many trainable weights a configuration adds to one block; arguments as ``adapter_block_params``.
+
+    Example: ``seq_bn[leave_out=[0]]`` adds none to block 0.
+    """
+    return _block_params(parse_adapter_config(config), block, hidden_size, widths, num_blocks)
+
+
+def fullest_block(config: str, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
+    """The highest of the blocks to which a configuration adds most weights.
+
+    With ``leave_out`` other blocks may get none.
+
+    Args:
+        config: as in the job.
+        hidden_size: width of the hidden state.
+        widths: what the family's matrices measure.
+        num_blocks: of the model.
+
+    Raises:
+        JobError: unknown, or it can't be split.
+    """
+    parts = parse_adapter_config(config)
+    return max(
+        range(num_blocks),
+        key=lambda block: (_block_params(parts, block, hidden_size, widths, num_blocks), block),
+    )
+
+
+def _block_params(parts: tuple[AdapterPart, ...], block: int, hidden: int, widths: Widths, num_blocks: int) -> int:
+    """Number of weights that all parts add to a block."""
+    return sum(_part_params(part, block, hidden, widths, num_blocks) for part in parts)
+
+
+def _check_places(parts: Iterable[AdapterPart], blocks: Iterable[int], *, is_merged: bool) -> None:
+    known = [(part.name, {**_KNOWN[part.name][1], **part.options}) for part in parts]
+    check_places(known, blocks, is_merged=is_merged)
+
+
+def _check_blocks(part: AdapterPart, num_blocks: int) -> None:
+    """Refuse options that name a block that the model does not have."""
+    for option, named in _named_blocks(part).items():
+        beyond = [block for block in named if block >= num_blocks]
+        if beyond:
+            raise JobError(
+                f"adapter.config {part.name!r}: {option} names block {beyond[0]}, the model has the blocks 0 to "
+                f"{num_blocks - 1}"
+            )
+
+
+def _named_blocks(part: AdapterPart) -> dict[str, list[int]]:
+    """The blocks that options name, by the name of the option."""
+    found = {name: part.options[name] for name in ("leave_out", "layers") if isinstance(part.options.get(name), list)}
+    factors = part.options.get("reduction_factor")
+    if isinstance(factors, Mapping):
+        found["reduction_factor"] = [int(key) for key in factors if key != "default"]
+    return found
+
+
+def _check_weights(part: AdapterPart, blocks: Iterable[int], hidden: int, widths: Widths, num_blocks: int) -> None:
+    """Refuse a method that adds no weights to any of these blocks."""
+    if not any(_part_params(part, block, hidden, widths, num_blocks) for block in blocks):
+        raise JobError(
+            f"adapter.config {part.name!r} adds no weights to any block, nothing would train; give it blocks and "
+            "matrices, or leave it out"
+        )
+
+
+def _part_params(part: AdapterPart, block: int, hidden: int, widths: Widths, num_blocks: int) -> int:
+    kind, defaults = _KNOWN[part.name]
+    options = {**defaults, **part.options}
+    _check_blocks(part, num_blocks)
+    try:
+        if block in options.get("leave_out", ()):
+            return 0
+        if kind == "bottleneck":
+            return _bottleneck_params(options, block, hidden)
+        if kind in AUXILIARY_KINDS:
+            return sum(math.prod(shape) for shape in AuxiliaryConfig.of(kind, options).shapes(widths).values())
+        return _reft_params(options, block, hidden) if kind == "reft" else _lora_params(options, widths, kind)
+    except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
+        raise JobError(f"adapter.config {part.name!r} has an option of a wrong kind: {part.options}") from error
+
+
+def bottleneck_width(options: Mapping[str, Any], block: int, hidden: int) -> int:
+    """Values between the two projections of a bottleneck: with factor 16 and width 384 they are 24.
+
+    Args:
+        options: of the part, defaults included.
+        block: which block it is in.
+        hidden: width of the hidden state.
+    """
+    factor = options["reduction_factor"]
+    if isinstance(factor, Mapping):
+        factor = factor[str(block)] if str(block) in factor else factor["default"]
+    return max(1, int(hidden // factor))
+
+
+def _bottleneck_params(options: Mapping[str, Any], block: int, hidden: int) -> int:
+    """Count a bottleneck's weights: projections with biases, gating, scaling, layer norms; per location."""
+    width = bottleneck_width(options, block, hidden)
+    size: int = 2 * hidden * width + width + hidden
+    size += hidden + 1 if options["use_gating"] else 0
+    size += {"learned": 1, "channel": hidden}.get(str(options["scaling"]), 0)
+    size += 2 * hidden * (bool(options["ln_before"]) + bool(options["ln_after"]))
+    return size * (bool(options["mh_adapter"]) + bool(options["output_adapter"]))
+
+
+def _lora_params(options: Mapping[str, Any], widths: Widths, kind: str) -> int:
+    """Count LoRA's weights: A and B of every wrapped matrix, and what DoRA, MTL-LoRA and gates add.
+
+    (IA)3 has a scaling vector in place of A and B.
+    """
+    by_letter = {"q": widths.query, "k": widths.key, "v": widths.value}
+    attention = [by_letter[letter] for letter in options["attn_matrices"]] if options["selfattn_lora"] else []
+    others = [widths.intermediate] if options["intermediate_lora"] else []
+    others += [widths.output] if options["output_lora"] else []
+    modules = [attention] if attention and widths.merged else [[shape] for shape in attention]
+    modules += [[shape] for shape in others]
+    rank, targets = int(options["r"]), sum(target for module in modules for _, target in module)
+    sources = sum(source for module in modules for source, _ in module)
+    size = rank * targets + (rank * sources if options["composition_mode"] != "scale" else 0)
+    size += targets if options["use_dora"] else 0
+    size += sum(len(module) * (module[0][0] + 1) for module in modules) if options["use_gating"] else 0
+    if kind == "mtl_lora":  # more copies of B with a weight each, and one number per rank
+        copies = int(options["n_up_projection"])
+        size += (copies - 1) * rank * targets + len(modules) * (copies + rank)
+    return size
+
+
+def _reft_params(options: Mapping[str, Any], block: int, hidden: int) -> int:
+    """Count ReFT's weights in a block: source and projection of rank r, for prefix and suffix positions.
+
+    Tied weights count once.
+    """
+    if not options["output_reft"] or (options["layers"] != "all" and block not in options["layers"]):
+        return 0
+    rank = int(options["r"])
+    return (2 * hidden * rank + rank) * (1 if options["tied_weights"] else 2)

@@ -1,0 +1,330 @@
+"""What each kind of adapter allows: heads in groups, merging, fitting by a helper, summing, and trimming.
+
+Which adapters and which dropout a block can have whose heads are divided into subnets.
+
+A block runs by head groups in a forward of our own: attention and feed-forward part over the active subnets only. Norms
+and bottlenecks stay the library's modules, applied once to the whole. LoRA has its own rows or columns for each subnet.
+Whatever mixes the subnets inside a matrix, or draws numbers there, is refused.
+
+Which adapters are a change of matrices, so that they can be added to the weights of the base model.
+
+Which adapters a helper node can fit from pairs, and which can be merged into the matrices of their host.
+
+A pair is what enters an adapter module, and the gradient of what the module adds. From both together the gradient of
+the module's weights follows, unless the module draws numbers or reads something that no pair has.
+
+Source: ColA, section 3, Propositions 1 and 2.
+
+The adapters of several users added up: the one adapter that adds what all of them add.
+
+A sum of products of two matrices is the product of these matrices beside each other, so several LoRA adapters of rank r
+add up to one whose rank is the sum of theirs, exactly. Its factor is alpha / rank, so alpha grows with it. A sum of
+matrices is a matrix: ``linear`` stays as it is. What is no change of a matrix has no sum of this form.
+
+Where users have several kinds of adapters, all are added up to one matrix beside each matrix that any of them changes,
+so that the sum is a ``linear``.
+
+Source: ColA, section 4.3 (collaboration).
+
+Which runs may leave out what their last block would compute for tokens that the head does not read.
+
+A block of an encoder attends to all tokens and then computes each token by itself. So where the head reads the first
+token only, the last block needs queries, feed-forward part and norms for that one. Whatever looks at several tokens
+behind the attention, or draws numbers for each, needs all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from ringtune.errors import UsageError
+from ringtune.models.adapter_config import (
+    MOST_RANK,
+    AdapterPart,
+    known_configurations,
+    parse_adapter_config,
+    trains_own_weights,
+)
+from ringtune.models.auxiliary_models import (
+    AUXILIARY_KINDS,
+    INTERMEDIATE,
+    LETTERS,
+    LINEAR,
+    OUTPUT,
+    PLACES,
+    places_beside,
+)
+from ringtune.models.family import Family
+
+_WHOLE_BLOCKS = "or set operations.heads = 0, which takes whole blocks"
+
+
+def head_group_refusal(adapter_config: str, *, dropout: float, heads: int) -> str:
+    """Why blocks with this adapter can't be run by head groups; empty if they can.
+
+    Args:
+        adapter_config: ``adapter.config`` of the job.
+        dropout: ``train.dropout`` of the job.
+        heads: attention heads of one subnet; 0 = a whole block is one subnet, which every adapter can.
+
+    Raises:
+        JobError: the configuration itself is refused.
+    """
+    if not heads:
+        return ""
+    if dropout > 0:
+        return (
+            f"train.dropout = {dropout} can't be drawn for a part of the heads only (operations.heads = {heads}); set "
+            f"train.dropout = 0, {_WHOLE_BLOCKS}"
+        )
+    for part in parse_adapter_config(adapter_config):
+        if problem := _head_group_problem(part):
+            return (
+                f"adapter.config {adapter_config!r} can't be run by head groups (operations.heads = {heads}), as "
+                f"{problem}; "
+                f"use seq_bn, double_seq_bn or lora, {_WHOLE_BLOCKS}"
+            )
+    return ""
+
+
+def _head_group_problem(part: AdapterPart) -> str:
+    kind, defaults = known_configurations()[part.name]
+    options = {**defaults, **part.options}
+    if kind == "bottleneck":
+        return "its dropout draws numbers" if options.get("dropout") else ""
+    if kind == "reft":
+        return "ReFT changes what leaves a block, outside of attention and feed-forward part"
+    if kind in AUXILIARY_KINDS:
+        return "an auxiliary model is not divided among subnets"
+    if kind == "mtl_lora":
+        return "MTL-LoRA mixes several copies of its second matrix"
+    if options["composition_mode"] != "add":
+        return "it scales what a matrix gives, and has no part for each subnet"
+    if options["use_dora"]:
+        return "DoRA takes norms over the whole matrix"
+    if options["use_gating"]:
+        return "the gate of LoRA depends on the whole matrix"
+    return "its dropout draws numbers" if options.get("dropout") else ""
+
+
+def merge_refusal(config: str) -> str:
+    """Say why what an ``adapter.config`` trains can't be merged into the weights; empty if it can.
+
+    Raises:
+        JobError: the configuration itself is refused.
+    """
+    if trains_own_weights(config):
+        return "the blocks' own weights trained, there is nothing to merge"
+    parts = parse_adapter_config(config)
+    problem, name = next(((why, part.name) for part in parts if (why := part_refusal(part))), ("", ""))
+    return f"its part {name!r} can't, as {problem}" if problem and len(parts) > 1 else problem
+
+
+def part_refusal(part: AdapterPart) -> str:
+    """Say why one method of a configuration can't be merged into the weights; empty if it can."""
+    kind, defaults = known_configurations()[part.name]
+    options = {**defaults, **part.options}
+    if kind == LINEAR:
+        return ""
+    if kind == "lora" and options["composition_mode"] == "add":
+        gated = options["use_gating"] or options["use_dora"]
+        return "its gate, or DoRA's norm, is no change of a matrix by itself" if gated else ""
+    return "it is no change of matrices"
+
+
+def places_of(config: str) -> tuple[str, ...]:
+    """The matrices of a block beside which a configuration puts something, in the order of ``PLACES``.
+
+    Example: query and value of ``lora``; nothing of ``seq_bn``, which stands beside no matrix.
+
+    Raises:
+        JobError: the configuration itself is refused.
+    """
+    found = {place for part in parse_adapter_config(config) for place in places_of_part(part)}
+    return tuple(place for place in PLACES if place in found)
+
+
+def places_of_part(part: AdapterPart) -> tuple[str, ...]:
+    """The matrices of a block beside which one method puts something."""
+    options = {**known_configurations()[part.name][1], **part.options}
+    return places_beside(options) if "attn_matrices" in options else ()
+
+
+_ADVICE = "use lora, seq_bn or double_seq_bn"
+
+
+def offload_refusal(adapter_config: str, *, dropout: float, fused: bool = False) -> str:
+    """Why a helper can't fit these adapters exactly; empty if it can.
+
+    Args:
+        adapter_config: ``adapter.config`` of the job.
+        dropout: ``train.dropout`` of the job.
+        fused: whether query, key and value of the family are one matrix.
+
+    Raises:
+        JobError: the configuration itself is refused.
+    """
+    if trains_own_weights(adapter_config):
+        return f"adapter.config = {adapter_config!r} has no adapter that a helper could fit; {_ADVICE}"
+    for part in parse_adapter_config(adapter_config):
+        if problem := _offload_problem(part, dropout, fused):
+            return f"adapter.config {adapter_config!r} can't be fitted by a helper, as {problem}"
+    return ""
+
+
+def merged_refusal(adapter_config: str, *, dropout: float) -> str:
+    """Why a host can't have these adapters in the matrices beside them; empty if it can.
+
+    Args:
+        adapter_config: ``adapter.config`` of the job.
+        dropout: ``train.dropout`` of the job.
+
+    Raises:
+        JobError: the configuration itself is refused.
+    """
+    if trains_own_weights(adapter_config):
+        return offload_refusal(adapter_config, dropout=dropout)
+    for part in parse_adapter_config(adapter_config):
+        problem = part_refusal(part)
+        if not problem and dropout > 0 and known_configurations()[part.name][0] == "lora":
+            problem = f"train.dropout = {dropout} drops a part of its input only"
+        if problem:
+            return f"adapter {part.name!r} can't be merged into its matrix, as {problem}; set offload.merged = false"
+    return ""
+
+
+def _offload_problem(part: AdapterPart, dropout: float, fused: bool) -> str:
+    kind, defaults = known_configurations()[part.name]
+    options = {**defaults, **part.options}
+    if kind == "bottleneck":
+        return _bottleneck_problem({"is_parallel": "par_bn" in part.name, **options}, dropout)
+    if kind in ("linear", "mlp"):
+        return ""
+    if kind == "mtl_lora":
+        return f"MTL-LoRA mixes several copies of its second matrix; {_ADVICE}"
+    if kind != "lora":
+        return f"ReFT changes chosen tokens of the hidden state itself; {_ADVICE}"
+    if options["composition_mode"] != "add":
+        return f"{part.name} scales what a matrix gives, and adds nothing; {_ADVICE}"
+    if options["use_dora"]:
+        return f"DoRA needs the norms of the base weights, which a helper does not have; {_ADVICE}"
+    if options["use_gating"] and fused:
+        return "one matrix for query, key and value has a gate for each of them; leave use_gating out"
+    if options["use_gating"] and dropout > 0:
+        return "its gate reads the input before dropout, the rest reads it after; leave use_gating or train.dropout out"
+    return ""
+
+
+def _bottleneck_problem(options: dict[str, object], dropout: float) -> str:
+    if options.get("ln_after") and options.get("adapter_residual_before_ln") and not options.get("is_parallel"):
+        return "its last norm reads the residual too; leave adapter_residual_before_ln or ln_after out"
+    for name in ("use_gating", "ln_after"):
+        if options.get(name) and dropout > 0:
+            return f"{name} has weights behind the dropout, whose mask stays at the host; leave it or train.dropout out"
+    return ""
+
+
+GROWING: Final = ("r", "alpha")
+"""Options that grow with the number of adapters that are added up."""
+
+_DEFAULT: Final = 8
+
+
+def summed_config(config: str, count: int) -> str:
+    """Return the configuration of ``count`` adapters added up.
+
+    Example: two of ``lora[r=4,alpha=16]`` make ``lora[r=8, alpha=32]``.
+
+    Args:
+        config: ``adapter.config`` of each.
+        count: how many.
+
+    Raises:
+        UsageError: they do not add up to an adapter, or to one of a rank that none may have.
+    """
+    if problem := merge_refusal(config):
+        raise UsageError(
+            f"adapters of adapter.config = {config!r} can't be added up: {problem}; give one of them with --user"
+        )
+    return "|".join(_summed(part, count, config) for part in parse_adapter_config(config))
+
+
+def sum_of_kinds(configs: Sequence[str]) -> str:
+    """Return the configuration of adapters of several kinds added up; of one kind see ``summed_config``.
+
+    Example: ``lora`` and ``linear[attn_matrices=['k']]`` make ``linear[attn_matrices=['q', 'k', 'v']]``.
+
+    Args:
+        configs: of each adapter; at least one.
+
+    Raises:
+        UsageError: one of them does not add up.
+    """
+    if all(parse_adapter_config(config) == parse_adapter_config(configs[0]) for config in configs):
+        return summed_config(configs[0], len(configs))
+    for config in configs:
+        if problem := merge_refusal(config):
+            raise UsageError(
+                f"an adapter of {config!r} can't be added to those of other users: {problem}; give one user with --user"
+            )
+    places = {place for config in configs for place in places_of(config)}
+    known = known_configurations()
+    parts = [{**known[part.name][1], **part.options} for config in configs for part in parse_adapter_config(config)]
+    left_out = set.intersection(*(set(part["leave_out"]) for part in parts))
+    letters = [letter for letter, place in LETTERS.items() if place in places]
+    options: dict[str, object] = {"attn_matrices": letters} if letters else {"selfattn_lora": False}
+    options |= {f"{place}_lora": True for place in (INTERMEDIATE, OUTPUT) if place in places}
+    options |= {"leave_out": sorted(left_out)} if left_out else {}
+    return f"{LINEAR}[{', '.join(f'{name}={value!r}' for name, value in options.items())}]"
+
+
+def lora_scale(part: AdapterPart) -> float:
+    """The factor of a LoRA's product: alpha / rank."""
+    return float(part.options.get("alpha", _DEFAULT)) / int(part.options.get("r", _DEFAULT))
+
+
+def _summed(part: AdapterPart, count: int, config: str) -> str:
+    """Return one method of a configuration, added up."""
+    grown = {} if part.name == LINEAR else _grown(part, count, config)
+    options = ", ".join(f"{name}={value!r}" for name, value in {**part.options, **grown}.items())
+    return f"{part.name}[{options}]" if options else part.name
+
+
+def _grown(part: AdapterPart, count: int, config: str) -> dict[str, int | float]:
+    """Return the options of a LoRA that grow.
+
+    Raises:
+        UsageError: to a rank that none may have.
+    """
+    grown = {name: part.options.get(name, _DEFAULT) * count for name in GROWING}
+    if grown["r"] > MOST_RANK:
+        raise UsageError(
+            f"{count} adapters of adapter.config = {config!r} add up to rank {grown['r']:,}, at most {MOST_RANK:,} is "
+            "allowed; give one of them with --user"
+        )
+    return grown
+
+
+def may_trim(family: Family, adapter_configs: Iterable[str], *, dropout: float) -> bool:
+    """Whether the last block of a family gives the same for the first token if it computes no other.
+
+    Args:
+        family: of the model.
+        adapter_configs: ``adapter.config`` of the job, and those of users who have others.
+        dropout: ``train.dropout`` of the job; it draws other numbers for other shapes.
+
+    Raises:
+        JobError: a configuration is refused.
+    """
+    return family.trims and not dropout and all(map(_is_of_each_token, adapter_configs))
+
+
+def _is_of_each_token(adapter_config: str) -> bool:
+    """Whether adapters look at each token alone: a gate takes a mean, ReFT counts tokens from the end."""
+    for part in parse_adapter_config(adapter_config):
+        kind, defaults = known_configurations()[part.name]
+        options = {**defaults, **part.options}
+        if kind == "reft" or options.get("use_gating") or options.get("dropout"):
+            return False
+    return True

@@ -1,0 +1,339 @@
+"""Auxiliary models: two kinds of adapters of our own that sit where LoRA does, and the file that describes them.
+
+Auxiliary models: two kinds of adapters of our own, which sit where LoRA does.
+
+Beside a matrix with the input x stands a small model g, and the matrix gives ``h + alpha * g(x)``:
+
+========== ========================================= =====================================
+kind       g(x)                                      zero at the start
+========== ========================================= =====================================
+``linear`` ``x W^T``, W as large as the matrix       W
+``mlp``    ``relu(x V^T + b) U^T + c``               U and c, so that g is zero too
+========== ========================================= =====================================
+
+The options that choose matrices are those of LoRA. Where query, key and value are one matrix each has a g of its own.
+A configuration may name several, of one kind or of both, and methods of the library with them: each matrix of a block
+has one at most (``check_places``).
+
+Source: ColA, section 4 and appendix B (low rank, linear and MLP as auxiliary models).
+
+``adapter.json``: what auxiliary models are, beside ``adapter.safetensors`` with their tensors.
+
+::
+
+    {
+      "format": "ringtune-auxiliary",    always
+      "version": 2,                      of this layout
+      "parts": [{                        one for each kind that stands somewhere
+        "kind": "mlp",                   or "linear"
+        "alpha": 0.5,                    the matrix gives h + alpha * g(x)
+        "hidden": 128,                   of an mlp; 0 for linear
+        "places": ["query", "value"],    also "key", "intermediate", "output"
+        "leave_out": []                  blocks without any
+      }],
+      "library": null,                   or what AdapterHub's adapter_config.json says of the adapters beside them
+      "name": "ringtune",                part of the name of every tensor
+      "model_type": "bert",              of the base model
+      "model_name": "all-MiniLM-L6-v2"   its folder or id
+    }
+
+A tensor's name is the dotted path of the module with the matrix, the adapter's name, and the part of g:
+``bert.encoder.layer.0.attention.self.query.ringtune.weight`` of a ``linear``, ``....ringtune.down.weight``,
+``down.bias``, ``up.weight`` and ``up.bias`` of an ``mlp``. Where query, key and value are one matrix, the place follows
+the adapter's name: ``transformer.h.0.attn.c_attn.ringtune.query.weight``.
+
+Adapters of the library beside auxiliary models have their tensors in the same file, under the library's names, and
+their configuration in this one: neither half is a folder that the library would load as if it were the whole.
+
+In version 1 what is in ``parts`` stood beside ``format``, for one kind, and there was no ``library``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from ringtune.errors import IntegrityError, JobError
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import Shapes, Widths
+
+LINEAR: Final = "linear"
+MLP: Final = "mlp"
+AUXILIARY_KINDS: Final = (LINEAR, MLP)
+
+QUERY: Final = "query"
+KEY: Final = "key"
+VALUE: Final = "value"
+INTERMEDIATE: Final = "intermediate"
+OUTPUT: Final = "output"
+PLACES: Final = (QUERY, KEY, VALUE, INTERMEDIATE, OUTPUT)
+"""The matrices of a block that may have an auxiliary model, by their names in ``Widths``."""
+
+LETTERS: Final = {"q": QUERY, "k": KEY, "v": VALUE}
+_SHARED_OPTIONS: Final[dict[str, Any]] = {
+    "selfattn_lora": True,
+    "intermediate_lora": False,
+    "output_lora": False,
+    "attn_matrices": ["q", "v"],
+    "alpha": 1.0,
+    "leave_out": [],
+}
+DEFAULTS: Final[dict[str, dict[str, Any]]] = {LINEAR: _SHARED_OPTIONS, MLP: {**_SHARED_OPTIONS, "hidden": 128}}
+"""Kind -> its options with their defaults."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AuxiliaryConfig:
+    """What a configuration of one of these kinds says.
+
+    Attributes:
+        kind: ``linear`` or ``mlp``.
+        alpha: factor of g.
+        hidden: width between the two matrices of an MLP; 0 = linear.
+        places: matrices that have a g, of ``PLACES`` and in their order.
+        leave_out: blocks without any.
+    """
+
+    kind: str
+    alpha: float
+    hidden: int
+    places: tuple[str, ...]
+    leave_out: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(kind: str, options: Mapping[str, Any]) -> AuxiliaryConfig:
+        """Read the options of a kind, which have been checked; one that is not given has its default."""
+        known = {**DEFAULTS[kind], **options}
+        return AuxiliaryConfig(
+            kind=kind,
+            alpha=float(known["alpha"]),
+            hidden=int(known.get("hidden", 0)),
+            places=places_beside(known),
+            leave_out=tuple(known["leave_out"]),
+        )
+
+    def shapes(self, widths: Widths) -> Shapes:
+        """The shapes of all tensors of a block that has auxiliary models, by place and name.
+
+        Example: ``mlp[hidden=16]`` at width 64 has ``query.down.weight`` (16, 64), ``query.down.bias`` (16,),
+        ``query.up.weight`` (64, 16), ``query.up.bias`` (64,), and the same of ``value``.
+        """
+        return {
+            f"{place}.{name}": shape
+            for place in self.places
+            for name, shape in self._shapes_of(*getattr(widths, place)).items()
+        }
+
+    def _shapes_of(self, inputs: int, outputs: int) -> Shapes:
+        if self.kind == LINEAR:
+            return {"weight": (outputs, inputs)}
+        return {
+            "down.weight": (self.hidden, inputs),
+            "down.bias": (self.hidden,),
+            "up.weight": (outputs, self.hidden),
+            "up.bias": (outputs,),
+        }
+
+    @property
+    def hidden_values(self) -> int:
+        """Values of each token that the MLPs of a block keep for their backward, besides their inputs."""
+        return self.hidden * len(self.places)
+
+
+def in_block(auxiliary: Iterable[AuxiliaryConfig], block: int) -> tuple[AuxiliaryConfig, ...]:
+    """Those of some auxiliary models that a block has."""
+    return tuple(one for one in auxiliary if block not in one.leave_out)
+
+
+def check_places(parts: Sequence[tuple[str, Mapping[str, Any]]], blocks: Iterable[int], *, is_merged: bool) -> None:
+    """Refuse methods of which two want one matrix, if one of them is an auxiliary model.
+
+    Example: ``lora|linear``, both beside query and value; ``lora[attn_matrices=['q']]|linear[attn_matrices=['v']]`` is
+    fine.
+
+    Args:
+        parts: name and options of each method, defaults included.
+        blocks: in which they may meet.
+        is_merged: whether query, key and value are one matrix: their auxiliary models then have one alpha.
+
+    Raises:
+        JobError: names the matrix.
+    """
+    beside = [(name, options, places_beside(options)) for name, options in parts if "attn_matrices" in options]
+    for block in blocks:
+        found: dict[str, str] = {}
+        fused: list[AuxiliaryConfig] = []
+        here = [one for one in beside if block not in one[1]["leave_out"]]
+        for name, options, places in sorted(here, key=lambda one: one[0] in AUXILIARY_KINDS):
+            if name not in AUXILIARY_KINDS:
+                found |= dict.fromkeys(places, name)
+                continue
+            for place in places:
+                if place in found:
+                    raise JobError(
+                        f"adapter.config gives the matrix {place} of block {block} both {found[place]!r} and {name!r}, "
+                        "of which it can have one; choose other attn_matrices for one of them, leave the block out of "
+                        "one, or remove one"
+                    )
+                found[place] = name
+            if is_merged and set(places) - {INTERMEDIATE, OUTPUT}:
+                fused.append(AuxiliaryConfig.of(name, options))
+        check_alphas(fused)
+
+
+def check_alphas(fused: Iterable[AuxiliaryConfig]) -> None:
+    """Refuse auxiliary models beside one matrix for query, key and value whose factors differ.
+
+    Raises:
+        JobError: names two of them.
+    """
+    by_alpha = {one.alpha: one for one in fused}
+    if len(by_alpha) > 1:
+        first, second = list(by_alpha.values())[:2]
+        raise JobError(
+            f"adapter.config gives {first.kind!r} alpha {first.alpha:g} and {second.kind!r} alpha {second.alpha:g}, "
+            "but query, key and value of this model are one matrix with one alpha; set the same for both"
+        )
+
+
+def places_beside(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The matrices that LoRA's options choose."""
+    letters = {LETTERS[letter] for letter in options["attn_matrices"]} if options["selfattn_lora"] else set()
+    others = {INTERMEDIATE: options["intermediate_lora"], OUTPUT: options["output_lora"]}
+    return tuple(place for place in PLACES if place in letters or others.get(place))
+
+
+FORMAT: Final = "ringtune-auxiliary"
+VERSION: Final = 2
+_ONE_KIND: Final = 1
+
+_LIBRARY_MODULES: Final = ("adapters", "loras", "refts")
+"""The parents of the library's modules. Source: adapters 1.3.0, ``AdapterLoader.filter_func``."""
+
+_OF_WHOLE: Final = ("model_type", "model_name", "name")
+"""What the library's configuration repeats of the file that it is in."""
+
+
+class Described(NamedTuple):
+    """What ``adapter.json`` says.
+
+    Attributes:
+        parts: which kinds, and where.
+        name: of the adapter.
+        model_type: of the base model.
+        library: the library's configuration of the adapters beside these; None without any.
+    """
+
+    parts: tuple[AuxiliaryConfig, ...]
+    name: str
+    model_type: str
+    library: dict[str, Any] | None = None
+
+
+def describe(
+    parts: Iterable[AuxiliaryConfig],
+    *,
+    name: str,
+    model_type: str,
+    model_name: str,
+    library: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the content of ``adapter.json``; arguments are its values."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "parts": [
+            {
+                "kind": one.kind,
+                "alpha": one.alpha,
+                "hidden": one.hidden,
+                "places": list(one.places),
+                "leave_out": list(one.leave_out),
+            }
+            for one in parts
+        ],
+        "library": library and {key: value for key, value in library.items() if key not in _OF_WHOLE},
+        "name": name,
+        "model_type": model_type,
+        "model_name": model_name,
+    }
+
+
+def described(content: Mapping[str, Any], *, where: str) -> Described:
+    """Read the content of ``adapter.json``.
+
+    Args:
+        content: of the file.
+        where: the file, for messages.
+
+    Raises:
+        IntegrityError: it is something else, of a later version, or a value is of a wrong kind.
+    """
+    version = content.get("version")
+    if content.get("format") != FORMAT or version not in (_ONE_KIND, VERSION):
+        raise IntegrityError(
+            f"{where} is not of the format {FORMAT!r}, version {VERSION}; take the folder of a run with adapter.config "
+            f"= {' or '.join(AUXILIARY_KINDS)}, and the RingTune that wrote it"
+        )
+    _check(content, _RULES, where)
+    if version == _ONE_KIND:
+        return Described((_part(content, where),), content["name"], content["model_type"])
+    parts, library = content.get("parts"), content.get("library")
+    if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
+        raise _odd("parts", parts, where)
+    if library is not None and not (isinstance(library, dict) and isinstance(library.get("config"), dict)):
+        raise _odd("library", library, where)
+    found = tuple(_part(part, where) for part in parts)
+    whole = {key: content[key] for key in _OF_WHOLE if key in content}
+    return Described(found, content["name"], content["model_type"], library and {**library, **whole})
+
+
+def is_of_library(tensor: str, name: str) -> bool:
+    """Whether a tensor, by its name, belongs to an adapter of the library with this name."""
+    return any(f".{module}.{name}." in tensor for module in _LIBRARY_MODULES)
+
+
+def own_tensors(parts: Iterable[AuxiliaryConfig], block: int) -> int:
+    """How many tensors the auxiliary models of a block have together."""
+    return sum(len(one.shapes(Widths.plain(1, 1))) for one in in_block(parts, block))
+
+
+def _part(content: Mapping[str, Any], where: str) -> AuxiliaryConfig:
+    _check(content, _PART_RULES, where)
+    if (content["kind"] == MLP) != (content["hidden"] > 0):
+        raise _odd("hidden", content["hidden"], where)
+    return AuxiliaryConfig(
+        kind=content["kind"],
+        alpha=float(content["alpha"]),
+        hidden=content["hidden"],
+        places=tuple(content["places"]),
+        leave_out=tuple(content["leave_out"]),
+    )
+
+
+def _check(content: Mapping[str, Any], rules: Mapping[str, Callable[[Any], bool]], where: str) -> None:
+    for key, holds in rules.items():
+        if not holds(content.get(key)):
+            raise _odd(key, content.get(key), where)
+
+
+def _odd(key: str, value: Any, where: str) -> IntegrityError:
+    return IntegrityError(f"{where}: {key} is {value!r}; copy the run's folder again")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+_PART_RULES: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "kind": lambda value: value in AUXILIARY_KINDS,
+    "alpha": lambda value: type(value) in (int, float) and 0 < value < float("inf"),
+    "hidden": _is_count,
+    "places": lambda value: isinstance(value, list) and bool(value) and all(place in PLACES for place in value),
+    "leave_out": lambda value: isinstance(value, list) and all(map(_is_count, value)),
+}
+_RULES: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "name": lambda value: isinstance(value, str) and value.isidentifier(),
+    "model_type": lambda value: isinstance(value, str) and value in FAMILIES,
+}

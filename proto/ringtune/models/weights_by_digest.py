@@ -1,0 +1,437 @@
+"""The weights of a model by digest: the manifest, its messages, and the side that has the files.
+
+What a model consists of, by digest, and which part of it a node needs.
+
+A node without a copy of the model gets a *manifest* from who has one: every tensor with its type, shape, digest and
+a few bytes of its middle, and the small files beside the weights. From it the node builds an outline (a file with
+all headers and hardly any bytes) from which planning counts what it counts on a copy, and later fetches the
+tensors of its slice, each by its digest.
+
+A manifest comes from a peer, so it is checked here before anybody uses it: names are never paths, sizes follow from
+types and shapes, and files have names of a fixed list.
+
+Source: the content-addressed objects of Flower (``supercore/inflatable``).
+
+Translates between the messages of the ``Weights`` service and the values of ``ringtune.models.weights_by_digest``.
+
+The side that has a model folder: hashes it once, then reads out what is asked for by digest.
+
+What may be served is what a run uses, under the id of that run: a path never comes from who asks. Agents and the
+coordinator serve alike; their gRPC servicers only translate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ringtune.errors import BusyError, FrameError, IntegrityError, ModelError
+from ringtune.models.families import FAMILIES
+from ringtune.models.folder import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    SAMPLE_BYTES,
+    TOKENIZER_FILES,
+    base_name,
+    read_config,
+    read_headers,
+    select_tensors,
+)
+from ringtune.storage.tensor_files import DTYPE_BYTES
+from ringtune.v1 import weights_pb2
+
+CHUNK_BYTES = 1 << 16
+"""Longest piece of a message. A message counts when it is whole: half a second at 1 Mbit/s, and what a break loses."""
+
+MODEL_FILES = (CONFIG_FILE, *TOKENIZER_FILES)
+"""Every file that is ever fetched; all other files of a model folder stay where they are."""
+
+_MAX_FILE_BYTES = 1 << 26
+_MAX_TENSORS = 100_000
+_MAX_TOTAL_BYTES = 1 << 42
+_MAX_NAME = 256
+_MAX_DIMENSIONS = 8
+_HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorEntry:
+    """One tensor of a model.
+
+    Attributes:
+        name: as in the model's files.
+        dtype: of safetensors, e.g. ``F32``.
+        shape: as in the header.
+        sha256: of its bytes, hex.
+        sample: its bytes at ``sample_start``, at most ``SAMPLE_BYTES``.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+    sample: bytes
+
+    def __post_init__(self) -> None:
+        """Refuse a name, type, shape, digest or sample that no tensor of a model can have."""
+        if not 1 <= len(self.name) <= _MAX_NAME or not self.name.isprintable():
+            raise IntegrityError(f"the manifest has a tensor with the name {self.name[:80]!r}; ask another source")
+        if self.dtype not in DTYPE_BYTES or len(self.shape) > _MAX_DIMENSIONS or any(side < 0 for side in self.shape):
+            raise _refused(self.name, f"has type {self.dtype!r} and shape {self.shape}")
+        _check_digest(self.name, self.sha256)
+        if len(self.sample) != min(self.nbytes, SAMPLE_BYTES):
+            raise _refused(self.name, f"has a sample of {len(self.sample)} bytes")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return DTYPE_BYTES[self.dtype] * math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileEntry:
+    """One file beside the weights.
+
+    Attributes:
+        name: one of ``MODEL_FILES``.
+        nbytes: its size.
+        sha256: of its bytes, hex.
+    """
+
+    name: str
+    nbytes: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        """Refuse every name that is not in the list, and sizes that no such file has."""
+        if self.name not in MODEL_FILES:
+            raise IntegrityError(f"the manifest has the file {self.name[:80]!r}, which is never fetched")
+        if not 0 <= self.nbytes <= _MAX_FILE_BYTES:
+            raise _refused(self.name, f"has {self.nbytes:,} bytes, at most {_MAX_FILE_BYTES:,} are allowed")
+        _check_digest(self.name, self.sha256)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelManifest:
+    """The manifest of a whole model: all its tensors and small files, by digest.
+
+    Attributes:
+        tensors: by name.
+        files: by name; ``config.json`` is one of them.
+    """
+
+    tensors: tuple[TensorEntry, ...]
+    files: tuple[FileEntry, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse names twice or out of order, too many tensors or bytes, no tensors, and no config."""
+        if not 1 <= len(self.tensors) <= _MAX_TENSORS:
+            raise IntegrityError(f"the manifest has {len(self.tensors):,} tensors; ask another source")
+        if sum(tensor.nbytes for tensor in self.tensors) > _MAX_TOTAL_BYTES:
+            raise IntegrityError("the manifest claims more bytes than any model has; ask another source")
+        for names in ([tensor.name for tensor in self.tensors], [file.name for file in self.files]):
+            if names != sorted(set(names)):
+                raise IntegrityError("the manifest has a name twice, or out of order; ask another source")
+        if CONFIG_FILE not in {file.name for file in self.files}:
+            raise IntegrityError(f"the manifest has no {CONFIG_FILE}; ask another source")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, hex, over names, types, shapes, sizes and digests: it names the model.
+
+        Samples are not in it.
+        """
+        rows: list[Any] = [[entry.name, entry.dtype, entry.shape, entry.sha256] for entry in self.tensors]
+        rows += [[entry.name, entry.nbytes, entry.sha256] for entry in self.files]
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+def needed_files(manifest: ModelManifest, *, is_owner: bool) -> tuple[FileEntry, ...]:
+    """The files that a node needs: the config, and at an owner also what turns rows into tensors."""
+    return tuple(file for file in manifest.files if is_owner or file.name == CONFIG_FILE)
+
+
+def needed_tensors(
+    manifest: ModelManifest,
+    config: Mapping[str, Any],
+    *,
+    blocks: Iterable[int],
+    is_owner: bool,
+    with_decoder: bool,
+    with_unused: bool = False,
+) -> tuple[TensorEntry, ...]:
+    """The tensors that a node hosts of a model.
+
+    A decoder that is tied to the token table is that table.
+
+    Args:
+        manifest: of the model.
+        config: from ``read_config``.
+        blocks: that the node hosts.
+        is_owner: also the embedding and what comes after the last block.
+        with_decoder: an owner's head is the pretrained decoder.
+        with_unused: also what a file may lack and no head uses, such as a pooler.
+
+    Raises:
+        ModelError: a tensor is missing, or has another shape than the config says.
+    """
+    family = FAMILIES[config["model_type"]]
+    found = {base_name(entry.name, family): entry for entry in manifest.tensors}
+    names = select_tensors(
+        {name: entry.shape for name, entry in found.items()},
+        config,
+        where="the model that was found",
+        blocks=sorted(set(blocks)),
+        is_owner=is_owner,
+        with_decoder=with_decoder,
+    )
+    unused = tuple(f"{path}." for path in family.unused_paths) if with_unused else ()
+    return tuple(found[name] for name in [*names, *(name for name in found if name.startswith(unused))])
+
+
+def _check_digest(name: str, digest: str) -> None:
+    if not _HEX_DIGEST.fullmatch(digest):
+        raise _refused(name, "has no SHA-256")
+
+
+def _refused(name: str, reason: str) -> IntegrityError:
+    return IntegrityError(f"the manifest is not usable: {name!r} {reason}; ask another source")
+
+
+DIGEST_BYTES = 32
+
+
+def manifest_to_proto(manifest: ModelManifest) -> weights_pb2.ManifestReply:
+    """Translate a manifest into its message."""
+    return weights_pb2.ManifestReply(
+        tensors=[
+            weights_pb2.TensorEntry(
+                name=entry.name,
+                dtype=entry.dtype,
+                shape=entry.shape,
+                sha256=bytes.fromhex(entry.sha256),
+                sample=entry.sample,
+            )
+            for entry in manifest.tensors
+        ],
+        files=[
+            weights_pb2.FileEntry(name=entry.name, size_bytes=entry.nbytes, sha256=bytes.fromhex(entry.sha256))
+            for entry in manifest.files
+        ],
+    )
+
+
+def manifest_from_proto(message: weights_pb2.ManifestReply) -> ModelManifest:
+    """Translate a message into its manifest.
+
+    Raises:
+        IntegrityError: it breaks a rule of ``ringtune.models.weights_by_digest``.
+    """
+    return ModelManifest(
+        tensors=tuple(
+            TensorEntry(
+                name=entry.name,
+                dtype=entry.dtype,
+                shape=tuple(entry.shape),
+                sha256=entry.sha256.hex(),
+                sample=entry.sample,
+            )
+            for entry in message.tensors
+        ),
+        files=tuple(
+            FileEntry(name=entry.name, nbytes=entry.size_bytes, sha256=entry.sha256.hex()) for entry in message.files
+        ),
+    )
+
+
+def pieces_from_proto(message: weights_pb2.FetchRequest) -> tuple[tuple[str, int], ...]:
+    """Read the digests that a fetch asks for, each with the offset to begin at.
+
+    Raises:
+        IntegrityError: something that is no digest.
+    """
+    if any(len(piece.sha256) != DIGEST_BYTES for piece in message.pieces):
+        raise IntegrityError("a piece that was asked for has no SHA-256; use one version on all machines")
+    return tuple((piece.sha256.hex(), piece.offset) for piece in message.pieces)
+
+
+_READ_BYTES = 1 << 20
+
+
+class _Place(NamedTuple):
+    """Where the bytes of a digest lie: in which file, from where on, how many."""
+
+    path: Path
+    offset: int
+    nbytes: int
+
+
+class ModelSource:
+    """A model folder that is served.
+
+    Args:
+        folder: the model folder.
+
+    Attributes:
+        manifest: of the whole model.
+
+    Raises:
+        ModelError: the folder can't be used.
+        IntegrityError: a file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._places: dict[str, _Place] = {}
+        read_config(folder)  # refuses what no node may use
+        self._state = _state(folder)
+        tensors = []
+        for name, stored in sorted(read_headers(folder).items()):
+            place = _Place(stored.path, stored.info.offset, stored.info.nbytes)
+            digest = self._add(place)
+            tensors.append(
+                TensorEntry(
+                    name=name, dtype=stored.info.dtype, shape=stored.shape, sha256=digest, sample=stored.sample()
+                )
+            )
+        files = []
+        for name in sorted(MODEL_FILES):
+            path = folder / name
+            if path.is_file():
+                place = _Place(path, 0, path.stat().st_size)
+                files.append(FileEntry(name=name, nbytes=place.nbytes, sha256=self._add(place)))
+        self.manifest = ModelManifest(tensors=tuple(tensors), files=tuple(files))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the folder's files have the sizes and times that they had when they were hashed."""
+        return _state(self._folder) == self._state
+
+    def read(self, pieces: Sequence[tuple[str, int]]) -> Iterator[tuple[int, bytes]]:
+        """Read out contents from where the other side has stopped.
+
+        Args:
+            pieces: digests, and how many bytes of each are there already.
+
+        Yields:
+            The index of a piece and its next bytes, at most ``CHUNK_BYTES``.
+
+        Raises:
+            IntegrityError: a digest that this model does not have, or an offset behind its end.
+        """
+        for digest, offset in pieces:
+            if digest not in self._places or offset > self._places[digest].nbytes:
+                raise IntegrityError(
+                    f"no content {digest[:16]} with {offset:,} bytes or more in {self._folder.name}; the model there "
+                    "is another one"
+                )
+        for index, (digest, offset) in enumerate(pieces):
+            for data in _read(self._places[digest], offset, CHUNK_BYTES):
+                yield index, data
+
+    def _add(self, place: _Place) -> str:
+        digest = hashlib.sha256()
+        for data in _read(place, 0, _READ_BYTES):
+            digest.update(data)
+        self._places.setdefault(digest.hexdigest(), place)
+        return digest.hexdigest()
+
+
+class Offers:
+    """Which models this process serves: those of runs that it takes part in. Safe to call from any thread.
+
+    Args:
+        max_streams: fetches at a time; each holds a thread.
+    """
+
+    def __init__(self, *, max_streams: int = 8) -> None:
+        self._max_streams = max_streams
+        self._slots = threading.BoundedSemaphore(max_streams)
+        self._folders: dict[str, Path | None] = {}
+        self._source: tuple[Path, ModelSource] | None = None
+        self._lock = threading.Lock()
+        self._hashing = threading.Lock()
+
+    def put(self, run_id: str, folder: Path | None) -> None:
+        """Serve ``folder`` to nodes of a run; None says that there is no copy here. Ends earlier runs' offers."""
+        with self._lock:
+            self._folders = {run_id: folder}
+
+    def drop(self, run_id: str) -> None:
+        """Serve a run no more; an unknown one is no error."""
+        with self._lock:
+            self._folders.pop(run_id, None)
+
+    def manifest(self, request: weights_pb2.ManifestRequest) -> weights_pb2.ManifestReply:
+        """Answer what the model of a run consists of.
+
+        Raises:
+            RingTuneError: see ``source``.
+        """
+        return manifest_to_proto(self.source(request.run_id).manifest)
+
+    def chunks(self, request: weights_pb2.FetchRequest) -> Iterator[weights_pb2.FetchChunk]:
+        """Yield the contents that a fetch asks for by digest.
+
+        Raises:
+            BusyError: too many fetch already.
+            RingTuneError: see ``source`` and ``ModelSource.read``.
+        """
+        if not self._slots.acquire(blocking=False):
+            raise BusyError(f"{self._max_streams} nodes fetch from here already; ask again")
+        try:
+            source = self.source(request.run_id)
+            for index, data in source.read(pieces_from_proto(request)):
+                yield weights_pb2.FetchChunk(piece=index, data=data)
+        finally:
+            self._slots.release()
+
+    def source(self, run_id: str) -> ModelSource:
+        """The model of a run, hashed when it is first asked for.
+
+        Hashing some 500 MB takes a second.
+
+        Raises:
+            FrameError: the run is not known here, or not yet.
+            ModelError: there is no copy here.
+            IntegrityError: the copy is damaged.
+        """
+        with self._lock:
+            if run_id not in self._folders:
+                raise FrameError(f"run {run_id[:40]} is not known here yet; ask again")
+            folder = self._folders[run_id]
+        if folder is None:
+            raise ModelError("there is no copy of the model here")
+        with self._hashing:
+            if self._source is None or self._source[0] != folder or not self._source[1].is_current:
+                self._source = (folder, ModelSource(folder))
+            return self._source[1]
+
+
+def _state(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and modification time of every file that may be served, by name."""
+    names = {*MODEL_FILES, INDEX_FILE, *(path.name for path in folder.glob("*.safetensors"))}
+    paths = [folder / name for name in sorted(names) if (folder / name).is_file()]
+    return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
+
+
+def _read(place: _Place, start: int, chunk_bytes: int) -> Iterator[bytes]:
+    try:
+        with place.path.open("rb", buffering=0) as file:
+            at, end = place.offset + start, place.offset + place.nbytes
+            file.seek(at)
+            while at < end:
+                data = file.read(min(chunk_bytes, end - at))
+                if not data:
+                    raise IntegrityError(f"{place.path.name} became shorter while it was read; start the run again")
+                yield data
+                at += len(data)
+    except OSError as error:
+        raise ModelError(f"can't read {place.path.name}: {error.strerror}; start the run again") from error

@@ -1,1 +1,0 @@
-"""The coordinator's state machine of a run, and checkpoints."""

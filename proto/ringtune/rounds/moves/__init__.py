@@ -1,1 +1,0 @@
-"""How a run goes on to its next placement between two turns."""

@@ -1,1 +1,0 @@
-"""What is decided or counted for each turn: depths, operations, scores, rows that were kept."""

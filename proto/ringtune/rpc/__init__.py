@@ -1,1 +1,0 @@
-"""Calls between nodes: addresses, connections, statuses and codecs."""

@@ -1,1 +1,0 @@
-"""Calls that are made again where a request or its reply was lost, and carried out once."""

@@ -1,0 +1,393 @@
+"""A checkpoint: a manifest that names the shard of every node by digest, and on which disks its parts lie.
+
+What a checkpoint is: a manifest that names every node's shard by digest.
+
+This module also says whether a checkpoint can be used.
+
+A checkpoint lies at a turn boundary. Shards (adapters, moments with step counts, at one owner the head) stay on
+the nodes; the submitter keeps the manifest, which is written last: without it there is no checkpoint. Everything
+else that a run needs to go on is a function of the plan and the step: data position, depth, learning rate and the
+seed of every dropout mask (``batches``, ``schedule``, ``learning_rate``; ``edge.model.skeleton``). Where the run itself
+decides the depth, the manifest has what it knows of its losses.
+
+On which nodes' disks everything is that a run had trained at a step: in shards of a checkpoint, and in files beside.
+
+A run on a [0,3), b [3,6) whose owner is a, and whose hosts keep copies for each other, after a checkpoint::
+
+    blocks 0 to 2   in the shard of a, and in a file at b
+    blocks 3 to 5   in the shard of b, and in a file at a
+    head            in the shard of a, and in a file at the next owner, if there is one
+
+So the run goes on where a disk is lost. A file says which run trained it: a run that went back to an earlier step may
+come to this step with other weights, as one that left an owner out, and the two are never mixed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
+from ringtune.ids import check_node_name, check_run_id
+from ringtune.job.job import Job
+from ringtune.run_control.continuation import Length, digests
+from ringtune.schedule.course import Course
+from ringtune.schedule.operation_tables import Operations
+from ringtune.schedule.placement import Placement
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import saves_head
+from ringtune.schedule.turns import NONE_DONE, NOTHING_KNOWN, Evaluations, StartPoint, Unfreezing
+from ringtune.schedule.versions import weight_version
+from ringtune.storage.strict import json_digest, parse_json, read_dataclass, with_renamed_key
+from ringtune.techniques.operations import check_in_force
+
+SCHEMA: Final = 1
+KEPT: Final = 2
+"""How many complete checkpoints are kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """One node's part of a checkpoint.
+
+    Attributes:
+        node: where it lies.
+        sha256: hex digest of the file.
+        size_bytes: of the file.
+    """
+
+    node: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointManifest:
+    """A complete checkpoint.
+
+    Attributes:
+        schema: of this form.
+        run_id: the run under which nodes keep the shards: the first one, if it was resumed.
+        plan_digest: of the part of the plan under which it was written: of the plan, unless the run moves.
+        job_digest: of the job, see ``job_changes.job_digest``.
+        model_digest: of the base model (``profile.ModelFacts``).
+        step: optimizer steps done.
+        holder: the owner whose shard has the head.
+        shards: one for each node of that part, in its order; none = it is no checkpoint, but the end of a turn that
+            every node kept in memory, and that may be on their disks since the coordinator ended.
+        unfreezing: what is known of the losses, so that the run goes on with the very decisions it would have made.
+        operations: the table in force, if the run chooses its tables.
+        placement_number: of the placement that held.
+        attempt: the run that had trained so far: ``run_id``, or one that goes on with it; empty = it is not known.
+        evaluations: what is known of the evaluations before it, so that the run ends early at the very same step.
+    """
+
+    run_id: str
+    plan_digest: str
+    job_digest: str
+    model_digest: str
+    step: int
+    holder: str
+    shards: tuple[Shard, ...]
+    schema: int = SCHEMA
+    unfreezing: Unfreezing = NOTHING_KNOWN
+    operations: Operations | None = None
+    placement_number: int = 0
+    attempt: str = ""
+    evaluations: Evaluations = NONE_DONE
+
+    def __post_init__(self) -> None:
+        """Refuse a wrong schema, and a run id or node name that may not become part of a path."""
+        check_run_id(self.run_id)
+        if self.attempt:
+            check_run_id(self.attempt)
+        for shard in self.shards:
+            check_node_name(shard.node)
+        if self.schema != SCHEMA:
+            raise PlanError(f"schema {self.schema} of a checkpoint is not {SCHEMA}; use the version that wrote it")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON form, without ``unfreezing`` where nothing is known of the losses.
+
+        The number of the first placement is left out as well, an unknown attempt, and evaluations of which none was
+        done.
+        """
+        value = with_renamed_key(self._fields(), "placement_number", "epoch")  # so that earlier digests hold
+        if self.unfreezing == NOTHING_KNOWN:
+            del value["unfreezing"]
+        return json_digest(value)
+
+    def _fields(self) -> dict[str, Any]:
+        value = dataclasses.asdict(dataclasses.replace(self, operations=None))
+        del value["operations"]
+        if not self.placement_number:
+            del value["placement_number"]
+        if not self.attempt:
+            del value["attempt"]
+        if self.evaluations == NONE_DONE:
+            del value["evaluations"]
+        return value if self.operations is None else value | {"operations": self.operations.to_json()}
+
+    @property
+    def name(self) -> str:
+        """What it is, and of which step, for messages."""
+        return f"the checkpoint of step {self.step}" if self.shards else f"the end of step {self.step}"
+
+    def shard_of(self, node: str) -> Shard:
+        """The shard of a node.
+
+        Raises:
+            IntegrityError: there is none.
+        """
+        for shard in self.shards:
+            if shard.node == node:
+                return shard
+        raise IntegrityError(f"the checkpoint of step {self.step} has no shard of node {node}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the manifest as a JSON-able table, with its digest."""
+        return {**self._fields(), "digest": self.digest}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> CheckpointManifest:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            IntegrityError: the manifest is damaged.
+        """
+        fields = {key: item for key, item in value.items() if key != "digest"}
+        fields = with_renamed_key(fields, "epoch", "placement_number")
+        try:
+            given = {
+                "operations": Operations.from_json(table) if (table := fields.get("operations")) is not None else None
+            }
+            manifest = read_dataclass(CheckpointManifest, fields, where="", error=PlanError, given=given)
+        except (InvalidInputError, UsageError) as error:
+            raise IntegrityError(f"the manifest is damaged: {error}") from error
+        if value.get("digest") != manifest.digest:
+            raise IntegrityError("the manifest is damaged: its digest does not match its content")
+        return manifest
+
+    @staticmethod
+    def parse(text: str) -> CheckpointManifest:
+        """Read the text of a manifest.
+
+        Raises:
+            IntegrityError: it is damaged.
+        """
+        try:
+            value = parse_json(text)
+        except ValueError as error:
+            raise IntegrityError(f"the manifest is damaged: {error}") from error
+        if not isinstance(value, Mapping):
+            raise IntegrityError("the manifest is damaged: it is no JSON object")
+        return CheckpointManifest.from_json(value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resume:
+    """What a submitter hands over to go on with a run.
+
+    Attributes:
+        plan: of the run; it stays as it was, but for its length.
+        manifests: newest first; the first one of which everything is somewhere is taken (``whereabouts``).
+        lengths: that the run had before it was made longer.
+    """
+
+    plan: Plan
+    manifests: tuple[CheckpointManifest, ...]
+    lengths: tuple[Length, ...] = ()
+
+    def to_text(self) -> str:
+        """Write plan and manifests as JSON text."""
+        lengths = [dataclasses.asdict(length) for length in self.lengths]
+        manifests = [entry.to_json() for entry in self.manifests]
+        return json.dumps({"plan": self.plan.to_json(), "manifests": manifests, "lengths": lengths})
+
+    @staticmethod
+    def parse(text: str) -> Resume:
+        """Read what ``to_text`` wrote.
+
+        Raises:
+            IntegrityError: it is damaged.
+            PlanError: the plan breaks a rule.
+        """
+        try:
+            value = parse_json(text)
+            plan, manifests = value["plan"], value["manifests"]
+            found = tuple(CheckpointManifest.from_json(entry) for entry in manifests)
+            lengths = tuple(Length.from_json(length) for length in value.get("lengths", ()))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise IntegrityError(f"what came to go on from is not readable ({error}); use one version") from error
+        return Resume(plan=Plan.from_json(plan), manifests=found, lengths=lengths)
+
+    def check(self, job: Job) -> None:
+        """Refuse checkpoints that do not belong to this job and plan.
+
+        Raises:
+            PlanError: one is of another job or plan, or lacks a node; names it.
+            UsageError: there is none.
+        """
+        if not self.manifests:
+            raise UsageError("there is no checkpoint to go on from; start the run without --resume")
+        known = digests(job, self.plan, self.lengths)
+        for manifest in self.manifests:
+            name = manifest.name
+            if manifest.job_digest not in known:
+                raise PlanError(f"{name} is of another job; give the job that the run was started with")
+            if manifest.plan_digest not in known[manifest.job_digest]:
+                raise PlanError(
+                    f"{name} is of plan {manifest.plan_digest[:12]}, plan.json is {self.plan.digest[:12]}; they have "
+                    "to be of one run"
+                )
+            nodes = tuple(shard.node for shard in manifest.shards)
+            if manifest.shards and nodes != self.plan.at(manifest.placement_number).nodes:
+                raise PlanError(f"{name} does not have a shard of every node of the plan")
+            StartPoint.of(self.plan.course, step=manifest.step, holder=manifest.holder)
+            manifest.unfreezing.check(self.plan.course, manifest.step)
+            check_in_force(self.plan, manifest.step, manifest.operations)
+        if len({manifest.run_id for manifest in self.manifests}) != 1:
+            raise PlanError("the checkpoints are of different runs; keep those of one")
+
+    @property
+    def run_id(self) -> str:
+        """The run under which nodes keep what it goes on from."""
+        return self.manifests[0].run_id
+
+    @property
+    def saved_step(self) -> int:
+        """The step of the newest checkpoint; -1 = there is none."""
+        return max((one.step for one in self.manifests if one.shards), default=-1)
+
+    def rest(self, placement_number: int) -> Plan:
+        """The part of the plan from a placement on: nodes of placements before it need not be there any more."""
+        return Plan(
+            self.plan.course, tuple(one for one in self.plan.placements if one.placement_number >= placement_number)
+        )
+
+    def manifests_of(self, node: str) -> tuple[CheckpointManifest, ...]:
+        """The manifests that name a shard of a node: all of them, unless the run moves."""
+        return tuple(one for one in self.manifests if any(shard.node == node for shard in one.shards))
+
+
+class SavedPart(NamedTuple):
+    """A file beside the shards on a node's disk, which is whole.
+
+    Attributes:
+        step: optimizer steps done.
+        attempt: id of the run that trained it.
+        blocks: that it has.
+        has_head: whether it is the head, and no blocks.
+    """
+
+    step: int
+    attempt: str
+    blocks: tuple[int, ...] = ()
+    has_head: bool = False
+
+
+class SavedSource(NamedTuple):
+    """The blocks ``[start, stop)`` on a node's disk: in the shard with this digest; empty = in files beside shards."""
+
+    node: str
+    start: int
+    stop: int
+    sha256: str = ""
+
+
+class _Holder(NamedTuple):
+    """A node that has something, and the digest of the shard that it is in; empty = a file beside shards."""
+
+    node: str
+    sha256: str
+
+
+class Whereabouts:
+    """Who has which trained block, and the head, at the step of a manifest.
+
+    Args:
+        manifest: of a checkpoint, or of the end of a turn that nodes kept.
+        course: of the run, as it was then.
+        placement: that held then.
+        parts: by node that is there: its files beside shards.
+        problems: by node that is there: step -> what is wrong with its shard, empty = intact.
+    """
+
+    def __init__(
+        self,
+        manifest: CheckpointManifest,
+        course: Course,
+        placement: Placement,
+        parts: Mapping[str, Sequence[SavedPart]],
+        problems: Mapping[str, Mapping[int, str]],
+    ) -> None:
+        self._manifest, self._course, self._placement = manifest, course, placement
+        settled = course.decided(manifest.unfreezing.unfreeze_at, manifest.operations)
+        self._trained = tuple(one for one in range(course.num_blocks) if weight_version(settled, one, manifest.step))
+        self._holders: dict[int, list[_Holder]] = {block: [] for block in self._trained}
+        self._heads: list[_Holder] = []
+        for shard in manifest.shards:
+            if problems.get(shard.node, {}).get(manifest.step) == "":
+                self._add_shard(_Holder(shard.node, shard.sha256))
+        for node, files in sorted(parts.items()):
+            for file in files:
+                if file.attempt and (file.step, file.attempt) == (manifest.step, manifest.attempt):
+                    self._add(_Holder(node, ""), file.blocks, has_head=file.has_head)
+
+    def _add_shard(self, holder: _Holder) -> None:
+        piece = self._placement.slice_of(holder.node)
+        with_head = saves_head(self._course, holder.node, self._manifest.holder)
+        self._add(holder, range(piece.start, piece.stop), has_head=with_head)
+
+    def _add(self, holder: _Holder, blocks: Iterable[int], *, has_head: bool) -> None:
+        for block in blocks:
+            if block in self._holders and all(one.node != holder.node for one in self._holders[block]):
+                self._holders[block].append(holder)
+        if has_head and all(one.node != holder.node for one in self._heads):
+            self._heads.append(holder)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Blocks that were trained, and that nobody has who is there."""
+        return tuple(block for block in self._trained if not self._holders[block])
+
+    def head_at(self, owners: Collection[str]) -> tuple[str, str] | None:
+        """Who of some owners has the head, the one that had it first, with the digest of its shard; None = nobody.
+
+        The digest is empty where the head is in a file beside shards.
+        """
+        found = [one for one in self._heads if one.node in owners]
+        found.sort(key=lambda one: one.node != self._manifest.holder)
+        return (found[0].node, found[0].sha256) if found else None
+
+    def sources(self, placement: Placement, node: str) -> tuple[SavedSource, ...]:
+        """From whom a node takes its blocks of a placement: from itself where it has them."""
+        piece, found = placement.slice_of(node), list[SavedSource]()
+        for block in range(piece.start, piece.stop):
+            holders = self._holders.get(block)
+            if not holders:
+                continue  # it was not trained yet, so every node makes it by itself
+            holder = next((one for one in holders if one.node == node), holders[0])
+            last = found[-1] if found else None
+            if last and (last.node, last.sha256, last.stop) == (*holder, block):
+                found[-1] = last._replace(stop=block + 1)
+            else:
+                found.append(SavedSource(holder.node, block, block + 1, holder.sha256))
+        return tuple(found)
+
+    def why_not(self, owners: Collection[str]) -> str:
+        """Say what is missing, and who had it; empty if all is there, the head at one of these owners."""
+        if self.missing:
+            hosts = sorted({self._placement.host_of(block) for block in self.missing})
+            plural = "s" if len(self.missing) > 1 else ""
+            listed = ", ".join(map(str, self.missing))
+            return f"no node that is there has what was trained of block{plural} {listed}, which node " + (
+                f"{', '.join(hosts)} had, or a copy of it"
+            )
+        if self.head_at(owners) is None:
+            return f"no owner that is there has the head, which node {self._manifest.holder} had, or a copy of it"
+        return ""

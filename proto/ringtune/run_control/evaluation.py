@@ -1,0 +1,291 @@
+"""Figures of an evaluation from the counts and sums of all owners: classes, entities and numbers.
+
+Count how often rows of each class were predicted as each class, and compute what follows from these counts.
+
+An owner adds its rows up over a whole evaluation and sends only the sums, each under the name ``class:TRUE:PREDICTED``
+with indices of classes. They are added up over owners like all figures of an evaluation. Example: of 2 rows of class 0,
+one taken for class 1, it sends ``class:0:0`` = 1 and ``class:0:1`` = 1.
+
+Find the entities that tags of words say, and compute how many were found from counts.
+
+A tag is ``O``, or ``B-`` or ``I-`` with the type of an entity. ``B-`` begins one; so does ``I-`` where no word of that
+type is before it. Example: ``B-PER I-PER O I-LOC`` has a person of two words and a place of one. An entity that was
+predicted is right if its words and its type are.
+
+An owner adds its rows up over a whole evaluation and sends only the sums, under the names ``entity:TYPE:KIND`` with the
+index of a type: how many entities there are, how many were predicted, and how many of these are right.
+
+Source: the CoNLL-2003 shared task, ``conlleval``.
+
+Sum up numbers and what was predicted for them, and compute correlations from the sums of all owners.
+
+An owner adds its rows up over a whole evaluation and sends only the sums. Pearson's correlation and the share of the
+variance that is explained follow from them over all rows of all owners. Ranks do not: an owner computes Spearman's
+correlation, which is told where this owner has all rows.
+
+Sums of squares lose the digits that a large mean takes: with a mean a thousand times the spread, six of sixteen.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+MOST_CLASSES: Final = 100
+"""Most classes that a table of counts has; with more of them an evaluation has none."""
+
+LEAST_ROWS: Final = 10
+"""An owner of fewer evaluation rows counts no classes: a count of one row would be its label."""
+
+_PAIR: Final = re.compile(r"class:(\d{1,3}):(\d{1,3})")
+
+Table = tuple[tuple[int, ...], ...]
+
+
+def name_of(true: int, predicted: int) -> str:
+    """The name under which the rows of a class that were predicted as a class are counted."""
+    return f"class:{true}:{predicted}"
+
+
+def pair_of(name: str) -> tuple[int, int] | None:
+    """The true and the predicted class of a name; None of any other name."""
+    found = _PAIR.fullmatch(name)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def table_of(values: Mapping[str, float], num_classes: int) -> Table:
+    """The table of counts, a row for each true class; empty where nobody counted, or with too many classes.
+
+    Args:
+        values: figures of an evaluation by name; what is outside of the table does not count.
+        num_classes: of the run.
+    """
+    pairs = {pair: round(value) for name, value in values.items() if (pair := pair_of(name)) is not None}
+    if not pairs or num_classes > MOST_CLASSES:
+        return ()
+    indices = range(num_classes)
+    return tuple(tuple(pairs.get((true, predicted), 0) for predicted in indices) for true in indices)
+
+
+def class_figures(table: Table, labels: Sequence[str]) -> dict[str, Any]:
+    """Compute precision, recall and F1 of each class and their means, in which every class counts the same.
+
+    A class that no row has, and none was taken for, is left out of the means. A share of nothing is 0. Example: rows
+    of classes a, a, b predicted as a, b, b: a has precision 1, recall 1/2 and F1 2/3, b has 1/2, 1 and 2/3.
+
+    Args:
+        table: a row for each true class.
+        labels: names of the classes.
+
+    Returns:
+        ``macro_f1``, ``macro_precision``, ``macro_recall``, the ``counted_rows``, ``classes`` by name, and
+        ``confusion``. Rows of owners that counted none are in none of them.
+    """
+    classes: dict[str, dict[str, float]] = {}
+    for index, label in enumerate(labels):
+        right, rows, said = table[index][index], sum(table[index]), sum(row[index] for row in table)
+        if rows or said:
+            precision, recall = share_of(right, said), share_of(right, rows)
+            f1 = share_of(2 * right, rows + said)
+            classes[label] = {"rows": rows, "predicted": said, "precision": precision, "recall": recall, "f1": f1}
+    means = {
+        f"macro_{name}": sum(found[name] for found in classes.values()) / len(classes)
+        for name in ("f1", "precision", "recall")
+    }
+    means["counted_rows"] = sum(map(sum, table))
+    return {**means, "classes": classes, "confusion": {"labels": list(labels), "counts": [list(row) for row in table]}}
+
+
+def share_of(part: float, whole: float) -> float:
+    """A part of a whole; of nothing 0."""
+    return part / whole if whole else 0.0
+
+
+TRUE: Final = "true"
+PREDICTED: Final = "predicted"
+RIGHT: Final = "right"
+KINDS: Final = (TRUE, PREDICTED, RIGHT)
+OUTSIDE: Final = "O"
+
+_NAME: Final = re.compile(r"entity:(\d{1,3}):(true|predicted|right)")
+_TAG: Final = re.compile(r"([BI])-(.+)")
+
+
+class Entity(NamedTuple):
+    """Words ``[start, stop)`` of a text that are an entity of a type."""
+
+    kind: str
+    start: int
+    stop: int
+
+
+def entity_types(labels: Sequence[str]) -> tuple[str, ...]:
+    """Sort the types of entities that tags speak of; none if some tag is no ``O``, ``B-TYPE`` or ``I-TYPE``.
+
+    Example: ``B-PER, I-PER, O`` have the type PER; ``NOUN, VERB`` have none.
+    """
+    found = [_TAG.fullmatch(label) for label in labels if label != OUTSIDE]
+    types = sorted({match[2] for match in found if match})
+    return tuple(types) if all(found) and len(types) <= MOST_CLASSES else ()
+
+
+def entities_of(tags: Sequence[str]) -> frozenset[Entity]:
+    """Find the entities of a text by the tags of its words."""
+    found: set[Entity] = set()
+    kind, start = "", 0
+    for index, tag in enumerate([*tags, OUTSIDE]):
+        match = _TAG.fullmatch(tag)
+        goes_on = match is not None and match[1] == "I" and match[2] == kind
+        if goes_on:
+            continue
+        if kind:
+            found.add(Entity(kind, start, index))
+        kind, start = (match[2], index) if match else ("", 0)
+    return frozenset(found)
+
+
+def count_name(type_index: int, kind: str) -> str:
+    """The name under which entities of a type are counted; ``kind`` is one of ``KINDS``."""
+    return f"entity:{type_index}:{kind}"
+
+
+def is_entity_count(name: str) -> bool:
+    """Whether a figure of an evaluation counts entities."""
+    return _NAME.fullmatch(name) is not None
+
+
+def entity_figures(values: Mapping[str, float], labels: Sequence[str]) -> dict[str, Any]:
+    """Compute precision, recall and F1 over all entities, and of each type.
+
+    A share of nothing is 0. Example: of 4 entities 3 were predicted, and 2 of these are right: precision 2/3, recall
+    1/2, F1 4/7.
+
+    Args:
+        values: figures of an evaluation by name, summed over all owners.
+        labels: names of the tags.
+
+    Returns:
+        ``entity_f1``, ``entity_precision``, ``entity_recall``, the number of ``entities``, and ``entity_types`` by
+        name; nothing where nobody counted entities.
+    """
+    types = entity_types(labels)
+    if not types or not any(map(is_entity_count, values)):
+        return {}
+    counts = {
+        name: [round(values.get(count_name(index, kind), 0)) for kind in KINDS] for index, name in enumerate(types)
+    }
+    of_all = [sum(column) for column in zip(*counts.values(), strict=True)]
+    return {
+        **{f"entity_{name}": value for name, value in _figures(*of_all).items()},
+        "entities": of_all[0],
+        "entity_types": {
+            name: {"entities": found[0], "predicted": found[1], **_figures(*found)}
+            for name, found in counts.items()
+            if any(found)
+        },
+    }
+
+
+def _figures(true: int, predicted: int, right: int) -> dict[str, float]:
+    precision, recall = share_of(right, predicted), share_of(right, true)
+    return {"f1": share_of(2 * right, true + predicted), "precision": precision, "recall": recall}
+
+
+_ROWS: Final = "numbers"
+_OWNERS: Final = "ranked_owners"
+_SPEARMAN: Final = "spearman_sum"
+_TRUE, _TRUE_SQUARES = "true_sum", "true_squares"
+_SAID, _SAID_SQUARES = "predicted_sum", "predicted_squares"
+_PRODUCTS: Final = "products_sum"
+SIGNED: Final = (_TRUE, _TRUE_SQUARES, _SAID, _SAID_SQUARES, _PRODUCTS, _SPEARMAN)
+"""Names of sums that are no counts: they may be below 0, or beyond what a number holds exactly."""
+
+_NOTHING: Final = 1e-12
+"""A variance below this share of the mean square is rounding."""
+
+
+def number_sums(true: Sequence[float], predicted: Sequence[float]) -> tuple[tuple[str, float], ...]:
+    """Sum an owner's rows up; where a number is not finite, there are no sums.
+
+    Args:
+        true: the numbers of the rows.
+        predicted: what was predicted for them.
+    """
+    if not all(map(math.isfinite, predicted)):
+        return ()
+    found = {
+        _ROWS: float(len(true)),
+        _TRUE: math.fsum(true),
+        _TRUE_SQUARES: math.fsum(value * value for value in true),
+        _SAID: math.fsum(predicted),
+        _SAID_SQUARES: math.fsum(value * value for value in predicted),
+        _PRODUCTS: math.fsum(first * second for first, second in zip(true, predicted, strict=True)),
+        _OWNERS: 1.0,
+    }
+    rho = spearman(true, predicted)
+    return tuple((found | ({} if rho is None else {_SPEARMAN: rho})).items())
+
+
+def number_figures(values: Mapping[str, float]) -> dict[str, Any]:
+    """Compute correlations from the sums of all owners.
+
+    Args:
+        values: figures of an evaluation by name.
+
+    Returns:
+        ``pearson`` and ``r2``, None where all numbers are the same, and the ``counted_rows`` that they are over;
+        ``spearman`` where one owner has all rows that are evaluated. Nothing where nobody sent sums.
+    """
+    count = values.get(_ROWS, 0.0)
+    if not count:
+        return {}
+    true, said = values[_TRUE] / count, values[_SAID] / count
+    true_variance = _variance(values[_TRUE_SQUARES] / count, true)
+    said_variance = _variance(values[_SAID_SQUARES] / count, said)
+    covariance = values[_PRODUCTS] / count - true * said
+    error = (values[_TRUE_SQUARES] - 2 * values[_PRODUCTS] + values[_SAID_SQUARES]) / count
+    both = math.sqrt(true_variance) * math.sqrt(said_variance)
+    found: dict[str, Any] = {
+        "pearson": min(1.0, max(-1.0, covariance / both)) if both else None,
+        "r2": 1 - max(0.0, error) / true_variance if true_variance else None,
+        "counted_rows": round(count),
+    }
+    if values.get(_OWNERS) == 1 and count == values.get("count") and _SPEARMAN in values:
+        found["spearman"] = values[_SPEARMAN]
+    return found
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Correlate the ranks of two rows of numbers; equal numbers share the mean of their ranks. None without spread.
+
+    Example: 1, 2, 3 and 10, 30, 20 are 0.5.
+    """
+    ranks = [_centred(_ranks(values)) for values in (first, second)]
+    both = math.prod(math.sqrt(math.fsum(rank * rank for rank in centred)) for centred in ranks)
+    return math.fsum(a * b for a, b in zip(*ranks, strict=True)) / both if both else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0.0] * len(values)
+    first = 0
+    while first < len(order):
+        last = first
+        while last + 1 < len(order) and values[order[last + 1]] == values[order[first]]:
+            last += 1
+        for place in order[first : last + 1]:
+            ranks[place] = (first + last) / 2
+        first = last + 1
+    return ranks
+
+
+def _centred(values: Sequence[float]) -> list[float]:
+    mean = math.fsum(values) / max(1, len(values))
+    return [value - mean for value in values]
+
+
+def _variance(mean_square: float, mean: float) -> float:
+    found = mean_square - mean * mean
+    return found if found > _NOTHING * mean_square else 0.0

@@ -1,0 +1,327 @@
+"""The part of the coordinator in migration: the next placement between two turns, with weights fetched ahead.
+
+Let nodes fetch the base weights of the next placement while the present one trains.
+
+A placement of the plan is moved to when its turn comes, whether or not all has come by then: what is missing is
+fetched in the move. One that was found in mid-run has no turn yet: the run moves to it once every node has what it
+needs, and stays where it is if one can't get it.
+
+The coordinator's part in moves: from the placement that holds to the next one, between two turns.
+
+::
+
+    every turn is done -> resting -> moving -> training goes on in the next placement
+                             |          |
+                             '----------'--> going back -> training goes on where it was, and the log says why
+
+*Resting* nodes keep what they have trained in memory, and offer it to one another. Then each builds its next slice,
+takes over what others trained of it, and opens its links. Nobody forgets what it kept before all have moved: where one
+node fails or is late, all go back to the placement that they had.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+from ringtune.errors import DeadlineError, error_from_name
+from ringtune.run_control.events import (
+    Command,
+    FetchAhead,
+    FetchedAhead,
+    LogFetched,
+    LogMove,
+    LogPlan,
+    Move,
+    Moved,
+    MoveFailed,
+    Replanned,
+    Rest,
+    Rested,
+)
+from ringtune.schedule.migration import due, sources
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import NOTHING_KNOWN, StartPoint, Turn
+
+
+class FetchingAhead:
+    """What the nodes of one run fetch while it trains.
+
+    Attributes:
+        placement_number: for which nodes have fetched last.
+    """
+
+    def __init__(self) -> None:
+        self.placement_number = -1
+        self._asked: set[int] = set()
+        self._found: Replanned | None = None
+        self._waiting: set[str] = set()
+        self._answers: list[FetchedAhead] = []
+
+    def look_ahead(self, plan: Plan, tried: int, lost: Collection[str]) -> list[FetchAhead]:
+        """Ask the nodes of the placement after that of number ``tried``, once."""
+        following = next((one.placement_number for one in plan.placements if one.placement_number > tried), None)
+        if following is None or following in self._asked:
+            return []
+        return self._ask(plan.at(following), lost)
+
+    def find(self, found: Replanned, plan: Plan) -> list[FetchAhead]:
+        """Ask the nodes of a placement that was found; ``plan`` is the one that ends with it."""
+        asked = self._ask(plan.at(plan.placements[-1].placement_number))
+        self._found = found
+        return asked
+
+    def take(self, event: FetchedAhead) -> LogFetched | None:
+        """Take a node's answer; the last one sums all up."""
+        if event.placement_number != self.placement_number or event.node not in self._waiting:
+            return None
+        self._waiting.discard(event.node)
+        self._answers.append(event)
+        if self._waiting:
+            return None
+        return LogFetched(
+            event.placement_number,
+            tuple((one.node, one.num_bytes) for one in self._answers if one.num_bytes),
+            max(one.seconds for one in self._answers),
+            tuple((one.node, one.problem) for one in self._answers if one.problem),
+        )
+
+    def found(self) -> Replanned | None:
+        """Hand out what was found, if nobody is waited for."""
+        if self._waiting:
+            return None
+        found, self._found = self._found, None
+        return found
+
+    def lose(self, node: str) -> None:
+        """Forget what was found, if this node is in it."""
+        if node in self._waiting:
+            self.forget()
+
+    def forget(self) -> None:
+        """Wait for nobody any more."""
+        self._found, self._waiting, self._answers = None, set(), []
+
+    def _ask(self, part: Plan, lost: Collection[str] = ()) -> list[FetchAhead]:
+        self.forget()
+        self.placement_number = part.placement.placement_number
+        self._asked.add(self.placement_number)
+        self._waiting = {node for node in part.nodes if node not in lost}
+        return [FetchAhead(node, part) for node in part.nodes if node not in lost]
+
+
+_RESTING, _MOVING, _BACK = "to rest", "to move", "to go back"
+
+
+class Moving:
+    """The moves of one run.
+
+    Args:
+        plan: of the run.
+        start: where the run goes on; None = it begins.
+        wait_s: longest time that nodes may take to rest, to move, or to go back.
+
+    Attributes:
+        part: of the plan that is carried out now.
+        plan: of the run, with the placements that were found.
+    """
+
+    def __init__(self, plan: Plan, start: StartPoint | None, *, wait_s: float) -> None:
+        self.part = plan.at(start.placement_number if start else plan.placement.placement_number)
+        self._ahead = FetchingAhead()
+        self.plan, self._wait_s = plan, wait_s
+        self._tried = self.part.placement.placement_number
+        self._lost: set[str] = set()
+        self._stage = ""
+        self._waiting: set[str] = set()
+        self._target, self._start = self.part, start or StartPoint.of(plan.course)
+        self._decided: tuple[int, ...] = ()
+        self._began_s = 0.0
+        self._bytes: dict[str, int] = {}
+        self._problem = ""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether nodes rest, move or go back."""
+        return bool(self._stage)
+
+    @property
+    def stage(self) -> str:
+        """What is waited for; empty between moves."""
+        return self._stage
+
+    def is_due(self, turn: Turn) -> bool:
+        """Whether a turn is of a later placement, to which the run has not tried to move yet."""
+        return due(self.plan.course, self.plan.placements, turn) > self._tried
+
+    # ---- what comes -------------------------------------------------------------------------------
+
+    def look_ahead(self) -> list[Command]:
+        """Let the nodes of the plan's next placement fetch its base weights, while the present one trains."""
+        return [*self._ahead.look_ahead(self.plan, self._tried, self._lost)]
+
+    def replanned(self, event: Replanned | FetchedAhead, last: Turn | None) -> list[Command]:
+        """Let nodes fetch what a placement that was found wants from them; go by it, after ``last``, once they have.
+
+        It comes to nothing where no turn is left, a node of the placement is lost, or the run is there by then anyway.
+        """
+        if isinstance(event, Replanned):
+            plan = self._extended(event, last)
+            return [*self._ahead.find(event, plan)] if plan is not None else []
+        fetched = self._ahead.take(event)
+        commands: list[Command] = [fetched] if fetched is not None else []
+        found = self._ahead.found() if fetched is not None else None
+        if fetched is None or found is None:
+            return commands
+        if fetched.problems:
+            said = "; ".join(problem for _, problem in fetched.problems)
+            return [*commands, LogMove(last.end_step if last else 0, event.placement_number, self.part, 0.0, (), said)]
+        plan = self._extended(found, last)
+        if plan is None:
+            return commands
+        self.plan = plan
+        return [*commands, LogPlan(plan, found)]
+
+    def _extended(self, found: Replanned, last: Turn | None) -> Plan | None:
+        course = self.plan.course
+        if any(piece.node in self._lost for piece in found.placement.slices):
+            return None
+        turn = -(-last.end_step // course.local_iterations) if last is not None else 0
+        if not turn or turn * course.local_iterations >= course.num_steps:
+            return None
+        plan = self.plan.extended(found.placement, turn)
+        before, after = plan.placements[-2:]
+        if before.placement_number <= self._tried:  # the run is there, or has stayed where it was
+            before = self.part.placement
+        is_there = (
+            dataclasses.replace(after, placement_number=before.placement_number, first_turn=before.first_turn) == before
+        )
+        return None if is_there else plan
+
+    # ---- one move ---------------------------------------------------------------------------------
+
+    def begin(self, turn: Turn, last: Turn | None, decided: tuple[int, ...], now_s: float) -> list[Command]:
+        """Begin to move to the placement of ``turn``, the next one; every turn before it is done.
+
+        Args:
+            turn: that comes next.
+            last: the turn before it; None = the run goes on with ``turn``.
+            decided: the run's decisions so far (``Turn.unfreeze_at``).
+            now_s: the time.
+        """
+        self._ahead.forget()
+        self._tried = due(self.plan.course, self.plan.placements, turn)
+        self._target, self._decided = self.plan.at(self._tried), decided
+        if last is not None:
+            self._start = dataclasses.replace(
+                self._start,
+                step=last.end_step,
+                holder=last.owner,
+                first_turn=last.index + 1,
+                first_seq=last.end_seq,
+                unfreezing=NOTHING_KNOWN,
+                operations=None,
+            )
+        self._began_s, self._bytes, self._problem = now_s, {}, ""
+        gone = [node for node in self._target.nodes if node in self._lost]
+        if gone:
+            return self._end(f"node {gone[0]} is lost", now_s)
+        self._stage, self._waiting = _RESTING, set(self.part.nodes)
+        return [Rest(node) for node in self.part.nodes]
+
+    def take(self, event: Rested | Moved | MoveFailed, now_s: float) -> list[Command]:
+        """Take a node's answer; one that nobody waits for any more changes nothing.
+
+        Raises:
+            RingTuneError: a node can't go back.
+        """
+        if (
+            event.node not in self._waiting
+            or self._stage == ""
+            or event.placement_number != self._awaited_placement_number
+        ):
+            return []
+        if isinstance(event, MoveFailed):
+            if self._stage == _BACK:
+                raise error_from_name(event.error, event.message)
+            return self.give_up(event.message, now_s)
+        self._waiting.discard(event.node)
+        if isinstance(event, Moved) and self._stage == _MOVING:
+            self._bytes[event.node] = event.fetched_bytes
+        if self._waiting:
+            return []
+        if self._stage == _RESTING:
+            return self._tell_all(_MOVING, self._target)
+        if self._stage == _MOVING:
+            self.part = self._target
+        return self._end(self._problem, now_s)
+
+    def lose(self, node: str, message: str, now_s: float) -> list[Command]:
+        """Go on without a node that the present placement does not need."""
+        self._lost.add(node)
+        self._ahead.lose(node)
+        self._waiting.discard(node)
+        if self.is_under_way and self._stage != _BACK and node in self._target.nodes:
+            return self.give_up(message, now_s)
+        if self.is_under_way and not self._waiting:
+            return self._end(self._problem, now_s)
+        return []
+
+    def join(self, node: str) -> None:
+        """Let placements have a node that has come, or come back."""
+        self._lost.discard(node)
+
+    def late(self, now_s: float) -> list[Command]:
+        """Give up, because nodes did not answer in time.
+
+        Raises:
+            DeadlineError: they can't go back either.
+        """
+        overdue = f"waited {self._wait_s:g} s for node {', '.join(sorted(self._waiting))} {self._stage}"
+        if self._stage == _BACK:
+            raise DeadlineError(f"{overdue}; start the run again with --resume")
+        return self.give_up(overdue, now_s)
+
+    def give_up(self, problem: str, now_s: float) -> list[Command]:
+        """Go back to the placement that held before."""
+        self._problem = problem
+        if self._stage == _RESTING:  # nothing was let go of yet
+            return self._end(problem, now_s)
+        return self._tell_all(_BACK, self.part)
+
+    def recover(self, plan: Plan | None, step: int, decided: tuple[int, ...]) -> None:
+        """Give up what is under way; go by a plan whose last placement holds now, after ``step`` steps.
+
+        With ``plan`` None the placement that holds is not known yet.
+        """
+        self._ahead.forget()
+        self._stage, self._waiting = "", set()
+        if plan is not None:
+            self.plan, self._decided = plan, decided
+            self.part = self._target = plan.parts[-1]
+            self._tried = self.part.placement.placement_number
+            self._start = dataclasses.replace(self._start, step=step, placement_number=self._tried)
+
+    # ---- parts ------------------------------------------------------------------------------------
+
+    @property
+    def _awaited_placement_number(self) -> int:
+        part = self._target if self._stage == _MOVING else self.part
+        return part.placement.placement_number
+
+    def _tell_all(self, stage: str, part: Plan) -> list[Command]:
+        """Tell every node of both placements to move to one of them; who has no place there only stops, some time."""
+        nodes = [node for node in dict.fromkeys((*self.part.nodes, *self._target.nodes)) if node not in self._lost]
+        self._stage, self._waiting = stage, set(part.nodes)
+        course = self.plan.course.decided(self._decided)
+        before, after = self.part.placement, part.placement
+        start = dataclasses.replace(self._start, placement_number=after.placement_number)
+        return [
+            Move(node, part, start, before.placement_number, sources(course, before, after, node, self._start.step))
+            for node in nodes
+        ]
+
+    def _end(self, problem: str, now_s: float) -> list[Command]:
+        self._stage, self._waiting = "", set()
+        fetched = tuple(sorted(self._bytes.items())) if not problem else ()
+        return [LogMove(self._start.step, self._tried, self.part, now_s - self._began_s, fetched, problem)]

@@ -1,0 +1,305 @@
+"""Which rows an owner gets and which rows form a batch: pure functions of the seed, the same on every machine.
+
+Random numbers that are the same on every platform and Python version.
+
+``random`` promises that only for its basic generator, not for ``shuffle`` or the distributions, and
+numpy and torch promise less. So numbers come from SHA-256 in counter mode, keyed by what they are for,
+and everything derived from them is written out here.
+
+Which rows form which batch: pure functions of (seed, owner, counters), the same on every machine.
+
+The composition of a batch depends on (seed, owner) only, so that a batch keeps its id and rows for the whole run, and
+operation tables can be keyed by it; only the order of batches changes from pass to pass.
+
+Which rows of one file each owner gets with ``--local N``: a pure function of (seed, number of owners, rule).
+
+The shares never depend on the number of nodes, so that more nodes train the same batches.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import math
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from ringtune.errors import DataError, JobError
+
+
+class RandomStream:
+    """A stream of random numbers for one purpose.
+
+    Args:
+        key: what the numbers are for, e.g. ``("order", seed, owner, pass_index)``; another key, other numbers.
+    """
+
+    def __init__(self, *key: str | int) -> None:
+        text = "".join(f"{len(str(part))}:{part}," for part in key)
+        self._prefix = hashlib.sha256(text.encode()).digest()
+        self._counter = 0
+        self._words: list[int] = []
+
+    def word(self) -> int:
+        """The next number of 64 bits."""
+        if not self._words:
+            digest = hashlib.sha256(self._prefix + struct.pack("<Q", self._counter)).digest()
+            self._words = list(reversed(struct.unpack("<4Q", digest)))
+            self._counter += 1
+        return self._words.pop()
+
+    def below(self, bound: int) -> int:
+        """A number in ``[0, bound)``, without bias (the uneven rest of the 64-bit range is drawn again)."""
+        limit = (1 << 64) - (1 << 64) % bound
+        while (word := self.word()) >= limit:
+            continue
+        return word % bound
+
+    def uniform(self) -> float:
+        """A number above 0 and at most 1, with 53 random bits."""
+        return ((self.word() >> 11) + 0.5) / (1 << 53)
+
+    def normal(self) -> float:
+        """A standard normal number (Box-Muller)."""
+        radius = math.sqrt(-2.0 * math.log(self.uniform()))
+        return radius * math.cos(2.0 * math.pi * self.uniform())
+
+    def log_gamma_variate(self, shape: float) -> float:
+        """The logarithm of a gamma-distributed number; logarithms, because tiny shapes underflow.
+
+        Source: Marsaglia and Tsang 2000; shapes below 1 by ``gamma(a) = gamma(a + 1) * u ** (1 / a)``.
+        """
+        if shape < 1:
+            return self.log_gamma_variate(shape + 1) + math.log(self.uniform()) / shape
+        d = shape - 1 / 3
+        c = 1 / math.sqrt(9 * d)
+        while True:
+            x = self.normal()
+            v = (1 + c * x) ** 3
+            if v > 0 and math.log(self.uniform()) < 0.5 * x * x + d - d * v + d * math.log(v):
+                return math.log(d) + math.log(v)
+
+    def dirichlet(self, alpha: float, size: int) -> tuple[float, ...]:
+        """Shares that sum to 1, from the symmetric Dirichlet distribution; small ``alpha``, uneven shares."""
+        logs = [self.log_gamma_variate(alpha) for _ in range(size)]
+        largest = max(logs)
+        weights = [math.exp(value - largest) for value in logs]
+        total = math.fsum(weights)
+        return tuple(weight / total for weight in weights)
+
+    def permutation(self, size: int) -> tuple[int, ...]:
+        """The numbers of ``[0, size)`` in random order (Fisher-Yates)."""
+        order = list(range(size))
+        for last in range(size - 1, 0, -1):
+            other = self.below(last + 1)
+            order[last], order[other] = order[other], order[last]
+        return tuple(order)
+
+
+_PASSES_AT_ONCE: Final = 128
+
+
+def num_batches(rows: int, batch_size: int) -> int:
+    """How many batches so many rows are; the last one need not be full."""
+    return -(-rows // batch_size)
+
+
+class BatchStream:
+    """An owner's endless sequence of training batches.
+
+    Every batch has exactly ``batch_size`` rows: the last one of a pass over the rows wraps around to the first rows. An
+    owner with fewer rows has one batch, of all its rows: no batch has a row twice.
+
+    Args:
+        num_rows: rows of the owner.
+        batch_size: rows of a batch, at most.
+        seed: of the run.
+        owner: its node name.
+
+    Raises:
+        DataError: no rows, or an empty batch.
+    """
+
+    def __init__(self, num_rows: int, batch_size: int, seed: int, owner: str) -> None:
+        if num_rows < 1:
+            raise DataError(f"owner {owner} has no rows; give it data or leave it out")
+        if batch_size < 1:
+            raise DataError(f"batch_size is {batch_size}, it has to be at least 1")
+        self.num_rows = num_rows
+        self.batch_size = min(batch_size, num_rows)
+        self.num_batches = num_batches(num_rows, batch_size)
+        self._seed = seed
+        self._owner = owner
+        self._latest: tuple[int, tuple[int, ...]] = (-1, ())  # a pass and its order; replaced as one, threads share it
+        self._places: dict[int, dict[int, int]] = {}
+
+    @functools.cached_property
+    def _rows(self) -> tuple[int, ...]:
+        return tuple(RandomStream("rows", self._seed, self._owner).permutation(self.num_rows))
+
+    def batch_id(self, batch_index: int) -> int:
+        """Which of the owner's ``num_batches`` fixed batches comes at this position of the stream.
+
+        Each pass over the rows has every batch once. Positions may be asked in any order; neighbours are cheap.
+        """
+        pass_index, position = divmod(batch_index, self.num_batches)
+        known, order = self._latest
+        if pass_index != known:
+            order = self._order(pass_index)
+            self._latest = pass_index, order
+        return order[position]
+
+    def position(self, batch_id: int, pass_index: int) -> int:
+        """The position of the stream at which a batch comes in a pass; the way back from ``batch_id``."""
+        places = self._places.get(pass_index)
+        if places is None:
+            places = {batch: place for place, batch in enumerate(self._order(pass_index))}
+            self._places[pass_index] = places
+            if len(self._places) > _PASSES_AT_ONCE:
+                self._places.pop(min(self._places), None)
+        return pass_index * self.num_batches + places[batch_id]
+
+    def _order(self, pass_index: int) -> tuple[int, ...]:
+        return tuple(RandomStream("order", self._seed, self._owner, pass_index).permutation(self.num_batches))
+
+    def rows(self, batch_index: int) -> tuple[int, ...]:
+        """Row indices of the batch at this position of the stream; ``batch_size`` of them."""
+        first = self.batch_id(batch_index) * self.batch_size
+        return tuple(self._rows[(first + offset) % self.num_rows] for offset in range(self.batch_size))
+
+
+def eval_rows(num_rows: int, batch_size: int, batch_index: int) -> tuple[int, ...]:
+    """Row indices of an evaluation batch, in file order; the last batch may be short."""
+    first = batch_index * batch_size
+    return tuple(range(first, min(first + batch_size, num_rows)))
+
+
+def split_alpha(split: str) -> float | None:
+    """The concentration of ``dirichlet:ALPHA``; None for ``iid``.
+
+    Raises:
+        JobError: neither of the two.
+    """
+    if split == "iid":
+        return None
+    kind, colon, text = split.partition(":")
+    try:
+        alpha = float(text) if kind == "dirichlet" and colon else 0.0
+    except ValueError:
+        alpha = 0.0
+    if not 0 < alpha < float("inf"):
+        raise JobError(f"data.split is {split!r}, it has to be 'iid' or 'dirichlet:ALPHA' with ALPHA above 0")
+    return alpha
+
+
+def even_share(num_rows: int, *, num_owners: int, share: int) -> range:
+    """Rows of one even share; the shares cover all rows and differ by one row at most.
+
+    Example: share 1 of 4 of 10 rows has the rows [2, 5).
+    """
+    return range(num_rows * share // num_owners, num_rows * (share + 1) // num_owners)
+
+
+def hold_out(num_rows: int, *, share: float, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Divide the rows of a file into those to train on and those to evaluate on, before owners share them out.
+
+    The rows are drawn by the seed, so that the same rows are held out on every machine and in a resumed run.
+
+    Example: 0.1 of 500 rows leaves 450 to train on and holds 50 out.
+
+    Args:
+        num_rows: rows of the whole file.
+        share: of the rows that are held out, as ``data.held_out``.
+        seed: of the run.
+
+    Returns:
+        Indices of both, ascending; of a share above 0 at least one row each.
+
+    Raises:
+        DataError: there are not two rows.
+    """
+    if not share:
+        return tuple(range(num_rows)), ()
+    if num_rows < 2:
+        raise DataError(
+            f"data.held_out = {share:g} needs a row to train on and one to hold out, and rows = {num_rows}; give more "
+            "rows, or set data.held_out = 0"
+        )
+    count = min(max(1, round(num_rows * share)), num_rows - 1)
+    order = RandomStream("held out", seed).permutation(num_rows)
+    return tuple(sorted(order[count:])), tuple(sorted(order[:count]))
+
+
+def split_rows(
+    num_rows: int,
+    *,
+    num_owners: int,
+    share: int,
+    seed: int,
+    split: str = "iid",
+    labels: Sequence[str] | None = None,
+) -> tuple[int, ...]:
+    """Row indices of one share, ascending; the shares of a split are disjoint and cover all rows.
+
+    Args:
+        num_rows: rows of the whole file.
+        num_owners: number of shares.
+        share: which one, in ``[0, num_owners)``.
+        seed: of the run.
+        split: ``iid`` (sizes differ by one at most) or ``dirichlet:ALPHA`` (class shares drawn per class).
+        labels: class name of every row; needed for dirichlet.
+
+    Returns:
+        At least one row.
+
+    Raises:
+        DataError: fewer rows than owners, no such share, or labels are missing.
+        JobError: an unknown rule.
+    """
+    if not 0 <= share < num_owners:
+        raise DataError(f"share {share} is not in [0, {num_owners})")
+    if num_rows < num_owners:
+        rows = f"{num_rows} row{'s' if num_rows != 1 else ''}"
+        raise DataError(f"{rows} can't be shared by {num_owners} owners; give more rows or fewer owners")
+    alpha = split_alpha(split)
+    if alpha is None:
+        order = RandomStream("split", seed).permutation(num_rows)
+        return tuple(sorted(order[place] for place in even_share(num_rows, num_owners=num_owners, share=share)))
+    if labels is None or len(labels) != num_rows:
+        raise DataError(f"a dirichlet split needs the label of each of the {num_rows} rows")
+    return _dirichlet_shares(labels, num_owners, alpha, seed)[share]
+
+
+def _dirichlet_shares(labels: Sequence[str], num_owners: int, alpha: float, seed: int) -> list[tuple[int, ...]]:
+    """Deal the rows of each class out in proportions drawn from a Dirichlet distribution.
+
+    An owner left without a row gets one from the largest share, because an owner without data is none.
+
+    Source: Hsu et al. 2019, "Measuring the effects of non-identical data distribution".
+    """
+    shares: list[list[int]] = [[] for _ in range(num_owners)]
+    for name in sorted(set(labels)):
+        stream = RandomStream("dirichlet", seed, name)
+        rows = [row for row, label in enumerate(labels) if label == name]
+        order = stream.permutation(len(rows))
+        bounds = _cumulative(stream.dirichlet(alpha, num_owners), len(rows))
+        for owner, (start, stop) in enumerate(itertools.pairwise(bounds)):
+            shares[owner] += [rows[position] for position in order[start:stop]]
+    for share in shares:
+        if not share:
+            largest = max(range(num_owners), key=lambda owner: (len(shares[owner]), -owner))
+            share.append(shares[largest].pop())
+    return [tuple(sorted(share)) for share in shares]
+
+
+def _cumulative(proportions: Sequence[float], total: int) -> list[int]:
+    """Bounds ``0 .. total`` that cut a list in these proportions.
+
+    Proportions are rounded to 2**-32 first, so that a last digit that differs between two machines'
+    mathematical libraries does not move a row.
+    """
+    weights = [round(proportion * 2**32) for proportion in proportions]
+    running = [0, *itertools.accumulate(weights)]
+    return [total * part // running[-1] for part in running]

@@ -1,1 +1,0 @@
-"""Who takes what over from whom: blocks at a turn boundary, copies of what was trained."""

@@ -1,1 +1,0 @@
-"""Which nodes help others with their adapters, and with what."""

@@ -1,0 +1,772 @@
+"""Operation tables of subnets (D2FT): their codes, the scores and the choice that make them, and their text.
+
+The three operations of a subnet for one micro-batch, and what they make of a whole block.
+
+====== ============ =============================================================================================
+code   operation    meaning, for one micro-batch at one subnet
+====== ============ =============================================================================================
+1      full         forward, and backward where the block trains or passes a gradient on
+2      forward-only the subnet contributes to the hidden state, but is no part of the graph: its weights get no
+                    gradient, and none passes through it
+3      shortcut     the subnet contributes nothing; hidden state and gradient go past it
+====== ============ =============================================================================================
+
+A *pattern* is the codes of one block's subnets for one micro-batch: in ``1132`` two of four subnets are full. A *row*
+is the patterns of all blocks, from block 0 on.
+
+Source: D2FT, section II-A (full p_f, forward-only p_o, shortcut p_s, and the residual route past a subnet).
+
+Operation codes as short text: five codes in a byte, as base64.
+
+A table of 600 batches with 4 micro-batches, 12 blocks and 6 subnets has 172,800 codes; packed they are 46 kB.
+
+How a block is divided into subnets: groups of whole key/value heads, each with its share of the feed-forward rows.
+
+Example: 12 query heads over 6 key/value heads and a feed-forward width of 2048 in 3 subnets: each has 4 query heads, 2
+key/value heads, and 683, 683 and 682 rows.
+
+Source: D2FT, section III-A (one attention head and one sixth of the feed-forward network) and IV-B (coarser subnets).
+
+What subnets count for a micro-batch, as nodes report it: numbers only.
+
+What decides which rows the batches of an operation table have: a table says nothing of other ones.
+
+Operation tables: what each subnet of each block does for each micro-batch of each batch.
+
+Embedding and head are always full. A table speaks of train items only; evaluations and scores run every block. It is
+keyed by (owner, batch id), so that a batch meets the same operations in every pass over the rows. For a model of four
+blocks with one subnet each and two micro-batches::
+
+    owner a, batch 0:   1131   micro-batch 0 passes block 2 by
+                        1211   micro-batch 1 runs block 1 without a graph
+
+The tables that a run has chosen, each with its step: what ``operations.json`` holds, and what repeats the run.
+
+How a run chooses its operation tables: which scores, under which capacities, and how often anew.
+
+The run gathers scores in a pass without updates, the coordinator solves the knapsacks, and the table that comes out is
+a decision of the run: it holds from the next turn on, each turn carries it, and the books have it.
+
+Source: D2FT, section II-A.3 (scores) and II-B (capacities C^pf and C^po of each subnet's device).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import enum
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from ringtune.errors import PlanError, RingTuneError
+from ringtune.storage.strict import check_keys, json_digest, read_dataclass, read_value
+
+FULL: Final = "1"
+FORWARD_ONLY: Final = "2"
+SHORTCUT: Final = "3"
+CODES: Final = frozenset({FULL, FORWARD_ONLY, SHORTCUT})
+
+
+def block_code(pattern: str) -> str:
+    """The operation of a whole block: what its most active subnet does.
+
+    Example: ``2133`` is full, ``2233`` is forward-only, ``3333`` is a shortcut.
+    """
+    return min(pattern)
+
+
+@functools.lru_cache(maxsize=4096)
+def block_row(row: str, subnets: int) -> str:
+    """The operations of whole blocks in a row with so many subnets a block; see ``block_code``.
+
+    Example: ``1132 3333`` with four subnets is ``13``.
+    """
+    return row if subnets == 1 else "".join(block_code(row[at : at + subnets]) for at in range(0, len(row), subnets))
+
+
+def pattern_of(row: str, block: int, subnets: int) -> str:
+    """The pattern of one block in a row; empty for an empty row, which is all full."""
+    return row[block * subnets : (block + 1) * subnets]
+
+
+@functools.lru_cache(maxsize=4096)
+def patterns_of(row: str, start: int, stop: int, subnets: int) -> tuple[str, ...]:
+    """The patterns of blocks [start, stop) in a row; none for an empty row, which is all full."""
+    return tuple(pattern_of(row, block, subnets) for block in range(start, stop)) if row else ()
+
+
+def share(pattern: str, code: str) -> float:
+    """The share of a pattern's subnets with an operation; of an empty pattern all are full.
+
+    Example: of ``1132`` one half is full.
+    """
+    return pattern.count(code) / len(pattern) if pattern else float(code == FULL)
+
+
+_PER_BYTE: Final = 5
+_BASE: Final = 3
+_FIRST: Final = ord(min(CODES))
+
+
+def pack(codes: str) -> str:
+    """Pack operation codes; equal codes give equal text."""
+    found = bytearray()
+    for at in range(0, len(codes), _PER_BYTE):
+        value = 0
+        for code in reversed(codes[at : at + _PER_BYTE]):
+            value = value * _BASE + ord(code) - _FIRST
+        found.append(value)
+    return base64.b64encode(bytes(found)).decode("ascii")
+
+
+def packed_length(count: int) -> int:
+    """How many characters ``pack`` makes of so many codes."""
+    num_bytes = -(-count // _PER_BYTE)
+    return 4 * -(-num_bytes // 3)
+
+
+def unpack(text: str, count: int) -> str:
+    """Unpack ``count`` codes.
+
+    Raises:
+        PlanError: the text is not what ``pack`` makes of so many codes.
+    """
+    try:
+        data = base64.b64decode(text.encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise PlanError(f"packed operations are not readable: {error}; plan anew") from error
+    if len(data) != -(-count // _PER_BYTE) or (data and max(data) >= _BASE**_PER_BYTE):
+        raise PlanError(f"packed operations are {len(data)} bytes, which are not {count} codes; plan anew")
+    codes = "".join(_FIVE[value] for value in data)
+    if codes[count:].strip(min(CODES)):
+        raise PlanError(f"packed operations have more than {count} codes; plan anew")
+    return codes[:count]
+
+
+def _five(value: int) -> str:
+    codes = []
+    for _ in range(_PER_BYTE):
+        value, code = divmod(value, _BASE)
+        codes.append(chr(code + _FIRST))
+    return "".join(codes)
+
+
+_FIVE: Final = tuple(_five(value) for value in range(_BASE**_PER_BYTE))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subnets:
+    """The subnets of one block.
+
+    Attributes:
+        heads: query heads of the block.
+        kv_heads: key/value heads; ``heads`` where each query head has its own.
+        inner: feed-forward rows, that is the inner width.
+        count: subnets of the block.
+    """
+
+    heads: int
+    kv_heads: int
+    inner: int
+    count: int
+
+    def __post_init__(self) -> None:
+        """Refuse a number of subnets that does not divide the key/value heads.
+
+        Raises:
+            PlanError: says which numbers do.
+        """
+        if not 1 <= self.count <= self.kv_heads or self.kv_heads % self.count:
+            fitting = ", ".join(
+                str(self.heads // count) for count in range(self.kv_heads, 0, -1) if not self.kv_heads % count
+            )
+            raise PlanError(
+                f"{self.count} subnets do not divide {self.kv_heads} key/value heads evenly; "
+                f"operations.heads can be {fitting}, or 0 for whole blocks"
+            )
+
+    @property
+    def heads_each(self) -> int:
+        """Query heads of one subnet."""
+        return self.heads // self.count
+
+    @property
+    def kv_heads_each(self) -> int:
+        """Key/value heads of one subnet."""
+        return self.kv_heads // self.count
+
+    def inner_range(self, subnet: int) -> tuple[int, int]:
+        """The feed-forward rows [start, stop) of a subnet; the first subnets have one more where they do not divide."""
+        small, extra = divmod(self.inner, self.count)
+        start = subnet * small + min(subnet, extra)
+        return start, start + small + (subnet < extra)
+
+
+def subnets_of(*, heads: int, kv_heads: int, inner: int, heads_each: int) -> Subnets:
+    """The subnets of blocks whose subnets have so many query heads; with 0 a whole block is one subnet.
+
+    Raises:
+        PlanError: so many heads do not divide the block, or would part the query heads of one key/value head.
+    """
+    if not heads_each:
+        return Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=1)
+    if heads_each < 0 or heads % heads_each:
+        fitting = ", ".join(str(size) for size in range(heads // kv_heads, heads + 1) if _fits(heads, kv_heads, size))
+        raise PlanError(
+            f"operations.heads = {heads_each} does not divide the {heads} heads of a block; it can be {fitting}, or 0 "
+            "for whole blocks"
+        )
+    if not _fits(heads, kv_heads, heads_each):
+        raise PlanError(
+            f"operations.heads = {heads_each} parts the {heads // kv_heads} query heads of one key/value head; take a "
+            f"multiple of {heads // kv_heads} that divides {heads}"
+        )
+    return Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=heads // heads_each)
+
+
+def _fits(heads: int, kv_heads: int, size: int) -> bool:
+    return heads % size == 0 and size % (heads // kv_heads) == 0
+
+
+class BlockScores(NamedTuple):
+    """The scores of one block's subnets for one micro-batch.
+
+    Attributes:
+        owner: whose batch.
+        batch_id: which of its batches.
+        micro: which micro-batch of it.
+        block: which block.
+        values: for each score of ``Choice.scores``, in that order, one number for each subnet.
+    """
+
+    owner: str
+    batch_id: int
+    micro: int
+    block: int
+    values: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableOrigin:
+    """The values of a run from which its batches and their micro-batches follow.
+
+    Attributes:
+        seed: of the run.
+        batch_size: rows of one step.
+        microbatches: of one batch.
+        num_blocks: of the model.
+        owners: (node, train rows) of each, sorted.
+    """
+
+    seed: int
+    batch_size: int
+    microbatches: int
+    num_blocks: int
+    owners: tuple[tuple[str, int], ...]
+
+    def require(self, run: TableOrigin) -> None:
+        """Refuse a run with other batches.
+
+        Raises:
+            PlanError: says which values differ.
+        """
+        before, now = self._values(), run._values()
+        told = [
+            f"{name} {before.get(name, 'none')}, not {now.get(name, 'none')}"
+            for name in {**before, **now}
+            if before.get(name) != now.get(name)
+        ]
+        if told:
+            raise PlanError(f"the table is of a run with {'; '.join(told)}: its batches have other rows")
+
+    def _values(self) -> dict[str, int]:
+        numbers = {"seed": self.seed, "batch_size": self.batch_size, "microbatches": self.microbatches}
+        owners = {f"train rows of owner {node}": rows for node, rows in self.owners}
+        return {**numbers, "num_blocks": self.num_blocks, **owners}
+
+    def to_json(self) -> dict[str, Any]:
+        """Write it as a JSON-able table."""
+        return {**dataclasses.asdict(self), "owners": dict(self.owners)}
+
+    @staticmethod
+    def from_json(value: object, *, where: str) -> TableOrigin:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            PlanError: a field is missing, unknown, or of another type.
+        """
+        owners = value.get("owners") if isinstance(value, Mapping) else None
+        if not isinstance(owners, Mapping):
+            raise PlanError(f"{where} has to be an object with owners and their train rows; take another file")
+        pairs = [
+            (str(node), read_value(int, rows, where=f"{where}.owners.{node}", error=PlanError))
+            for node, rows in sorted(owners.items())
+        ]
+        return read_dataclass(TableOrigin, value, where=where, error=PlanError, given={"owners": tuple(pairs)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchOperations:
+    """The operations of one batch.
+
+    Attributes:
+        owner: whose batch.
+        batch_id: which of its batches (``BatchStream.batch_id``).
+        rows: per micro-batch the codes of all subnets, from block 0 on.
+    """
+
+    owner: str
+    batch_id: int
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operations:
+    """A table of operations; a batch that it does not name is all full.
+
+    Attributes:
+        batches: each batch once.
+        subnets: of each block; 1 = a block is one subnet.
+    """
+
+    batches: tuple[BatchOperations, ...] = ()
+    subnets: int = 1
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
+    _rows: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Compute the hash once: a table is part of a course, which is in the key of many caches.
+
+        Rows are looked up for every item. A cache outside would compare whole tables, where two are equal.
+        """
+        object.__setattr__(self, "_hash", hash((self.batches, self.subnets)))
+        self._rows.update({(entry.owner, entry.batch_id): entry.rows for entry in self.batches})
+
+    def __hash__(self) -> int:
+        """The hash of all fields, computed once."""
+        return self._hash
+
+    def check(self, *, num_blocks: int, microbatches: int, batches: Mapping[str, int]) -> None:
+        """Refuse a table that does not fit so many blocks, micro-batches, and batches of each owner.
+
+        Raises:
+            PlanError: a batch twice, an unknown owner, or a row of another length or with another code.
+        """
+        if self.subnets < 1:
+            raise PlanError(f"operations have {self.subnets} subnets a block, it has to be at least 1")
+        length, seen = num_blocks * self.subnets, set()
+        for entry in self.batches:
+            name = f"operations of batch {entry.batch_id} of owner {entry.owner}"
+            if (entry.owner, entry.batch_id) in seen:
+                raise PlanError(f"{name} stand twice")
+            seen.add((entry.owner, entry.batch_id))
+            if not 0 <= entry.batch_id < batches.get(entry.owner, 0):
+                known = ", ".join(f"{owner} with {count}" for owner, count in batches.items())
+                raise PlanError(f"{name} are of no batch of this run, whose owners have batches: {known}")
+            if len(entry.rows) != microbatches:
+                raise PlanError(f"{name} are for {len(entry.rows)} micro-batches, a batch has {microbatches}")
+            for row in entry.rows:
+                if len(row) != length or not CODES.issuperset(row):
+                    raise PlanError(f"{name} have a row {row!r}, it has to be {length} of {', '.join(sorted(CODES))}")
+
+    def rows_of(self, owner: str, batch_id: int) -> tuple[str, ...]:
+        """The rows of one batch; empty = all full."""
+        return self._rows.get((owner, batch_id), ())
+
+    def block_rows(self) -> frozenset[tuple[str, str]]:
+        """Every (owner, row of whole blocks) that the table has."""
+        return _block_rows(self)
+
+    # ---- files ------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the table as a JSON-able one; what several batches do alike is written once.
+
+        ``rows`` has micro-batches, codes of each, and packed codes, in the order of first use. A batch is its owner,
+        its id, and where in ``rows`` it stands.
+        """
+        places: dict[tuple[str, ...], int] = {}
+        batches = [[entry.owner, entry.batch_id, places.setdefault(entry.rows, len(places))] for entry in self.batches]
+        rows = [[len(each), len(each[0]) if each else 0, pack("".join(each))] for each in places]
+        return {"subnets": self.subnets, "rows": rows, "batches": batches}
+
+    @staticmethod
+    def from_json(value: object, *, where: str = "operations") -> Operations:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            PlanError: a field is missing or unknown, or codes are not readable.
+        """
+        if not isinstance(value, Mapping):
+            raise PlanError(f"{where} has to be a table; plan anew")
+        check_keys(value, ("subnets", "rows", "batches"), where=where, error=PlanError)
+        subnets = read_value(int, value.get("subnets"), where=f"{where}.subnets", error=PlanError)
+        entries, codes = value.get("batches"), value.get("rows")
+        if not isinstance(entries, list):
+            raise PlanError(f"{where}.batches has to be a list; plan anew")
+        if not isinstance(codes, list):
+            raise PlanError(f"{where}.rows has to be a list; plan anew")
+        shared: dict[str, str] = {}
+        rows = [_rows(each, shared, f"{where}.rows[{at}]") for at, each in enumerate(codes)]
+        batches = tuple(_batch(entry, rows, f"{where}.batches[{at}]") for at, entry in enumerate(entries))
+        if tuple(dict.fromkeys(entry.rows for entry in batches)) != tuple(rows):
+            raise PlanError(f"{where}.rows have to be distinct and in the order in which batches use them; plan anew")
+        return Operations(subnets=subnets, batches=batches)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON form."""
+        return json_digest(self.to_json())
+
+
+@functools.lru_cache(maxsize=64)
+def _block_rows(table: Operations) -> frozenset[tuple[str, str]]:
+    return frozenset((entry.owner, block_row(row, table.subnets)) for entry in table.batches for row in entry.rows)
+
+
+def _any_bool(*values: object) -> bool:
+    return any(isinstance(value, bool) for value in values)
+
+
+def _rows(value: object, shared: dict[str, str], where: str) -> tuple[str, ...]:
+    match value:
+        case [int(count), int(length), str(packed)] if min(count, length) > 0 and not _any_bool(count, length):
+            codes = unpack(packed, count * length)
+            found = (codes[at : at + length] for at in range(0, len(codes), length))
+            return tuple(shared.setdefault(row, row) for row in found)
+    raise PlanError(f"{where} is not [micro-batches, codes of each, packed codes]; plan anew")
+
+
+def _batch(value: object, rows: Sequence[tuple[str, ...]], where: str) -> BatchOperations:
+    match value:
+        case [str(owner), int(batch_id), int(at)] if 0 <= at < len(rows) and not _any_bool(batch_id, at):
+            return BatchOperations(owner=owner, batch_id=batch_id, rows=rows[at])
+    raise PlanError(f"{where} is not [owner, batch id, place in rows], of {len(rows)}; plan anew")
+
+
+SCHEMA: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenTable:
+    """A table that holds from the train turn that begins at ``step`` on.
+
+    Attributes:
+        step: at a turn boundary.
+        operations: the table.
+        origin: of the run that chose it; None = unknown, it is written by hand.
+    """
+
+    step: int
+    operations: Operations
+    origin: TableOrigin | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Write it as a JSON-able table."""
+        value = {"step": self.step, "operations": self.operations.to_json()}
+        return value if self.origin is None else {**value, "origin": self.origin.to_json()}
+
+    @staticmethod
+    def from_json(value: object, *, where: str = "the table") -> GivenTable:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            PlanError: a field is missing or unknown, or the table is not readable.
+        """
+        if not isinstance(value, Mapping):
+            raise PlanError(f"{where} has to be an object with step and operations; take another file")
+        check_keys(value, ("step", "operations", "origin"), where=where, error=PlanError)
+        step = read_value(int, value.get("step"), where=f"{where}.step", error=PlanError)
+        origin = TableOrigin.from_json(value["origin"], where=f"{where}.origin") if "origin" in value else None
+        operations = Operations.from_json(value.get("operations"), where=f"{where}.operations")
+        return GivenTable(step=step, operations=operations, origin=origin)
+
+
+def check_tables(tables: Sequence[GivenTable]) -> None:
+    """Refuse tables that no run has chosen: none for its first step, out of order, or of different subnets.
+
+    Raises:
+        PlanError: says which.
+    """
+    steps = [table.step for table in tables]
+    if steps[:1] != [0] or any(later <= earlier for earlier, later in itertools.pairwise(steps)):
+        raise PlanError(f"operation tables have to begin at step 0 and be in order, they are of steps {steps}")
+    if len({table.operations.subnets for table in tables}) != 1:
+        raise PlanError("operation tables are of different numbers of subnets a block; they have to be of one run")
+
+
+def table_before(tables: Sequence[GivenTable], step: int) -> Operations | None:
+    """The table that was in force until a turn boundary, whatever begins to hold there; None if there was none."""
+    return next((table.operations for table in reversed(tables) if table.step < step), None)
+
+
+def tables_to_json(tables: Sequence[GivenTable]) -> dict[str, Any]:
+    """Write the content of ``operations.json``."""
+    return {"schema": SCHEMA, "tables": [table.to_json() for table in tables]}
+
+
+def tables_text(tables: Sequence[str]) -> str:
+    """Write the content of ``operations.json`` of tables that are JSON text already."""
+    return f'{{"schema": {SCHEMA}, "tables": [{", ".join(tables)}]}}'
+
+
+def tables_from_json(value: object) -> tuple[GivenTable, ...]:
+    """Read the content of ``operations.json``, or a bare table as the only one.
+
+    Raises:
+        PlanError: it is neither, or no run has chosen such tables.
+    """
+    if not isinstance(value, Mapping):
+        raise PlanError("operation tables have to be a JSON object; give the operations.json of a run")
+    if "tables" not in value:
+        return (GivenTable(step=0, operations=Operations.from_json(value)),)
+    check_keys(value, ("schema", "tables"), where="", error=PlanError)
+    entries = value["tables"]
+    if value.get("schema") == SCHEMA and entries == []:
+        raise PlanError("operation tables are none: the list has no table; the run has chosen none yet")
+    if value.get("schema") != SCHEMA or not isinstance(entries, list):
+        raise PlanError(
+            f"operation tables of schema {value.get('schema')!r} are not a list of schema {SCHEMA}; use the version "
+            "that wrote them"
+        )
+    tables = tuple(GivenTable.from_json(entry, where=f"tables[{at}]") for at, entry in enumerate(entries))
+    check_tables(tables)
+    return tables
+
+
+class Score(enum.StrEnum):
+    """What a subnet counts for a micro-batch; w are its weights, g their gradients for that micro-batch."""
+
+    FISHER = "fisher"  # sum of g * g
+    WEIGHT_MAGNITUDE = "weight-magnitude"  # sum of |w|, the same for every micro-batch
+    GRADIENT_MAGNITUDE = "gradient-magnitude"  # sum of |g|
+    TAYLOR = "taylor"  # sum of |g * w|
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether it takes a backward to know it."""
+        return self is not Score.WEIGHT_MAGNITUDE
+
+
+class Policy(enum.StrEnum):
+    """What makes a table of scores."""
+
+    STANDARD = "standard"  # everything is full
+    TWO_STAGE = "two-stage"  # D2FT, Algorithm 1: full operations first, forward-only ones among the rest
+    JOINT = "joint"  # one multiple-choice knapsack over both
+    RANDOM = "random"  # each subnet draws by lot, with the same counts
+    MAGNITUDE = "magnitude"  # subnets of small weights are passed by for all micro-batches
+    MAGNITUDE_GRADIENT = "magnitude-gradient"  # so are subnets of small weights and gradients
+
+    @property
+    def is_pruning(self) -> bool:
+        """Whether it passes whole subnets by, for all micro-batches of a while."""
+        return self in (Policy.MAGNITUDE, Policy.MAGNITUDE_GRADIENT)
+
+
+UNDEFINED_POLICIES: Final = {
+    "gshard": "the paper compares with it, but does not say where the gating networks of a pre-trained model and their "
+    "weights come from, how many experts a row takes, and what capacity an expert has",
+}
+"""Policies of the paper that can't be built from what it says, and what is missing."""
+
+
+class Ties(enum.StrEnum):
+    """Which micro-batches a subnet prefers where scores tie, as weight magnitudes always do."""
+
+    SPREAD = "spread"  # other ones than its neighbours, so that each micro-batch has as many full subnets
+    TOGETHER = "together"  # the same ones as all others, so that whole micro-batches are full, or pass all blocks by
+
+
+WORDS: Final[Mapping[str, type[enum.StrEnum]]] = {
+    "policy": Policy,
+    "backward_score": Score,
+    "forward_score": Score,
+    "ties": Ties,
+}
+"""The keys of operations that are words, and the words that each may be."""
+
+PRUNING_STEPS: Final = 16
+"""Steps after which the pruning policies choose anew (D2FT, section III-A)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockCapacity:
+    """What the subnets of one block may do for the micro-batches of one batch, each of them by itself.
+
+    Attributes:
+        full: seconds, or any other measure, of full operations: C^pf.
+        forward_only: the same of forward-only operations: C^po.
+        forward: cost of a forward for one row, c^f.
+        backward: cost of a backward for one row, c^b.
+    """
+
+    full: float
+    forward_only: float
+    forward: float
+    backward: float
+
+    def __post_init__(self) -> None:
+        """Refuse what is no cost or capacity; 0 is 0.0, as it is read again, so that digests are equal."""
+        for entry in dataclasses.fields(self):
+            object.__setattr__(self, entry.name, float(getattr(self, entry.name)))
+        values = dataclasses.astuple(self)
+        if not all(math.isfinite(value) and value >= 0 for value in values) or self.forward + self.backward <= 0:
+            raise PlanError(f"capacities and costs have to be at least 0 and finite, not {list(values)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """How a run chooses its operation tables.
+
+    Attributes:
+        policy: a value of ``Policy``.
+        subnets: of each block.
+        capacities: of each block, from block 0 on; one for all blocks if there is one.
+        backward_score: a value of ``Score``, by which full operations are chosen.
+        forward_score: a value of ``Score``, by which forward-only operations are chosen.
+        score_scale: what a forward score counts against a backward score where both are chosen together, each in
+            parts of its mean over the job.
+        refresh_steps: a table is chosen anew at the first turn after so many steps; 0 = once, before training.
+        groups: ranges [start, stop) of blocks, ascending; all blocks of one have the same operations, so that the node
+            which hosts them can be passed by. Blocks in none of them have operations of their own.
+        ties: a value of ``Ties``.
+        is_counted: whether capacities are of micro-batches, whatever their rows, so that counts are exact; otherwise
+            they are of rows, which no choice exceeds.
+        tables: that another run has chosen; they hold from their steps on, and nothing is scored or chosen.
+    """
+
+    policy: str
+    subnets: int
+    capacities: tuple[BlockCapacity, ...]
+    backward_score: str = Score.WEIGHT_MAGNITUDE.value
+    forward_score: str = Score.FISHER.value
+    score_scale: float = 1.0
+    refresh_steps: int = 0
+    groups: tuple[tuple[int, ...], ...] = ()
+    ties: str = Ties.SPREAD.value
+    is_counted: bool = False
+    tables: tuple[GivenTable, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown policy or score, and numbers that can't be meant."""
+        check_words(self, PlanError)
+        if self.subnets < 1 or self.refresh_steps < 0 or not (self.capacities or self.tables):
+            raise PlanError("operations need at least one subnet a block, one capacity, and no negative refresh_steps")
+        if self.tables:
+            check_tables(self.tables)
+        object.__setattr__(self, "score_scale", float(self.score_scale))
+        if not (math.isfinite(self.score_scale) and self.score_scale > 0):
+            raise PlanError(f"operations.score_scale is {self.score_scale}, it has to be above 0")
+        _check_groups(self.groups, self.subnets)
+
+    @property
+    def by_slice(self) -> bool:
+        """Whether whole ranges of blocks have the same operations."""
+        return bool(self.groups)
+
+    @property
+    def prunes(self) -> bool:
+        """Whether whole subnets are passed by, for all micro-batches of a while."""
+        return not self.tables and Policy(self.policy).is_pruning
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """The scores that have to be gathered: those that something is chosen by."""
+        if self.tables:
+            return ()
+        match Policy(self.policy):
+            case Policy.STANDARD | Policy.RANDOM:
+                return ()
+            case Policy.MAGNITUDE:
+                return (Score.WEIGHT_MAGNITUDE,)
+            case Policy.MAGNITUDE_GRADIENT:
+                return (Score.WEIGHT_MAGNITUDE, Score.GRADIENT_MAGNITUDE)
+        if self.policy == Policy.TWO_STAGE and not any(each.forward_only for each in self.capacities):
+            return (Score(self.backward_score),)
+        return tuple(dict.fromkeys((Score(self.backward_score), Score(self.forward_score))))
+
+    def capacity(self, block: int) -> BlockCapacity:
+        """The capacity of one block's subnets."""
+        return self.capacities[block] if len(self.capacities) > 1 else self.capacities[0]
+
+    # ---- given tables -----------------------------------------------------------------------------
+
+    @staticmethod
+    def given(tables: Sequence[GivenTable]) -> Choice:
+        """The choice that repeats what another run has chosen.
+
+        Raises:
+            PlanError: no run has chosen such tables.
+        """
+        check_tables(tables)
+        return Choice(
+            policy=Policy.STANDARD.value,
+            subnets=tables[0].operations.subnets,
+            capacities=(),
+            tables=tuple(tables),
+        )
+
+    def given_at(self, step: int) -> Operations | None:
+        """The table that was given for a step; None if none begins to hold there."""
+        return next((table.operations for table in self.tables if table.step == step), None)
+
+    # ---- files ------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the choice as a JSON-able table; without ``tables`` where none are given."""
+        value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+        value["capacities"] = [dataclasses.asdict(capacity) for capacity in self.capacities]
+        value["tables"] = [table.to_json() for table in self.tables]
+        if not self.tables:
+            del value["tables"]
+        return value
+
+    @staticmethod
+    def from_json(value: object, *, where: str = "choice") -> Choice:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            PlanError: a field is missing or unknown, or a rule is broken.
+        """
+        given: dict[str, object] = {}
+        if isinstance(value, Mapping) and "tables" in value:
+            entries = value["tables"]
+            if not isinstance(entries, list):
+                raise PlanError(f"{where}.tables has to be a list; plan anew")
+            given["tables"] = tuple(
+                GivenTable.from_json(entry, where=f"{where}.tables[{at}]") for at, entry in enumerate(entries)
+            )
+        return read_dataclass(Choice, value, where=where, error=PlanError, given=given)
+
+
+def _check_groups(groups: tuple[tuple[int, ...], ...], subnets: int) -> None:
+    if groups and subnets != 1:
+        raise PlanError(f"operations of groups of blocks have 1 subnet a block, not {subnets}")
+    at = 0
+    for group in groups:
+        if len(group) != 2 or not at <= group[0] < group[1]:
+            raise PlanError(f"operations.groups have {list(group)}, it has to be [start, stop) from {at} on")
+        at = group[1]
+
+
+def check_words(settings: object, error: type[RingTuneError]) -> None:
+    """Refuse settings of operations with a word that means nothing.
+
+    Args:
+        settings: with a field for each of ``WORDS``.
+        error: to raise.
+
+    Raises:
+        RingTuneError: of the given kind; names the key, the words that there are, and why a policy of a paper is none.
+    """
+    for name, known in WORDS.items():
+        value = getattr(settings, name)
+        if value not in set(known):
+            why = f"; {UNDEFINED_POLICIES[value]}" if value in UNDEFINED_POLICIES else ""
+            raise error(f"operations.{name} = {value!r} is not one of {', '.join(known)}{why}")

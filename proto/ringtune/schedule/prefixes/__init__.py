@@ -1,1 +1,0 @@
-"""Which batches are kept where, and when they come again."""

@@ -1,1 +1,0 @@
-"""Which rows form which batch, drawn from the seed of the run."""

@@ -1,0 +1,277 @@
+"""The shape of a run: its blocks, owners and steps, and which owner has which turn.
+
+The extent of a run: its blocks, owners and steps, which is all that a method may ask.
+
+Whose train turn comes when: each owner in its turn, or as often as its rows ask for.
+
+With ``turns = "equal"`` the owners go round. With ``"rows"`` the next turn goes to the owner that is furthest behind
+its share of the rows: an owner that has had n turns has the key (2n + 1) / rows, and the least key is next. Owners a,
+b and c with 40, 20 and 10 rows ::
+
+    turn     0    1    2    3    4    5    6
+    owner    a    b    a    c    a    b    a
+    key     1/40 2/40 3/40 4/40 5/40 6/40 7/40
+
+Pure functions of owners and number of turns, so a resumed run finds its place without the turns before.
+
+Source: the method of Webster (Sainte-Laguë), which shares seats out with the least rounding error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+from ringtune.errors import PlanError
+from ringtune.ids import NODE_NAME
+from ringtune.schedule.units import Range, Units, head_of
+
+_MOST_TOLD = 8
+
+
+def check_user_name(name: str) -> str:
+    """Return ``name`` if a user may be called so: as a node, since folders and tensors have it too.
+
+    Raises:
+        PlanError: it has other characters, is empty or too long.
+    """
+    if not NODE_NAME.fullmatch(name) or ".." in name:
+        raise PlanError(
+            f"user name {name!r} is not allowed; use 1 to 63 small letters, digits, '.', '-' and '_', starting with a "
+            "letter or digit, without '..'"
+        )
+    return name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserRows:
+    """How many rows of an owner are of one user."""
+
+    name: str
+    train_rows: int
+    eval_rows: int = 0
+
+
+def users_text(users: Sequence[UserRows], *, but: Sequence[UserRows] = ()) -> str:
+    """Name users with their training and evaluation rows, eight at most: ``anna (3 and 1), ben (5 and 2)``.
+
+    Args:
+        users: to be named.
+        but: who is left out where name and rows are equal, to tell what differs.
+    """
+    told = [f"{user.name} ({user.train_rows} and {user.eval_rows})" for user in users if user not in but]
+    more = f", and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""
+    return ", ".join(told[:_MOST_TOLD]) + more if told else "nobody else"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Owner:
+    """A node with data: how many rows it trains on and evaluates on.
+
+    Attributes:
+        node: its name.
+        train_rows: it trains on.
+        eval_rows: it evaluates on.
+        users: whose rows these are, in the order of the rows; empty = all are of one user with the node's name.
+    """
+
+    node: str
+    train_rows: int
+    eval_rows: int = 0
+    users: tuple[UserRows, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse users who do not have all rows between them, have none, or have one name.
+
+        Raises:
+            PlanError: names the owner.
+        """
+        if not self.users:
+            return
+        names = [user.name for user in self.users]
+        if len(set(names)) != len(names):
+            raise PlanError(f"the users of {self.node} have to be distinct, not {names}")
+        for name in names:
+            check_user_name(name)
+        if any(min(user.train_rows, user.eval_rows) < 0 or user.train_rows + user.eval_rows < 1 for user in self.users):
+            raise PlanError(f"a user of {self.node} has no rows; leave the name out")
+        counted = (sum(user.train_rows for user in self.users), sum(user.eval_rows for user in self.users))
+        if counted != (self.train_rows, self.eval_rows):
+            raise PlanError(
+                f"the users of {self.node} have {counted[0]} training and {counted[1]} evaluation rows, the node has "
+                f"{self.train_rows} and {self.eval_rows}; plan anew"
+            )
+
+    @property
+    def user_rows(self) -> tuple[UserRows, ...]:
+        """Whose rows these are, in the order of the rows."""
+        return self.users or (UserRows(name=self.node, train_rows=self.train_rows, eval_rows=self.eval_rows),)
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the record as a JSON-able table; ``users`` is left out where there are none."""
+        value = dataclasses.asdict(self)
+        if not self.users:
+            del value["users"]
+        return value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """An owner that was lost with its rows, and whose turns are left out since then.
+
+    Attributes:
+        owner: as it was.
+        at: its place among the owners before it was left out.
+        turns: train turns that it had until then.
+    """
+
+    owner: Owner
+    at: int
+    turns: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the record as a JSON-able table."""
+        return {"owner": self.owner.to_json(), "at": self.at, "turns": self.turns}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extent:
+    """The part of a course that says which unit may train at which step.
+
+    Attributes:
+        num_blocks: transformer blocks of the model, N.
+        owners: in initiator order.
+        num_steps: optimizer steps of the whole run; 0 = only an evaluation.
+        local_iterations: steps of one turn.
+        frozen_blocks: blocks ``[0, frozen_blocks)`` never train.
+        left_out: owners whose turns are left out, in the order in which they were lost.
+    """
+
+    num_blocks: int
+    owners: tuple[Owner, ...]
+    num_steps: int
+    local_iterations: int
+    frozen_blocks: int = 0
+    left_out: tuple[LeftOut, ...] = ()
+
+    def turns_of_owners(self, num_turns: int) -> int:
+        """How many of the first so many train turns were of owners that are still there."""
+        return max(0, num_turns - sum(one.turns for one in self.left_out))
+
+    @property
+    def head(self) -> int:
+        """The unit of the head."""
+        return head_of(self.num_blocks)
+
+    @property
+    def trainable(self) -> Units:
+        """The units that may train: the blocks that are not frozen, and the head.
+
+        Where all parameters train (``Method.full_parameters``) a course has the embedding among them.
+        """
+        return Units(self.num_blocks, (Range(self.frozen_blocks, self.head + 1),))
+
+
+def check_owners(owners: tuple[Owner, ...], left_out: tuple[LeftOut, ...] = ()) -> None:
+    """Refuse owners that are no owners of a run.
+
+    Raises:
+        PlanError: there are none, two have one name, one has no rows, or one that was left out had no place.
+    """
+    names = [owner.node for owner in owners]
+    every = [*names, *(one.owner.node for one in left_out)]
+    if not names or len(set(every)) != len(every) or not all(every):
+        raise PlanError(f"owners have to be at least one, named and distinct, not {every}")
+    for one in left_out:  # courses of some of the owners have the places of all
+        if min(one.at, one.turns) < 0:
+            raise PlanError(
+                f"owner {one.owner.node} was left out from place {one.at} after {one.turns} turns, which can't be; "
+                "plan anew"
+            )
+    for owner in (*owners, *(one.owner for one in left_out)):
+        if owner.train_rows < 1:
+            raise PlanError(f"owner {owner.node} has no rows; give it data or leave it out")
+        if owner.eval_rows < 0:
+            raise PlanError(f"owner {owner.node} has {owner.eval_rows} evaluation rows, it has to be at least 0")
+
+
+EQUAL: Final = "equal"
+BY_ROWS: Final = "rows"
+TURNS: Final = (EQUAL, BY_ROWS)
+
+_MOST_APART: Final = 1000
+
+
+def weights(owners: Sequence[Owner], turns: str) -> tuple[int, ...]:
+    """How much each owner counts: its rows, or 1 where turns are equal."""
+    return tuple(owner.train_rows if turns == BY_ROWS else 1 for owner in owners)
+
+
+def shares(owners: Sequence[Owner], turns: str) -> tuple[float, ...]:
+    """Each owner's share of the steps of a long run."""
+    own = weights(owners, turns)
+    return tuple(weight / sum(own) for weight in own)
+
+
+def next_owner(own: Sequence[int], counts: Sequence[int]) -> int:
+    """The index of the owner of the next turn; of equal keys the first.
+
+    Args:
+        own: the owners' weights.
+        counts: turns that each has had.
+    """
+    return min(range(len(own)), key=lambda index: (Fraction(2 * counts[index] + 1, own[index]), index))
+
+
+def turn_counts(own: Sequence[int], num_turns: int) -> list[int]:
+    """How many of the first ``num_turns`` turns each owner has.
+
+    All keys below a bound that is reached somewhat earlier are counted at once, the last few turns one by one.
+    """
+    early, total = max(0, num_turns - len(own)), sum(own)
+    counts = [-(-2 * early * weight // total) // 2 for weight in own]  # odd numbers below 2 * early * weight / total
+    for _ in range(num_turns - sum(counts)):
+        counts[next_owner(own, counts)] += 1
+    return counts
+
+
+def owner_indices(own: Sequence[int], num_turns: int) -> Iterator[int]:
+    """Yield the index of the owner of each turn for ever, the first ``num_turns`` turns left out."""
+    counts = turn_counts(own, num_turns)
+    numbered = enumerate(zip(counts, own, strict=True))
+    keys = [(Fraction(2 * count + 1, weight), index) for index, (count, weight) in numbered]
+    heapq.heapify(keys)
+    while True:
+        key, index = keys[0]
+        yield index
+        heapq.heapreplace(keys, (key + Fraction(2, own[index]), index))
+
+
+def latest_owners(own: Sequence[int], num_turns: int) -> tuple[int, ...]:
+    """The indices of the owners that have one of the first ``num_turns`` turns, in the order of their latest ones.
+
+    Example: with 40, 20 and 10 rows and five turns (a, b, a, c, a) they are b, c and a.
+    """
+    counts = zip(turn_counts(own, num_turns), own, strict=True)
+    keys = [(Fraction(2 * count - 1, weight), index) for index, (count, weight) in enumerate(counts) if count]
+    return tuple(index for _, index in sorted(keys))
+
+
+def turns_until_repeat(own: Sequence[int]) -> int:
+    """Turns after which the order of the owners repeats itself: with 40, 20 and 10 rows, seven."""
+    return sum(own) // math.gcd(*own)
+
+
+def most_turns_apart(owners: Sequence[Owner], turns: str) -> int:
+    """Turns within which every owner has one; at most 1,000, however few rows an owner has.
+
+    Example: with equal turns these are as many turns as there are owners.
+    """
+    own = weights(owners, turns)
+    apart = len(own) if turns == EQUAL else sum(own) // min(own) + len(own)
+    return min(apart, max(_MOST_APART, len(own)))

@@ -1,1 +1,0 @@
-"""How operations are spread over the micro-batches of a course, before and besides all scores."""

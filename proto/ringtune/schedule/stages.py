@@ -1,0 +1,223 @@
+"""Several hosts of one stage, and the copies of embedding and head with each owner.
+
+Which host of a stage takes which micro-batch, where the stage has several.
+
+A *stage* is a range of blocks that one or more nodes host; several hosts are *replicas* of each other. Each micro-batch
+passes one host of each stage. Hosts take them in turn, as often as their shares ask for, and the pattern repeats
+itself, in evaluations too. Shares 2 and 1 of a and b below, 1 and 1 of c and d above::
+
+    micro-batch   0   1   2   3   4   5 | 6
+    below         a   b   a   a   b   a | a
+    above         c   d   c   d   c   d | c
+    lane          0   1   0   3   4   3 | 0      named by the first micro-batch with these hosts
+
+So a micro-batch's way follows from its number alone.
+
+Copies of embedding and head: with a method that trains all parameters, every owner has one of each, always equal.
+
+The initiator of an item has the gradients of both units. It sends those of the units that train to every other owner.
+All owners do the same update with the same optimizer state, so no head is handed over. Two owners c and d, an item that
+trains the embedding::
+
+    c | ... B12.0[-1,0)  B12.1[-1,0)  >u12#embedding@d  U12[embedding]
+    d |                               <u12#embedding@c  U12[embedding]
+
+Few gradients are under way (``schedule.lowering``): one of each unit from an owner to another one.
+
+Refuses replicas for courses whose result they would change, or for which nobody has built them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import Final
+
+from ringtune.errors import PlanError
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey, message
+from ringtune.schedule.course import Course
+from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.run_shape import owner_indices, turns_until_repeat
+from ringtune.schedule.turns import Item
+from ringtune.schedule.units import EMBEDDING, Units
+from ringtune.schedule.versions import may_be_stale, trained
+
+MOST_DEALT: Final = 4096
+"""Micro-batches within which the hosts of all stages have to repeat themselves."""
+
+
+@functools.lru_cache(maxsize=256)
+def _hosts(placement: Placement) -> tuple[tuple[Slice, ...], ...]:
+    """The hosts of each micro-batch, bottom to top, up to where the pattern repeats itself."""
+    stages, count = placement.stages, _period(placement)
+    dealt = [
+        [stage[index] for index in itertools.islice(owner_indices([piece.share for piece in stage], 0), count)]
+        for stage in stages
+    ]
+    return tuple(zip(*dealt, strict=True)) if dealt else ((),)
+
+
+def _period(placement: Placement) -> int:
+    own = ([piece.share for piece in stage] for stage in placement.stages if len(stage) > 1)
+    return math.lcm(*(turns_until_repeat(shares) for shares in own))
+
+
+def check_shares(placement: Placement) -> None:
+    """Refuse shares by which the hosts repeat themselves only after very many micro-batches.
+
+    Raises:
+        PlanError: names the number.
+    """
+    period = _period(placement)
+    if period > MOST_DEALT:
+        raise PlanError(
+            f"the shares of replicas repeat themselves after {period} micro-batches, at most {MOST_DEALT} are taken; "
+            "use small shares, such as 1, 2 and 3"
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _lanes(placement: Placement) -> tuple[int, ...]:
+    hosts = _hosts(placement)
+    first: dict[tuple[Slice, ...], int] = {}
+    return tuple(first.setdefault(each, at) for at, each in enumerate(hosts))
+
+
+def num_lanes_of(placement: Placement) -> int:
+    """Micro-batches after which the hosts of the stages repeat themselves; 1 where no stage has replicas."""
+    return len(_hosts(placement))
+
+
+def lane_of(placement: Placement, micro: int) -> int:
+    """The lane of a micro-batch: the first micro-batch that passes the same hosts."""
+    found = _lanes(placement)
+    return found[micro % len(found)]
+
+
+def lanes(placement: Placement) -> tuple[int, ...]:
+    """Every lane, in ascending order."""
+    return tuple(sorted(set(_lanes(placement))))
+
+
+def hosts_of_lane(placement: Placement, lane: int) -> tuple[Slice, ...]:
+    """The slices that micro-batches of a lane pass, bottom to top."""
+    return _hosts(placement)[lane]
+
+
+def width(placement: Placement) -> int:
+    """The most hosts that a stage has; 1 where no stage has replicas."""
+    return max((len(stage) for stage in placement.stages), default=1)
+
+
+def num_dealt(placement: Placement, node: str, microbatches: int) -> int:
+    """How many of so many micro-batches a node hosts; all of them where it has no replica, none if it hosts nothing."""
+    found = _hosts(placement)
+    return sum(any(piece.node == node for piece in found[micro % len(found)]) for micro in range(microbatches))
+
+
+@functools.lru_cache(maxsize=1024)
+def replicas(placement: Placement, node: str) -> tuple[str, ...]:
+    """The hosts of a node's stage in ring order, itself among them; empty if it is the only one, or hosts nothing."""
+    for stage in placement.stages:
+        names = tuple(piece.node for piece in stage)
+        if node in names and len(names) > 1:
+            return names
+    return ()
+
+
+def replica_links(placement: Placement) -> frozenset[tuple[str, str]]:
+    """Every pair of replicas of one stage: each sends its gradients to the other."""
+    names = ([piece.node for piece in stage] for stage in placement.stages)
+    return frozenset(itertools.chain.from_iterable(itertools.permutations(each, 2) for each in names))
+
+
+def replicated_units(course: Course, item: Item) -> tuple[int, ...]:
+    """The units with copies that an item trains: embedding, head, both or none; always none with adapters."""
+    if not course.method.full_parameters or not item.kind.has_update:
+        return ()
+    return _replicated(trained(course, item.kind, item.step))
+
+
+@functools.lru_cache(maxsize=4096)
+def _replicated(units: Units) -> tuple[int, ...]:
+    return tuple(unit for unit in (EMBEDDING, units.num_blocks) if unit in units)
+
+
+@functools.lru_cache(maxsize=1024)
+def other_owners(course: Course, owner: str) -> tuple[str, ...]:
+    """The owners with copies of what ``owner`` has, in the order of their turns; none with adapters."""
+    if not course.method.full_parameters:
+        return ()
+    return tuple(other.node for other in course.owners if other.node != owner)
+
+
+def copy_links(course: Course) -> frozenset[tuple[str, str]]:
+    """Every pair of owners of which the first sends unit gradients to the second."""
+    if not course.method.full_parameters:
+        return frozenset()
+    return frozenset(itertools.permutations((owner.node for owner in course.owners), 2))
+
+
+def saves_head(course: Course, node: str, holder: str) -> bool:
+    """Whether the head is in a node's part of a checkpoint: at its holder, and copies at every owner.
+
+    So a run goes on without a transfer between owners.
+
+    Args:
+        course: of the run.
+        node: whose part.
+        holder: the owner that has the head at that step.
+    """
+    return course.owner(node) is not None if course.method.full_parameters else node == holder
+
+
+def unit_grad_key(seq: int, unit: int) -> TensorKey:
+    """The name of an item's gradient of one unit."""
+    return TensorKey(Payload.UNIT_GRAD, seq, -1, unit)
+
+
+def unit_grad(op: Op, seq: int, unit: int, peer: str) -> Action:
+    """The sending or receiving of an item's gradient of one unit."""
+    return message(op, unit_grad_key(seq, unit), peer)
+
+
+def copy_messages(course: Course, item: Item, node: str, unit: int) -> tuple[Action, ...]:
+    """The messages right before the update of ``unit`` at ``node``: the initiator sends, another owner receives."""
+    if unit not in replicated_units(course, item):
+        return ()
+    if node != item.owner:
+        return (unit_grad(Op.RECEIVE, item.seq, unit, item.owner),)
+    return tuple(unit_grad(Op.SEND, item.seq, unit, other) for other in other_owners(course, node))
+
+
+def check_replicas(course: Course, placement: Placement) -> None:
+    """Refuse several hosts for the same blocks where a course can't have them; see ``no_replicas``.
+
+    Raises:
+        PlanError: names the hosts, the reason, and what can be done; or shares that are too large.
+    """
+    if not placement.has_replicas:
+        return
+    check_shares(placement)
+    reason = no_replicas(course) or ("helpers fit adapters of one host" if placement.helpers else "")
+    if reason:
+        stage = next(stage for stage in placement.stages if len(stage) > 1)
+        names = ", ".join(piece.node for piece in stage)
+        raise PlanError(f"nodes {names} host the same blocks {stage[0].text}, but {reason}; give each other blocks")
+
+
+def no_replicas(course: Course) -> str:
+    """Why no stage may have several hosts in such a run; empty if it may."""
+    name = course.method.name
+    if course.method.full_parameters:
+        return f"{name} trains all parameters, whose gradients are as large as the model"
+    if may_be_stale(course):
+        return f"{name} keeps several versions of weights, which replicas would not have alike"
+    if course.offload is not None:
+        return "helpers fit adapters of one host"
+    if course.choice is not None:
+        return "the run chooses operations by scores, which each host would have of its micro-batches only"
+    if course.velora is not None:
+        return "velora projects on vectors of the first micro-batch, which replicas would not have alike"
+    return ""

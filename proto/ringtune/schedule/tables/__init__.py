@@ -1,1 +1,0 @@
-"""Actions as words, and tables of them for people and tests."""

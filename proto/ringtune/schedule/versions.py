@@ -1,0 +1,148 @@
+"""Which version of a unit a forward must see, derived from the method: pure functions of (course, step).
+
+A version is the number of updates that a unit has had. Except where a method is stale on purpose, a forward sees all
+earlier ones. Example: two items in flight at a unit, a turn of four steps::
+
+    step              0  1  2  3 | 4  5
+    forward sees      0  0  1  2 | 4  4      the turn ends with everything updated
+"""
+
+from __future__ import annotations
+
+import functools
+
+from ringtune.schedule.course import Course
+from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.units import Units
+
+
+def trained(course: Course, kind: StepKind, step: int) -> Units:
+    """The units whose weights get a gradient in an item of this kind; none if it has no backward.
+
+    A ``SCORE`` item gives one to every unit that may train.
+    """
+    return _trained(course.plain, kind, step)
+
+
+@functools.lru_cache(maxsize=4096)
+def _trained(course: Course, kind: StepKind, step: int) -> Units:
+    if not kind.has_backward:
+        return Units(course.num_blocks)
+    return course.trainable if kind is StepKind.SCORE else course.method.trained(course, step)
+
+
+def depth(course: Course, step: int) -> int:
+    """How many blocks train at ``step``.
+
+    Where the run decides what trains, ``course`` is one with settled decisions (``Course.decided``).
+    """
+    return len(course.method.trained(course, step).blocks)
+
+
+@functools.lru_cache(maxsize=256)
+def ever_trained(course: Course) -> Units:
+    """Every unit that trains at some step; where the run decides, every unit that could train.
+
+    A course of no steps trains none.
+    """
+    soonest = course.soonest()
+    return soonest.method.reach(soonest) if course.num_steps else Units(course.num_blocks)
+
+
+def weight_version(course: Course, unit: int, step: int) -> int:
+    """Updates that ``unit`` has had when all steps before ``step`` are done."""
+    steps, offload = course.method.updates(course, unit, step), course.offload
+    if offload is None or not offload.has_block(unit):
+        return steps
+    return offload.updates(steps, is_over=step >= course.num_steps)
+
+
+def rate_at(course: Course, unit: int, step: int) -> tuple[int, int]:
+    """Where the learning rate of a unit stands: updates before that of ``step``, and updates of the whole schedule."""
+    if course.offload is not None and course.offload.has_block(unit):
+        return course.offload.rate_at(step, course.num_steps)
+    return course.method.rate_at(course, step)
+
+
+def updated(course: Course, kind: StepKind, step: int) -> Units:
+    """The units that are updated after an item of this kind; with helpers some train at more steps."""
+    return _updated(course.plain, kind, step)
+
+
+@functools.lru_cache(maxsize=4096)
+def _updated(course: Course, kind: StepKind, step: int) -> Units:
+    units = trained(course, kind, step) if kind.has_update else Units(course.num_blocks)
+    if course.offload is None:
+        return units
+    rises = (unit for unit in units if weight_version(course, unit, step + 1) > weight_version(course, unit, step))
+    return Units.of(course.num_blocks, rises)
+
+
+def in_flight(course: Course, unit: int) -> int:
+    """How many train items may be between forward and update at ``unit``; 1 = no weight is ever stale."""
+    return course.method.in_flight(course, unit)
+
+
+@functools.lru_cache(maxsize=256)
+def is_stale(course: Course) -> bool:
+    """Whether any trainable unit may have several items in flight."""
+    return any(in_flight(course, unit) > 1 for unit in course.trainable)
+
+
+def may_be_stale(course: Course) -> bool:
+    """Whether some ring would have several items in flight at a unit; asked before a ring is chosen."""
+    return course.method.in_flight_below(course, course.num_blocks) > 1
+
+
+def forward_version(course: Course, unit: int, item: Item) -> int:
+    """Updates of ``unit`` that a forward of ``item`` must see, neither more nor fewer.
+
+    With one item in flight these are all earlier updates. With w items in flight, item k = 0, 1, ... of a turn sees
+    all updates of earlier turns and ``max(0, k - w + 1)`` of that turn's.
+    """
+    stale = 0
+    if item.kind.has_update:
+        stale = min(item.step % course.local_iterations, in_flight(course, unit) - 1 + lag(course, unit))
+    return weight_version(course, unit, item.step - stale)
+
+
+def backward_version(course: Course, unit: int, item: Item) -> int:
+    """Updates that ``unit`` has had when ``item`` goes backward: all earlier ones, but where its host does not wait.
+
+    Where a host goes on before its helper has updated, forward and backward see the same weights.
+    """
+    return forward_version(course, unit, item) if lag(course, unit) else weight_version(course, unit, item.step)
+
+
+def lag(course: Course, unit: int) -> int:
+    """How many steps of a turn the host of a unit goes on before the helper of the unit has updated."""
+    return 0 if course.offload is None else course.offload.lag(unit)
+
+
+def items_under_way(course: Course, start: int, stop: int) -> int:
+    """How many items may be between forward and update at a host of the blocks ``[start, stop)``; 1 if it has none."""
+    if start == stop:
+        return 1
+    return in_flight(course, start) + max(lag(course, block) for block in range(start, stop))
+
+
+def awaits_next_backward(course: Course, unit: int, item: Item) -> bool:
+    """Whether the update of ``item`` is installed only when the next item of its turn has gone backward."""
+    is_last = (item.step + 1) % course.local_iterations == 0 or item.step + 1 == course.num_steps
+    return item.kind.has_update and not is_last and bool(lag(course, unit))
+
+
+def awaited_forward(course: Course, unit: int, item: Item) -> int:
+    """The step whose forward has to have passed ``unit`` before the update of ``item`` there.
+
+    Example: two items in flight, a turn of four steps: the updates of its steps wait for the forwards of 1, 2, 3, 3.
+
+    That forward is the last one that must not see this update, so that no timing changes what a forward sees.
+    """
+    end_of_turn = min(course.num_steps, (item.step // course.local_iterations + 1) * course.local_iterations)
+    return min(item.step + in_flight(course, unit), end_of_turn) - 1
+
+
+def unfreezing_steps(course: Course) -> tuple[int, ...]:
+    """The steps at which more blocks begin to train; given as ``unfreeze.at`` they repeat the run."""
+    return course.method.changes(course)

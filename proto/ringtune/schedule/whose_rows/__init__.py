@@ -1,1 +1,0 @@
-"""Whose rows are trained on: without those of an owner that is lost, and for which user."""

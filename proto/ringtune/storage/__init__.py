@@ -1,0 +1,1 @@
+"""Files: durable writes, folders that are ours, strict reading, tensors, tables, and pieces for the wire."""

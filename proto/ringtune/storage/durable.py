@@ -1,0 +1,497 @@
+"""Files that survive a crash, and folders that are ours: marked, locked, and closed to others.
+
+Files that survive a crash: either the old content or the new one is there, never half of it.
+
+A file is written beside its place, forced to the disk, then renamed, and the rename is forced to the disk too.
+Without the second, a power cut may bring the old name back; without the first, a file full of zeros.
+
+Source: rename(2), fsync(2); "All File Systems Are Not Created Equal", Pillai and others, OSDI 2014.
+
+Folders that are ours: marked, locked, closed to others, and never emptied of what somebody else put there.
+
+::
+
+    DIR/.ringtune-run     the marker: this folder was empty, or not there, when ringtune began to use it
+    DIR/.ringtune-lock    held by the process that writes there, with its process id
+    DIR.replaced-<time>/  what was in DIR and made room for something new
+
+Source: flock(2): a lock is of the open file, so the kernel releases it when the process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import json
+import logging
+import os
+import secrets
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, ClassVar, Final
+
+from ringtune import __version__
+from ringtune.errors import BusyError, StorageError, UsageError
+from ringtune.storage.strict import parse_json
+
+PARTIAL_SUFFIX = ".tmp"
+_REMOVE_S = 5.0
+_RETRY_S = 0.1
+
+
+def failpoint(place: str) -> object:
+    """Do nothing; a test puts a failure in its place, for ``write NAME``, ``rename NAME`` and ``written NAME``."""
+    return None
+
+
+def write_durably(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Replace a file's content in one step: after a crash it is the old content or the new one.
+
+    Args:
+        path: of the file; its folder is made if it is missing.
+        content: the new content.
+        mode: permissions of the file, from the moment when it is made; the user's mask takes some away.
+
+    Raises:
+        StorageError: it can't be written; the old content is still there.
+    """
+    write_pieces_durably(path, [content], mode=mode)
+
+
+def write_pieces_durably(path: Path, content: Iterable[bytes | memoryview], *, mode: int = 0o666) -> None:
+    """Do what ``write_durably`` does with content that comes a piece at a time.
+
+    Args:
+        path: of the file; its folder is made if it is missing.
+        content: the new content.
+        mode: permissions of the file.
+
+    Raises:
+        StorageError: it can't be written; the old content is still there.
+    """
+    with storage_errors(path), replacing(path, mode=mode) as file:
+        for piece in content:
+            file.write(piece)
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Yield a file beside ``path`` that takes its place when the context ends without an error; else it goes.
+
+    Args:
+        path: of the file; its folder is made if it is missing.
+        mode: permissions of the file.
+
+    Raises:
+        OSError: it can't be written; the old content is still there.
+    """
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+    make_folder(path.parent)
+    try:
+        failpoint(f"write {path.name}")
+        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        failpoint(f"rename {path.name}")
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+    failpoint(f"written {path.name}")
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a path that can't be written, before work is done whose result shall go there; changes no file.
+
+    Raises:
+        StorageError: it is a folder, or no file can be made beside it.
+    """
+    with storage_errors(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+        make_folder(path.parent)
+        probe = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+        probe.touch()
+        probe.unlink()
+
+
+def is_plain_file(path: Path) -> bool:
+    """Whether a file itself is there: no link to one, no folder, and nothing that one would wait for, as a pipe."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def make_way(path: Path) -> None:
+    """Give a folder that stands where a file has to be written another name, so that nothing of it is lost.
+
+    Raises:
+        StorageError: it can't be renamed.
+    """
+    if path.is_dir() and not path.is_symlink():
+        with storage_errors(path):
+            path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.folder"))
+
+
+def drop_file(path: Path) -> None:
+    """Remove a file, or a link in its place but not what it leads to; a folder there stays."""
+    if path.is_symlink() or is_plain_file(path):
+        path.unlink(missing_ok=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of ours, if it is there; for 5 s, because a process that was killed may still write in it.
+
+    Raises:
+        StorageError: it can't be removed.
+    """
+    deadline_s = time.monotonic() + _REMOVE_S
+    while True:
+        try:
+            shutil.rmtree(folder)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline_s:
+                raise StorageError(f"can't remove {folder}: {error.strerror}; remove it, or choose another") from error
+        time.sleep(_RETRY_S)
+
+
+def replace_folder(new: Path, target: Path) -> None:
+    """Give a complete folder the place of another one, which goes only when the new one has its name.
+
+    Raises:
+        StorageError: it can't be done; the old folder is under its name or, after a crash, beside it as ``*.old``.
+    """
+    old = target.with_name(f"{target.name}.{secrets.token_hex(4)}.old")
+    with storage_errors(target):
+        had_one = os.path.lexists(target)
+        if had_one:
+            target.rename(old)
+        try:
+            rename_durably(new, target)
+        except BaseException:
+            if had_one:
+                old.rename(target)
+            raise
+        if old.is_dir() and not old.is_symlink():
+            remove_folder(old)
+        elif had_one:
+            old.unlink()
+
+
+def rename_durably(path: Path, target: Path) -> None:
+    """Give a complete file, or a folder of such files, its name in one step; both lie on one file system.
+
+    Example: ``adapter.safetensors.part`` becomes ``adapter.safetensors``; after a power cut that name is absent, or
+    the whole content is under it.
+
+    Raises:
+        StorageError: it can't be done; ``path`` is as before.
+    """
+    with storage_errors(target):
+        _force_to_disk(path)
+        path.replace(target)
+        sync_folder(target.parent)
+
+
+def _force_to_disk(path: Path) -> None:
+    if path.is_dir():
+        sync_folder(path)
+        return
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, and force their names to the disk."""
+    missing = [folder, *folder.parents]
+    missing = [entry for entry in missing if not entry.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for entry in reversed(missing):
+        sync_folder(entry.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_partial_files(folder: Path) -> None:
+    """Remove what a crash left half written; nobody else may be writing there."""
+    for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn an ``OSError`` inside into a ``StorageError`` that says what can't be written.
+
+    Raises:
+        StorageError: an ``OSError`` was raised inside.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(f"can't write {path}: {reason}; make room or choose another folder, then resume") from error
+
+
+_LOG = logging.getLogger(__name__)
+LOCK: Final = ".ringtune-lock"
+_PRIVATE: Final = 0o700
+_OTHERS: Final = 0o077
+_MOST_MARKER_BYTES: Final = 4096
+_MOST_NAMED: Final = 3
+_NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
+
+
+# ---- marker -----------------------------------------------------------------------------------------
+
+
+def marker(kind: str) -> str:
+    """Name of the marker of a kind of folder, such as ``run``."""
+    return f".ringtune-{kind}"
+
+
+def is_claimed(folder: Path, kind: str) -> bool:
+    """Whether a folder has the marker of its kind, as ``claim`` wrote it."""
+    path = folder / marker(kind)
+    try:
+        if not is_plain_file(path) or path.stat().st_size > _MOST_MARKER_BYTES:
+            return False
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("ringtune") == kind
+
+
+def require_free(folder: Path, kind: str) -> None:
+    """Refuse a folder in which somebody else has something; writes nothing.
+
+    Raises:
+        UsageError: it has entries and no marker; names some of them, and the remedy.
+        StorageError: something else than a folder is there, or it can't be read.
+    """
+    with storage_errors(folder):
+        others = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCK) if folder.exists() else []
+    if not others or is_claimed(folder, kind):
+        return
+    named = ", ".join(others[:_MOST_NAMED]) + (f" and {len(others) - _MOST_NAMED} more" * (len(others) > _MOST_NAMED))
+    raise UsageError(
+        f"{folder} is not the folder of a {kind}: it holds {named}, which nothing may write over; give a folder of its "
+        f"own, such as {folder / kind}"
+    )
+
+
+def require_absent(path: Path) -> None:
+    """Refuse the name of something that is there, for what is written once.
+
+    Raises:
+        UsageError: it is there.
+    """
+    if os.path.lexists(path):
+        raise UsageError(f"{path} is there already; give another name, or remove it")
+
+
+def claim(folder: Path, kind: str) -> None:
+    """Make a folder ours, if it is not there or empty; one that is ours already stays as it is.
+
+    Raises:
+        UsageError: as ``require_free``.
+        StorageError: it can't be made or written.
+    """
+    require_free(folder, kind)
+    if not is_claimed(folder, kind):
+        mark(folder, kind)
+
+
+def mark(folder: Path, kind: str) -> None:
+    """Write the marker, whatever the folder holds: only for one that was made here, or recognised otherwise.
+
+    Raises:
+        StorageError: it can't be written.
+    """
+    text = json.dumps({"ringtune": kind, "format": 1, "version": __version__})
+    write_durably(folder / marker(kind), f"{text}\n".encode())
+
+
+def put_aside(folder: Path, names: Iterable[str], kind: str) -> Path | None:
+    """Move entries out of a folder of ours into a new one beside it; nothing is removed.
+
+    A move that is cut short leaves each entry in one of the two folders, under its name.
+
+    Args:
+        folder: that keeps its marker and what else is in it.
+        names: of the entries, in the order in which they go.
+        kind: the new folder has the marker of this kind.
+
+    Returns:
+        The new folder, ``<folder>.replaced-<time>``; None if there was nothing to move.
+
+    Raises:
+        StorageError: it can't be made there, or an entry can't be moved.
+    """
+    present = [name for name in names if os.path.lexists(folder / name)]
+    if not present:
+        return None
+    real = folder.resolve()
+    with storage_errors(real.with_name(f"{real.name}.replaced")):
+        target = _new_folder(real.with_name(f"{real.name}.replaced-{time.strftime('%Y%m%d-%H%M%S')}"))
+        mark(target, kind)
+        for name in present:
+            (real / name).rename(target / name)
+        sync_folder(target)
+        sync_folder(real)
+    return target
+
+
+def _new_folder(wanted: Path) -> Path:
+    for number in itertools.count(2):
+        try:
+            wanted.mkdir()
+            return wanted
+        except FileExistsError:
+            wanted = wanted.with_name(f"{wanted.name.partition('+')[0]}+{number}")
+    raise AssertionError
+
+
+# ---- lock -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Held:
+    descriptor: int
+    thread: int
+    count: int = 1
+
+
+class FileLock:
+    """A lock between processes, and between users of one process.
+
+    Where the file system has no locks the folder is used without one, and the log says so.
+
+    Args:
+        path: of the lock's file, which stays; its folder has to be there.
+        busy: message of the refusal; ``{holder}`` in it stands for the process that has the lock.
+        is_reentrant: whether the thread that holds it may take it again.
+    """
+
+    _all: ClassVar[dict[tuple[int, int], _Held]] = {}
+    _guard: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, path: Path, *, busy: str, is_reentrant: bool = False) -> None:
+        self._path, self._busy, self._is_reentrant = path, busy, is_reentrant
+        self._key: tuple[int, int] | None = None
+
+    def acquire(self) -> None:
+        """Take the lock at once.
+
+        Raises:
+            BusyError: another process, or somebody else in this one, has it; names the process.
+            StorageError: the file can't be made.
+        """
+        with storage_errors(self._path), self._guard:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self._path, flags, 0o600)
+            status = os.fstat(descriptor)
+            key, held = (status.st_dev, status.st_ino), self._all.get((status.st_dev, status.st_ino))
+            if held is not None:
+                os.close(descriptor)
+                if not self._is_reentrant or held.thread != threading.get_ident():
+                    raise BusyError(self._busy.format(holder=f"process {os.getpid()} (this one)"))
+                held.count += 1
+            else:
+                self._lock(descriptor)
+                self._all[key] = _Held(descriptor, threading.get_ident())
+            self._key = key
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                _LOG.warning(
+                    "%s: the file system has no locks (%s), so a second process that writes there is not noticed",
+                    self._path,
+                    error.strerror,
+                )
+                return
+            pid = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            if not isinstance(error, BlockingIOError):
+                raise
+            holder = f"process {pid}" if pid.isdecimal() else "another process"
+            raise BusyError(self._busy.format(holder=holder)) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let others have the lock, once it was released as often as it was taken."""
+        with self._guard:
+            held = self._all.get(self._key) if self._key else None
+            if held is None or self._key is None:
+                return
+            held.count -= 1
+            if not held.count:
+                os.close(self._all.pop(self._key).descriptor)
+                self._key = None
+
+    def __enter__(self) -> FileLock:
+        """Take the lock."""
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Release it."""
+        self.release()
+
+
+# ---- rights -----------------------------------------------------------------------------------------
+
+
+def make_private_folder(folder: Path, *, is_ours: Callable[[str], bool] = lambda name: True) -> None:
+    """Make a folder that nobody else can enter, or shut one that is there, which is logged.
+
+    Args:
+        folder: whose rights are changed.
+        is_ours: whether an entry of that name is ours; a folder with another one keeps its rights, which is logged.
+
+    Raises:
+        StorageError: it can't be made, or is somebody else's.
+    """
+    with storage_errors(folder):
+        is_new = not folder.exists()
+        make_folder(folder)
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if not mode & _OTHERS:
+            return
+        if not is_new and not all(is_ours(entry.name) for entry in folder.iterdir()):
+            _LOG.warning("%s has files of others, so it stays open to other users (mode %04o)", folder, mode)
+            return
+        folder.chmod(_PRIVATE)
+        if not is_new:
+            _LOG.warning("%s was open to other users (mode %04o); now it is this user's alone", folder, mode)
+
+
+def keep_files_private() -> None:
+    """Let what this process makes from here on be this user's alone: files 0600, folders 0700."""
+    os.umask(_OTHERS)

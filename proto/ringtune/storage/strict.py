@@ -1,0 +1,282 @@
+"""Read JSON and TOML values and files that users name: strictly, whole, and never endlessly.
+
+Recognise a file that only points to its content: what git leaves where Git LFS was not installed.
+
+Source: the specification of Git LFS, version 1.
+
+Digests of values: two parties that hold equal values get equal digests.
+
+Read dictionaries (TOML or JSON) into frozen dataclasses without guessing.
+
+A misspelt key, a missing key and a wrong type are errors that say where, what was expected and what was
+found. Nothing is converted, except a whole number where a float is asked for.
+
+Read files that a user names or that were copied from elsewhere: only files, whole, and never endlessly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import errno
+import functools
+import hashlib
+import json
+import math
+import types
+import typing
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from ringtune.errors import IntegrityError, InvalidInputError
+
+_BEGIN: Final = b"version https://git-lfs.github.com/spec/"
+_MOST_POINTER_BYTES: Final = 1024
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether a file is a pointer of Git LFS; False if it can't be read."""
+    try:
+        if path.stat().st_size > _MOST_POINTER_BYTES:
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_BEGIN)) == _BEGIN
+    except OSError:
+        return False
+
+
+def pointer_advice(path: Path) -> str:
+    """Say that a file is a pointer and what to do."""
+    return f"{path} is a pointer of Git LFS in place of the file; run 'git lfs pull' where the folder was cloned"
+
+
+def json_digest(value: object) -> str:
+    """SHA-256, in hex, of a value's JSON form with sorted keys and without spaces."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+T = TypeVar("T")
+_LARGEST: Final = (1 << 63) - 1
+
+_TYPE_NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    tuple: "a list",
+    dict: "a table",
+    type(None): "nothing",
+}
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Read a JSON text of somebody else.
+
+    Raises:
+        ValueError: no JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(content)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def read_object(content: str | bytes, what: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Args:
+        content: its text.
+        what: for the message.
+
+    Raises:
+        IntegrityError: ``content`` is no JSON object, or has a number that is not finite.
+    """
+    try:
+        value = json.loads(content, parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"{what} is not JSON: {error}; use one version on all machines") from error
+    if not isinstance(value, dict):
+        raise IntegrityError(f"{what} is not a JSON object; use one version on all machines")
+    return value
+
+
+def _finite(text: str) -> float:
+    """Read a number of a JSON text; Python's reader takes NaN, Infinity and 1e999."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return number
+
+
+def read_dataclass(
+    cls: type[T],
+    value: object,
+    *,
+    where: str,
+    error: type[InvalidInputError],
+    given: Mapping[str, object] = types.MappingProxyType({}),
+) -> T:
+    """Build ``cls`` from a dictionary whose keys are exactly its fields; fields with a default may be absent.
+
+    Args:
+        cls: a dataclass of bool, int, float, str, ``X | None``, ``tuple[X, ...]`` and ``dict[str, X]`` with or without
+            ``| str``, and such dataclasses.
+        value: what was read; anything but a dictionary is refused.
+        where: the dotted name of the dictionary for messages, e.g. ``train``; empty at the top.
+        error: which error to raise.
+        given: fields that the caller has read already, because they need more than their type says.
+
+    Returns:
+        The dataclass; its own checks have run.
+
+    Raises:
+        InvalidInputError: as ``error``, for an unknown or missing key or a wrong type.
+    """
+    if not isinstance(value, Mapping):
+        raise error(f"{where or 'the file'} has to be a table, but is {describe_value(value)}")
+    hints = _hints(typing.cast(Any, cls))
+    fields = [field for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+    check_keys(value, [field.name for field in fields], where=where, error=error)
+    found: dict[str, Any] = {}
+    for field in fields:
+        name = join(where, field.name)
+        if field.name in given:
+            found[field.name] = given[field.name]
+        elif field.name in value:
+            found[field.name] = read_value(hints[field.name], value[field.name], where=name, error=error)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise error(f"{name} is missing; add {_example(field.name, hints[field.name])}")
+    return cls(**found)
+
+
+def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> Any:
+    """Check one value against a type, and return it in that type.
+
+    Raises:
+        InvalidInputError: as ``error``, with the expected and the found type.
+    """
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return read_dataclass(typing.cast(type[Any], hint), value, where=where, error=error)
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        return read_value(_choice(args, value, where=where, error=error), value, where=where, error=error)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            hint = f"; write [{json.dumps(value)}]" if args[0] is str and isinstance(value, str) else ""
+            raise error(f"{where} has to be a list, but is {describe_value(value)}{hint}")
+        items = enumerate(value)
+        return tuple(read_value(args[0], item, where=f"{where}[{index}]", error=error) for index, item in items)
+    if origin is dict:
+        return _read_table(args[1], value, where=where, error=error)
+    if type(value) is int and hint in (int, float) and abs(value) > _LARGEST:
+        raise error(f"{where} is too large for a number")
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        raise error(f"{where} has to be {_TYPE_NAMES[hint]}, but is {describe_value(value)}")
+    if hint is float and not math.isfinite(typing.cast(float, value)):
+        raise error(f"{where} has to be a finite number, but is {value}")
+    return value
+
+
+def _read_table(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> dict[str, Any]:
+    """Read a table with any keys, whose values are all of one type."""
+    if not isinstance(value, Mapping):
+        raise error(f"{where} has to be a table, but is {describe_value(value)}")
+    return {str(key): read_value(hint, item, where=join(where, str(key)), error=error) for key, item in value.items()}
+
+
+def check_keys(value: Iterable[object], known: Collection[str], *, where: str, error: type[InvalidInputError]) -> None:
+    """Refuse keys that nobody knows, naming the nearest known one.
+
+    Raises:
+        InvalidInputError: as ``error``, for the first unknown key.
+    """
+    for key in value:
+        if key not in known:
+            raise error(f"unknown key {join(where, str(key))!r}; {nearest(str(key), known)}")
+
+
+def with_renamed_key(value: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    """Copy a table, with the value of key ``old`` under ``new``; if it has ``new`` already, nothing is renamed."""
+    return {new if key == old and new not in value else key: item for key, item in value.items()}
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """Advice for a misspelt word: the nearest known one, or all of them."""
+    close = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(known))}"
+
+
+def join(where: str, key: str) -> str:
+    """The dotted name of ``key`` inside ``where``."""
+    return f"{where}.{key}" if where else key
+
+
+def describe_value(value: object) -> str:
+    """Describe a value for a message, short and with its kind: ``the text 'abc'``."""
+    kind = _TYPE_NAMES.get(type(value), type(value).__name__)
+    if isinstance(value, Mapping | list | tuple) or value is None:
+        return kind
+    if type(value) is int and abs(value) > _LARGEST:
+        return "a number beyond 64 bits"
+    text = repr(value)
+    text = text if len(text) <= 40 else f"{text[:37]}..."
+    return f"{kind.replace('a ', 'the ', 1)} {text}" if not isinstance(value, bool) else str(value).lower()
+
+
+def _choice(args: tuple[Any, ...], value: object, *, where: str, error: type[InvalidInputError]) -> Any:
+    """Choose which type of a union a value is read as: a list type, or else its own type."""
+    given = [arg for arg in args if arg is not type(None)]
+    if len(given) == 1:
+        return given[0]
+    found = tuple if isinstance(value, list | tuple) else type(value)
+    for arg in given:
+        if found in (arg, typing.get_origin(arg)):
+            return arg
+    names = " or ".join(_TYPE_NAMES[typing.get_origin(arg) or arg] for arg in given)
+    raise error(f"{where} has to be {names}, but is {describe_value(value)}")
+
+
+def _example(name: str, hint: Any) -> str:
+    if dataclasses.is_dataclass(hint):
+        return f"a table [{name}]"
+    examples: dict[Any, str] = {str: '"..."', int: "1", float: "0.1", bool: "true"}
+    return f"it: {name} = {examples.get(hint, '...')}"
+
+
+@functools.lru_cache(maxsize=64)
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+_MOST_GIVEN_BYTES: Final = 1 << 30
+
+
+def read_given(path: Path, *, encoding: str = "utf-8") -> str:
+    """Read a text file.
+
+    Raises:
+        OSError: it is not there, no file (a pipe would be waited for), or longer than any text that is meant.
+        UnicodeDecodeError: it is in another encoding.
+    """
+    if path.exists() and not path.is_file():
+        what = (errno.EISDIR, "it is a folder") if path.is_dir() else (errno.EINVAL, "it is a pipe or device, no file")
+        raise OSError(*what, str(path))
+    if path.stat().st_size > _MOST_GIVEN_BYTES:
+        raise OSError(errno.EFBIG, "it is too long", str(path))
+    return path.read_text(encoding=encoding)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        OSError: as ``read_given``.
+        ValueError: no JSON, or nested too deeply.
+    """
+    return parse_json(read_given(path))

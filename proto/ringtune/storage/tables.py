@@ -1,0 +1,682 @@
+"""Files of rows: tables (.csv, .tsv, .xlsx, .jsonl), words with tags (CoNLL), and an account of unusable rows.
+
+One account of a file's rows: those that can't be used with their lines, those left out, and what else is told.
+
+Readers go on after a bad row, so that all of a file's problems are told at once. Messages go to the coordinator and to
+its users, so they have no cell of a row in them.
+
+Tables of an owner: rows under a header (.csv, .tsv, .xlsx), or a JSON object a line (.jsonl); text also as .gz.
+
+The separator of a csv file is found by its first lines: a line ``sep=;``, else that which gives all lines the same
+number of cells. Rows that can't be used go to the file's account (``row_account``), with their lines. A first line may
+be a row, too, where somebody forgot the header, so no message of an owner names it.
+
+Texts as words with a tag each: JSON lines with two lists, or CoNLL files; read strictly, errors say where.
+
+A CoNLL file has a word a line, in columns divided by tabs or blanks: the first is the word, the last its tag. A blank
+line ends a text, and lines with ``-DOCSTART-`` as word are left out. As in tables, no error quotes a cell of a row.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import math
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TextIO
+
+from ringtune.errors import DataError
+from ringtune.storage.text_files import AUTO, check_rows_file, form_suffix, opened_text, text_form
+
+_SHOWN_LINES: Final = 5
+_SHOWN_PROBLEMS: Final = 8
+_MOST_PROBLEMS: Final = 100
+
+
+class Problem(NamedTuple):
+    """Why a row can't be used.
+
+    Attributes:
+        what: is wrong, without the line and without a cell of the row.
+        remedy: what to do.
+        is_missing: whether something is not there, so that ``data.missing = "skip"`` leaves the row out.
+    """
+
+    what: str
+    remedy: str = "correct or remove the row"
+    is_missing: bool = False
+
+
+class RowError(Exception):
+    """A row can't be used; readers catch it and note its problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.what)
+        self.problem = problem
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Rows with the same problem: how many, and the first few lines."""
+
+    count: int = 0
+    first: list[int] = field(default_factory=list)
+
+    def add(self, line: int) -> None:
+        self.count += 1
+        if len(self.first) < _SHOWN_LINES:
+            self.first.append(line)
+
+    def __str__(self) -> str:
+        more = f" and {self.count - len(self.first):,} more" if self.count > len(self.first) else ""
+        return f"line{'s' if self.count > 1 else ''} {', '.join(map(str, self.first))}{more}"
+
+
+class RowAccount:
+    """The account of one file, filled by its readers.
+
+    Args:
+        path: of the file.
+        skips_missing: whether rows with an empty or missing cell are left out (``data.missing = "skip"``).
+        is_own: whether messages stay with whoever has the file, so that they may name all of its columns.
+
+    Attributes:
+        rows: rows that were read, with those that have a value missing.
+        columns: of the file, in their order; empty where it has none.
+        notes: what a person has to know of how the file was read.
+    """
+
+    def __init__(self, path: Path, *, skips_missing: bool = False, is_own: bool = False) -> None:
+        self.path = path
+        self.is_own = is_own
+        self.rows = 0
+        self.columns: tuple[str, ...] = ()
+        self.notes: list[str] = []
+        self._skips_missing = skips_missing
+        self._bad: dict[Problem, _Lines] = {}
+        self._left_out: dict[str, _Lines] = {}
+
+    def bad(self, line: int, problem: Problem) -> None:
+        """Note a row that can't be used."""
+        if problem not in self._bad and len(self._bad) >= _MOST_PROBLEMS:
+            problem = Problem("has another problem")
+        self._bad.setdefault(problem, _Lines()).add(line)
+
+    def leave_out(self, line: int, what: str) -> None:
+        """Note a row that no task could use and that is left out, whatever the job says."""
+        self._left_out.setdefault(what, _Lines()).add(line)
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        """Rows that are left out, by why: with ``data.missing = "skip"`` also those with an empty cell."""
+        found = {what: lines.count for what, lines in self._left_out.items()}
+        missing = self._of_kind(is_missing=True) if self._skips_missing else {}
+        return found | {problem.what: lines.count for problem, lines in missing.items()}
+
+    def lines_left_out(self) -> list[str]:
+        """Say which rows are left out, a sentence for each reason."""
+        missing = self._of_kind(is_missing=True) if self._skips_missing else {}
+        reasons = {**self._left_out, **{problem.what: lines for problem, lines in missing.items()}}
+        return [
+            f"{lines.count:,} row{'s are' if lines.count > 1 else ' is'} left out: {what} ({lines})"
+            for what, lines in reasons.items()
+        ]
+
+    def problems(self) -> str:
+        """Say in one sentence what can't be used and what to do; empty where all can, or is left out."""
+        bad = self._of_kind(is_missing=False) if self._skips_missing else self._bad
+        if not bad:
+            return ""
+        missing = sum(lines.count for problem, lines in bad.items() if problem.is_missing)
+        total = sum(lines.count for lines in bad.values())
+        skip = "set data.missing = 'skip' (in predict and eval --missing=skip) to leave out"
+        if total == 1:
+            (problem, lines), *_ = bad.items()
+            return f"{self.path}, {lines}: {problem.what}; {problem.remedy}" + (
+                f", or {skip} the row" if missing else ""
+            )
+        shown = [f"{problem.what} in {lines}" for problem, lines in list(bad.items())[:_SHOWN_PROBLEMS]]
+        shown += [f"and {len(bad) - len(shown)} other problems"] if len(bad) > len(shown) else []
+        remedies = list(dict.fromkeys(problem.remedy for problem in bad))
+        remedy = remedies[0] if len(remedies) == 1 else "correct or remove them"
+        which = "these rows" if missing == total else f"the {missing:,} with an empty cell"
+        return f"{self.path}: {total:,} rows can't be used: {'; '.join(shown)}; {remedy}" + (
+            f", or {skip} {which}" if missing else ""
+        )
+
+    def check(self) -> None:
+        """Refuse the file if rows can't be used.
+
+        Raises:
+            DataError: all of them, with their lines.
+        """
+        if found := self.problems():
+            raise DataError(found)
+
+    def _of_kind(self, *, is_missing: bool) -> dict[Problem, _Lines]:
+        return {problem: lines for problem, lines in self._bad.items() if problem.is_missing is is_missing}
+
+
+TABLE_SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".xlsx")
+
+MAX_CELL_CHARACTERS: Final = 1 << 24
+"""Most characters of a cell; a longer one is a file whose quotes do not match."""
+
+MOST_NUMBER: Final = 1e9
+"""Largest number, in size, that a model can be asked to predict; numbers of order 1 are learned best."""
+
+Record = tuple[int, Mapping[str, object]]
+
+_SEPARATORS: Final = {",": "commas", ";": "semicolons (;)", "\t": "tabs", "|": "bars (|)"}
+_DECIMAL_COMMA: Final = re.compile(r"[+-]?\d+,\d+")
+_SAMPLE_CHARACTERS: Final = 1 << 16
+
+
+def table_rows(
+    path: Path,
+    columns: Mapping[str, str],
+    account: RowAccount | None = None,
+    *,
+    encoding: str = AUTO,
+    may_be_empty: Collection[str] = (),
+) -> Iterator[Record]:
+    """The rows of a table that have a value in each of some columns, one after the other.
+
+    Args:
+        path: a file with a suffix of ``TABLE_SUFFIXES``, the texts also with ``.gz``.
+        columns: job key (``data.text``) -> name of the column.
+        account: gets rows that can't be used, and columns and notes of the file; None = one of its own, which has to
+            be without problems at the end.
+        encoding: of a text file; ``auto`` finds out.
+        may_be_empty: keys of columns that need no value in each row.
+
+    Yields:
+        Line number and columns of each row.
+
+    Raises:
+        DataError: no file, another suffix, not readable, or a column is missing in every row.
+    """
+    check_rows_file(path)
+    book = account or RowAccount(path)
+    if path.suffix.lower() == ".xlsx":
+        records = _read_xlsx(path, columns, book)
+    else:
+        records = _read_text(path, columns, book, encoding)
+    needed = [column for key, column in columns.items() if key not in may_be_empty]
+    for line, found in records:
+        if empty := next((column for column in needed if _is_missing(found.get(column))), ""):
+            book.bad(line, _missing(empty))
+        else:
+            yield line, found
+    if account is None:
+        book.check()
+
+
+def text_of(record: Record, column: str) -> str:
+    """The value of a column that has to be text.
+
+    Raises:
+        RowError: it is something else, or characters that no tokenizer can take.
+    """
+    value = record[1][column]
+    if not isinstance(value, str):
+        raise RowError(Problem(f"column {column!r} is not text but {_kind(value)}", "put the text in quotes"))
+    return checked_text(value, f"column {column!r}")
+
+
+def checked_text(text: str, where: str) -> str:
+    r"""Refuse a text that is legal JSON and no Unicode text, such as ``"\ud83d"``, and one with a zero character.
+
+    Raises:
+        RowError: names the place that is given.
+    """
+    if "\0" in text:
+        raise RowError(Problem(f"{where} has a zero character", "remove it"))
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RowError(Problem(f"{where} has half of a surrogate pair, which is no character")) from None
+    return text
+
+
+def class_of(record: Record, column: str) -> str:
+    """The class name in a column: a text or a whole number, ``1.0`` included.
+
+    Raises:
+        RowError: the value is something else.
+    """
+    value = record[1][column]
+    is_name = isinstance(value, str | int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not is_name:
+        raise RowError(
+            Problem(f"column {column!r} is not a class name but {_kind(value)}", "give a text or a whole number")
+        )
+    return checked_text(str(value), f"column {column!r}")
+
+
+def number_of(record: Record, column: str) -> float:
+    """The number in a column: a number, or a text that says one.
+
+    Raises:
+        RowError: the value is something else, not finite, or larger than ``MOST_NUMBER``.
+    """
+    value = record[1][column]
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, str | int | float) else float(value)
+        problem = "" if math.isfinite(number) else f"not a finite number but {_kind(value)}"
+    except (ValueError, OverflowError):
+        number, problem = 0.0, f"not a number but {_kind(value)}"
+    if problem:
+        has_comma = isinstance(value, str) and bool(_DECIMAL_COMMA.fullmatch(value.strip()))
+        point = "write a point in place of the decimal comma" if has_comma else "give a number such as 0.75"
+        remedy = f"{point}, or remove the row"
+        raise RowError(Problem(f"column {column!r} is {problem}", remedy))
+    if abs(number) > MOST_NUMBER:
+        raise RowError(
+            Problem(f"column {column!r} has a number beyond {MOST_NUMBER:g}", "divide the column by its size")
+        )
+    return number
+
+
+def _kind(value: object) -> str:
+    """Say what a value is, without the value."""
+    return "a text" if isinstance(value, str) else f"a {type(value).__name__}"
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def _missing(column: str) -> Problem:
+    return Problem(f"column {column!r} is empty", "fill it in or remove the row", is_missing=True)
+
+
+def require_columns(account: RowAccount, columns: Mapping[str, str], found: Sequence[str]) -> None:
+    """Refuse a file that lacks columns, with all of those that it lacks.
+
+    Args:
+        account: of the file.
+        columns: job key -> name.
+        found: columns of the file, or of its first row.
+
+    Raises:
+        DataError: says which are there, where that can't be a row of somebody else's.
+    """
+    missing = {key: name for key, name in columns.items() if name not in found}
+    if not missing:
+        return
+    names = " and ".join(repr(name) for name in missing.values())
+    has = f"it has the columns {', '.join(map(repr, found))}"
+    if not account.is_own and len(missing) == len(columns):  # the first line may be a row
+        has = "the first line, or the keys, have to name the columns, and name none of those that are wanted"
+    keys = " and ".join(missing)
+    how = f"set {keys}"
+    if account.is_own:
+        options = " ".join(f"--column {key.removeprefix('data.')}=NAME" for key in missing)
+        how += f", or in init, predict and eval {options}"
+    raise DataError(f"{account.path} has no column{'s' if len(missing) > 1 else ''} {names}; {has}; {how}")
+
+
+# ---- csv and tsv ------------------------------------------------------------------------------------
+
+
+def _read_text(path: Path, columns: Mapping[str, str], account: RowAccount, encoding: str) -> Iterator[Record]:
+    """Read a text file by its suffix."""
+    suffix = form_suffix(path)
+    readers: dict[str, Callable[[TextIO, Mapping[str, str], RowAccount], Iterator[Record]]] = {
+        ".csv": _read_csv,
+        ".tsv": _read_csv,
+        ".jsonl": _read_jsonl,
+    }
+    if suffix not in readers:
+        raise DataError(f"{path} has the suffix {suffix!r}; rows are read from {', '.join(TABLE_SUFFIXES)} or .gz")
+    form = text_form(path, encoding)
+    account.notes += filter(None, [form.note])
+    with opened_text(path, form) as file:
+        yield from readers[suffix](file, columns, account)
+
+
+def _read_csv(file: TextIO, columns: Mapping[str, str], account: RowAccount) -> Iterator[Record]:
+    csv.field_size_limit(MAX_CELL_CHARACTERS)
+    sample = file.read(_SAMPLE_CHARACTERS)
+    named = _named_separator(sample)
+    separator = named or _separator(account, sample)
+    lines = _lines_again(sample, file)
+    if named:
+        next(lines)
+    reader = csv.reader(lines, delimiter=separator, strict=True)
+    shift = bool(named)  # lines before the reader's first one
+    try:
+        header = next((cells for cells in reader if cells), [])
+        _check_header(account, header, reader.line_num + shift)
+        for cells in reader:
+            if len(cells) > len(header):
+                account.bad(reader.line_num + shift, _too_many(len(cells), len(header), _SEPARATORS[separator]))
+            elif cells:
+                if account.rows == 0:
+                    require_columns(account, columns, header)
+                account.rows += 1
+                missing: list[str | None] = [None] * (len(header) - len(cells))
+                yield reader.line_num + shift, dict(zip(header, [*cells, *missing], strict=True))
+    except csv.Error as error:
+        account.bad(reader.line_num + shift, Problem(_csv_problem(str(error)), "correct it; lines below are not read"))
+
+
+def _named_separator(sample: str) -> str:
+    """The separator that a first line ``sep=;`` names, as Excel writes and reads it; empty without one."""
+    line = sample[: sample.find("\n")].rstrip("\r") if "\n" in sample else sample
+    return line[4:] if line[:4].lower() == "sep=" and line[4:] in _SEPARATORS else ""
+
+
+def _separator(account: RowAccount, sample: str) -> str:
+    """Find what separates the columns: what gives all first lines as many cells, two at least, as the header has."""
+    order = sorted(_SEPARATORS, key=lambda sign: sign != "\t") if form_suffix(account.path) == ".tsv" else _SEPARATORS
+    widths: dict[str, list[int]] = {}
+    for sign in order:
+        try:
+            rows = [len(cells) for cells in csv.reader(io.StringIO(sample, newline=""), delimiter=sign) if cells]
+        except csv.Error:
+            rows = []
+        widths[sign] = rows[:-1] if len(sample) == _SAMPLE_CHARACTERS else rows  # the last one may be cut
+    fits = [sign for sign, found in widths.items() if found and found[0] > 1 and len(set(found)) == 1]
+    if not fits:
+        fits = [sign for sign, found in widths.items() if found and found[0] > 1]
+    if not fits:
+        return next(iter(order))
+    best = max(fits, key=lambda sign: widths[sign][0])
+    others = " or ".join(_SEPARATORS[sign] for sign in fits if sign != best)
+    if others or best != next(iter(order)):
+        would = f"; {others} would fit, too: with a first line such as 'sep=,' it says so itself" if others else ""
+        account.notes.append(f"{account.path} has {_SEPARATORS[best]} between its columns{would}")
+    return best
+
+
+def _lines_again(sample: str, file: TextIO) -> Iterator[str]:
+    """Yield the lines of the whole file, of which the beginning has been read; the last line read may be half a one."""
+    *lines, rest = [*io.StringIO(sample, newline=""), ""][:-1] or [""]
+    yield from lines
+    following = file.readline()
+    if rest.endswith("\n") or (rest.endswith("\r") and following != "\n"):
+        yield rest
+        rest = ""
+    if rest or following:
+        yield rest + following
+    yield from file
+
+
+def _csv_problem(problem: str) -> str:
+    if "field larger" in problem:
+        return f"a cell has more than {MAX_CELL_CHARACTERS:,} characters, so a quote may be missing"
+    if "NUL" in problem:
+        return "it has a zero byte, so it is no CSV"
+    if "unexpected end of data" in problem:
+        return "a quote is opened and never closed"
+    return problem
+
+
+def _too_many(cells: int, columns: int, separator: str) -> Problem:
+    what = f"the row has {cells} cells, the header has {columns} columns"
+    return Problem(what, f"put a text with {separator} in quotes")
+
+
+def _check_header(account: RowAccount, header: Sequence[str], line: int) -> None:
+    """Note the columns; refuse those that stand twice."""
+    if any("\0" in name for name in header):
+        raise DataError(f"{account.path}, line {line}: {_csv_problem('NUL')}; give a text file, or set data.encoding")
+    for index, name in enumerate(header):
+        if name in header[:index]:
+            both = f"columns {header.index(name) + 1} and {index + 1}"
+            raise DataError(f"{account.path}, line {line} gives {both} the same name; rename one of them")
+    account.columns = tuple(header)
+
+
+# ---- jsonl ------------------------------------------------------------------------------------------
+
+
+def _read_jsonl(file: TextIO, columns: Mapping[str, str], account: RowAccount) -> Iterator[Record]:
+    known: dict[str, None] = {}
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line, object_pairs_hook=_without_duplicates)
+        except RowError as error:
+            account.bad(number, error.problem)
+            continue
+        except (ValueError, RecursionError) as error:
+            account.bad(number, Problem(f"it is not JSON: {getattr(error, 'msg', 'a number or nesting is too long')}"))
+            continue
+        if not isinstance(found, dict):
+            account.bad(number, Problem("it is not a JSON object", "write one object a line"))
+            continue
+        known.update(dict.fromkeys(found))
+        account.rows += 1
+        account.columns = tuple(known)
+        yield number, found
+    if account.rows:
+        require_columns(account, columns, account.columns)
+
+
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RowError(Problem(f"it has the key {twice!r} twice", "keep one"))
+    return table
+
+
+# ---- xlsx -------------------------------------------------------------------------------------------
+
+
+def _read_xlsx(path: Path, columns: Mapping[str, str], account: RowAccount) -> Iterator[Record]:
+    """Read the first sheet that has rows; formulas count as the values that were saved with them."""
+    try:
+        library: Any = importlib.import_module("openpyxl")
+    except ImportError as error:
+        raise DataError(f"{path} needs the package 'openpyxl' (extra 'excel'); install it, or save as CSV") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of styles and validations, which are not read
+            book = library.load_workbook(path, read_only=True, data_only=True)
+        try:
+            sheets = [sheet for sheet in book.worksheets if any(_filled(cells) for cells in _cells(sheet))]
+            if len(sheets) > 1:
+                names = ", ".join(repr(str(sheet.title)) for sheet in sheets[1:])
+                account.notes.append(f"{path}: only the sheet {sheets[0].title!r} is read, not {names}")
+            if sheets:
+                yield from _sheet_rows(sheets[0], columns, account)
+        finally:
+            book.close()
+    except (OSError, ValueError, KeyError, TypeError, IndexError, SyntaxError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} is no readable spreadsheet ({error}); save it anew, or as CSV") from error
+
+
+def _cells(sheet: Any) -> Iterable[tuple[object, ...]]:
+    return sheet.iter_rows(values_only=True)  # type: ignore[no-any-return]
+
+
+def _filled(cells: Sequence[object]) -> list[str | None]:
+    """The cells of a row up to its last one with a value, as texts, as a csv file has them; dates in ISO form."""
+    last = max((place for place, value in enumerate(cells, start=1) if value is not None), default=0)
+    return [None if value is None else _text(value) for value in cells[:last]]
+
+
+def _text(value: Any) -> str:
+    return str(value.isoformat()) if hasattr(value, "isoformat") else str(value)
+
+
+def _sheet_rows(sheet: Any, columns: Mapping[str, str], account: RowAccount) -> Iterator[Record]:
+    header: list[str] = []
+    for number, row in enumerate(_cells(sheet), start=1):
+        cells = _filled(row)
+        if not cells:
+            continue
+        if not header:
+            header = [name or "" for name in cells]
+            _check_header(account, header, number)
+            continue
+        if len(cells) > len(header):
+            account.bad(number, Problem(f"the row has {len(cells)} cells, the header has {len(header)} columns"))
+            continue
+        if account.rows == 0:
+            require_columns(account, columns, header)
+        account.rows += 1
+        yield number, dict(zip(header, [*cells, *[None] * (len(header) - len(cells))], strict=True))
+
+
+CONLL_SUFFIXES: Final = (".conll", ".bio", ".iob")
+_DOCUMENT: Final = "-DOCSTART-"
+_TAGS: Final = "tags"
+
+
+class TaggedWords(NamedTuple):
+    """The words of one text.
+
+    Attributes:
+        words: none is empty, and there is one at least.
+        tags: name of the tag of each word; empty where they are not asked for.
+        record: line and columns, as ``table_rows`` has them.
+    """
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    record: Record
+
+
+def is_conll(path: Path) -> bool:
+    """Whether a file has a word a line, by its suffix."""
+    return form_suffix(path) in CONLL_SUFFIXES
+
+
+def tagged_rows(
+    path: Path,
+    account: RowAccount,
+    *,
+    words: str,
+    tags: str,
+    more: dict[str, str] | None = None,
+    known_tags: str = "",
+    encoding: str = AUTO,
+) -> Iterator[TaggedWords]:
+    """The texts of a file, one after the other.
+
+    Args:
+        path: a ``.jsonl`` file, or one with a suffix of ``CONLL_SUFFIXES``; also with ``.gz``.
+        account: gets rows that can't be used: no lists of texts, an empty word, words and tags of different numbers,
+            lines of different numbers of columns.
+        words: column of the words.
+        tags: column of the tags; empty = they are not asked for, and need not be there.
+        more: further columns that have to be there, as ``table_rows`` takes them; none of a CoNLL file.
+        known_tags: what the tags of a CoNLL file are called in records where they are not asked for.
+        encoding: of the file.
+
+    Raises:
+        DataError: the file can't be used.
+    """
+    if is_conll(path):
+        yield from _read_conll(path, account, (words, tags or known_tags or _TAGS), encoding, needs_tags=bool(tags))
+        return
+    if form_suffix(path) in (".csv", ".tsv", ".xlsx"):
+        raise DataError(
+            f"{path} is a table of cells, and words are lists; write .jsonl, a line such as "
+            '{"words": ["Anna", "sings"], "tags": ["B-PER", "O"]}, or CoNLL, a word and its tag a line, as .conll'
+        )
+    needed = {"data.words": words, **({"data.tags": tags} if tags else {}), **(more or {})}
+    for record in table_rows(path, needed, account, encoding=encoding):
+        try:
+            found = _words_of(record, words)
+            yield TaggedWords(found, _tags_of(record, words, tags, len(found)) if tags else (), record)
+        except RowError as error:
+            account.bad(record[0], error.problem)
+
+
+def _words_of(record: Record, column: str) -> tuple[str, ...]:
+    where, value = f"column {column!r} (data.words)", record[1][column]
+    if not isinstance(value, list):
+        raise RowError(Problem(f"{where} is no list but a {type(value).__name__}", "give a list of texts, one a word"))
+    if not value:
+        raise RowError(Problem(f"{where} has no words", "remove the row", is_missing=True))
+    for index, word in enumerate(value, start=1):
+        if not isinstance(word, str):
+            what = f"word {index} of {where} is no text but a {type(word).__name__}"
+            raise RowError(Problem(what, "put it in quotes"))
+        if not checked_text(word, f"word {index} of {where}").strip():
+            raise RowError(Problem(f"word {index} of {where} is empty", "remove it and its tag", is_missing=True))
+    return tuple(value)
+
+
+def _tags_of(record: Record, words: str, column: str, num_words: int) -> tuple[str, ...]:
+    where, value = f"column {column!r} (data.tags)", record[1][column]
+    if not isinstance(value, list):
+        raise RowError(Problem(f"{where} is no list but a {type(value).__name__}", "give a list of names, one a word"))
+    if len(value) != num_words:
+        what = f"column {words!r} (data.words) has {num_words} words and {where} has {len(value)} tags"
+        raise RowError(Problem(what, "give each word one tag"))
+    for index, tag in enumerate(value, start=1):
+        if isinstance(tag, bool) or not isinstance(tag, str | int) or not str(tag).strip():
+            what = "empty" if isinstance(tag, str) else f"a {type(tag).__name__}"
+            raise RowError(Problem(f"tag {index} of {where} is no name but {what}", "give a text or a whole number"))
+        checked_text(str(tag), f"tag {index} of {where}")
+    return tuple(map(str, value))
+
+
+def _read_conll(
+    path: Path, account: RowAccount, names: tuple[str, str], encoding: str, *, needs_tags: bool
+) -> Iterator[TaggedWords]:
+    form = text_form(path, encoding)
+    account.notes += filter(None, [form.note])
+    rows: list[tuple[int, list[str]]] = []
+    first: tuple[int, int] | None = None  # line and number of columns of the first word
+    with opened_text(path, form) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                yield from _one_text(account, rows, names, needs_tags=needs_tags)
+                rows = []
+                continue
+            text = line.rstrip("\r\n")
+            cells = [cell.strip() for cell in text.split("\t")] if "\t" in text else text.split()
+            if cells[0] == _DOCUMENT:
+                continue
+            first = first or (number, len(cells))
+            try:
+                _check_cells(cells, first, needs_tags=needs_tags)
+            except RowError as error:
+                account.bad(number, error.problem)
+                continue
+            rows.append((number, cells))
+    yield from _one_text(account, rows, names, needs_tags=needs_tags)
+
+
+def _check_cells(cells: list[str], first: tuple[int, int], *, needs_tags: bool) -> None:
+    if needs_tags and len(cells) == 1:
+        raise RowError(Problem("the line has one column", "a line has a word, a tab or blanks, and its tag last"))
+    if len(cells) != first[1]:
+        what = f"the line has {len(cells)} columns and line {first[0]} has {first[1]}"
+        raise RowError(Problem(what, "the last column is the tag, so give all lines the same columns"))
+    if not cells[0] or (needs_tags and not cells[-1]):
+        what = f"the line has an empty {'tag' if cells[0] else 'word'}"
+        raise RowError(Problem(what, "the first column is the word, the last its tag; correct or remove the line"))
+    checked_text(cells[0], "the word")
+
+
+def _one_text(
+    account: RowAccount, rows: list[tuple[int, list[str]]], names: tuple[str, str], *, needs_tags: bool
+) -> Iterator[TaggedWords]:
+    """Make a text of the lines between two blank ones; its columns have the names of the job, its line is the first."""
+    if not rows:
+        return
+    words = tuple(cells[0] for _, cells in rows)
+    tags = tuple(cells[-1] for _, cells in rows) if len(rows[0][1]) > 1 else ()
+    columns: dict[str, object] = {names[0]: list(words), **({names[1]: list(tags)} if tags else {})}
+    account.columns = tuple(columns)
+    account.rows += 1
+    yield TaggedWords(words, tags if needs_tags else (), (rows[0][0], columns))

@@ -1,0 +1,262 @@
+"""Safetensors files: their header, their tensors a piece at a time, and whether all numbers are finite.
+
+The header of a safetensors file: written, and read and checked without trusting it or reading a tensor.
+
+Eight bytes length, a JSON object of names with type, shape and offsets, then the data. A file that was cut
+off, has holes or overlaps, or claims sizes that do not fit is refused before anything is allocated.
+
+Source: the safetensors format, README and ``tensor.rs`` (checks of the metadata).
+
+Write and read safetensors files a piece at a time: the header first, from shapes, then each tensor's bytes in turn.
+
+Source: the safetensors format, README (the layout); its Python library makes a file in memory, in two copies.
+
+Whether all numbers of a tensor are finite, read from its bytes a piece at a time, without a library for numbers.
+"""
+
+from __future__ import annotations
+
+import array
+import io
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+from ringtune.errors import IntegrityError, ModelError
+from ringtune.storage.pieces import Piece, Pieces
+from ringtune.storage.strict import is_lfs_pointer, pointer_advice
+from ringtune.texts import printable, shown
+
+DTYPE_BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "I64": 8,
+    "U64": 8,
+    "F64": 8,
+}
+MAX_HEADER_BYTES = 100_000_000
+"""Longest header that is read; no model that there is has one a tenth as long."""
+
+_MOST_AXES: Final = 32
+_MOST_NUMBER: Final = 1 << 62
+_MOST_TOLD: Final = 300
+
+
+class TensorInfo(NamedTuple):
+    """One tensor: its type (``F32``), its shape, its bytes, and where in the file they begin."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    offset: int
+
+
+def read_safetensors_header(path: str | Path) -> dict[str, TensorInfo]:
+    """Names, types and shapes of a safetensors file, in the order of the data.
+
+    Raises:
+        ModelError: the file can't be read, or is only a pointer to it.
+        IntegrityError: truncated, or the header contradicts itself or the size of the file.
+    """
+    path = Path(path)
+    if is_lfs_pointer(path):
+        raise ModelError(pointer_advice(path))
+    try:
+        with path.open("rb") as file:
+            return header_of(file, path.stat().st_size, where=str(path))
+    except OSError as error:
+        raise ModelError(f"can't read {path}: {error.strerror}; give a folder with model.safetensors") from error
+
+
+def header_of(
+    file: BinaryIO, size: int, *, where: str, max_header_bytes: int = MAX_HEADER_BYTES
+) -> dict[str, TensorInfo]:
+    """Names, types and shapes of an open safetensors file of ``size`` bytes, in the order of the data.
+
+    ``where`` names the file in errors; a header above ``max_header_bytes`` is not read.
+
+    Raises:
+        IntegrityError: truncated, or the header contradicts itself or the size of the file.
+    """
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or not 2 <= length <= min(size - 8, max_header_bytes):
+        raise _damaged(where, f"its header claims {length:,} bytes of {size:,}")
+    text = file.read(length)
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(where, f"its header is not readable ({error})") from error
+    if not isinstance(header, dict):
+        raise _damaged(where, "its header is not a table")
+    header.pop("__metadata__", None)
+    start = 8 + length
+    infos = {name: _tensor(where, name, entry, start) for name, entry in header.items()}
+    ordered = sorted(infos.items(), key=lambda pair: (pair[1].offset, pair[1].nbytes))
+    at = start
+    for name, info in ordered:
+        if info.offset != at:
+            raise _damaged(where, f"tensor {shown(name)} begins at byte {info.offset:,}, expected {at:,}")
+        at += info.nbytes
+    if at != size:
+        raise _damaged(where, f"it has {size:,} bytes, its tensors need {at:,}")
+    return dict(ordered)
+
+
+def header_bytes(
+    tensors: Mapping[str, tuple[str, Sequence[int]]], *, metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """The first bytes of a file that has these tensors one after the other: name -> (type, shape)."""
+    header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    at = 0
+    for name, (dtype, shape) in tensors.items():
+        end = at + DTYPE_BYTES[dtype] * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors of a mapped file begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text
+
+
+def _tensor(where: str, name: str, entry: Any, start: int) -> TensorInfo:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        numbers = [*shape, begin, end]
+        valid = len(shape) <= _MOST_AXES and dtype in DTYPE_BYTES
+        valid = valid and all(type(number) is int and 0 <= number <= _MOST_NUMBER for number in numbers)
+        nbytes = DTYPE_BYTES[dtype] * math.prod(shape) if valid else -1
+        told = printable(f"of type {dtype} and shape {shape} can't take bytes [{begin}, {end})", most=_MOST_TOLD)
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
+        raise _damaged(where, f"the entry of tensor {shown(name)} is malformed") from error
+    if not valid or end - begin != nbytes:
+        raise _damaged(where, f"tensor {shown(name)} {told}")
+    return TensorInfo(dtype, tuple(shape), nbytes, start + begin)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return table
+
+
+def _damaged(where: str, reason: str) -> IntegrityError:
+    return IntegrityError(f"{where} is damaged or no safetensors file: {reason}; copy it again from its source")
+
+
+class TensorPieces(NamedTuple):
+    """One tensor with its type (``F32``), its shape, and its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Pieces
+
+
+def write_tensors(tensors: Mapping[str, TensorPieces], *, metadata: Mapping[str, str] | None = None) -> Pieces:
+    """Make a safetensors file, sorted by dtype, widest first so that each tensor is aligned, then by name.
+
+    Equal tensors give equal bytes, in whatever order they come.
+    """
+    names = sorted(tensors, key=lambda name: (-DTYPE_BYTES[tensors[name].dtype], name))
+    entries = {name: (tensors[name].dtype, tensors[name].shape) for name in names}
+    header = header_bytes(entries, metadata=metadata)
+
+    def pieces() -> Iterator[Piece]:
+        yield header
+        for name in names:
+            yield from tensors[name].data
+
+    return Pieces(len(header) + sum(tensors[name].data.size_bytes for name in names), pieces)
+
+
+class TensorFile:
+    """A safetensors file whose header was read and checked; its tensors are read when they are asked for.
+
+    Args:
+        content: of the file.
+        where: names the file in errors.
+        max_header_bytes: longest header that is read.
+
+    Attributes:
+        infos: the tensors by name, in the order of the data.
+        metadata: as the file has it.
+
+    Raises:
+        IntegrityError: truncated, or the header contradicts itself or the size of the file.
+    """
+
+    def __init__(self, content: Pieces, *, where: str, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
+        self._content = content
+        length = int.from_bytes(bytes(content.part(0, 8)), "little")
+        first = bytes(content.part(0, 8 + length)) if length <= max_header_bytes else bytes(content.part(0, 8))
+        self.infos: dict[str, TensorInfo] = header_of(
+            io.BytesIO(first), content.size_bytes, where=where, max_header_bytes=max_header_bytes
+        )
+        self.metadata = _metadata(first, where)
+
+    def tensor(self, name: str) -> TensorPieces:
+        """Return a tensor of the file."""
+        info = self.infos[name]
+        return TensorPieces(info.dtype, info.shape, self._content.part(info.offset, info.nbytes))
+
+    def let_go_of(self, name: str) -> None:
+        """Free what is held of the file up to the end of this tensor, if it is held in memory."""
+        info = self.infos[name]
+        self._content.let_go(info.offset + info.nbytes)
+
+
+def _metadata(first: bytes, where: str) -> dict[str, str]:
+    found = json.loads(first[8:]).get("__metadata__") or {}
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise IntegrityError(f"{where} is damaged: its metadata are no texts; copy it again from its source")
+    return dict(found)
+
+
+_HIGH: Final = {"F16": 0x7C, "BF16": 0x7F, "F32": 0x7F, "F64": 0x7F}
+"""The bits of a number's highest byte that are all set where it is not finite; the sign is left out."""
+_CODES: Final = {"F32": "f", "F64": "d"}
+
+
+def is_finite(pieces: Iterable[Piece], dtype: str) -> bool:
+    """Whether no number is infinite or NaN; whole numbers never are.
+
+    Only pieces with a highest byte that a number of that kind would have are read number by number.
+
+    Args:
+        pieces: of the tensor, little-endian.
+        dtype: as a safetensors file names it, ``F32``.
+    """
+    if dtype not in _HIGH:
+        return not dtype.startswith("F8")
+    size, rest = DTYPE_BYTES[dtype], b""
+    for piece in pieces:
+        content = rest + bytes(piece) if rest else bytes(piece)
+        whole = len(content) - len(content) % size
+        rest = content[whole:]
+        if not _are_finite(content[:whole], dtype, size):
+            return False
+    return not rest
+
+
+def _are_finite(content: bytes, dtype: str, size: int) -> bool:
+    high, mask = content[size - 1 :: size], _HIGH[dtype]
+    suspects = [byte for byte in range(256) if byte & mask == mask and byte in high]
+    if not suspects:
+        return True
+    code = _CODES.get(dtype)
+    if code:
+        return all(map(math.isfinite, array.array(code, content)))
+    if dtype == "F16":
+        return False  # all bits of its exponent are in the highest byte
+    return not any(byte in suspects and low >= 0x80 for byte, low in zip(high, content[0::2], strict=True))

@@ -1,0 +1,158 @@
+"""Activations that blocks keep: ``[memory]`` and ``[velora]`` of a job, and the policy of each slice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ringtune.config.sections import Adapter, check_choice
+from ringtune.errors import JobError
+from ringtune.models.adapter_config import trains_own_weights
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.saved_activations import DEFAULT_PARTS, INITS, LAYERS, ranges_to_json, within
+from ringtune.schedule.units import Range
+
+NONE: Final = "none"
+VELORA: Final = "velora"
+RECOMPUTE: Final = "recompute"
+BOTH: Final = "both"
+POLICIES: Final = (NONE, VELORA, RECOMPUTE, BOTH)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlicePolicy:
+    """What the blocks of one slice do to save activations.
+
+    Attributes:
+        recomputed: those that run again for their backward.
+        projected: those whose linear layers keep projections (VeLoRA).
+    """
+
+    recomputed: tuple[Range, ...] = ()
+    projected: tuple[Range, ...] = ()
+
+    @staticmethod
+    def of(plan: Plan, start: int, stop: int) -> SlicePolicy:
+        """The policy of a plan's blocks [start, stop)."""
+        velora = plan.course.velora
+        return SlicePolicy(
+            recomputed=within(plan.placement.recompute, start, stop),
+            projected=within(velora.blocks, start, stop) if velora is not None else (),
+        )
+
+    @property
+    def name(self) -> str:
+        """One of ``POLICIES``; a slice of which some blocks do something has the name of what they do."""
+        if self.recomputed:
+            return BOTH if self.projected else RECOMPUTE
+        return VELORA if self.projected else NONE
+
+    @property
+    def text(self) -> str:
+        """The policy in words: ``blocks [0, 2) run again``; empty where everything is kept."""
+        said = [f"blocks {_ranges(self.recomputed)} run again"] if self.recomputed else []
+        said += [f"VeLoRA in blocks {_ranges(self.projected)}"] if self.projected else []
+        return ", ".join(said)
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the policy with its ranges as a JSON-able table."""
+        return {
+            "policy": self.name,
+            "recomputed": ranges_to_json(self.recomputed),
+            "projected": ranges_to_json(self.projected),
+        }
+
+
+def _ranges(ranges: Iterable[Range]) -> str:
+    return ", ".join(f"[{start}, {stop})" for start, stop in ranges)
+
+
+AUTO: Final = "auto"
+ACTIVATIONS: Final = (*POLICIES, AUTO)
+
+MOST_PARTS: Final = 1 << 20
+ADAPTER_DOWN: Final = "adapter_down"
+PAPER_LAYERS: Final = ("value", "down", ADAPTER_DOWN)
+"""Where the paper found VeLoRA to serve best: on value and down projections, and those of adapters."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """``[memory]``: how memory is saved.
+
+    Attributes:
+        activations: what a block that trains keeps for its backward: everything, VeLoRA's projections, only its input
+            to run it again, both, or what makes each slice fit and the step fastest.
+    """
+
+    activations: str = NONE
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown word."""
+        check_choice("memory.activations", self.activations, ACTIVATIONS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VeloraSettings:
+    """``[velora]``: which linear layers keep projections of their inputs, with ``memory.activations`` velora or both.
+
+    Beside ``memory.activations = "auto"`` the section allows the planner to choose VeLoRA, which changes gradients.
+
+    Attributes:
+        layers: some of ``query``, ``key``, ``value``, ``attention_out``, ``up``, ``gate``, ``down`` where
+            own weights train, ``adapter_down`` where an adapter does; all layers that read the same input are taken
+            with one of them. Empty: those of ``value``, ``down`` and ``adapter_down`` that train.
+        parts: sub-tokens of an input; 32 parts of 768 values are sub-tokens of 24. One number of each is kept.
+        init: where the direction comes from on which sub-tokens are projected: their mean in the first micro-batch, in
+            all so far, the first singular vector, or the seed.
+    """
+
+    layers: tuple[str, ...] = ()
+    parts: int = DEFAULT_PARTS
+    init: str = INITS[0]
+
+    def __post_init__(self) -> None:
+        """Refuse unknown words, layers that are named twice, and a number of parts out of range."""
+        for layer in self.layers:
+            check_choice("velora.layers", layer, LAYERS)
+        if len(set(self.layers)) != len(self.layers):
+            raise JobError(f"velora.layers names a layer twice: {', '.join(self.layers)}; keep one")
+        if not 1 <= self.parts <= MOST_PARTS:
+            end = "least 1" if self.parts < 1 else f"most {MOST_PARTS:,}"
+            raise JobError(f"velora.parts is {self.parts}, it has to be at {end}")
+        check_choice("velora.init", self.init, INITS)
+
+    def check_trained(self, adapter: Adapter) -> None:
+        """Refuse layers of which no model has one that trains with an adapter.
+
+        Raises:
+            JobError: names the layer and what trains.
+        """
+        own = trains_own_weights(adapter.config)
+        for layer in self.layers:
+            if (layer == ADAPTER_DOWN) == own:
+                what = "the blocks' own weights train, there is no adapter" if own else "only the adapter trains"
+                others = [one for one in LAYERS if (one == ADAPTER_DOWN) != own]
+                raise JobError(
+                    f"velora.layers has {layer!r}, which does not train with adapter.config = {adapter.config!r}: "
+                    f"{what}; name some of {', '.join(others)}"
+                )
+
+
+def checked(memory: Memory, velora: VeloraSettings | None, adapter: Adapter) -> VeloraSettings | None:
+    """The settings of VeLoRA that a job has: those given, or the defaults where its policy needs some.
+
+    Raises:
+        JobError: they are given and its policy has no use for them, or their layers do not train.
+    """
+    if memory.activations in (NONE, RECOMPUTE) and velora is not None:
+        raise JobError(
+            f"[velora] has settings of memory.activations = '{VELORA}', '{BOTH}' or '{AUTO}', but this job has "
+            f"memory.activations = {memory.activations!r}; remove the section or change it"
+        )
+    if memory.activations in (VELORA, BOTH) and velora is None:
+        velora = VeloraSettings()
+    if velora is not None:
+        velora.check_trained(adapter)
+    return velora

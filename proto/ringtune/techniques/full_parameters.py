@@ -1,0 +1,196 @@
+"""Training of all parameters, a group of units at a time (HiFT): ``[hift]`` of a job, and the owners of each group.
+
+``[hift]``: full-parameter training of one group of units at a time, and what it does not go with.
+
+Whose rows train which group of units: where turns and sweeps keep step, an owner never trains some groups.
+
+Two owners, turns of three steps, six groups::
+
+    step    0 1 2 3 4 5 | 6 7 8 9 10 11
+    owner   a a a b b b | a a a b b  b
+    group   0 1 2 3 4 5 | 0 1 2 3 4  5      a trains the groups 0 to 2 for ever, b the others
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ringtune.config.sections import Adapter, Privacy, Train
+from ringtune.errors import JobError
+from ringtune.models.adapter_config import FULL, trains_own_weights
+from ringtune.models.family import MOST_BLOCKS
+from ringtune.schedule.course import Course
+from ringtune.schedule.methods import method_class, method_names
+from ringtune.schedule.methods.hift import ALWAYS, BOTTOM_UP, MEMORY, ORDERS, STATES
+from ringtune.schedule.run_shape import owner_indices, turns_until_repeat, weights
+from ringtune.storage.strict import nearest
+from ringtune.techniques.operations import OperationsSettings
+
+MOST_UNITS = MOST_BLOCKS + 2
+"""Most units of a group: all blocks, embedding and head."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HiftSettings:
+    """``[hift]``: which units train together, in which order, and where the optimizer state of the others is.
+
+    Attributes:
+        group_size: units of a group, which train in one step; embedding, each block and head are a unit each.
+        order: in which a sweep trains the groups; random = shuffled once, by ``train.seed``.
+        always_active: units that train at every step and are in no group: ``"embedding"``, ``"head"``, or both.
+        state: where the optimizer state of a group is kept until its next step; drop = it is forgotten, and starts at
+            zero again.
+    """
+
+    group_size: int = 1
+    order: str = BOTTOM_UP
+    always_active: tuple[str, ...] = ()
+    state: str = MEMORY
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, unknown words, and a unit that stands twice."""
+        if not 1 <= self.group_size <= MOST_UNITS:
+            edge = "at least 1" if self.group_size < 1 else f"at most {MOST_UNITS:,}"
+            raise JobError(f"hift.group_size is {self.group_size}, it has to be {edge}")
+        for name, value, known in (("order", self.order, ORDERS), ("state", self.state, STATES)):
+            _check_word(f"hift.{name}", value, known)
+        for unit in self.always_active:
+            _check_word("hift.always_active", unit, ALWAYS)
+        if len(set(self.always_active)) < len(self.always_active):
+            raise JobError(f"hift.always_active has a unit twice: {list(self.always_active)}; name each once")
+
+
+def with_adapter(tables: Mapping[str, object]) -> dict[str, object]:
+    """The sections of a job in which ``adapter.config`` is ``full`` if the method asks for it and none is given."""
+    train, adapter = tables.get("train"), tables.get("adapter", {})
+    method = train.get("method") if isinstance(train, Mapping) else None
+    if not isinstance(adapter, Mapping) or "config" in adapter or _default(method) == Adapter().config:
+        return dict(tables)
+    return {**tables, "adapter": {**adapter, "config": _default(method)}}
+
+
+def without_default(adapter: Mapping[str, object], method: str) -> dict[str, object]:
+    """The keys of ``[adapter]`` without ``config`` where that is what the method has anyway; another may have another.
+
+    Example: a job of ringada with its ``seq_bn`` may become one of hift, a job with ``lora`` may not.
+    """
+    return {key: value for key, value in adapter.items() if key != "config" or value != _default(method)}
+
+
+def _default(method: object) -> str:
+    is_full = isinstance(method, str) and method in method_names() and method_class(method).full_parameters
+    return FULL if is_full else Adapter().config
+
+
+def check_full_parameters(*, train: Train, adapter: Adapter, operations: OperationsSettings, privacy: Privacy) -> None:
+    """Refuse what does not go with a method that trains all parameters.
+
+    Raises:
+        JobError: names both keys, and the remedy.
+    """
+    if not method_class(train.method).full_parameters:
+        return
+    name = f"train.method = {train.method!r}"
+    if not trains_own_weights(adapter.config):
+        raise JobError(
+            f"adapter.config = {adapter.config!r} and {name} can't go together: the method trains all parameters and "
+            "has no adapters; remove adapter.config or change the method"
+        )
+    if operations.is_any:
+        raise JobError(
+            f"[operations] and {name} can't go together: a subnet that is passed by has no gradient, but the method "
+            "trains whole units; remove the section or change the method"
+        )
+    if privacy.private_blocks:
+        raise JobError(
+            f"privacy.private_blocks = {privacy.private_blocks} and {name} can't go together: private blocks never "
+            "train, but the method trains every block; remove one of them"
+        )
+
+
+def check_group(settings: HiftSettings | None, num_blocks: int) -> None:
+    """Refuse groups that are larger than the units of a model which take turns.
+
+    Raises:
+        JobError: names the key, and the number of units.
+    """
+    if settings is None:
+        return
+    units = num_blocks + len(ALWAYS) - len(settings.always_active)
+    if settings.group_size > units:
+        raise JobError(
+            f"hift.group_size is {settings.group_size}, but {units} units take turns (of {num_blocks} blocks, "
+            f"embedding and head those that are not always active); give 1 to {units}"
+        )
+
+
+def check_warmup(train: Train, num_steps: int, num_sweeps: int) -> None:
+    """Refuse a warm-up that is longer than the run, or with which no step has a learning rate above 0.
+
+    Args:
+        train: with the warm-up, which counts sweeps.
+        num_steps: of the run.
+        num_sweeps: that the run begins; as many as steps where each step has its own learning rate.
+
+    Raises:
+        JobError: names the key, and both numbers.
+    """
+    if train.warmup_steps > num_steps:
+        raise JobError(
+            f"train.warmup_steps is {train.warmup_steps}, the run has {num_steps} steps, so that it would end before "
+            "train.learning_rate is reached; lower it, or train for more steps"
+        )
+    if train.warmup_steps and num_sweeps == 1 < num_steps:
+        raise JobError(
+            f"train.warmup_steps = {train.warmup_steps} counts sweeps over all groups with train.method = "
+            f"{train.method!r}, but the run's {num_steps} steps are within the first sweep, so that the learning rate "
+            "would be 0 at each of them; set train.warmup_steps = 0, or train for more steps"
+        )
+
+
+def _check_word(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        advice = nearest(value, known)
+        close = f"; {advice}" if advice.startswith("did") else ""
+        raise JobError(f"{name} = {value!r} is not one of {', '.join(known)}{close}")
+
+
+_MOST_FOLLOWED = 20_000
+
+
+def lone_groups(course: Course) -> dict[str, tuple[int, ...]]:
+    """Owner -> the places in a sweep that its steps train, for owners that would never train all, however long the run.
+
+    Empty where every owner trains every group in the end, and where blocks have adapters.
+    """
+    if not course.method.full_parameters or len(course.owners) < 2:
+        return {}
+    period = course.method.period(course)
+    places: dict[str, set[int]] = {owner.node: set() for owner in course.owners}
+    for step, owner in enumerate(itertools.islice(_owners(course), _horizon(course, period))):
+        places[owner].add(step % period)
+    return {owner: tuple(sorted(found)) for owner, found in places.items() if len(found) < period}
+
+
+def mixing_iterations(course: Course) -> int | None:
+    """The next longer turn with which every owner trains every group; None if none of twice a sweep does."""
+    period = course.method.period(course)
+    for steps in range(course.local_iterations + 1, course.local_iterations + 2 * period + 1):
+        if not lone_groups(dataclasses.replace(course, local_iterations=steps)):
+            return steps
+    return None
+
+
+def _horizon(course: Course, period: int) -> int:
+    """Steps after which owners and groups meet again as at the beginning, at most ``_MOST_FOLLOWED``."""
+    turns = turns_until_repeat(weights(course.owners, course.turns))
+    return min(_MOST_FOLLOWED, turns * course.local_iterations * period)
+
+
+def _owners(course: Course) -> Iterator[str]:
+    """The owner of each step for ever."""
+    for index in owner_indices(weights(course.owners, course.turns), 0):
+        yield from itertools.repeat(course.owners[index].node, course.local_iterations)

@@ -1,0 +1,590 @@
+"""Knapsacks (D2FT): choose operations of subnets by their scores within the capacities of boards; needs numpy.
+
+Knapsacks, many at once: which items of each are taken, so that their values are large and their costs fit.
+
+Arrays are K knapsacks by N items, an item is a micro-batch. All costs and capacities are whole numbers; values are
+made whole too, so that sums are exact and a tie is a tie on every machine. The rule for ties: of all best choices the
+one that leaves out the latest item in the order of preference, then the next latest one, and so on. Items that are
+worth nothing are taken last, in that order, as long as they fit.
+
+Source: D2FT, Algorithm 2, with each operation's own cost as guard, and its index stepped down.
+
+Choose full operations first, then forward-only ones among the rest: D2FT's two stages, for many subnets at once.
+
+Stage one takes full operations by their backward scores under C^pf, at c^f + c^b each. Stage two takes forward-only
+ones by their forward scores under C^po, at c^f each. Equation 5 allows one operation for a micro-batch, so stage two
+chooses among those that stage one left: three full and one forward-only of five are just that.
+
+Source: D2FT, equations 5 to 8 and Algorithm 1.
+
+Choose full and forward-only operations together: one multiple-choice knapsack for each subnet, solved exactly.
+
+Each micro-batch is full, forward-only or passed by; both kinds share one capacity, C^pf + C^po. A forward score counts
+``score_scale`` times against a backward score. What is left in the end goes to full operations, then to forward-only
+ones, where that loses nothing.
+
+Source: D2FT, equation 6 without the decoupling of equations 7 and 8; section IV-F (the scale).
+
+What D2FT is compared with: operations drawn by lot, and whole subnets pruned.
+
+Random: each subnet draws which micro-batches are full and which forward-only, with the counts that its capacities
+allow. Pruning: the subnets that count least are passed by for all micro-batches until the next choice; the budget is
+over all subnets, so that some nodes may have nothing to do. Magnitude counts a subnet's weights. Magnitude-gradient
+counts the sum of weights and gradients, each as a share of its mean over all subnets, because a sum of two measures
+needs one scale.
+
+Source: D2FT, section III-A (baselines). Sum: Sokar et al., Where to pay attention in sparse training for feature
+selection, whose importance is a weighted sum of both.
+
+Choose a run's table of operations from the scores that its nodes reported.
+
+Costs and capacities become whole numbers. A capacity is rounded down to whole rows of its own operation, a
+micro-batch costs its rows; micro-batches of equal rows are counted. The joint choice needs one unit for both kinds: a
+full operation of a row is as few units as make a forward-only one whole too, at most 100; otherwise it is 100, and a
+forward-only one is rounded up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringtune.errors import PlanError
+from ringtune.schedule.batches import num_batches
+from ringtune.schedule.course import Course
+from ringtune.schedule.operation_tables import (
+    FORWARD_ONLY,
+    FULL,
+    SHORTCUT,
+    BatchOperations,
+    BlockScores,
+    Choice,
+    Operations,
+    Policy,
+    Score,
+)
+from ringtune.techniques.operations import Chooser, choosers_of, kept_subnets, limits_of, whole
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+SUM_BITS: Final = 62
+"""All values of a knapsack together have at most so many bits; each is rounded to its share of them."""
+_NEVER: Final = -(2**62)
+"""What no choice is worth."""
+_CELLS: Final = 16_000_000
+"""Cells of the search table of one go; more knapsacks are solved in several."""
+
+
+def whole_values(values: NDArray[np.float64]) -> Ints:
+    """Values as whole numbers, each knapsack in its own unit, which is a power of two."""
+    largest = values.max(axis=tuple(range(1, values.ndim)), initial=0.0, keepdims=True)
+    bits = SUM_BITS - (values.shape[-1] - 1).bit_length() if values.size else 0
+    whole: Ints = np.rint(np.ldexp(values, bits - np.frexp(largest)[1])).astype(np.int64)
+    return whole
+
+
+def packed(values: Ints, costs: Ints, capacity: Ints, order: Ints, allowed: Bools) -> Bools:
+    """Solve all knapsacks exactly.
+
+    Args:
+        values: of each item, at least 0.
+        costs: of each item, at least 0.
+        capacity: of each knapsack.
+        order: the items of each knapsack in the order of preference.
+        allowed: which items may be taken.
+
+    Returns:
+        Which items are taken.
+    """
+    taken = np.zeros(values.shape, dtype=bool)
+    if not values.size:
+        return taken
+    equal = (costs == costs[:, :1]).all(axis=1)
+    if equal.any():
+        taken[equal] = _sorted(*(each[equal] for each in (values, costs, capacity, order, allowed)))
+    rest = np.flatnonzero(~equal)
+    for some in in_parts(rest, values.shape[1], int(capacity[rest].max(initial=0))):
+        taken[some] = _searched(*(each[some] for each in (values, costs, capacity, order, allowed)))
+    return taken
+
+
+def take_in_order(order: Ints, costs: Ints, capacity: Ints, allowed: Bools) -> Bools:
+    """Take items in an order, each that still fits what those before it left."""
+    taken = np.zeros(costs.shape, dtype=bool)
+    at, left = np.arange(len(costs)), capacity.copy()
+    for item in order.T:
+        cost = costs[at, item]
+        fits = allowed[at, item] & (cost <= left)
+        taken[at, item] = fits
+        left -= np.where(fits, cost, 0)
+    return taken
+
+
+def in_parts(rows: NDArray[Any], items: int, capacity: int) -> list[NDArray[Any]]:
+    """The knapsacks in parts, such that the search table of each has not too many cells."""
+    each = max(1, _CELLS // (items * (capacity + 1)))
+    return [rows[at : at + each] for at in range(0, len(rows), each)]
+
+
+def after(best: Ints, cost: Ints, value: Ints) -> Ints:
+    """What each knapsack is worth at each capacity if it takes one more item; impossible below the item's cost.
+
+    Args:
+        best: without the item, for each capacity from 0 on, K by W.
+        cost: of the item in each knapsack.
+        value: of the item in each knapsack.
+    """
+    if (cost == cost[0]).all():  # one shift for all knapsacks
+        least = min(int(cost[0]), best.shape[1])
+        found = np.full_like(best, _NEVER)
+        found[:, least:] = best[:, : best.shape[1] - least] + value[:, None]
+        return found
+    weights = np.arange(best.shape[1]) - cost[:, None]
+    below: Ints = np.take_along_axis(best, np.maximum(weights, 0), axis=1) + value[:, None]
+    return np.where(weights >= 0, below, _NEVER)
+
+
+def _sorted(values: Ints, costs: Ints, capacity: Ints, order: Ints, allowed: Bools) -> Bools:
+    """Items of equal cost: the most valuable ones, those in front where values tie."""
+    ranked = np.argsort(-np.take_along_axis(values, order, axis=1), axis=1, kind="stable")
+    return take_in_order(np.take_along_axis(order, ranked, axis=1), costs, capacity, allowed)
+
+
+def _searched(values: Ints, costs: Ints, capacity: Ints, order: Ints, allowed: Bools) -> Bools:
+    """Items of any cost: Algorithm 2 over the items in their order of preference."""
+    at = np.arange(len(values))
+    best = np.zeros((len(values), int(capacity.max()) + 1), dtype=np.int64)
+    better = np.zeros((order.shape[1], *best.shape), dtype=bool)
+    for step, item in enumerate(order.T):
+        taking = after(best, costs[at, item], np.where(allowed[at, item], values[at, item], _NEVER))
+        better[step] = taking > best
+        best = np.maximum(best, taking)
+    taken, left = np.zeros(values.shape, dtype=bool), capacity.copy()
+    for step in reversed(range(len(better))):
+        item = order[:, step]
+        taken[at, item] = better[step, at, left]
+        left -= np.where(taken[at, item], costs[at, item], 0)
+    return taken | take_in_order(order, costs, left, allowed & ~taken)
+
+
+Codes = NDArray[np.uint8]
+"""Operations as the numbers of their characters."""
+
+
+class Knapsacks(NamedTuple):
+    """K knapsacks over N micro-batches, in whole numbers.
+
+    Attributes:
+        full_costs: of a full operation for each micro-batch, K by N.
+        forward_costs: of a forward-only one.
+        full_capacity: C^pf of each knapsack, K.
+        forward_capacity: C^po of each.
+        order: the micro-batches of each in the order of preference where scores tie, K by N.
+    """
+
+    full_costs: Ints
+    forward_costs: Ints
+    full_capacity: Ints
+    forward_capacity: Ints
+    order: Ints
+
+
+def two_stage(knapsacks: Knapsacks, backward: NDArray[np.float64], forward: NDArray[np.float64]) -> Codes:
+    """The operations of each knapsack, by D2FT's two stages.
+
+    Args:
+        knapsacks: costs, capacities, and order.
+        backward: what a full operation is worth for each micro-batch, K by N.
+        forward: what a forward-only one is worth.
+    """
+    full_costs, forward_costs, full_capacity, forward_capacity, order = knapsacks
+    every = np.ones(order.shape, dtype=bool)
+    full = packed(whole_values(backward), full_costs, full_capacity, order, every)
+    forward_only = packed(whole_values(forward), forward_costs, forward_capacity, order, ~full)
+    return codes_of(full, forward_only)
+
+
+def codes_of(full: NDArray[np.bool_], forward_only: NDArray[np.bool_]) -> Codes:
+    """The operations where these are full, those forward-only, and all others shortcuts."""
+    rest = np.where(forward_only, ord(FORWARD_ONLY), ord(SHORTCUT))
+    return np.where(full, ord(FULL), rest).astype(np.uint8)
+
+
+def joint(
+    knapsacks: Knapsacks, backward: NDArray[np.float64], forward: NDArray[np.float64], score_scale: float = 1.0
+) -> Codes:
+    """The operations of each knapsack, by one search over both kinds.
+
+    Args:
+        knapsacks: costs, capacities, and order; both kinds of costs in the same unit.
+        backward: what a full operation is worth for each micro-batch, K by N.
+        forward: what a forward-only one is worth, before it is scaled.
+        score_scale: what a forward score counts against a backward score.
+
+    Raises:
+        PlanError: a scaled forward score is too large for a float.
+    """
+    with np.errstate(over="ignore"):
+        scaled = score_scale * forward
+    if not np.isfinite(scaled).all():
+        raise PlanError(f"operations.score_scale = {score_scale:g} makes forward scores too large; lower it")
+    values = whole_values(np.stack([backward, scaled], axis=1))
+    costs = np.stack([knapsacks.full_costs, knapsacks.forward_costs], axis=1)
+    most = np.maximum(knapsacks.full_costs, knapsacks.forward_costs).sum(axis=1)
+    capacity = np.minimum(knapsacks.full_capacity + knapsacks.forward_capacity, most)
+    codes = np.zeros(backward.shape, dtype=np.uint8)
+    for some in in_parts(np.arange(len(codes)), knapsacks.order.shape[1], int(capacity.max(initial=0))):
+        codes[some] = _jointly_searched(values[some], costs[some], capacity[some], knapsacks.order[some])
+    return codes
+
+
+def _jointly_searched(values: Ints, costs: Ints, capacity: Ints, order: Ints) -> Codes:
+    at = np.arange(len(order))
+    best = np.zeros((len(order), int(capacity.max()) + 1), dtype=np.int64)
+    kinds = np.zeros((order.shape[1], *best.shape), dtype=np.int8)  # 1 full, 2 forward-only, 0 neither
+    for step, item in enumerate(order.T):
+        before = best
+        for kind in (1, 2):
+            taking = after(before, costs[at, kind - 1, item], values[at, kind - 1, item])
+            kinds[step][taking > best] = kind
+            best = np.maximum(best, taking)
+    full, forward_only, left = _walked_back(kinds, costs, capacity, order)
+    return _filled(full, forward_only, left, values, costs, order)
+
+
+def _walked_back(kinds: NDArray[np.int8], costs: Ints, capacity: Ints, order: Ints) -> tuple[Bools, Bools, Ints]:
+    at, left = np.arange(len(order)), capacity.copy()
+    full, forward_only = np.zeros(order.shape, dtype=bool), np.zeros(order.shape, dtype=bool)
+    for step in reversed(range(len(kinds))):
+        item, kind = order[:, step], kinds[step, at, left]
+        full[at, item], forward_only[at, item] = kind == 1, kind == 2
+        left -= np.where(kind == 0, 0, costs[at, np.maximum(kind, 1) - 1, item])
+    return full, forward_only, left
+
+
+def _filled(full: Bools, forward_only: Bools, left: Ints, values: Ints, costs: Ints, order: Ints) -> Codes:
+    now = np.where(forward_only, values[:, 1], 0)
+    more = np.where(forward_only, costs[:, 0] - costs[:, 1], costs[:, 0])
+    raised = take_in_order(order, np.maximum(more, 0), left, ~full & (values[:, 0] >= now))
+    left = left - np.where(raised, np.maximum(more, 0), 0).sum(axis=1)
+    full, forward_only = full | raised, forward_only & ~raised
+    added = take_in_order(order, costs[:, 1], left, ~full & ~forward_only)
+    return codes_of(full, forward_only | added)
+
+
+def drawn(knapsacks: Knapsacks, *, seed: int, owner: str, step: int) -> Codes:
+    """The operations that each subnet draws for one owner's batches.
+
+    The lots are keyed by seed, owner and step of the decision, and counted on by batch, subnet and micro-batch.
+    """
+    digest = hashlib.sha256(f"operations/{seed}/{owner}/{step}".encode()).digest()
+    lots = np.random.Philox(key=int.from_bytes(digest[:16], "big")).random_raw(knapsacks.order.size)
+    order: Ints = np.argsort(np.reshape(lots, knapsacks.order.shape), axis=1, kind="stable")
+    every = np.ones(order.shape, dtype=bool)
+    full = take_in_order(order, knapsacks.full_costs, knapsacks.full_capacity, every)
+    forward_only = take_in_order(order, knapsacks.forward_costs, knapsacks.forward_capacity, ~full)
+    return codes_of(full, forward_only)
+
+
+def kept(choosers: Sequence[Chooser], scores: NDArray[np.float64], most: float) -> Bools:
+    """Which choosers pruning keeps.
+
+    Args:
+        choosers: all that choose.
+        scores: of each chooser by each of the policy's scores, summed over its blocks and all micro-batches.
+        most: subnets that may stay; each block of a group counts as one.
+
+    Raises:
+        PlanError: none may stay.
+    """
+    blocks = np.array([chooser.stop - chooser.start for chooser in choosers])
+    each = scores / blocks[:, None]
+    mean = each.mean(axis=0)
+    worth = (each / np.where(mean > 0, mean, 1)).sum(axis=1)
+    order: Ints = np.argsort(-worth, kind="stable")[None]
+    every = np.ones(order.shape, dtype=bool)
+    found: Bools = take_in_order(order, blocks[None], np.array([whole(most, 1)]), every)[0]
+    if not found.any():
+        raise PlanError(f"pruning may keep {most:.2g} of {blocks.sum()} subnets, so none; raise operations.compute")
+    return found
+
+
+Scores = NDArray[np.float64]
+"""Batches by micro-batches by blocks by scores by subnets."""
+
+
+class Batches(NamedTuple):
+    """The batches of one owner.
+
+    Attributes:
+        owner: whose.
+        num_batches: how many it has.
+        sizes: rows of each micro-batch.
+    """
+
+    owner: str
+    num_batches: int
+    sizes: tuple[int, ...]
+
+
+def batches_of(course: Course) -> list[Batches]:
+    """The batches of each owner of a course, in the order of its owners."""
+    return [
+        Batches(
+            owner=owner.node,
+            num_batches=num_batches(owner.train_rows, course.batch_size),
+            sizes=course.microbatch_sizes(course.batch_rows(owner)),
+        )
+        for owner in course.owners
+    ]
+
+
+def scores_by_owner(course: Course, choosers: Sequence[Chooser], scores: Sequence[BlockScores]) -> dict[str, Scores]:
+    """The scores of each owner, as an array; 0 for blocks that choose nothing.
+
+    Raises:
+        PlanError: a score is missing, stands twice, is of no batch or block of the course, or is no number of at least
+            0; names owner, batch, micro-batch, block and subnet.
+    """
+    needed = sorted({block for chooser in choosers for block in range(chooser.start, chooser.stop)})
+    rows: dict[str, list[BlockScores]] = {owner.node: [] for owner in course.owners}
+    for entry in scores:
+        if entry.owner not in rows:
+            raise PlanError(f"{_name(entry)} are of no owner of this run; it has {', '.join(rows)}")
+        rows[entry.owner].append(entry)
+    return {batches.owner: _array(course, batches, needed, rows[batches.owner]) for batches in batches_of(course)}
+
+
+def _array(course: Course, batches: Batches, needed: Sequence[int], entries: Sequence[BlockScores]) -> Scores:
+    choice = course.choice
+    if choice is None:
+        raise PlanError("scores came for a run that chooses no operations; use one version on all machines")
+    limits = (batches.num_batches, len(batches.sizes), course.num_blocks)
+    for entry in entries:
+        _check_entry(entry, choice, limits)
+    where = np.array([entry[1:4] for entry in entries], dtype=np.int64).reshape(-1, 3)
+    seen = np.zeros(limits, dtype=np.int64)
+    np.add.at(seen, tuple(where.T), 1)
+    _check_seen(batches.owner, seen, needed, _scored(course, batches.owner))
+    found = np.zeros((*limits, len(choice.scores), choice.subnets))
+    found[tuple(where.T)] = np.array([entry.values for entry in entries]).reshape(-1, *found.shape[3:])
+    _check_numbers(batches.owner, found, choice)
+    if not (choice.prunes or any(score.needs_gradient for score in choice.scores)):
+        found[:] = found[_scored(course, batches.owner)[0]]  # of weights alone: all batches are alike
+    return found
+
+
+def _check_entry(entry: BlockScores, choice: Choice, limits: tuple[int, int, int]) -> None:
+    for name, value, limit in zip(("batch", "micro-batch", "block"), entry[1:4], limits, strict=True):
+        if not 0 <= value < limit:
+            raise PlanError(f"{_name(entry)} are of no {name} of this run, which has {limit}; plan anew")
+    if len(entry.values) != len(choice.scores) or any(len(value) != choice.subnets for value in entry.values):
+        shape = f"{len(entry.values)} times {len(entry.values[0]) if entry.values else 0} numbers"
+        raise PlanError(
+            f"{_name(entry)} are {shape}, it has to be {len(choice.scores)} scores of {choice.subnets} subnets; use "
+            "one version on all machines"
+        )
+
+
+def _scored(course: Course, node: str) -> list[int]:
+    """The batches of an owner that are scored."""
+    owner = course.owner(node)
+    return sorted(course.batch_id(node, at) for at in range(course.num_scored(owner) if owner else 0))
+
+
+def _check_seen(owner: str, seen: NDArray[np.int64], needed: Sequence[int], scored: Sequence[int]) -> None:
+    missing = np.zeros(seen.shape, dtype=bool)
+    missing[np.ix_(scored, range(seen.shape[1]), needed)] = True
+    for wrong, text in ((missing & (seen == 0), "are missing"), (seen > 1, "stand twice")):
+        if wrong.any():
+            batch, micro, block = (int(each[0]) for each in np.nonzero(wrong))
+            name = _name(BlockScores(owner, batch, micro, block, ()))
+            raise PlanError(f"{name} {text}; use one version on all machines, and start the run anew")
+
+
+def _check_numbers(owner: str, found: Scores, choice: Choice) -> None:
+    wrong = ~(np.isfinite(found) & (found >= 0))
+    if not wrong.any():
+        return
+    batch, micro, block, score, subnet = (int(each[0]) for each in np.nonzero(wrong))
+    value = float(found[batch, micro, block, score, subnet])
+    why = "below 0" if math.isfinite(value) else "no finite number"
+    raise PlanError(
+        f"{_name(BlockScores(owner, batch, micro, block, ()))}, subnet {subnet}: {choice.scores[score]} is {value}, "
+        f"which is {why}; look at the rows of {owner} and at the weights of the model; nothing was trained with it"
+    )
+
+
+def _name(entry: BlockScores) -> str:
+    return f"scores of owner {entry.owner}, batch {entry.batch_id}, micro-batch {entry.micro}, block {entry.block}"
+
+
+MOST_UNITS = 100
+"""Units of one row's full operation in the joint choice, at most."""
+
+
+def choose_table(course: Course, scores: Sequence[BlockScores], step: int = 0) -> Operations:
+    """The table of a course's policy; blocks that may not train are full, which is forward-only there.
+
+    Args:
+        course: with a choice.
+        scores: of every micro-batch of each batch that is scored (``Course.num_scored``) and every block that may
+            train; not asked for where the policy needs none.
+        step: of the decision; the policy random draws another table at each.
+
+    Raises:
+        PlanError: the course chooses nothing, scores are missing, twice, or no number of at least 0, or nothing
+            would ever be full.
+    """
+    if course.choice is None:
+        raise PlanError("this run chooses no operations; give its job [operations] with a policy")
+    choice, choosers = course.choice, choosers_of(course)
+    if choice.policy == Policy.STANDARD or not choosers:
+        return Operations(subnets=choice.subnets)
+    given = scores_by_owner(course, choosers, scores) if choice.scores else {}
+    if choice.policy == Policy.JOINT:
+        given = _in_means(choosers, given)
+    if Policy(choice.policy).is_pruning:
+        found = _pruned(course, choosers, given)
+    else:
+        found = [_chosen(course, choosers, batches, given.get(batches.owner), step) for batches in batches_of(course)]
+    if not any((codes == ord(FULL)).any() for codes in found):
+        raise PlanError(
+            f"operations of policy {choice.policy} leave nothing full, so nothing would train; lower "
+            f"operations.score_scale, which is {choice.score_scale:g}, or raise operations.compute or operations.full"
+        )
+    return Operations(
+        batches=tuple(
+            BatchOperations(owner=batches.owner, batch_id=batch_id, rows=rows)
+            for batches, codes in zip(batches_of(course), found, strict=True)
+            for batch_id, rows in enumerate(_rows(course, choosers, codes))
+        ),
+        subnets=choice.subnets,
+    )
+
+
+def _chosen(
+    course: Course, choosers: Sequence[Chooser], batches: Batches, scores: Scores | None, step: int
+) -> NDArray[np.uint8]:
+    choice = _choice(course)
+    units = _units(choosers) if choice.policy == Policy.JOINT else [_Units(1, 1)] * len(choosers)
+    knapsacks = _knapsacks(course, choosers, batches, units)
+    if scores is None:
+        codes = drawn(knapsacks, seed=course.seed, owner=batches.owner, step=step)
+    else:
+        summed = _by_chooser(choosers, scores)
+        at = {score: summed[:, :, index].reshape(knapsacks.order.shape) for index, score in enumerate(choice.scores)}
+        backward = at[Score(choice.backward_score)]
+        forward = at.get(Score(choice.forward_score), np.zeros_like(backward))
+        if choice.policy == Policy.JOINT:
+            codes = _full_where_all_fits(knapsacks, joint(knapsacks, backward, forward, choice.score_scale))
+        else:
+            codes = two_stage(knapsacks, backward, forward)
+    return codes.reshape(batches.num_batches, len(choosers), len(batches.sizes))
+
+
+def _full_where_all_fits(knapsacks: Knapsacks, codes: Codes) -> Codes:
+    """Leave nothing out for a score where nothing has to be left out."""
+    all_fits = knapsacks.full_capacity >= knapsacks.full_costs.sum(axis=1)
+    return np.where(all_fits[:, None], ord(FULL), codes).astype(np.uint8)
+
+
+def _pruned(course: Course, choosers: Sequence[Chooser], scores: dict[str, Scores]) -> list[NDArray[np.uint8]]:
+    summed = np.zeros((len(choosers), len(_choice(course).scores)))
+    for owner in sorted(scores):
+        summed += _by_chooser(choosers, scores[owner]).sum(axis=(0, 3))
+    stay = kept(choosers, summed, kept_subnets(course))
+    codes = np.where(stay, ord(FULL), ord(SHORTCUT)).astype(np.uint8)[None, :, None]
+    return [np.tile(codes, (batches.num_batches, 1, len(batches.sizes))) for batches in batches_of(course)]
+
+
+def _in_means(choosers: Sequence[Chooser], given: dict[str, Scores]) -> dict[str, Scores]:
+    """Each kind of score as a share of its mean over all blocks that choose: what is compared needs one scale."""
+    found = {owner: scores.copy() for owner, scores in given.items()}
+    for kind in range(next(iter(given.values())).shape[3]):
+        every = np.concatenate([scores[:, :, choosers[0].start :, kind].ravel() for scores in given.values()])
+        largest = every.max(initial=0)
+        if not largest:
+            continue
+        mean = math.fsum(every / largest) / every.size
+        for scores in found.values():
+            scores[:, :, :, kind] = scores[:, :, :, kind] / largest / mean
+    return found
+
+
+def _choice(course: Course) -> Choice:
+    if course.choice is None:
+        raise PlanError("this run chooses no operations; give its job [operations] with a policy")
+    return course.choice
+
+
+# ---- whole numbers ------------------------------------------------------------------------------------
+
+
+class _Units(NamedTuple):
+    """What one row costs, in whole numbers."""
+
+    full: int
+    forward: int
+
+
+def _units(choosers: Sequence[Chooser]) -> list[_Units]:
+    shares = [each.capacity.forward / (each.capacity.forward + each.capacity.backward) for each in choosers]
+    known = {share: _units_of(share) for share in set(shares)}
+    return [known[share] for share in shares]
+
+
+def _units_of(share: float) -> _Units:
+    for full in range(1, MOST_UNITS):
+        if abs(full * share - round(full * share)) < 1e-9:
+            return _Units(full, round(full * share))
+    return _Units(MOST_UNITS, math.ceil(MOST_UNITS * share - 1e-9))
+
+
+def _knapsacks(course: Course, choosers: Sequence[Chooser], batches: Batches, units: Sequence[_Units]) -> Knapsacks:
+    limits = [limits_of(course, chooser, batches.sizes) for chooser in choosers]
+    count, each = batches.num_batches, math.gcd(*limits[0].costs)
+    sizes = np.array(limits[0].costs) // each
+    full, forward = (np.tile([unit[at] for unit in units], count) for at in (0, 1))
+    full_rows = np.tile([limit.full // each for limit in limits], count)
+    forward_rows = np.tile([limit.forward_only // each for limit in limits], count)
+    return Knapsacks(
+        full_costs=full[:, None] * sizes,
+        forward_costs=forward[:, None] * sizes,
+        full_capacity=full * np.minimum(full_rows, sizes.sum()),
+        forward_capacity=forward * np.minimum(forward_rows, sizes.sum()),
+        order=_order(choosers, count, len(sizes)),
+    )
+
+
+def _order(choosers: Sequence[Chooser], batches: int, microbatches: int) -> Ints:
+    """As ``Chooser.order`` for all batches and choosers."""
+    firsts = np.array([chooser.first for chooser in choosers])[None, :, None] + np.arange(batches)[:, None, None]
+    return ((firsts + np.arange(microbatches)) % microbatches).reshape(-1, microbatches)
+
+
+# ---- arrays and rows ----------------------------------------------------------------------------------
+
+
+def _by_chooser(choosers: Sequence[Chooser], scores: Scores) -> NDArray[np.float64]:
+    """Batches by choosers by scores by micro-batches: the sums over the blocks of each chooser."""
+    found = [scores[:, :, each.start : each.stop, :, each.subnet].sum(axis=2) for each in choosers]
+    return np.stack(found, axis=1).transpose(0, 1, 3, 2)
+
+
+def _rows(course: Course, choosers: Sequence[Chooser], codes: Codes) -> list[tuple[str, ...]]:
+    batches, _, microbatches = codes.shape
+    subnets = _choice(course).subnets
+    table = np.full((batches, course.microbatches, course.num_blocks, subnets), ord(FULL), dtype=np.uint8)
+    for at, chooser in enumerate(choosers):
+        table[:, :microbatches, chooser.start : chooser.stop, chooser.subnet] = codes[:, at, :, None]
+    width = course.num_blocks * subnets
+    text = table.tobytes().decode("ascii")
+    rows = [text[start : start + width] for start in range(0, len(text), width)]
+    return [tuple(rows[at : at + course.microbatches]) for at in range(0, len(rows), course.microbatches)]

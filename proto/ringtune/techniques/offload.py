@@ -1,0 +1,432 @@
+"""Offload (ColA): the section of a job, the helpers of a plan, and the rows of users with adapters of their own.
+
+``[offload]``: which hosts let other nodes fit their adapters (ColA), and what that does not go with.
+
+The plan in which helpers fit the adapters of whole slices: what a job, the planner, or a what-if names.
+
+Whose row is which: users whose rows train adapters of their own (ColA, collaboration of users).
+
+An owner's rows are in the order of its users: with 3 rows of anna and 5 of ben, the rows 0 to 2 are anna's. So an index
+says whose row it is, every node can tell it for every batch from the course alone, and nothing of it travels.
+
+Source: ColA, section 4.3 and Table 4 (joint, alone, collaboration).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from ringtune.config.sections import MOST_STEPS, Adapter, Train, check_choice
+from ringtune.errors import JobError, PlanError
+from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.adapter_support import merged_refusal, offload_refusal
+from ringtune.schedule.batches import eval_rows
+from ringtune.schedule.course import (
+    ALONE,
+    COLLABORATION,
+    EXACT,
+    IN_STEP,
+    JOINT,
+    PAIRS,
+    USERS,
+    Course,
+    Manner,
+    Offload,
+    stream_of,
+)
+from ringtune.schedule.methods import Method
+from ringtune.schedule.placement import Helper
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import Extent, Owner, UserRows, check_user_name
+from ringtune.schedule.saved_activations import merged
+from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
+from ringtune.schedule.units import Range
+from ringtune.storage.strict import nearest
+from ringtune.techniques.activation_checkpointing import BOTH, VELORA, Memory, VeloraSettings
+from ringtune.techniques.operations import OperationsSettings
+
+OFF: Final = "off"
+AUTO: Final = "auto"
+MODES: Final = (OFF, AUTO)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OffloadSettings:
+    """``[offload]``: whether other nodes fit the adapters of a host, from its pairs of inputs and output gradients.
+
+    Attributes:
+        mode: off = each host fits its own adapters; auto = the planner lets a node help where the step is predicted to
+            be faster, or nothing fits otherwise; a table of host = helper, as in ``{"pi-1" = "laptop"}``, names them.
+        interval: steps whose gradients a helper adds up for one update; above 1 the result is another one.
+        pairs: how pairs travel: as they were computed, rounded to 16 bits, or with projections of inputs; all but
+            float32 change the result.
+        merged: whether hosts hold linear adapters inside the matrices beside them, so that their memory does not
+            depend on the adapters; the result has the rounding of a matrix.
+        overlap: whether a host goes on to the next step of its turn before its helper has updated; its adapters are one
+            step behind then, and the result is another one.
+        users: joint = all rows train one set of adapters; alone = each user's rows train a set of their own;
+            collaboration = they do, and every row goes through the sum of all sets.
+        adapters: adapter configurations of single users, as in ``{"anna" = "linear"}``, who have them in place of
+            ``adapter.config``.
+    """
+
+    mode: str | dict[str, str] = field(default=OFF)
+    interval: int = 1
+    pairs: str = EXACT
+    merged: bool = False
+    overlap: bool = False
+    users: str = JOINT
+    adapters: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse unknown words, an interval out of range, odd tables, and hosts that would help themselves."""
+        if isinstance(self.mode, str):
+            _check_mode(self.mode)
+        else:
+            _check_map(self.mode)
+        if isinstance(self.interval, bool) or not 1 <= self.interval <= MOST_STEPS:
+            edge = f"at most {MOST_STEPS:,}" if self.interval > MOST_STEPS else "at least 1"
+            raise JobError(f"offload.interval is {self.interval}, it has to be {edge}")
+        check_choice("offload.pairs", self.pairs, PAIRS)
+        check_choice("offload.users", self.users, USERS)
+        odd = [name for name, value in dataclasses.asdict(IN_STEP).items() if getattr(self, name) != value]
+        if not self.is_on and odd:
+            name = odd[0]
+            raise JobError(
+                f"offload.{name} = {getattr(self, name)!r} has no meaning with offload.mode = 'off'; set offload.mode, "
+                "or remove it"
+            )
+        try:
+            _ = self.manner
+            for user in self.chosen_adapters:
+                check_user_name(user)
+        except PlanError as error:  # users whose adapters can't be merged, or have to be; a name that none may have
+            raise JobError(str(error)) from error
+        if self.adapters is not None and not self.adapters:
+            raise JobError("offload.adapters is an empty table; name an adapter for a user, or remove it")
+        if self.adapters and self.users == JOINT:
+            raise JobError(
+                f"offload.adapters has no meaning with offload.users = {JOINT!r}, where all users train the same "
+                f"adapters; remove it, or set offload.users = {ALONE!r}"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any node may help another."""
+        return self.mode != OFF
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the result is that of a run without helpers."""
+        return self.manner.is_exact
+
+    @property
+    def manner(self) -> Manner:
+        """How helpers fit."""
+        return Manner(
+            interval=self.interval, pairs=self.pairs, merged=self.merged, overlap=self.overlap, users=self.users
+        )
+
+    @property
+    def chosen_adapters(self) -> Mapping[str, str]:
+        """The adapter configuration of each user who has another one than ``adapter.config``."""
+        return self.adapters or {}
+
+    @property
+    def helpers(self) -> Mapping[str, str]:
+        """The helper of each host that the job names; none with off and auto."""
+        return {} if isinstance(self.mode, str) else self.mode
+
+
+def check_offload(
+    settings: OffloadSettings,
+    *,
+    method: Method,
+    adapter: Adapter,
+    train: Train,
+    operations: OperationsSettings,
+    memory: Memory,
+    velora: VeloraSettings | None,
+) -> None:
+    """Refuse helpers where the rest of a job can't go with them.
+
+    Raises:
+        JobError: names both keys, and the remedy.
+    """
+    if not settings.is_on:
+        return
+    if problem := _problem(settings, method, adapter, train, operations, memory, velora):
+        raise JobError(f"[offload] can't go with {problem}, or set offload.mode = 'off'")
+
+
+def _problem(
+    settings: OffloadSettings,
+    method: Method,
+    adapter: Adapter,
+    train: Train,
+    operations: OperationsSettings,
+    memory: Memory,
+    velora: VeloraSettings | None,
+) -> str:
+    name = f"train.method = {train.method!r}"
+    if method.full_parameters:
+        return f"{name}, which trains all parameters, and helpers fit adapters only; choose another method"
+    probe = Extent(num_blocks=2, owners=(), num_steps=1, local_iterations=train.local_iterations)
+    if method.in_flight_below(probe, 2) > 1:
+        return (
+            f"{name}, which keeps several versions of adapters, and a helper sends the newest only; choose 'ringada' "
+            "or 'all'"
+        )
+    for where, config in _configs(settings, adapter).items():
+        if problem := offload_refusal(config, dropout=train.dropout):
+            return f"{where}: {problem}"
+        if settings.merged and (problem := merged_refusal(config, dropout=train.dropout)):
+            both = f" and offload.users = {ALONE!r}" if settings.users == COLLABORATION else ""
+            of_user = f" ({where})" if settings.chosen_adapters else ""
+            return f"offload.merged: {problem}{both}{of_user}"
+    if operations.is_chosen:
+        return (
+            f"operations.policy = {operations.policy!r}, which chooses operations by scores of weights at their host; "
+            "set operations.policy = 'standard', or give operations.table"
+        )
+    if memory.activations in (VELORA, BOTH) or velora is not None:
+        return (
+            "VeLoRA (memory.activations, [velora]), which is for weights that their host trains; keep one of them: "
+            "offload.pairs = 'velora' projects what is sent"
+        )
+    return ""
+
+
+def check_fused(settings: OffloadSettings, *, adapter: Adapter, train: Train, fused: bool) -> None:
+    """Refuse adapters that a helper can't fit in a model whose query, key and value are one matrix.
+
+    Raises:
+        JobError: names the adapter, and the remedy.
+    """
+    if not settings.is_on:
+        return
+    for where, config in _configs(settings, adapter).items():
+        if problem := offload_refusal(config, dropout=train.dropout, fused=fused):
+            raise JobError(f"[offload] can't go with {where}: {problem}, or set offload.mode = 'off'")
+
+
+def _configs(settings: OffloadSettings, adapter: Adapter) -> dict[str, str]:
+    """The adapter configurations of a job, by what names them in messages.
+
+    Raises:
+        JobError: one of a user is not readable.
+    """
+    own = {f"offload.adapters.{user}": config for user, config in settings.chosen_adapters.items()}
+    for where, config in own.items():
+        try:
+            parse_adapter_config(config)
+        except JobError as error:
+            raise JobError(f"{where}: {error}") from error
+    return {"the adapter": adapter.config, **own}
+
+
+def _check_mode(mode: str) -> None:
+    try:
+        check_choice("offload.mode", mode, MODES)
+    except JobError as error:
+        raise JobError(f"{error}; a table names helpers: offload.mode = {{{mode!r} = 'laptop'}}") from error
+
+
+def _check_map(helpers: Mapping[str, str]) -> None:
+    if not helpers:
+        raise JobError("offload.mode is an empty table; name a helper for a host, or set offload.mode = 'off'")
+    for host, helper in helpers.items():
+        if not (host and helper):
+            raise JobError("offload.mode has an empty name of a node; write host = helper, as 'pi-1' = 'laptop'")
+        if host == helper:
+            raise JobError(
+                f"offload.mode.{host} = {helper!r}: a node can't help itself; name another one, or leave it out"
+            )
+
+
+NOBODY: Final = "off"
+"""The word for a plan in which nobody helps."""
+
+
+def helped(plan: Plan, helper_of: Mapping[str, str], manner: Manner = IN_STEP) -> Plan:
+    """Make the plan in which each named host has its helper for every block of its slice that may train.
+
+    Each block is a range of its own, so that pairs of upper blocks travel, and their weights come back, while blocks
+    below still go backward. Example: with the slices [0, 2) of a and [2, 4) of b, ``{"a": "z"}`` gives the helper z the
+    ranges [0, 1) and [1, 2). A host whose blocks never train, or that hosts none, gets no helper.
+
+    Args:
+        plan: whose helpers are replaced.
+        helper_of: host -> helper; none = each host fits its own adapters.
+        manner: how they fit.
+
+    Raises:
+        PlanError: helpers do not go with the course, or a host would help itself.
+    """
+    helpers = tuple(
+        Helper(node=helper_of[piece.node], start=block, stop=block + 1)
+        for piece in plan.placement.hosts
+        if piece.node in helper_of
+        for start, stop in plan.course.trainable.ranges_within(piece.start, piece.stop)
+        for block in range(start, stop)
+    )
+    offload = None
+    if helpers and not manner.is_exact:
+        blocks = merged(Range(helper.start, helper.stop) for helper in helpers)
+        offload = Offload(blocks=blocks, **dataclasses.asdict(manner))
+    if (helpers, offload) == (plan.placement.helpers, plan.course.offload):
+        return plan
+    course = dataclasses.replace(plan.course, offload=offload)
+    return Plan(course, (dataclasses.replace(plan.placement, helpers=helpers),))
+
+
+def helpers_by_host(plan: Plan) -> dict[str, str]:
+    """The helper of each host that has one, as ``helped`` takes it; of several helpers of a host the lowest."""
+    placement = plan.placement
+    return {placement.host_of(one.start): one.node for one in reversed(placement.helpers)}
+
+
+def parse_helpers(text: str, known: Collection[str], *, where: str) -> dict[str, str]:
+    """Read who helps whom from one word: ``pi-1=laptop+pi-2=laptop``, or ``off`` for nobody.
+
+    Args:
+        text: of the user.
+        known: the nodes that there are.
+        where: the option, for messages.
+
+    Raises:
+        PlanError: another form, a host twice, or an unknown name; named with the nearest.
+    """
+    if text == NOBODY:
+        return {}
+    found: dict[str, str] = {}
+    for part in text.split("+"):
+        host, equals, helper = (word.strip() for word in part.partition("="))
+        if not (host and equals and helper) or host in found:
+            raise PlanError(
+                f"{where}={text}: write '{NOBODY}', or HOST=HELPER with each host once, several with + between"
+            )
+        for name in (host, helper):
+            if name not in known:
+                raise PlanError(f"{where}={text}: there is no node {name!r}; {nearest(name, known)}")
+        found[host] = helper
+    return found
+
+
+class UserUse(NamedTuple):
+    """What training made of one user's rows.
+
+    Attributes:
+        trained_rows: rows of all batches, each time counted.
+        updates: of the user's adapters; one with no row of the user in its steps leaves them alone.
+    """
+
+    trained_rows: int
+    updates: int
+
+
+RowsOfUser = tuple[str, tuple[int, ...]]
+"""A user, and the positions of their rows in a micro-batch, ascending."""
+
+
+@functools.lru_cache(maxsize=256)
+def users_of(course: Course) -> tuple[str, ...]:
+    """Every user of a run, in the order of owners and rows; who has rows at several owners is one user."""
+    return tuple(dict.fromkeys(user.name for owner in course.owners for user in owner.user_rows))
+
+
+def rows_by_user(course: Course) -> tuple[UserRows, ...]:
+    """How many rows each user of a run has at all owners together, in the order of ``users_of``."""
+    found = {name: [0, 0] for name in users_of(course)}
+    for owner in course.owners:
+        for user in owner.user_rows:
+            found[user.name][0] += user.train_rows
+            found[user.name][1] += user.eval_rows
+    return tuple(UserRows(name=name, train_rows=train, eval_rows=held_out) for name, (train, held_out) in found.items())
+
+
+def user_sets(course: Course) -> tuple[str, ...]:
+    """The users that have adapters of their own; none where all users train the same."""
+    offload = course.offload
+    return users_of(course) if offload is not None and offload.has_users else ()
+
+
+def most_changed(course: Course) -> int:
+    """At most so many users' adapters change at one update: of an owner one a row, for each step of an interval."""
+    offload = course.offload
+    if offload is None or not offload.has_users:
+        return 1
+    of_step = max(min(len(owner.user_rows), course.batch_rows(owner)) for owner in course.owners)
+    return min(len(users_of(course)), of_step * offload.interval)
+
+
+def uses_of_users(course: Course, steps: int) -> dict[str, UserUse]:
+    """What the first ``steps`` steps make of the rows of each user who has adapters of their own, in their order.
+
+    Steps of an interval that is not over yet have trained rows, and made no update but at the end of the run.
+    """
+    offload, users = course.offload, user_sets(course)
+    if offload is None or not users:
+        return {}
+    rows, updates, waiting = dict.fromkeys(users, 0), dict.fromkeys(users, 0), set[str]()
+    trained = (item for turn in turn_sequence(course) if turn.kind is StepKind.TRAIN for item in items(course, turn))
+    for item in itertools.islice(trained, steps):
+        owner = course.owner(item.owner)
+        if owner is not None:
+            for user in _users_at(owner, _rows(course, item, owner), is_training=True):
+                rows[user] += 1
+                waiting.add(user)
+        if (item.step + 1) % offload.interval == 0 or item.step + 1 == course.num_steps:
+            for user in waiting:
+                updates[user] += 1
+            waiting.clear()
+    return {user: UserUse(rows[user], updates[user]) for user in users}
+
+
+def rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, ...]:
+    """Whose rows a micro-batch has.
+
+    Args:
+        course: of the run.
+        item: of one of its owners.
+        micro: which micro-batch of the item.
+
+    Returns:
+        Each user with rows in it, in the order of ``users_of``; every position is of one user.
+    """
+    return _rows_of_users(course.plain, item, micro)
+
+
+@functools.lru_cache(maxsize=4096)
+def _rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, ...]:
+    sizes = course.microbatch_sizes(item.rows)
+    first = sum(sizes[:micro])
+    owner = course.owner(item.owner)
+    if owner is None or len(owner.user_rows) == 1:
+        return ((owner.user_rows[0].name if owner else item.owner, tuple(range(sizes[micro]))),)
+    found: dict[str, list[int]] = {}
+    own = _rows(course, item, owner)[first : first + sizes[micro]]
+    for position, user in enumerate(_users_at(owner, own, is_training=item.kind is not StepKind.EVALUATE)):
+        found.setdefault(user, []).append(position)
+    return tuple((user, tuple(found[user])) for user in users_of(course) if user in found)
+
+
+def _rows(course: Course, item: Item, owner: Owner) -> Sequence[int]:
+    """The owner's rows of an item."""
+    if item.kind is StepKind.EVALUATE:
+        return eval_rows(owner.eval_rows, course.batch_size, item.batch)
+    return stream_of(course, owner.node).rows(item.batch)
+
+
+def _users_at(owner: Owner, rows: Iterable[int], *, is_training: bool) -> list[str]:
+    """The user of each of these rows."""
+    ends: list[tuple[int, str]] = []
+    for user in owner.user_rows:
+        before = ends[-1][0] if ends else 0
+        ends.append((before + (user.train_rows if is_training else user.eval_rows), user.name))
+    return [next(name for end, name in ends if row < end) for row in rows]

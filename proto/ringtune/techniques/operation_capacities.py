@@ -1,0 +1,323 @@
+"""Capacities of boards (D2FT): the number of micro-batches for which a subnet is full, or does the forward only.
+
+Counts of operations for each board, such that all are busy for nearly the same time in a step.
+
+All boards together do as much as equal counts would let them. Example: two boards with equal slices, one twice as
+fast, 8 micro-batches, 60 % of the compute, a forward is 0.4 of full::
+
+    board    full   forward-only   busy, in full operations of the slow board
+    slow     2      3              3.2
+    fast     6      1              3.2
+
+Source: D2FT, section II-B (C^pf and C^po) and III-B (counts such as three full and one forward-only of five).
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ringtune.errors import JobError
+from ringtune.schedule.operation_tables import PRUNING_STEPS, BlockCapacity, Choice, Policy
+from ringtune.schedule.placement import Slice
+from ringtune.techniques.operations import OperationsSettings, whole
+
+
+class Counts(NamedTuple):
+    """Operations of one subnet for the micro-batches of one batch; the others pass it by."""
+
+    full: int
+    forward_only: int
+
+
+def counts_of(settings: OperationsSettings, microbatches: int, each: tuple[float, float]) -> Counts:
+    """The counts of a job: its own, or as many whole full operations as fit ``compute``, and forward-only ones.
+
+    Args:
+        settings: ``[operations]`` of the job.
+        microbatches: of a batch.
+        each: cost of a forward and of a backward.
+
+    Raises:
+        JobError: the job says nothing of how much is done.
+    """
+    if settings.policy == "standard":
+        return Counts(microbatches, 0)
+    if settings.full is not None:
+        return Counts(settings.full, settings.forward_only or 0)
+    if settings.compute is None:
+        raise JobError(
+            f"operations.policy = {settings.policy!r} needs to know how much is done; add operations.compute, such as "
+            "0.6, or operations.full"
+        )
+    forward, both = each[0], each[0] + each[1]
+    budget = settings.compute * microbatches * both
+    full = min(microbatches, whole(budget, both))
+    return Counts(full, min(microbatches - full, whole(budget - full * both, forward)))
+
+
+def check_counts(settings: OperationsSettings, counts: Counts, microbatches: int) -> None:
+    """Refuse counts that do not fit the micro-batches, and such under which nothing is ever full.
+
+    Raises:
+        JobError: with both numbers and the key to change.
+    """
+    if sum(counts) > microbatches:
+        raise JobError(
+            f"operations.full = {counts.full} and operations.forward_only = {counts.forward_only} are more than the "
+            f"{microbatches} micro-batches of a batch; lower them, or raise train.microbatches"
+        )
+    if counts.full or Policy(settings.policy).is_pruning:  # a share of all subnets need not be a whole micro-batch
+        return
+    if settings.compute is not None:
+        raise JobError(
+            f"operations.compute = {settings.compute} of {microbatches} micro-batches leaves nothing full, so nothing "
+            f"would train; raise it to {1 / microbatches:.2g} at least, or raise train.microbatches"
+        )
+    raise JobError("operations.full is 0, so nothing would train; set it to 1 at least")
+
+
+LEAST_SHARE: Final = 0.95
+"""How much of the compute that could be done has to be done, for the sake of equal times."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Board:
+    """One host: its blocks, and what one micro-batch takes it at all of them.
+
+    Attributes:
+        node: its name.
+        blocks: that it hosts.
+        full_s: of a full operation of all its blocks.
+        forward_s: of a forward-only one.
+    """
+
+    node: str
+    blocks: int
+    full_s: float
+    forward_s: float
+
+    def busy_s(self, counts: Counts) -> float:
+        """Seconds of so many operations."""
+        return counts.full * self.full_s + counts.forward_only * self.forward_s
+
+    def within(self, limit_s: float, microbatches: int) -> Counts | None:
+        """The counts that fill a time best; at most one full operation is given up for forward-only ones.
+
+        None if not even one full operation fits.
+        """
+        most = min(microbatches, whole(limit_s, self.full_s))
+        found = []
+        for full in (most, most - 1):
+            rest = whole(limit_s - full * self.full_s, self.forward_s)
+            found.append(Counts(full, min(microbatches - full, max(0, rest))))
+        return max(
+            (each for each in found if each.full > 0), key=lambda each: (self.busy_s(each), each.full), default=None
+        )
+
+
+def balanced(boards: Sequence[Board], microbatches: int, most: float) -> dict[str, Counts]:
+    """Counts of each board: of all that do nearly ``most``, those with the smallest spread of busy seconds.
+
+    Exact: whichever board is busy longest, all others get what fills that time best.
+
+    Args:
+        boards: with blocks.
+        microbatches: of a batch.
+        most: full operations of one block for a micro-batch that all boards may do together, or their equivalent.
+
+    Raises:
+        JobError: not every board could do one full operation.
+    """
+    limits = sorted(
+        {
+            board.busy_s(Counts(full, forward_only))
+            for board in boards
+            for full in range(1, microbatches + 1)
+            for forward_only in range(microbatches - full + 1)
+        }
+    )
+    stop = bisect.bisect_right(limits, most * (1 + 1e-9), key=lambda limit: _compute(boards, microbatches, limit))
+    fitting = [limit for limit in limits[:stop] if _counts(boards, microbatches, limit)]
+    if not fitting:
+        raise JobError(
+            f"operations.balance can't give each of {len(boards)} nodes one full micro-batch of {microbatches}; raise "
+            "operations.compute or operations.full, or leave operations.balance out"
+        )
+    least = LEAST_SHARE * _compute(boards, microbatches, fitting[-1])
+    near = [limit for limit in fitting if _compute(boards, microbatches, limit) >= least]
+    best = min(near, key=lambda limit: (math.ceil(100 * spread(boards, _counts(boards, microbatches, limit))), -limit))
+    return _counts(boards, microbatches, best)
+
+
+def spread(boards: Sequence[Board], counts: dict[str, Counts]) -> float:
+    """How far busy seconds lie apart, as a share of the longest ones."""
+    busy = [board.busy_s(counts[board.node]) for board in boards]
+    return (max(busy) - min(busy)) / max(busy)
+
+
+def _counts(boards: Sequence[Board], microbatches: int, limit_s: float) -> dict[str, Counts]:
+    """The counts of all boards within a time; empty if one board could do nothing in full."""
+    found = {}
+    for board in boards:
+        counts = board.within(limit_s, microbatches)
+        if counts is None:
+            return {}
+        found[board.node] = counts
+    return found
+
+
+def _compute(boards: Sequence[Board], microbatches: int, limit_s: float) -> float:
+    counts = _counts(boards, microbatches, limit_s)
+    return (
+        math.fsum(board.blocks * board.busy_s(counts[board.node]) / board.full_s for board in boards) if counts else 0
+    )
+
+
+def choice_of(
+    settings: OperationsSettings,
+    *,
+    subnets: int,
+    microbatch_sizes: tuple[int, ...],
+    hosts: Sequence[Slice],
+    costs: Mapping[str, tuple[float, float]],
+    num_blocks: int,
+    local_iterations: int,
+    owners: int,
+) -> Choice:
+    """How a run chooses its tables, from what its job asks and what its boards need.
+
+    Args:
+        settings: ``[operations]`` of the job.
+        subnets: of each block; with ``by_slice`` blocks have one.
+        microbatch_sizes: rows of each micro-batch of a whole batch.
+        hosts: who hosts which blocks.
+        costs: of each host, seconds of a forward and of a backward of one block for one row.
+        num_blocks: of the model.
+        local_iterations: steps of one turn.
+        owners: turns of one round.
+
+    Raises:
+        JobError: a budget or counts that do not fit the micro-batches, or under which nothing is ever full.
+    """
+    hosts = [host for host in hosts if host.num_blocks]
+    mean, subnets = _mean_cost(hosts, costs), 1 if settings.by_slice else subnets
+    counts = counts_of(settings, len(microbatch_sizes), mean)
+    check_counts(settings, counts, len(microbatch_sizes))
+    pruning = Policy(settings.policy).is_pruning
+    if settings.balance:
+        by_node = _balanced(settings, counts, hosts, costs, len(microbatch_sizes))
+        each = {host.node: _capacity(by_node[host.node], costs[host.node], microbatch_sizes, subnets) for host in hosts}
+        capacities = _by_block(each, hosts, num_blocks)
+    elif pruning:
+        capacities = (_pruning_capacity(settings, counts, mean, microbatch_sizes, subnets * num_blocks),)
+    elif settings.compute is not None:
+        capacities = (_share_capacity(settings.compute, mean, microbatch_sizes, subnets),)
+    else:
+        capacities = (_capacity(counts, mean, microbatch_sizes, subnets),)
+    refresh = settings.refresh_rounds * local_iterations * owners
+    return Choice(
+        policy=settings.policy,
+        subnets=subnets,
+        capacities=capacities,
+        backward_score=settings.backward_score,
+        forward_score=settings.forward_score,
+        score_scale=settings.score_scale,
+        ties=settings.ties,
+        is_counted=settings.full is not None and not pruning,
+        refresh_steps=refresh or (PRUNING_STEPS if pruning else 0),
+        groups=tuple((host.start, host.stop) for host in hosts) if settings.by_slice else (),
+    )
+
+
+def _balanced(
+    settings: OperationsSettings,
+    counts: Counts,
+    hosts: Sequence[Slice],
+    costs: Mapping[str, tuple[float, float]],
+    microbatches: int,
+) -> dict[str, Counts]:
+    if Policy(settings.policy).is_pruning:
+        raise JobError(
+            f"operations.balance has no meaning with operations.policy = '{settings.policy}', whose budget is over all "
+            "subnets; remove one of them"
+        )
+    boards = []
+    for host in hosts:
+        forward, both = costs[host.node][0] * host.num_blocks, sum(costs[host.node]) * host.num_blocks
+        boards.append(Board(node=host.node, blocks=host.num_blocks, full_s=both, forward_s=forward))
+    forward, backward = _mean_cost(hosts, costs)
+    each = counts.full + counts.forward_only * forward / (forward + backward)
+    if settings.compute is not None:
+        each = settings.compute * microbatches
+    return balanced(boards, microbatches, each * sum(board.blocks for board in boards))
+
+
+def _by_block(
+    capacities: Mapping[str, BlockCapacity], hosts: Sequence[Slice], num_blocks: int
+) -> tuple[BlockCapacity, ...]:
+    """The capacity of each block by its host; private blocks, which choose nothing, get that of the first host."""
+    found = [capacities[hosts[0].node]] * num_blocks
+    for host in hosts:
+        found[host.start : host.stop] = [capacities[host.node]] * host.num_blocks
+    return tuple(found)
+
+
+def _pruning_capacity(
+    settings: OperationsSettings, counts: Counts, each: tuple[float, float], sizes: Sequence[int], subnets: int
+) -> BlockCapacity:
+    """The share of all subnets that may stay, as a capacity of each; pruning has no forward-only operations."""
+    count, forward_share = len(sizes), each[0] / sum(each)
+    share = (counts.full + counts.forward_only * forward_share) / count
+    share = share if settings.compute is None else settings.compute
+    if whole(share * subnets, 1) < 1:
+        raise JobError(
+            f"operations with policy '{settings.policy}' leave {share:.2g} of {subnets} subnets, so none; raise "
+            "operations.compute or operations.full"
+        )
+    return BlockCapacity(full=sum(each) * share * sum(sizes), forward_only=0, forward=each[0], backward=each[1])
+
+
+def _mean_cost(hosts: Sequence[Slice], costs: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
+    blocks = sum(host.num_blocks for host in hosts)
+    forward, backward = (
+        sum(costs[host.node][at] * host.num_blocks for host in hosts) / max(1, blocks) for at in (0, 1)
+    )
+    return forward, backward
+
+
+def _capacity(counts: Counts, each: tuple[float, float], sizes: Sequence[int], subnets: int) -> BlockCapacity:
+    """So many micro-batches of mean rows."""
+    forward, backward = (cost / subnets for cost in each)
+    rows = sum(sizes) / len(sizes)
+    return BlockCapacity(
+        full=(forward + backward) * counts.full * rows,
+        forward_only=forward * counts.forward_only * rows,
+        forward=forward,
+        backward=backward,
+    )
+
+
+def _share_capacity(compute: float, each: tuple[float, float], sizes: Sequence[int], subnets: int) -> BlockCapacity:
+    """A share of a batch's rows: the most rows of full operations that fit it, and forward-only ones of the rest."""
+    forward, backward = (cost / subnets for cost in each)
+    budget = compute * sum(sizes) * (forward + backward)
+    full = _rows(sizes, whole(budget, forward + backward))
+    rest = whole(budget - full * (forward + backward), forward)
+    return BlockCapacity(
+        full=(forward + backward) * full,
+        forward_only=forward * _rows(sizes, min(rest, sum(sizes) - full)),
+        forward=forward,
+        backward=backward,
+    )
+
+
+def _rows(sizes: Sequence[int], most: int) -> int:
+    """The rows of those micro-batches that fill so many rows best."""
+    found = {0}
+    for size in sizes:
+        found |= {rows + size for rows in found if rows + size <= most}
+    return max(found)

@@ -1,0 +1,694 @@
+"""Operations of subnets (D2FT): the section of a job, its choosers, the expected table, and the table of each turn.
+
+``[operations]``: which subnets do what for which micro-batch, and how that is chosen (D2FT).
+
+What `[operations]` of a job has to agree with: its own policy, micro-batches, private blocks, adapter, dropout.
+
+The operations that a job is given: read from the file that ``operations.table`` names, and kept in the job as text.
+
+A job goes to machines that do not have the file, and a run's own job has to say everything by itself.
+
+The choosers of a course: the subnets that each have knapsacks of their own, and where each begins to choose.
+
+A *chooser* is one subnet of one block, or all blocks of a group, which share one code. Where scores tie, a chooser
+prefers the micro-batches from its ``first`` one on, cyclically. Weight magnitudes are the same for every micro-batch,
+so this rule alone decides there. Example: 6 subnets of one block, 3 of 5 micro-batches full::
+
+    micro-batch   0 1 2 3 4
+    subnet 0      1 1 1 3 3     first 0
+    subnet 1      1 1 1 3 3     first 0
+    subnet 2      3 1 1 1 3     first 1
+    subnet 3      3 3 1 1 1     first 2
+    subnet 4      1 3 3 1 1     first 3
+    subnet 5      1 1 3 3 1     first 4
+
+Each subnet is full as often as the others, each micro-batch has 3 or 4 full subnets, and those are neighbours (the
+last and the first one too), so that their weights lie in one piece. Each further block is rotated such that all
+micro-batches have as even a number of full subnets as can be, and each further batch begins one micro-batch later.
+
+With ``ties = "together"`` all choosers have the same first micro-batch, as if the items of Algorithm 2 stood in one
+order: whole micro-batches are full, and others pass all blocks by, with the messages that they would have been.
+
+The table that predictions assume as long as nobody knows the scores.
+
+It has as many operations of each kind as the capacities allow, spread as the knapsacks spread them where all scores
+tie. For a course of three subnets a block that are full for 3 of 5 micro-batches and forward-only for one::
+
+    block     0   1
+    micro 0   131 321
+    micro 1   112 131
+    micro 2   113 112
+    micro 3   211 113
+    micro 4   321 211
+
+Which scores a node owes for a score turn, and whether it has sent just these.
+
+The coordinator's part in operation tables: which turn may be granted, and which table it carries.
+
+Where the course leaves no tables to the run, this does nothing. A table holds from the train turn on before which it
+was chosen (``boundaries.table_is_due``); that turn is granted only when the table is there, and the table is asked for
+only when every score that counts is there. So no timing changes what a turn carries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ringtune.config.sections import MOST_STEPS, Adapter, Privacy, Train
+from ringtune.errors import IntegrityError, JobError, PlanError
+from ringtune.models.adapter_support import head_group_refusal
+from ringtune.schedule.batches import num_batches
+from ringtune.schedule.course import Course
+from ringtune.schedule.operation_tables import (
+    FORWARD_ONLY,
+    FULL,
+    SHORTCUT,
+    BatchOperations,
+    BlockCapacity,
+    BlockScores,
+    GivenTable,
+    Operations,
+    Policy,
+    Score,
+    Ties,
+    check_words,
+    tables_from_json,
+    tables_to_json,
+)
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, table_is_due
+from ringtune.storage.strict import read_given
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperationsSettings:
+    """``[operations]``: which subnets do what for which micro-batch; full is forward-only where a block does not train.
+
+    Attributes:
+        policy: what chooses the operations; standard = everything is full.
+        heads: attention heads of one subnet, which has as large a share of the feed-forward rows; 0 = a whole block
+            is one subnet.
+        by_slice: whether all blocks of a node have the same operations, so that it can be passed by.
+        compute: share of what blocks that train cost if everything is full, above 0 and at most 1; how many operations
+            are forward-only follows from measured costs, so runs to be repeated give ``full`` and ``forward_only``.
+        full: instead of ``compute``: of how many micro-batches of a batch each subnet does forward and backward.
+        forward_only: with ``full``: of how many more it does the forward only.
+        balance: whether nodes get unequal counts, so that all are busy for the same time in a step.
+        backward_score: by what full operations are chosen.
+        forward_score: by what forward-only operations are chosen.
+        score_scale: with policy joint: what a forward score counts against a backward score, each in parts of its mean.
+        ties: which micro-batches a subnet prefers where scores tie: other ones than its neighbours, or the same as all.
+        refresh_rounds: scores and operations are gathered and chosen anew after so many rounds; 0 = once, at the start.
+        table: instead of all other keys: the file ``operations.json`` of a run, whose operations this run repeats. A
+            file that a run wrote is refused where seed, batch size, micro-batches, blocks or owners' rows differ; of a
+            table without ``origin``, made by hand or taken out of a plan, only owners, numbers and codes are checked.
+    """
+
+    policy: str = Policy.STANDARD.value
+    heads: int = 1
+    by_slice: bool = False
+    compute: float | None = None
+    full: int | None = None
+    forward_only: int | None = None
+    balance: bool = False
+    backward_score: str = Score.WEIGHT_MAGNITUDE.value
+    forward_score: str = Score.FISHER.value
+    score_scale: float = 1.0
+    ties: str = Ties.SPREAD.value
+    refresh_rounds: int = 0
+    table: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, and two ways of saying how much is done."""
+        check_words(self, JobError)
+        for name in ("heads", "compute", "full", "forward_only", "score_scale", "refresh_rounds"):
+            if isinstance(getattr(self, name), bool):
+                raise JobError(f"operations.{name} is {str(getattr(self, name)).lower()}, it has to be a number")
+        for name in ("heads", "full", "forward_only", "refresh_rounds"):
+            if (getattr(self, name) or 0) < 0:
+                raise JobError(f"operations.{name} is {getattr(self, name)}, it has to be at least 0")
+        if self.refresh_rounds > MOST_STEPS:
+            raise JobError(f"operations.refresh_rounds is {self.refresh_rounds}, it has to be at most {MOST_STEPS:,}")
+        if self.compute is not None and not 0 < self.compute <= 1:
+            raise JobError(f"operations.compute is {self.compute}, it has to be above 0 and at most 1")
+        if self.compute is not None and (self.full is not None or self.forward_only is not None):
+            raise JobError("operations.compute and operations.full both say how much is done; keep one")
+        if self.forward_only is not None and self.full is None:
+            raise JobError("operations.forward_only needs operations.full; add it, 0 if nothing shall be full")
+        if not 0 < self.score_scale < float("inf"):
+            raise JobError(f"operations.score_scale is {self.score_scale}, it has to be above 0 and finite")
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the run chooses its operations, so that they are neither given nor all full."""
+        return self.policy != Policy.STANDARD
+
+    @property
+    def is_any(self) -> bool:
+        """Whether anything may be less than full: operations are chosen or given."""
+        return self.is_chosen or bool(self.table)
+
+    def changed(self) -> tuple[str, ...]:
+        """The keys that have another value than their default."""
+        return tuple(entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default)
+
+
+_OF_A_CHOICE: Final = ("compute", "full", "by_slice", "balance", "refresh_rounds")
+
+
+def check_operations(operations: OperationsSettings, *, adapter: Adapter, train: Train, privacy: Privacy) -> None:
+    """Refuse operations that the rest of a job does not go with.
+
+    Raises:
+        JobError: names both keys, and the remedy.
+    """
+    if operations.table:
+        _check_table_alone(operations)
+    elif operations.is_chosen:
+        _check_budget(operations, train.microbatches)
+    elif wanting := [name for name in operations.changed() if name in _OF_A_CHOICE]:
+        value = getattr(operations, wanting[0])
+        raise JobError(
+            f"operations.{wanting[0]} = {str(value).lower()} has no meaning with operations.policy = "
+            f"'{operations.policy}', where everything is full; set operations.policy = 'two-stage', or remove it"
+        )
+    if operations.is_any and privacy.private_blocks:
+        raise JobError(
+            f"privacy.private_blocks = {privacy.private_blocks} and [operations] can't go together: an owner that runs "
+            "blocks itself would have no part in the tables; remove one of them"
+        )
+    heads = 0 if operations.by_slice or not operations.is_chosen else operations.heads
+    if problem := head_group_refusal(adapter.config, dropout=train.dropout, heads=heads):
+        raise JobError(problem)
+
+
+def _check_table_alone(operations: OperationsSettings) -> None:
+    others = [name for name in operations.changed() if name != "table"]
+    if others:
+        raise JobError(
+            f"operations.table has the operations of an earlier run, operations.{others[0]} would choose others; "
+            "remove one of them"
+        )
+
+
+def _check_budget(operations: OperationsSettings, microbatches: int) -> None:
+    if operations.compute is None and operations.full is None:
+        raise JobError(
+            f"operations.policy = '{operations.policy}' needs operations.compute or operations.full, which say how "
+            "much is done; add compute = 0.6"
+        )
+    both = "operations.full" if not operations.forward_only else "operations.full + operations.forward_only"
+    done = (operations.full or 0) + (operations.forward_only or 0)
+    if done > microbatches:
+        raise JobError(
+            f"{both} is {done}, a batch has train.microbatches = {microbatches}; lower it or raise train.microbatches"
+        )
+
+
+_MOST_BYTES: Final = 64_000_000
+_MOST_TEXT: Final = 3_000_000
+"""Most characters of tables in a job: with the plan, which has them too, it goes to a node in one message of 8 MiB."""
+
+_REMEDY: Final = "give the operations.json of a run, or the operations of its plan.json"
+
+
+def with_table_read(settings: OperationsSettings, folder: Path) -> OperationsSettings:
+    """Replace the name of a file in ``operations.table`` by what the file says; all else stays.
+
+    Args:
+        settings: of the job.
+        folder: to which the name is relative.
+
+    Raises:
+        JobError: the file can't be read, or has no table.
+    """
+    if not settings.table or _is_text(settings.table):
+        return settings
+    try:
+        path = (folder / Path(settings.table).expanduser()).resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise JobError(f"operations.table = {settings.table!r} is no path: {error}; {_REMEDY}") from error
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise JobError(f"operations.table {path} has more than {_MOST_BYTES:,} bytes; {_REMEDY}")
+        text = read_given(path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise JobError(f"can't read operations.table {path}: {reason}; {_REMEDY}") from error
+    table = json.dumps(tables_to_json(_tables(text, f"operations.table {path}")), separators=(",", ":"))
+    if len(table) > _MOST_TEXT:
+        raise JobError(
+            f"operations.table {path} is {len(table):,} characters of text, a job has room for {_MOST_TEXT:,}; repeat "
+            "that run by its own job.toml and --plan with its plan.json, which choose the same tables again"
+        )
+    return dataclasses.replace(settings, table=table)
+
+
+def given_tables(settings: OperationsSettings) -> tuple[GivenTable, ...]:
+    """The tables that a job is given, each with the step that it holds from; none where it is given none.
+
+    Raises:
+        JobError: the job names a file, which nobody has read, or its text is no table.
+    """
+    if not settings.table:
+        return ()
+    if not _is_text(settings.table):
+        raise JobError(f"operations.table = {settings.table!r} was not read; train with 'ringtune train', which does")
+    return _tables(settings.table, "operations.table")
+
+
+def _is_text(table: str) -> bool:
+    return table.lstrip().startswith("{")
+
+
+def _tables(text: str, where: str) -> tuple[GivenTable, ...]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise JobError(f"{where} is not JSON: {error}; {_REMEDY}") from error
+    if isinstance(value, dict) and "course" in value:
+        raise JobError(f"{where} is a plan; give the operations.json beside it, or the plan itself with --plan")
+    try:
+        return tables_from_json(value)
+    except PlanError as error:
+        raise JobError(f"{where}: {str(error).removesuffix('; plan anew')}; {_REMEDY}") from error
+
+
+_SLACK = 1e-9
+"""What a capacity may lack of a whole row, of rounding in its last bits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chooser:
+    """One subnet of one block, or one group of blocks, whose operations are chosen together.
+
+    Attributes:
+        start: the first block.
+        stop: the block after the last one.
+        subnet: which subnet of the block; 0 in a group.
+        first: the micro-batch of batch 0 from which on it prefers micro-batches of equal scores.
+        capacity: of all its blocks together.
+    """
+
+    start: int
+    stop: int
+    subnet: int
+    first: int
+    capacity: BlockCapacity
+
+    def first_of(self, batch_id: int, microbatches: int) -> int:
+        """The micro-batch from which on it prefers micro-batches of equal scores in a batch."""
+        return (self.first + batch_id) % microbatches
+
+    def order(self, batch_id: int, microbatches: int) -> list[int]:
+        """All micro-batches of a batch in the order of preference where scores tie."""
+        first = self.first_of(batch_id, microbatches)
+        return [(first + at) % microbatches for at in range(microbatches)]
+
+    def full_rows(self, share: float = 1.0) -> int:
+        """Rows of full operations that C^pf of a batch allows; ``share`` is of a whole batch's rows."""
+        return whole(self.capacity.full * share, self.capacity.forward + self.capacity.backward)
+
+    def forward_rows(self, share: float = 1.0) -> int:
+        """Rows of forward-only operations that C^po of a batch allows; ``share`` is of a whole batch's rows."""
+        return whole(self.capacity.forward_only * share, self.capacity.forward)
+
+
+class Limits(NamedTuple):
+    """What one chooser may do for the micro-batches of one batch, in whole numbers.
+
+    Attributes:
+        costs: of each micro-batch: its rows, or 1 where micro-batches are counted.
+        full: of full operations together; at least one micro-batch fits.
+        forward_only: of forward-only ones.
+    """
+
+    costs: tuple[int, ...]
+    full: int
+    forward_only: int
+
+
+def limits_of(course: Course, chooser: Chooser, sizes: tuple[int, ...]) -> Limits:
+    """What a chooser may do for a batch with micro-batches of so many rows.
+
+    A batch with fewer rows than others has its share, or with fewer micro-batches where these are counted.
+    """
+    if course.choice is not None and course.choice.is_counted:
+        rows = course.batch_size / course.microbatches
+        costs, share = (1,) * len(sizes), len(sizes) / course.microbatches / rows
+    else:
+        costs, share = sizes, sum(sizes) / course.batch_size
+    full = chooser.full_rows(share)
+    return Limits(costs, max(full, min(costs)) if chooser.capacity.full else full, chooser.forward_rows(share))
+
+
+def whole(capacity: float, cost: float) -> int:
+    """How many whole times a cost fits a capacity: the rounding of capacities, down to rows; none at no cost."""
+    return math.floor(capacity / cost * (1 + _SLACK) + _SLACK) if cost else 0
+
+
+@functools.lru_cache(maxsize=16)
+def choosers_of(course: Course) -> tuple[Chooser, ...]:
+    """All choosers of a course, by block and subnet; none where tables are given.
+
+    Blocks that may not train have none. How long the run is does not matter, so that a longer run has the same ones.
+    """
+    choice, found = course.choice, list[Chooser]()
+    if choice is None or choice.tables:
+        return ()
+    totals = [0] * course.microbatches
+    for start, stop in _ranges(course):
+        capacity = _sum([choice.capacity(block) for block in range(start, stop)])
+        chooser = Chooser(start=start, stop=stop, subnet=0, first=0, capacity=capacity)
+        limits = limits_of(course, chooser, course.microbatch_sizes())
+        full = min(course.microbatches, round(limits.full * course.microbatches / sum(limits.costs)))
+        if choice.ties == Ties.TOGETHER:
+            firsts = [0] * choice.subnets
+        else:
+            firsts, totals = _firsts(totals, choice.subnets, full)
+        found += [dataclasses.replace(chooser, subnet=subnet, first=first) for subnet, first in enumerate(firsts)]
+    return tuple(found)
+
+
+def _firsts(totals: Sequence[int], subnets: int, full: int) -> tuple[list[int], list[int]]:
+    """Where each subnet of a block begins, and how many subnets are full for each micro-batch up to this block.
+
+    The block is rotated such that those totals are as even as can be; among equal rotations it takes the lowest.
+    """
+    count = len(totals)
+    found = []
+    for turned in range(count):
+        firsts = [(turned + subnet * count // subnets) % count for subnet in range(subnets)]
+        after = list(totals)
+        for first in firsts:
+            for micro in range(first, first + full):
+                after[micro % count] += 1
+        found.append((sum(each * each for each in after), turned, firsts, after))
+    return min(found)[2:]
+
+
+def _ranges(course: Course) -> list[tuple[int, int]]:
+    groups = course.choice.groups if course.choice else ()
+    shared = {block: at for at, group in enumerate(groups) for block in range(*group)}
+    blocks, found = [block for block in range(course.num_blocks) if block in course.trainable], list[list[int]]()
+    for block in blocks:
+        same = found and block - 1 == found[-1][-1] and shared.get(block, -1) == shared.get(block - 1, -2)
+        if same:
+            found[-1].append(block)
+        else:
+            found.append([block])
+    return [(run[0], run[-1] + 1) for run in found]
+
+
+def _sum(capacities: Sequence[BlockCapacity]) -> BlockCapacity:
+    if len(capacities) == 1:
+        return capacities[0]
+    return BlockCapacity(
+        full=math.fsum(each.full for each in capacities),
+        forward_only=math.fsum(each.forward_only for each in capacities),
+        forward=math.fsum(each.forward for each in capacities),
+        backward=math.fsum(each.backward for each in capacities),
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def expected_table(course: Course) -> Operations:
+    """The table of a course, or what its choice will be like: counts as its capacities allow, evenly spread.
+
+    Pruning keeps so many whole subnets, here evenly spread over the model; which ones is not known before the scores.
+    A course without table and choice has an empty table: everything is full.
+    """
+    choice = course.choice
+    if course.operations is not None or choice is None:
+        return course.operations or Operations()
+    if choice.tables:
+        return choice.tables[0].operations
+    if choice.policy == Policy.STANDARD:
+        return Operations(subnets=choice.subnets)
+    codes_of = _pruned if Policy(choice.policy).is_pruning else _spread
+    batches = []
+    for owner in course.owners:
+        sizes = course.microbatch_sizes(course.batch_rows(owner))
+        for batch_id in range(num_batches(owner.train_rows, course.batch_size)):
+            rows = codes_of(course, sizes, batch_id % course.microbatches)
+            batches.append(BatchOperations(owner=owner.node, batch_id=batch_id, rows=rows))
+    return Operations(batches=tuple(batches), subnets=choice.subnets)
+
+
+def table_rows(course: Course, codes: Iterable[tuple[Chooser, Sequence[str]]]) -> tuple[str, ...]:
+    """The rows of one batch; all subnets are full whose chooser is not named, and all micro-batches that are not.
+
+    Args:
+        course: with a choice.
+        codes: of some choosers, the operation for each micro-batch.
+    """
+    subnets = course.choice.subnets if course.choice else 1
+    rows = [[FULL] * (course.num_blocks * subnets) for _ in range(course.microbatches)]
+    for chooser, found in codes:
+        for block in range(chooser.start, chooser.stop):
+            for micro, code in enumerate(found):
+                rows[micro][block * subnets + chooser.subnet] = code
+    return tuple("".join(row) for row in rows)
+
+
+def kept_subnets(course: Course) -> float:
+    """How many subnets pruning keeps of those that train: the share that all capacities have of the whole cost.
+
+    Each block of a group counts as one.
+    """
+    kept = 0.0
+    for chooser in choosers_of(course):
+        each = chooser.capacity
+        share = (each.full + each.forward_only) / ((each.forward + each.backward) * course.batch_size)
+        kept += min(1.0, share) * (chooser.stop - chooser.start)
+    return kept
+
+
+@functools.lru_cache(maxsize=1024)
+def _spread(course: Course, sizes: tuple[int, ...], batch_id: int) -> tuple[str, ...]:
+    return table_rows(course, [(chooser, _codes(course, chooser, sizes, batch_id)) for chooser in choosers_of(course)])
+
+
+def _codes(course: Course, chooser: Chooser, sizes: tuple[int, ...], batch_id: int) -> list[str]:
+    limits, codes = limits_of(course, chooser, sizes), [SHORTCUT] * len(sizes)
+    order = chooser.order(batch_id, len(sizes))
+    for code, limit in ((FULL, limits.full), (FORWARD_ONLY, limits.forward_only)):
+        rest = [micro for micro in order if codes[micro] == SHORTCUT]
+        for at in _taken(tuple(limits.costs[micro] for micro in rest), limit):
+            codes[rest[at]] = code
+    return codes
+
+
+@functools.lru_cache(maxsize=1024)
+def _taken(costs: tuple[int, ...], limit: int) -> tuple[int, ...]:
+    """The items that a knapsack takes where all are worth the same: as many as fit, and none that can be left out.
+
+    Of all such choices it is the one that leaves out the latest item, then the next latest one, and so on.
+    """
+    found, needed = [], _most(costs, limit)
+    for at in reversed(range(len(costs))):
+        if _most(costs[:at], limit) < needed:
+            found.append(at)
+            limit, needed = limit - costs[at], needed - 1
+    return tuple(found)
+
+
+def _most(costs: Sequence[int], limit: int) -> int:
+    """How many items fit together."""
+    return sum(each <= limit for each in itertools.accumulate(sorted(costs)))
+
+
+@functools.lru_cache(maxsize=16)
+def _pruned(course: Course, sizes: tuple[int, ...], _batch_id: int) -> tuple[str, ...]:
+    choosers = choosers_of(course)
+    total = sum(chooser.stop - chooser.start for chooser in choosers)
+    keep, kept, passed, found = kept_subnets(course), 0, 0, []
+    for chooser in choosers:
+        blocks = chooser.stop - chooser.start
+        passed += blocks
+        fits = kept + blocks <= whole(keep * passed / total, 1)
+        kept += blocks if fits else 0
+        found.append((chooser, (FULL if fits else SHORTCUT) * len(sizes)))
+    return table_rows(course, found)
+
+
+class ScoreKey(NamedTuple):
+    """What one entry of scores is of."""
+
+    batch_id: int
+    micro: int
+    block: int
+
+
+def score_keys(plan: Plan, turn: Turn, node: str) -> tuple[ScoreKey, ...]:
+    """What a node owes at the end of a turn: each block of its slice for each micro-batch of the turn, in order.
+
+    Blocks that never train are not scored. At the end of a turn that scores nothing, a node owes nothing.
+    """
+    course, piece = plan.course, plan.slice_of(node)
+    if turn.kind is not StepKind.SCORE or course.choice is None:
+        return ()
+    return tuple(
+        sorted(
+            ScoreKey(course.batch_id(item.owner, item.batch), micro, block)
+            for item in items(course, turn)
+            for micro in range(len(course.microbatch_sizes(item.rows)))
+            for start, stop in course.trainable.ranges_within(piece.start, piece.stop)
+            for block in range(start, stop)
+        )
+    )
+
+
+def check_scores(plan: Plan, turn: Turn, node: str, scores: Sequence[BlockScores]) -> None:
+    """Refuse scores that are not just those that a node owes; a number itself may be anything.
+
+    Raises:
+        IntegrityError: names node, turn, and the entry that is missing, doubled or not asked for.
+    """
+    choice, owed = plan.course.choice, score_keys(plan, turn, node)
+    if not owed and not scores:
+        return
+    where = f"node {node} reports scores at the end of turn {turn.index} of node {turn.owner}"
+    anew = "use one version on all machines"
+    others = sorted({entry.owner for entry in scores} - {turn.owner})
+    if others:
+        raise IntegrityError(f"{where} that are of node {', '.join(others)}; {anew}")
+    sent = Counter(ScoreKey(entry.batch_id, entry.micro, entry.block) for entry in scores)
+    for problem, keys in (
+        ("that it does not owe", sent.keys() - set(owed)),
+        ("twice", {key for key, count in sent.items() if count > 1}),
+        ("without some that it owes", set(owed) - sent.keys()),
+    ):
+        if keys:
+            first = min(keys)
+            entry = f"batch {first.batch_id}, micro-batch {first.micro}, block {first.block}"
+            raise IntegrityError(f"{where} {problem}: {len(keys)}, the first is of {entry}; {anew}")
+    if choice is None:
+        return
+    shape = [choice.subnets] * len(choice.scores)
+    wrong = next((entry for entry in scores if [len(values) for values in entry.values] != shape), None)
+    if wrong is not None:
+        raise IntegrityError(
+            f"{where} with {[len(values) for values in wrong.values]} numbers for block {wrong.block}, expected are "
+            f"{choice.subnets} subnets for each of {len(choice.scores)} scores; {anew}"
+        )
+
+
+class TurnOperations:
+    """The operation tables that one run chooses.
+
+    Args:
+        plan: of the run.
+        start: where it goes on; None = it begins.
+
+    Attributes:
+        in_force: the table that the next turn carries; None as long as there is none.
+
+    Raises:
+        PlanError: the table in force at ``start`` is missing, or not of this course.
+    """
+
+    def __init__(self, plan: Plan, start: StartPoint | None) -> None:
+        step, self.in_force = (start.step, start.operations) if start else (0, None)
+        check_in_force(plan, step, self.in_force)
+        self._plan = plan
+        self._asked_for: int | None = None
+        self._chosen_for: int | None = None
+        self._open: dict[int, set[str]] = {}  # score turn -> nodes whose scores are here
+        self._scores: list[BlockScores] = []
+
+    @property
+    def chooses_for(self) -> int | None:
+        """The step for which a table was asked and is not there yet; None if there is none."""
+        return self._asked_for if self._asked_for != self._chosen_for else None
+
+    def may_grant(self, turn: Turn) -> bool:
+        """Whether the table that the turn carries is chosen already."""
+        step = turn.first_step
+        is_chosen = self._chosen_for == step or not table_is_due(self._plan.course, step)
+        return turn.kind is not StepKind.TRAIN or is_chosen
+
+    def given(self, turn: Turn) -> Operations | None:
+        """Take the table that was given for a turn into force; None if the run has to choose."""
+        choice = self._plan.course.choice
+        found = choice.given_at(turn.first_step) if choice is not None else None
+        if found is not None:
+            self._asked_for = self._chosen_for = turn.first_step
+            self.in_force = found
+        return found
+
+    def ask(self, turn: Turn) -> tuple[BlockScores, ...] | None:
+        """The scores by which the table of a turn is to be chosen, in order; None if it can't be, or was asked for."""
+        if self._open or self._asked_for == turn.first_step:
+            return None
+        self._asked_for = turn.first_step
+        scores, self._scores = tuple(sorted(self._scores, key=_position)), []
+        return scores
+
+    def chosen(self, step: int, operations: Operations) -> bool:
+        """Take a chosen table into force; False, and nothing changes, if none is waited for at this step.
+
+        Raises:
+            PlanError: the table does not fit the course.
+        """
+        if self.chooses_for != step:
+            return False
+        self._plan.decided((), operations)
+        self._chosen_for, self.in_force = step, operations
+        return True
+
+    def decided(self, turn: Turn) -> Turn:
+        """The turn with the table that holds for it."""
+        if self._plan.course.choice is None:
+            return turn
+        return dataclasses.replace(turn, operations=self.in_force)
+
+    # ---- scores -----------------------------------------------------------------------------------
+
+    def granted(self, turn: Turn) -> None:
+        """Expect the scores of a turn that was granted."""
+        if turn.kind is StepKind.SCORE:
+            self._open[turn.index] = set()
+
+    def note(self, node: str, turn: Turn, scores: Sequence[BlockScores]) -> None:
+        """Note the scores with which a node ends an open turn; its second report of a turn changes nothing.
+
+        Raises:
+            IntegrityError: they are not just those that it owes; names node and turn.
+        """
+        nodes = self._open.get(turn.index)
+        if nodes is not None and node in nodes:
+            return
+        check_scores(self._plan, turn, node, scores)
+        if nodes is not None:
+            nodes.add(node)
+            self._scores += scores
+
+    def close(self, turn: Turn) -> None:
+        """Note that every node has ended a turn."""
+        self._open.pop(turn.index, None)
+
+
+def check_in_force(plan: Plan, step: int, operations: Operations | None) -> None:
+    """Refuse a table that can't be in force after ``step`` steps of a run.
+
+    Raises:
+        PlanError: there is none where there has to be one, one where there can't be any, or it does not fit.
+    """
+    if plan.course.choice is not None and step and operations is None:
+        raise PlanError(f"the checkpoint of step {step} has no table of operations; it is of another run")
+    if operations is not None:
+        plan.decided((), operations)
+
+
+def _position(entry: BlockScores) -> tuple[str, int, int, int]:
+    return entry[:4]

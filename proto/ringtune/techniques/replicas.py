@@ -1,0 +1,148 @@
+"""Whether what several nodes have alike is still equal: copies of embedding and head, and blocks of replicas.
+
+They are compared by digest: blocks of replicas (``schedule.lowering``) after their last update of a turn, copies
+once a sweep. Where all parameters train, every owner does the same update of its own copy (``schedule.stages``).
+After the last update that a unit has in a sweep, each owner takes the digest of its copy, and reports it with the end
+of the turn.
+With 3 groups, turns of 4 steps and the embedding first in a sweep::
+
+    step                  0  1  2  3 | 4  5  6  7 | 8  9 10 11
+    trains the embedding  x        x |       x    |    x
+    turn compares it               x |       x    |    x        the later update, where a turn has two
+
+Source: HiFT trains on one machine and has no copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ringtune.errors import IntegrityError
+from ringtune.schedule.course import Course
+from ringtune.schedule.lowering import is_replicated, item_updates
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import other_owners, replicas, replicated_units
+from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.schedule.units import EMBEDDING, unit_name
+from ringtune.schedule.versions import trained
+
+
+class CopyDigest(NamedTuple):
+    """The SHA-256, hex, of an owner's copy of a unit, or of a replica's blocks from ``unit`` on."""
+
+    unit: int
+    sha256: str
+
+
+def compared_at(plan: Plan, turn: Turn, node: str) -> dict[int, int]:
+    """The units that ``node`` compares with others at the end of a turn, each with the item after whose update.
+
+    Blocks of a replica are named by the first one of the range that is updated.
+    """
+    if plan.course.owner(node) is not None and (copies := compared_copies(plan.course, turn)):
+        return copies
+    return _compared_blocks(plan, turn, node)
+
+
+def _compared_blocks(plan: Plan, turn: Turn, node: str) -> dict[int, int]:
+    if turn.kind is not StepKind.TRAIN or not replicas(plan.placement, node):
+        return {}
+    now = plan.decided(turn.unfreeze_at, turn.operations)
+    for item in reversed(items(now.course, turn)):
+        updates = [one for one in item_updates(now, item, node) if is_replicated(now, node, one)]
+        if updates:
+            return {update.start: item.seq for update in updates}
+    return {}
+
+
+def compared_copies(course: Course, turn: Turn) -> dict[int, int]:
+    """The units whose copies are compared at the end of a turn, each with the item after whose update.
+
+    Nothing where one owner has the only copy.
+    """
+    found: dict[int, int] = {}
+    if turn.kind is not StepKind.TRAIN or not other_owners(course, turn.owner):
+        return found
+    for item in items(course, turn):
+        found |= {unit: item.seq for unit in replicated_units(course, item) if _is_last(course, unit, item.step)}
+    return found
+
+
+def _is_last(course: Course, unit: int, step: int) -> bool:
+    """Whether a unit that trains at ``step`` trains no more in the sweep of that step."""
+    sweep = _sweep(course, step)
+    step += 1
+    while step < course.num_steps and _sweep(course, step) == sweep:
+        if unit in trained(course, StepKind.TRAIN, step):
+            return False
+        step += 1
+    return True
+
+
+def _sweep(course: Course, step: int) -> int:
+    """The sweep of a step: the learning rate stands still during one."""
+    return course.method.rate_at(course, step)[0]
+
+
+class CopyComparison:
+    """Takes the digests that nodes report at the end of turns, and compares them.
+
+    Args:
+        plan: of the run.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._found: dict[int, dict[str, tuple[CopyDigest, ...]]] = {}
+
+    def note(self, node: str, turn: Turn, digests: Sequence[CopyDigest]) -> None:
+        """Take what a node reports at the end of a turn, and compare it once all have reported that have the same.
+
+        A simulator has no copies: it reports nothing for any node, so there is nothing to compare.
+
+        Raises:
+            IntegrityError: copies differ, or a node reports others than it owes.
+        """
+        owed = {name: wanted for name in self._plan.nodes if (wanted := compared_at(self._plan, turn, name))}
+        if node not in owed:
+            _check(node, turn, digests, owed=())
+            return
+        came = self._found.setdefault(turn.index, {})
+        came[node] = tuple(sorted(digests))
+        if len(came) < len(owed):
+            return
+        del self._found[turn.index]
+        if not any(came.values()):
+            return
+        seqs: dict[int, int] = {}
+        for name, wanted in owed.items():
+            _check(name, turn, came[name], owed=tuple(sorted(wanted)))
+            seqs |= wanted
+        for unit, seq in seqs.items():
+            self._compare(unit, turn.first_step + seq - turn.first_seq + 1, came)
+
+    def _compare(self, unit: int, step: int, came: dict[str, tuple[CopyDigest, ...]]) -> None:
+        nodes_of: dict[str, list[str]] = {}
+        for node in sorted(came):
+            if (digest := dict(came[node]).get(unit)) is not None:
+                nodes_of.setdefault(digest, []).append(node)
+        if len(nodes_of) > 1:
+            head = self._plan.course.head
+            is_end = unit in (EMBEDDING, head)
+            name = unit_name(unit, head) if is_end else f"blocks from {unit} on"
+            who, all_of_them = ("an owner", "owners") if is_end else ("a host", "hosts of them")
+            said = "; ".join(f"{', '.join(nodes)}: {digest[:12]}" for digest, nodes in nodes_of.items())
+            raise IntegrityError(
+                f"the copies of the {name} differ after step {step} ({said}): {who} computes updates differently; "
+                f"use one version of torch and one kind of processor for all {all_of_them}, and begin the run anew"
+            )
+
+
+def _check(node: str, turn: Turn, digests: Sequence[CopyDigest], *, owed: tuple[int, ...]) -> None:
+    units = tuple(digest.unit for digest in digests)
+    if units != owed:
+        raise IntegrityError(
+            f"node {node} reports digests of units {list(units)} at the end of turn {turn.index}, expected are those "
+            f"of {list(owed)}; use one version on all machines"
+        )

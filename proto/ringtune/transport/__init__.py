@@ -1,0 +1,1 @@
+"""Connections between processes: channels, retries, status, codecs, TLS, identities and permissions."""

@@ -1,0 +1,357 @@
+"""Both ends of every connection: channels and servers with one set of options, the guard of callers, and threads.
+
+Let the system hold connections on which nobody has said anything yet, so that they cost this process nothing.
+
+gRPC makes ready for a handshake as soon as a connection is there: with encryption that is 45 KiB each, measured with
+grpcio 1.85, of which half stays in the heap afterwards. Who calls speaks first, also in plain text, so a connection is
+worth nothing before its first byte. Linux can wait for that (``TCP_DEFER_ACCEPT``); gRPC has no option for it, so the
+listening socket is looked up among those of this process.
+
+The threads that carry out a server's calls: started when none is free, and never a reason to hang.
+
+``concurrent.futures.ThreadPoolExecutor`` fails a server in two ways. Where the system has no more threads, its
+``submit`` raises on gRPC's own thread, which ends: no call is answered or cancelled from then on. And the interpreter
+waits at its exit for every worker, for ever if one of them waits for such a call. Here a call waits for a free thread
+instead, threads are daemons, and the end is bounded.
+
+The guard of a server: looks at the certificate of every caller before the call reaches a servicer.
+
+Both ends of every connection: channels and servers with the project's options, and nobody's port shared.
+
+Everything that binds or dials goes through here. Where the process has an identity (``transport.speaker``), both
+ends show a certificate and everything is encrypted; otherwise all is plain text.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import grpc
+
+from ringtune.errors import ConnectionFailedError, TrustError
+from ringtune.texts import Repeats, times
+from ringtune.transport import speaker as speaking
+from ringtune.transport.endpoints import CLIENT_OPTIONS, SERVER_OPTIONS, Options, join_address, split_address
+from ringtune.transport.parties import Party, permission_of, require_permission, require_sender
+from ringtune.transport.retry import Once
+from ringtune.transport.speaker import Speaker
+from ringtune.transport.status import abort
+
+if TYPE_CHECKING:
+    from ringtune.transport.identity import CertificateFacts
+
+_LOG = logging.getLogger(__name__)
+DEFER_S: Final = 60
+"""So long a silent connection stays with the system; after that it has as long as a handshake may take."""
+_OWN: Final = Path("/proc/self/fd")
+
+
+def defer_accept(port: int) -> int:
+    """Let the listening sockets of this process on a port take only connections that have brought bytes.
+
+    Returns:
+        How many sockets that are; 0 on a system that has no such thing.
+    """
+    if not hasattr(socket, "TCP_DEFER_ACCEPT"):
+        return 0
+    count = 0
+    for number in _numbers():
+        try:
+            copy = socket.socket(fileno=os.dup(number))
+        except OSError:  # no socket, or closed meanwhile
+            continue
+        with copy:
+            count += _defer(copy, port)
+    if not count:
+        _LOG.debug("port %d: silent connections are taken at once", port)
+    return count
+
+
+def _numbers() -> Iterator[int]:
+    """List the file descriptors of this process that are sockets."""
+    try:
+        entries = sorted(_OWN.iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        try:
+            if str(entry.readlink()).startswith("socket:"):
+                yield int(entry.name)
+        except OSError:  # it was the folder itself, or was closed meanwhile
+            continue
+
+
+def _defer(found: socket.socket, port: int) -> bool:
+    try:
+        if found.family not in (socket.AF_INET, socket.AF_INET6) or found.getsockname()[1] != port:
+            return False
+        if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return False
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, DEFER_S)
+    except OSError as error:
+        _LOG.debug("port %d: silent connections are taken at once: %s", port, error)
+        return False
+    return True
+
+
+T = TypeVar("T")
+_IDLE_S: Final = 30.0
+"""Seconds that a thread waits for another call before it ends."""
+
+
+class Workers(Executor):
+    """Carries calls out, each on a thread of its own while it lasts.
+
+    Args:
+        max_workers: threads at a time; further calls wait.
+        name: of the threads, followed by a number.
+    """
+
+    def __init__(self, max_workers: int, name: str) -> None:
+        self._max_workers = max_workers
+        self._name = name
+        self._changed = threading.Condition()
+        self._pending: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._threads: set[threading.Thread] = set()
+        self._num_idle = 0
+        self._num_started = 0
+        self._is_closed = False
+
+    def submit(self, function: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
+        """Carry a call out as soon as a thread is free; after ``close`` it is cancelled at once. Never raises."""
+        future: Future[T] = Future()
+        with self._changed:
+            if self._is_closed:
+                future.cancel()
+                return future
+            self._pending.append((future, lambda: function(*arguments, **named)))
+            if self._num_idle >= len(self._pending):
+                self._changed.notify()
+            elif len(self._threads) < self._max_workers:
+                self._start()
+        return future
+
+    def close(self, timeout_s: float) -> bool:
+        """Cancel the calls that wait and end the threads; False if one is still at work after ``timeout_s`` seconds."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            self._is_closed = True
+            for future, _ in self._pending:
+                future.cancel()
+            self._pending.clear()
+            self._changed.notify_all()
+            threads = self._threads - {threading.current_thread()}
+        for thread in threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._work, name=f"{self._name}_{self._num_started}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more threads
+            _LOG.warning("%s: %s; a call waits until one of %d is free", self._name, error, len(self._threads))
+            return
+        self._num_started += 1
+        self._threads.add(thread)
+
+    # ---- a thread ---------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (entry := self._next()) is not None:
+            _carry_out(*entry)
+            del entry  # an idle thread must not keep a call's objects alive
+
+    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
+        """Wait for a call; None if this thread shall end."""
+        with self._changed:
+            self._num_idle += 1
+            self._changed.wait_for(lambda: self._pending or self._is_closed, _IDLE_S)
+            self._num_idle -= 1
+            if self._pending:
+                return self._pending.popleft()
+            self._threads.discard(threading.current_thread())
+            return None
+
+
+def _carry_out(future: Future[Any], function: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+_CERTIFICATE = "x509_pem_cert"
+Refusal = Callable[["CertificateFacts"], str]
+
+
+def caller_of(context: grpc.ServicerContext) -> CertificateFacts | None:
+    """Return what the certificate of a caller says; None on a connection in plain text."""
+    found = context.auth_context().get(_CERTIFICATE)
+    return _facts(bytes(found[0])) if found else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _facts(pem: bytes) -> CertificateFacts:
+    from ringtune.transport.identity import facts_of
+
+    return facts_of(pem)
+
+
+class Guard(grpc.ServerInterceptor):
+    """Admits a call if the caller's certificate still holds, may make it, and is of whom the request names.
+
+    A connection outlives the certificate that it was opened with, so dates and removals are looked at in every call.
+
+    Args:
+        refusal: says why somebody with a valid certificate is refused; empty = it is not.
+    """
+
+    def __init__(self, refusal: Refusal) -> None:
+        self._refusal = refusal
+        self._repeats = Repeats()
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        """Put the check before the handler of a call."""
+        handler = continuation(details)
+        if handler is None:
+            return None
+        ways = (handler.request_streaming, handler.response_streaming)
+        kind = "_".join("stream" if is_stream else "unary" for is_stream in ways)
+        behaviour = getattr(handler, kind)
+
+        def checked(request: Any, context: grpc.ServicerContext) -> Any:
+            self._require(details.method, request, context)
+            return behaviour(request, context)
+
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(checked, handler.request_deserializer, handler.response_serializer)
+
+    def _require(self, method: str, request: Any, context: grpc.ServicerContext) -> None:
+        try:
+            caller = caller_of(context)
+            if caller is None:
+                raise TrustError("there is no certificate; join with a token first")
+            problem = caller.problem_at(time.time()) or self._refusal(caller)
+            if problem:
+                raise TrustError(f"the certificate of {caller.party} is refused: {problem}")
+            require_permission(caller.party, method)
+            sender = permission_of(method).sender
+            if sender:
+                require_sender(caller.party, getattr(request, sender))
+        except TrustError as error:
+            count = self._repeats.told((method, str(error)))
+            if count:
+                _LOG.warning("a call from %s is refused: %s%s", context.peer(), error, times(count))
+            abort(context, error)
+
+
+MAX_WORKERS: Final = 1024
+"""Calls that a server carries out at a time."""
+
+_STOP_S: Final = 5.0
+
+
+def open_channel(address: str, more: Options = (), *, peer: Party | None = None) -> grpc.Channel:
+    """Open a channel, which connects at the first call; the caller closes it.
+
+    Args:
+        address: ``host:port``.
+        more: options besides those that every channel has.
+        peer: whose certificate is expected there; None = that of any member. Means nothing in plain text.
+    """
+    options, speaker = (*CLIENT_OPTIONS, *more), speaking.speaker()
+    if speaker is None:
+        return grpc.insecure_channel(address, options=options)
+    from ringtune.transport.tls import secure_channel
+
+    return secure_channel(address, options, speaker, peer)
+
+
+class Server:
+    """A gRPC server on one address, with its own threads; it listens at once.
+
+    Args:
+        address: ``host:port``; port 0 takes a free one.
+        add: adds servicers to the server before it starts.
+        max_workers: calls at a time; every incoming link holds one for as long as its run. Threads are started when
+            they are needed, so a large number costs nothing.
+        max_calls: calls that may wait or run, others are refused; None = any number.
+        is_public: callers need no certificate; nothing else is served there then.
+        refusal: says why a caller with a valid certificate is refused, empty = it is not; None = as the process's
+            identity knows.
+        before: called with the address, which is taken, before the first call is answered; calls wait for it. If it
+            raises, the address stays taken until the process ends.
+
+    Attributes:
+        address: with the port that was taken.
+
+    Raises:
+        ConnectionFailedError: the port is busy, or the host is not one of this machine.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        add: Callable[[grpc.Server], None],
+        *,
+        max_workers: int = MAX_WORKERS,
+        max_calls: int | None = None,
+        is_public: bool = False,
+        refusal: Refusal | None = None,
+        before: Callable[[str], object] = lambda address: None,
+    ) -> None:
+        self._workers = Workers(max_workers, "ringtune-rpc")
+        pool: Any = self._workers  # gRPC asks for a ThreadPoolExecutor, and calls its submit only
+        speaker = speaking.speaker()
+        guards: list[grpc.ServerInterceptor] = [Guard(refusal or speaker.refusal)] if speaker and not is_public else []
+        guards.append(Once())
+        self._server = grpc.server(pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=max_calls, interceptors=guards)
+        add(self._server)
+        host, _ = split_address(address, option="--bind")
+        try:
+            self.port = self._bind(address, speaker, asks_certificate=not is_public)
+        except RuntimeError as error:
+            raise ConnectionFailedError(
+                f"can't listen on {address}: the port is in use or the host is not this machine's; take another --bind"
+            ) from error
+        self.address = join_address(host, self.port)
+        before(self.address)
+        self._server.start()
+        defer_accept(self.port)
+
+    def _bind(self, address: str, speaker: Speaker | None, *, asks_certificate: bool) -> int:
+        if speaker is None:
+            return self._server.add_insecure_port(address)
+        from ringtune.transport.tls import server_credentials
+
+        return self._server.add_secure_port(address, server_credentials(speaker, asks_certificate=asks_certificate))
+
+    def stop(self, grace_s: float = 0.5, *, wait: bool = True) -> None:
+        """Refuse new calls, let the running ones end for ``grace_s``, cancel the rest, end all threads.
+
+        Takes some seconds at most: a call that does not end, because its handler waits for something else or because
+        gRPC could start no thread to cancel it, is left to the end of the process, which does not wait for it.
+
+        Args:
+            grace_s: seconds.
+            wait: for the threads too; a handler that waits for something else than its call may hold one.
+        """
+        try:
+            self._server.stop(grace_s).wait(grace_s + _STOP_S)
+        except RuntimeError as error:  # no thread left for gRPC's own timer
+            _LOG.warning("the server at %s stops without cancelling its calls: %s", self.address, error)
+        if not self._workers.close(_STOP_S if wait else 0.0) and wait:
+            _LOG.warning("the server at %s stops while a call is still under way", self.address)

@@ -1,0 +1,405 @@
+"""Messages of the wire and values of the rules: turns, numbers, grants, scores, and checked reports.
+
+Translates turns and numbers between the messages of the wire and the values of the rules.
+
+Actions travel as words (:mod:`ringtune.schedule.actions`). Nothing here trusts its input: what does not read as a
+value raises :class:`~ringtune.errors.IntegrityError`.
+
+Grants on the wire: a turn names its operation table by digest, and a node gets each table once.
+
+::
+
+    grant 1   tables {A}   turns 2 A, 3 A
+    grant 2                turns 4 A
+    grant 3   tables {B}   turns 5 A, 6 B
+
+One writer for each node, because each is told on its own. A grant may be sent again as it is; the reader keeps the last
+tables, so that it knows them whatever comes twice.
+
+Scores on the wire: one message for each block of each batch, its numbers as packed float64.
+
+Check the figures of a node's report where they are decoded: they come from another machine.
+
+A report may speak of granted items and of nodes of the plan only. Counts are whole and no more than a number can hold,
+times are times, losses are finite. A report that has anything else is of no node of ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import re
+import struct
+import threading
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ringtune.errors import IntegrityError, PlanError
+from ringtune.run_control.evaluation import KINDS, MOST_CLASSES, SIGNED, is_entity_count, pair_of
+from ringtune.schedule.actions import Payload
+from ringtune.schedule.course import TABLES_AT_ONCE, Course
+from ringtune.schedule.operation_tables import BlockScores, Operations
+from ringtune.schedule.placement import Passage
+from ringtune.schedule.turns import StepKind, Turn
+from ringtune.storage.strict import describe_value, parse_json
+from ringtune.texts import shown
+from ringtune.v1 import control_pb2
+
+_NO_TABLES: Final[Mapping[str, Operations]] = types.MappingProxyType({})
+
+# ---- turns -----------------------------------------------------------------------------------------
+
+
+def turn_to_proto(turn: Turn) -> control_pb2.TurnMessage:
+    """Translate a turn into its message; its operation table is named by ``grants.GrantWriter``."""
+    return control_pb2.TurnMessage(
+        index=turn.index,
+        kind=turn.kind.value,
+        owner=turn.owner,
+        round=turn.round,
+        first_seq=turn.first_seq,
+        num_items=turn.num_items,
+        first_step=turn.first_step,
+        first_batch=turn.first_batch,
+        unfreeze_at=turn.unfreeze_at,
+        enters=[passage.enters for passage in turn.passages],
+        keeps=[passage.keeps for passage in turn.passages],
+    )
+
+
+def turn_from_proto(message: control_pb2.TurnMessage, tables: Mapping[str, Operations] = _NO_TABLES) -> Turn:
+    """Translate a message into its turn.
+
+    Args:
+        message: to translate.
+        tables: by digest, that it may name.
+
+    Raises:
+        IntegrityError: an unknown kind, no owner, no items, a negative number, unfreezing steps out of order, an
+            operation table that did not come, or passages of some items only.
+    """
+    counts = (message.index, message.round, message.first_seq, message.first_step, message.first_batch)
+    steps = tuple(message.unfreeze_at)
+    if any(later <= earlier for earlier, later in itertools.pairwise((0, *steps))):
+        raise IntegrityError(
+            f"turn {message.index} of the grant unfreezes at {list(steps)}; use one version on all machines"
+        )
+    if not message.owner or message.num_items < 1 or min(counts) < 0:
+        raise IntegrityError(f"turn {message.index} of the grant is not readable; use one version on all machines")
+    if message.operations and message.operations not in tables:
+        raise IntegrityError(
+            f"turn {message.index} of the grant has the operation table {message.operations[:12]!r}, which did not "
+            "come; use one version on all machines"
+        )
+    return Turn(
+        index=message.index,
+        kind=step_kind(message.kind),
+        owner=message.owner,
+        round=message.round,
+        first_seq=message.first_seq,
+        num_items=message.num_items,
+        first_step=message.first_step,
+        first_batch=message.first_batch,
+        unfreeze_at=steps,
+        operations=tables[message.operations] if message.operations else None,
+        passages=_passages(message),
+    )
+
+
+def _passages(message: control_pb2.TurnMessage) -> tuple[Passage, ...]:
+    if not len(message.enters) == len(message.keeps) in (0, message.num_items):
+        raise IntegrityError(
+            f"turn {message.index} of the grant says of {len(message.enters)} items where they enter, and of "
+            f"{len(message.keeps)} where they are kept, but has {message.num_items}; use one version on all machines"
+        )
+    return tuple(map(Passage, message.enters, message.keeps))
+
+
+def step_kind(text: str) -> StepKind:
+    """Read the kind of a turn.
+
+    Raises:
+        IntegrityError: there is no such kind.
+    """
+    try:
+        return StepKind(text)
+    except ValueError as error:
+        known = ", ".join(StepKind)
+        raise IntegrityError(f"step kind {text!r} is not one of {known}; use one version on all machines") from error
+
+
+# ---- numbers ---------------------------------------------------------------------------------------
+
+
+def numbers_to_proto(values: Iterable[tuple[str, float]]) -> list[control_pb2.Number]:
+    """Translate named figures into messages, in the given order."""
+    return [control_pb2.Number(name=name, value=value) for name, value in values]
+
+
+def numbers_from_proto(messages: Iterable[control_pb2.Number]) -> tuple[tuple[str, float], ...]:
+    """Translate messages into named figures, in the given order.
+
+    Raises:
+        IntegrityError: a figure without a name, or a name that comes twice.
+    """
+    values = tuple((message.name, message.value) for message in messages)
+    names = [name for name, _ in values]
+    if "" in names or len(set(names)) != len(names):
+        raise IntegrityError(f"figures {names} have no distinct names; use one version on all machines")
+    return values
+
+
+KEPT_TABLES: Final = TABLES_AT_ONCE
+"""How many tables a node keeps."""
+
+
+class GrantWriter:
+    """Writes the grants for one node.
+
+    Args:
+        run_id: of the run.
+        placement_number: of the placement.
+    """
+
+    def __init__(self, run_id: str, placement_number: int = 0) -> None:
+        self._run_id, self._placement_number = run_id, placement_number
+        self._sent: Operations | None = None
+
+    def request(self, turns: Sequence[Turn], *, keep_from_step: int = 0) -> control_pb2.GrantRequest:
+        """Write a grant, with the tables that the node does not have from the grant before."""
+        request = control_pb2.GrantRequest(
+            run_id=self._run_id,
+            placement_number=self._placement_number,
+            turns=[turn_to_proto(turn) for turn in turns],
+            keep_from_step=keep_from_step,
+        )
+        for turn, message in zip(turns, request.turns, strict=True):
+            if turn.operations is None:
+                continue
+            table = table_to_proto(turn.operations)
+            message.operations = table.digest
+            if turn.operations != self._sent:
+                request.tables.append(table)
+                self._sent = turn.operations
+        return request
+
+
+class GrantReader:
+    """Reads the grants of one run; safe for threads.
+
+    Args:
+        course: of the run.
+    """
+
+    def __init__(self, course: Course) -> None:
+        self._course = course
+        self._tables: dict[str, Operations] = {}
+        self._lock = threading.Lock()
+
+    def turns(self, request: control_pb2.GrantRequest) -> tuple[Turn, ...]:
+        """Read the turns of a grant.
+
+        Raises:
+            IntegrityError: one is not readable, or its table is missing, damaged or of another course.
+        """
+        with self._lock:
+            for message in request.tables:
+                self._tables.pop(message.digest, None)
+                self._tables[message.digest] = table_from_proto(message, self._course)
+            turns = tuple(self._turn(message) for message in request.turns)
+            for digest in list(self._tables)[:-KEPT_TABLES]:
+                del self._tables[digest]
+        return turns
+
+    def _turn(self, message: control_pb2.TurnMessage) -> Turn:
+        turn = turn_from_proto(message, self._tables)
+        if turn.kind is StepKind.TRAIN and self._course.choice is not None and turn.operations is None:
+            raise IntegrityError(
+                f"turn {turn.index} of the grant trains without a table of operations; use one version on all machines"
+            )
+        return turn
+
+
+@functools.lru_cache(maxsize=KEPT_TABLES)
+def table_to_proto(operations: Operations) -> control_pb2.TableMessage:
+    """Translate a table into its message, which nobody changes."""
+    text = json.dumps(operations.to_json(), separators=(",", ":"))
+    return control_pb2.TableMessage(digest=operations.digest, table_json=text.encode())
+
+
+def table_from_proto(message: control_pb2.TableMessage, course: Course) -> Operations:
+    """Translate a message into its table.
+
+    Raises:
+        IntegrityError: it is not readable, has another digest, or is not of this course.
+    """
+    name = f"the table {message.digest[:12]!r} of the grant"
+    try:
+        operations = Operations.from_json(parse_json(message.table_json), where="table")
+        course.decided((), operations)
+    except (PlanError, ValueError) as error:
+        raise IntegrityError(f"{name} can't be used: {error}; use one version on all machines") from error
+    if operations.digest != message.digest:
+        raise IntegrityError(f"{name} has the digest {operations.digest[:12]}; use one version on all machines")
+    return operations
+
+
+_BYTES: Final = 8
+_MOST_VALUES: Final = 1 << 20  # of one message; below the limit of a channel, whatever a sender says
+
+
+def scores_to_proto(turn: int, scores: Iterable[BlockScores]) -> Iterator[control_pb2.SubnetScores]:
+    """Translate the scores of a turn into messages, by batch and block.
+
+    Raises:
+        PlanError: a micro-batch of a block is missing, or has other numbers of scores or subnets than its neighbours.
+    """
+    ordered = sorted(scores, key=lambda entry: (entry.owner, entry.batch_id, entry.block, entry.micro))
+    for (owner, batch_id, block), found in itertools.groupby(
+        ordered, key=lambda entry: (entry.owner, entry.batch_id, entry.block)
+    ):
+        entries = list(found)
+        shapes = {tuple(len(values) for values in entry.values) for entry in entries}
+        sizes = set(next(iter(shapes)))
+        if [entry.micro for entry in entries] != list(range(len(entries))) or len(shapes) != 1 or len(sizes) != 1:
+            raise PlanError(
+                f"the scores of turn {turn} are not complete for batch {batch_id}, block {block}; please report it"
+            )
+        numbers = [number for entry in entries for values in entry.values for number in values]
+        yield control_pb2.SubnetScores(
+            turn=turn,
+            owner=owner,
+            batch_id=batch_id,
+            block=block,
+            scores=len(entries[0].values),
+            subnets=sizes.pop(),
+            values=struct.pack(f"<{len(numbers)}d", *numbers),
+        )
+
+
+def scores_from_proto(message: control_pb2.SubnetScores) -> tuple[BlockScores, ...]:
+    """Translate a message into its scores, one entry for each micro-batch; a number may be anything, NaN too.
+
+    Raises:
+        IntegrityError: the bytes are not whole micro-batches of so many scores and subnets.
+    """
+    each, size = message.scores * message.subnets, len(message.values)
+    if not each or not size or size % (_BYTES * each) or size > _BYTES * _MOST_VALUES:
+        raise IntegrityError(
+            f"scores of batch {message.batch_id}, block {message.block} are {size} bytes, which are not "
+            f"{message.scores} scores of {message.subnets} subnets; use one version on all machines"
+        )
+    numbers = struct.unpack(f"<{size // _BYTES}d", message.values)
+    return tuple(
+        BlockScores(
+            owner=message.owner,
+            batch_id=message.batch_id,
+            micro=micro,
+            block=message.block,
+            values=_rows(numbers[micro * each : (micro + 1) * each], message.subnets),
+        )
+        for micro in range(len(numbers) // each)
+    )
+
+
+def _rows(numbers: Sequence[float], subnets: int) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(numbers[at : at + subnets]) for at in range(0, len(numbers), subnets))
+
+
+MOST_SKIPPED: Final = 1000
+"""Most reports that may be missing before one: those of a node whose run ended, or moved, while it was sending."""
+MOST_COUNT: Final = float(1 << 53)
+MOST_BYTES: Final = 1 << 50
+MOST_S: Final = 1e11
+"""Seconds from 1970 to the year 5138; a clock that is wrong by decades is none of this check's business."""
+_MOST_SUM: Final = 1e300
+_MOST_NAMES: Final = 64
+_MOST_COUNTS: Final = MOST_CLASSES**2 + MOST_CLASSES * len(KINDS)
+_KINDS: Final = frozenset(StepKind)
+_FINITE: Final = (StepKind.TRAIN, StepKind.EVALUATE)
+_SHA256: Final = re.compile("[0-9a-f]{64}")
+_SUMS: Final = frozenset({"loss_sum", "absolute_sum", *SIGNED})
+"""Figures that are sums of numbers, not counts."""
+
+
+def check_report(request: control_pb2.ReportRequest, *, last: int, nodes: Collection[str], end_seq: int) -> None:
+    """Check the figures of a report.
+
+    Args:
+        request: the report.
+        last: number of the node's last report; 0 = none.
+        nodes: of the plan.
+        end_seq: one past the last granted item.
+
+    Raises:
+        IntegrityError: names the node and the figure.
+    """
+    problem = next(_problems(request, last, nodes, end_seq), "")
+    if problem:
+        raise IntegrityError(f"node {request.node} reports {problem}; use one version on all machines")
+
+
+def _problems(request: control_pb2.ReportRequest, last: int, nodes: Collection[str], end_seq: int) -> Iterator[str]:
+    if request.number > last + MOST_SKIPPED:
+        yield f"with number {request.number} after {last}"
+    for step in request.steps:
+        yield from _of_step(step, end_seq)
+    for traffic in request.traffic:
+        if not 0 <= traffic.seq <= end_seq:
+            yield f"bytes of item {traffic.seq}, which nobody granted"
+        if traffic.target not in nodes or traffic.payload not in frozenset(Payload):
+            yield f"bytes of {shown(traffic.payload)} to {shown(traffic.target)}, which is none of the plan"
+        if traffic.bytes > MOST_BYTES:
+            yield f"{traffic.bytes} bytes for item {traffic.seq}"
+    for transfer in request.transfers:
+        if transfer.source not in nodes or transfer.bytes > MOST_BYTES:
+            yield f"{transfer.bytes} bytes from {shown(transfer.source)}"
+        if not (_is_time(transfer.at_unix_s) and _is_time(transfer.seconds)):
+            yield f"a message after {transfer.seconds} s at {transfer.at_unix_s}"
+    for span in request.spans:
+        if not all(map(_is_time, (span.start_unix_s, span.end_unix_s, span.worked_s))):
+            yield f"an action from {span.start_unix_s} to {span.end_unix_s}, of {span.worked_s} s"
+    for saved in request.saved:
+        if not _SHA256.fullmatch(saved.sha256) or saved.bytes > MOST_BYTES or saved.step < 0:
+            yield f"a shard of step {saved.step} with {saved.bytes} bytes and digest {shown(saved.sha256)}"
+    if request.lost_peer and request.lost_peer not in nodes:
+        yield f"that it lost {shown(request.lost_peer)}, which is none of the plan"
+
+
+def _of_step(step: control_pb2.StepReport, end_seq: int) -> Iterator[str]:
+    if not 0 <= step.seq < end_seq or step.step < 0:
+        yield f"item {step.seq} of step {step.step}, which nobody granted"
+    if step.kind not in _KINDS:
+        yield f"an item of kind {shown(step.kind)}"
+    counts = sum(1 for number in step.values if pair_of(number.name) or is_entity_count(number.name))
+    names = len(step.values) - counts
+    if counts and (step.kind != StepKind.EVALUATE or counts > _MOST_COUNTS):
+        yield f"{counts} counts of classes for item {step.seq} of kind {shown(step.kind)}"
+    if names > _MOST_NAMES or not _is_time(step.at_unix_s):
+        yield f"{len(step.values)} figures of item {step.seq} at {step.at_unix_s}"
+    for number in step.values:
+        if number.name not in _SUMS:
+            is_good = 0 <= number.value <= MOST_COUNT
+        else:  # of items that measure it may be anything
+            is_good = abs(number.value) <= _MOST_SUM or step.kind not in _FINITE
+        if not is_good:
+            yield f"{shown(number.name)} = {number.value} of item {step.seq}"
+
+
+def total_of(totals: Mapping[str, Any], name: str) -> float:
+    """Return a figure of a node's totals.
+
+    Raises:
+        ValueError: it is no number, or none that a node can have.
+    """
+    value: object = totals[name]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST_COUNT:
+        raise ValueError(f"{name} is {describe_value(value)}")
+    return value
+
+
+def _is_time(seconds: float) -> bool:
+    return math.isfinite(seconds) and abs(seconds) <= MOST_S

@@ -1,0 +1,149 @@
+"""Which coordinators are announced on the local network, and which of them a node may join by itself.
+
+An announcement (DNS-SD) has a name, addresses, a port and a few words: the form of the announcement, the version of
+RingTune, and the first digits of the hash of the coordinator's authority. No secret is in it, and it proves nothing:
+anybody may announce anything. So it only says where to ask. A node joins by itself where its token or certificate names
+the authority; the whole hash is compared before the token's secret is shown (``ringtune.transport.enrollment``).
+
+Source: RFC 6763, DNS-based service discovery.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ringtune.errors import ConnectionFailedError, TrustError, UsageError
+from ringtune.texts import shown
+
+SERVICE: Final = "_ringtune._tcp.local."
+LOOK_S: Final = 3.0
+"""How long a node looks for coordinators, seconds."""
+MOST_FOUND: Final = 32
+"""Most announcements that are looked at: whoever floods the network can't make a node hold more."""
+_MOST_ADDRESSES: Final = 8
+_LONGEST_NAME: Final = 63
+_FORM: Final = b"1"
+_PREFIX_DIGITS: Final = 16
+_VERSION = re.compile(r"[0-9A-Za-z.+-]{1,32}")
+_AUTHORITY = re.compile(rf"[0-9a-f]{{{_PREFIX_DIGITS}}}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Announcement:
+    """A coordinator that somebody announces.
+
+    Attributes:
+        name: as announced, printable.
+        address: ``host:port``.
+        version: of RingTune.
+        authority: first digits of the SHA-256 of its authority's certificate, hex; empty = plain text.
+    """
+
+    name: str
+    address: str
+    version: str
+    authority: str
+
+    def __str__(self) -> str:
+        """The coordinator in a line: ``'desk' at 192.168.1.10:7070 (version 0.2.0, authority 0123456789abcdef)``."""
+        authority = f"authority {self.authority}" if self.authority else "plain text"
+        return f"{shown(self.name)} at {self.address} (version {self.version}, {authority})"
+
+
+def words_of(version: str, authority_sha256: str) -> dict[str, bytes]:
+    """Return the words of an announcement.
+
+    Args:
+        version: of RingTune.
+        authority_sha256: of the coordinator's authority, hex; empty = plain text.
+    """
+    words = {"form": _FORM, "version": version.encode()}
+    return words | ({"authority": authority_sha256[:_PREFIX_DIGITS].encode()} if authority_sha256 else {})
+
+
+def read_announcement(
+    name: str, addresses: Sequence[str], port: object, words: Mapping[bytes, bytes | None]
+) -> Announcement | None:
+    """Read what somebody announces; None if it is no coordinator of this form.
+
+    Args:
+        name: of the instance, without the service's.
+        addresses: of its host, IPv4 or IPv6; the first that can be called counts.
+        port: where it listens.
+        words: as they came.
+    """
+    version, authority = _text(words.get(b"version")), _text(words.get(b"authority"))
+    host = next((one for one in addresses[:_MOST_ADDRESSES] if _can_be_called(one)), "")
+    known = words.get(b"form") == _FORM and _VERSION.fullmatch(version) is not None
+    if not known or not host or not isinstance(port, int) or not 0 < port < 65536:
+        return None
+    if authority and _AUTHORITY.fullmatch(authority) is None:
+        return None
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return Announcement(name=name[:_LONGEST_NAME], address=address, version=version, authority=authority)
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"")[:256].decode("ascii", errors="replace")
+
+
+def _can_be_called(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return not (address.is_multicast or address.is_unspecified or address.is_reserved)
+
+
+def choose(found: Iterable[Announcement], *, authority_sha256: str, what: str, looked_s: float = LOOK_S) -> str:
+    """Choose the coordinator that a node joins by itself.
+
+    Args:
+        found: on the network.
+        authority_sha256: that the node's token or certificate names, hex; empty = it has neither.
+        what: names that: ``the join token``.
+        looked_s: for how long they were looked for.
+
+    Returns:
+        Its address.
+
+    Raises:
+        ConnectionFailedError: none was found.
+        TrustError: none that was found has that authority; the token was shown to none.
+        UsageError: several have it, or the node has neither token nor certificate; lists them.
+    """
+    listed = sorted(set(found), key=lambda one: (one.address, one.name))
+    if not listed:
+        raise ConnectionFailedError(
+            f"no coordinator was found on this network within {looked_s:g} s; give --coordinator HOST:PORT. One is "
+            "announced unless it listens at 127.0.0.1 only, or was started with --no-announce"
+        )
+    lines = "; ".join(map(str, listed))
+    if not authority_sha256:
+        raise UsageError(
+            f"found {lines}; a node without a token joins none by itself: give --token-file FILE, or --coordinator "
+            "HOST:PORT with --insecure where the network is trusted"
+        )
+    trusted = {one.address for one in listed if one.authority == authority_sha256[:_PREFIX_DIGITS]}
+    if not trusted:
+        raise TrustError(
+            f"found {lines}; none has the authority {authority_sha256[:_PREFIX_DIGITS]} of {what}, which was shown to "
+            "none of them; give --coordinator HOST:PORT, or ask for a new token"
+        )
+    if len(trusted) > 1:
+        raise UsageError(f"found {lines}; several have the authority of {what}: give --coordinator with one of them")
+    return trusted.pop()
+
+
+def is_announced(*, is_loopback: bool, asked: bool | None) -> bool:
+    """Whether a coordinator announces itself: as asked, or else if others can reach it.
+
+    Args:
+        is_loopback: whether it listens for this machine only.
+        asked: ``--announce`` or ``--no-announce``; None = nothing was said.
+    """
+    return not is_loopback if asked is None else asked

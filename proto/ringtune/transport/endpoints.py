@@ -1,0 +1,216 @@
+"""Addresses as users type them, gRPC options as plain values, and versions that work together; no grpc here.
+
+``host:port`` as users type it, and whether it leaves this machine.
+
+gRPC options of every channel and server, as plain tuples; this module does not import grpc.
+
+Each value answers a behaviour that was measured on grpcio 1.85:
+
+* A ping, and its answer, wait behind data that fill the sockets and the queue of a router: behind a link of 2 Mbit/s
+  with two seconds of queue they take more than 5 s. So pings only free what is left of dead connections, after a
+  minute; that a node is lost is the lease's to say, which is heard of in small messages of their own.
+* Two servers bind one port silently unless ``so_reuseport`` is 0; calls are then split between them.
+* Built-in retries stop working above 256 KiB, so they are off: what may be repeated is ours to say.
+* After an outage the default back-off keeps a healed link down for half a minute.
+* One connection may open thousands of streams, each of which takes a worker.
+* A connection that has begun a handshake costs 45 KiB, and may take two minutes for it: so many at a time, and a third
+  of a minute, which is more than a slow link takes. One that has said nothing costs nothing (``listening``).
+* A message above the limit is refused before it is read; payloads travel in chunks far below it.
+* ``http_proxy``, ``https_proxy`` and ``grpc_proxy`` send even calls to this machine's own address to a proxy, and
+  ``GRPC_ADDRESS_HTTP_PROXY`` does whatever ``enable_http_proxy`` says: nodes are reached where they listen.
+
+Which versions of RingTune work together: those with the same first two numbers, as 0.2.0 and 0.2.7.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from ringtune import __version__
+from ringtune.errors import ConnectionFailedError, UsageError
+from ringtune.transport.speaker import is_encrypted
+
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - what a user may ask for
+_SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
+# Addresses of private networks and of documentation: nothing is sent to them, only the way there is looked up.
+_FAR_AWAY = ("192.0.2.1", "10.255.255.254", "192.168.255.254", "172.31.255.254")
+
+
+def split_address(address: str, *, option: str) -> tuple[str, int]:
+    """Split ``host:port`` into host and port; an IPv6 host stands in brackets.
+
+    Raises:
+        UsageError: ``address`` is not of the form ``host:port``.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535 or set(host) & set("/ "):
+        raise UsageError(f"{option} {address!r} is not HOST:PORT, e.g. 127.0.0.1:7070")
+    return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """Join host and port to ``host:port``, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether the host of ``host:port`` is ``localhost`` or a loopback address."""
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_wildcard(address: str) -> bool:
+    """Whether ``host:port`` stands for every address of a machine, so that nobody can call it."""
+    return address.rpartition(":")[0].strip("[]") in _WILDCARDS
+
+
+def address_towards(host: str, port: int) -> str:
+    """Find this machine's address on the way to ``host``, without sending anything.
+
+    Raises:
+        ConnectionFailedError: there is no way.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, port))
+        except OSError as error:
+            raise ConnectionFailedError(
+                f"no way to {host}: {error.strerror or error}; check name and network"
+            ) from error
+        return str(probe.getsockname()[0])
+
+
+def own_host() -> str:
+    """Find this machine's address on its network; empty if it is on none.
+
+    A network without a router has no way to anywhere else: there the first interface with an address counts.
+    """
+    for host in _FAR_AWAY:
+        try:
+            found = address_towards(host, 9)
+        except ConnectionFailedError:
+            continue
+        if not is_loopback(join_address(found, 9)):
+            return found
+    return next((one for one in _interface_addresses() if not is_loopback(join_address(one, 9))), "")
+
+
+def _interface_addresses() -> Iterator[str]:
+    """IPv4 addresses of this machine's interfaces; one without an address is left out."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                yield socket.inet_ntoa(found[20:24])
+
+
+def is_allowed(address: str, *, insecure: bool) -> bool:
+    """Whether this process may connect to an address: encrypted anywhere, in plain text on this machine.
+
+    Args:
+        address: ``host:port``.
+        insecure: whether the user said that the network is trusted.
+    """
+    return insecure or is_encrypted() or is_loopback(address)
+
+
+def require_private(address: str, *, option: str, insecure: bool) -> None:
+    """Refuse an address beyond this machine in plain text, unless the user said that the network is trusted.
+
+    Raises:
+        UsageError: the address is not on this machine.
+    """
+    split_address(address, option=option)
+    if not is_allowed(address, insecure=insecure):
+        raise UsageError(
+            f"{option} {address} reaches beyond this machine, and there is no certificate to encrypt with; begin with "
+            "'ringtune coordinator init' and join with a token, or add --insecure if the network is trusted"
+        )
+
+
+Options = tuple[tuple[str, int | str], ...]
+
+MAX_MESSAGE_BYTES: Final = 8 * 1024 * 1024
+"""Longest single message; tensors and files travel in chunks of about 1 MiB."""
+
+MAX_CONNECTIONS: Final = 1024
+"""Connections to a server at a time, as many as it carries out calls; further ones are closed."""
+
+MAX_STREAMS: Final = 200
+"""Calls of one connection at a time; more wait at the caller. A node has a handful with each other one."""
+
+_MESSAGES: Final[Options] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+)
+_PATIENCE_MS: Final = 60_000
+"""How long a ping, and sent bytes that are not acknowledged, may stay unanswered."""
+
+_KEEPALIVE: Final[Options] = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", _PATIENCE_MS),
+    ("grpc.http2.ping_timeout_ms", _PATIENCE_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+CLIENT_OPTIONS: Final[Options] = (
+    *_MESSAGES,
+    *_KEEPALIVE,
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.address_http_proxy_enabled_addresses", ""),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 10_000),  # how long an attempt may take, with the handshakes of a slow link
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+"""For ``grpc.insecure_channel(address, options=CLIENT_OPTIONS)``."""
+
+PROXY_VARIABLES: Final = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "GRPC_ADDRESS_HTTP_PROXY")
+"""Variables that name a proxy; ``CLIENT_OPTIONS`` make calls ignore them, fetching from a hub follows them."""
+
+SERVER_OPTIONS: Final[Options] = (
+    *_MESSAGES,
+    *_KEEPALIVE,
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", 20_000),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+"""For ``grpc.server(pool, options=SERVER_OPTIONS)``; a busy port then raises at bind."""
+
+
+def is_compatible(version: str) -> bool:
+    """Whether a process of ``version`` and this one understand each other."""
+    return version.split(".")[:2] == __version__.split(".")[:2]
+
+
+def require_compatible(who: str, version: str) -> None:
+    """Refuse to work with a process of another version.
+
+    Args:
+        who: it is, for the message: ``node pi``.
+        version: its version; empty = it did not say.
+
+    Raises:
+        UsageError: the versions differ.
+    """
+    if not is_compatible(version):
+        raise UsageError(
+            f"{who} runs ringtune {version or 'of an unknown version'}, this is {__version__}; install the same "
+            "version on both"
+        )

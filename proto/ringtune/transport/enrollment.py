@@ -1,0 +1,184 @@
+"""Get a certificate of a coordinator: the first one for a token, later ones for the one that there is.
+
+With a token, in this order: the certificate of whoever answers is taken as it comes; over a connection to its bearer
+alone the authority's certificate is asked for; its hash has to be the token's; and only over a connection that the
+authority vouches for the token is shown. Somebody in between learns nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from ringtune.errors import ConnectionFailedError, DeadlineError, RingTuneError, TrustError
+from ringtune.transport.endpoints import CLIENT_OPTIONS, join_address, split_address
+from ringtune.transport.identity import (
+    Identity,
+    facts_of,
+    fingerprint,
+    is_issued_by,
+    key_pem,
+    make_key,
+    make_request,
+    write_identity,
+)
+from ringtune.transport.parties import COORDINATOR, Token
+from ringtune.transport.speaker import Speaker
+from ringtune.transport.status import error_of_call
+from ringtune.transport.tls import pinned_channel
+from ringtune.v1 import trust_pb2, trust_pb2_grpc
+
+_LOG = logging.getLogger(__name__)
+_CALL_S: Final = 10.0
+_TRIES: Final = 3
+"""How often a token is shown, with one key: an answer may get lost, and the same key gets the same certificate."""
+
+
+def join(coordinator: str, token: Token, folder: Path, *, clock: Callable[[], float] = time.time) -> Identity:
+    """Get a certificate for a token and keep it in a folder.
+
+    Args:
+        coordinator: ``host:port``; those without a certificate are answered at the token's port of that host,
+            or at the one after this.
+        token: for whom, and how the coordinator is known.
+        folder: where the identity is kept.
+        clock: this machine's wall clock.
+
+    Raises:
+        ConnectionFailedError: nobody answers there.
+        TokenError: the token is wrong, used or expired.
+        TrustError: somebody else answers there, or the clocks differ by more than certificates allow.
+        StorageError: the folder can't be written.
+    """
+    host, port = split_address(coordinator, option="--coordinator")
+    address = join_address(host, token.port or port + 1)
+    authority_pem = _authority(address, token, clock())
+    key = make_key()
+    request = trust_pb2.CertifyRequest(secret=token.secret, request_pem=make_request(key))
+    credentials = grpc.ssl_channel_credentials(authority_pem)
+    with pinned_channel(address, credentials, COORDINATOR.server_name, CLIENT_OPTIONS) as channel:
+        reply = _certify(trust_pb2_grpc.JoiningStub(channel), request, address)
+    identity = Identity.of(key_pem(key), reply.certificate_pem, authority_pem)
+    if identity.party != token.party:
+        raise TrustError(f"coordinator {address} made {token.party} {identity.party}; use one version on all machines")
+    write_identity(folder, identity)
+    _LOG.info("%s has a certificate in %s", identity.party, folder)
+    return identity
+
+
+def _authority(address: str, token: Token, now_unix_s: float) -> bytes:
+    """Ask for the certificate of the authority, and compare it with the token."""
+    leaf_pem = certificate_at(address)
+    problem = _problem_of(leaf_pem, now_unix_s)
+    if problem:
+        raise TrustError(f"the certificate of {address} {problem}")
+    credentials = grpc.ssl_channel_credentials(leaf_pem)
+    with pinned_channel(address, credentials, COORDINATOR.server_name, CLIENT_OPTIONS) as channel:
+        try:
+            reply = trust_pb2_grpc.JoiningStub(channel).Authority(trust_pb2.AuthorityRequest(), timeout=_CALL_S)
+        except grpc.RpcError as error:
+            raise _not_joining(address) from error
+    try:
+        is_right = fingerprint(reply.authority_pem) == token.authority_sha256
+    except TrustError:
+        is_right = False
+    if not is_right or not is_issued_by(leaf_pem, reply.authority_pem):
+        raise TrustError(
+            f"who answers at {address} is not the coordinator that made the token: its authority is another one; "
+            "correct --coordinator, or ask for a new token"
+        )
+    return reply.authority_pem
+
+
+def _problem_of(leaf_pem: bytes, now_unix_s: float) -> str:
+    try:
+        facts = facts_of(leaf_pem)
+    except TrustError as error:
+        return f"is of no coordinator ({error})"
+    return facts.problem_at(now_unix_s) if facts.party == COORDINATOR else f"is of {facts.party}, not of a coordinator"
+
+
+def _not_joining(address: str) -> ConnectionFailedError:
+    return ConnectionFailedError(
+        f"at {address} no coordinator gives certificates; check that it runs with a trust folder, and ask for a new "
+        "token: it has the port"
+    )
+
+
+def _certify(
+    stub: trust_pb2_grpc.JoiningStub, request: trust_pb2.CertifyRequest, address: str
+) -> trust_pb2.CertifyReply:
+    for left in reversed(range(_TRIES)):
+        try:
+            return stub.Certify(request, timeout=_CALL_S)
+        except grpc.RpcError as error:
+            failure = error_of_call(error, peer=f"coordinator {address}")
+            if not left or not isinstance(failure, (ConnectionFailedError, DeadlineError)):
+                raise failure from error
+    raise AssertionError("the last try returns or raises")  # pragma: no cover
+
+
+def certificate_at(address: str, *, timeout_s: float = _CALL_S) -> bytes:
+    """Return the certificate of whoever answers at an address, PEM, whoever that is.
+
+    Raises:
+        ConnectionFailedError: nobody answers, or not with a certificate.
+    """
+    host, port = split_address(address, option="--coordinator")
+    try:
+        return ssl.get_server_certificate((host, port), timeout=timeout_s).encode("ascii")
+    except ssl.SSLError as error:
+        raise ConnectionFailedError(
+            f"who answers at {address} shows no certificate, but speaks plain text; correct --coordinator, or start it "
+            "with a trust folder"
+        ) from error
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise ConnectionFailedError(
+            f"nobody answers at {address} ({why}); check that the coordinator runs with a trust folder, and address "
+            "and firewall"
+        ) from error
+
+
+# ---- renewal ---------------------------------------------------------------------------------------
+
+
+def renew(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: Path) -> None:
+    """Get a new certificate for the present one, keep it, and speak with it from now on.
+
+    Raises:
+        RingTuneError: the coordinator refuses or does not answer; the present one is still there.
+    """
+    before, key = speaker.identity, make_key()
+    try:
+        reply = stub.Renew(trust_pb2.RenewRequest(request_pem=make_request(key)), timeout=_CALL_S)
+    except grpc.RpcError as error:
+        raise error_of_call(error, peer="the coordinator") from error
+    after = Identity.of(key_pem(key), reply.certificate_pem, before.authority_pem)
+    if after.party != before.party:
+        raise TrustError(f"the coordinator made {before.party} {after.party}; use one version on all machines")
+    write_identity(folder, after)
+    speaker.renew(after)
+    _LOG.info("the certificate of %s is renewed", after.party)
+
+
+def renew_if_due(stub: trust_pb2_grpc.MembershipStub, speaker: Speaker, folder: Path, now_unix_s: float) -> bool:
+    """Renew the certificate at two thirds of its life; a failure is logged, and the next call tries again.
+
+    Returns:
+        Whether it was renewed.
+    """
+    if now_unix_s < speaker.identity.facts.renew_at_unix_s:
+        return False
+    try:
+        renew(stub, speaker, folder)
+    except RingTuneError as error:
+        _LOG.warning("the certificate of %s can't be renewed yet: %s", speaker.identity.party, error)
+        return False
+    return True

@@ -1,0 +1,315 @@
+"""Certificates and keys, and the identity of a process: key, certificate and authority in one file.
+
+What a certificate says, and what is wrong with it; keys, and requests for certificates.
+
+Imported where trust is used only: the library takes tens of milliseconds to load.
+
+The identity of a process: its private key, its certificate, and the authority that it believes, in one file.
+
+One file, so that it is replaced in one step. It lies in a folder that nobody else can enter (0700) and can be read by
+nobody else (0600); an identity that others could read is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from ringtune.errors import TrustError
+from ringtune.storage.durable import make_private_folder, write_durably
+from ringtune.transport.parties import ANY_MEMBER, IDENTITY, Party, party_of
+
+BACKDATED_S: Final = 48 * 3600.0
+"""A certificate begins so long before it is issued: boards without a battery wake up in the past."""
+_RENEWED_AT: Final = 2 / 3
+_UNREADABLE: Final = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+"""Errors of the library for what somebody has made up: they have no base of their own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CertificateFacts:
+    """What the certificate of a party says.
+
+    Attributes:
+        party: whose.
+        serial: hex.
+        begins_unix_s: when it begins to hold.
+        ends_unix_s: when it ends to hold.
+    """
+
+    party: Party
+    serial: str
+    begins_unix_s: float
+    ends_unix_s: float
+
+    @property
+    def renew_at_unix_s(self) -> float:
+        """When it should be renewed: at two thirds of its life since it was issued."""
+        issued_unix_s = self.begins_unix_s + BACKDATED_S
+        return issued_unix_s + _RENEWED_AT * (self.ends_unix_s - issued_unix_s)
+
+    def problem_at(self, now_unix_s: float) -> str:
+        """Say why it does not hold at a time; empty = it does."""
+        if now_unix_s < self.begins_unix_s:
+            begins, now = utc(self.begins_unix_s), utc(now_unix_s)
+            return f"is not valid before {begins}, and this machine's clock says {now}; set the clock"
+        if now_unix_s > self.ends_unix_s:
+            ends, now = utc(self.ends_unix_s), utc(now_unix_s)
+            return (
+                f"has expired on {ends}, and this machine's clock says {now}; set the clock, or join with a new token"
+            )
+        return ""
+
+
+def utc(unix_s: float) -> str:
+    """Write a time for people: ``2026-11-23 14:05 UTC``."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix_s))
+
+
+def read_certificate(pem: bytes) -> x509.Certificate:
+    """Read one certificate.
+
+    Raises:
+        TrustError: it is none.
+    """
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except _UNREADABLE as error:
+        raise TrustError("a certificate can't be read; join anew with a new token") from error
+
+
+def facts_of(pem: bytes) -> CertificateFacts:
+    """Read what the certificate of a party says.
+
+    Raises:
+        TrustError: it is no certificate, or of nobody whom RingTune knows.
+    """
+    certificate = read_certificate(pem)
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except _UNREADABLE as error:
+        raise TrustError("a certificate names nobody; join anew with a new token") from error
+    return CertificateFacts(
+        party=party_of(name for name in names.get_values_for_type(x509.DNSName) if name != ANY_MEMBER),
+        serial=f"{certificate.serial_number:x}",
+        begins_unix_s=certificate.not_valid_before_utc.timestamp(),
+        ends_unix_s=certificate.not_valid_after_utc.timestamp(),
+    )
+
+
+def is_issued_by(pem: bytes, authority_pem: bytes) -> bool:
+    """Whether the authority has signed the certificate."""
+    try:
+        read_certificate(pem).verify_directly_issued_by(read_certificate(authority_pem))
+    except (InvalidSignature, *_UNREADABLE):
+        return False
+    return True
+
+
+def fingerprint(pem: bytes) -> str:
+    """Return the SHA-256 of a certificate, hex."""
+    der = read_certificate(pem).public_bytes(serialization.Encoding.DER)
+    return hashlib.sha256(der).hexdigest()
+
+
+# ---- keys and requests -----------------------------------------------------------------------------
+
+
+def make_key() -> ec.EllipticCurvePrivateKey:
+    """Make a private key."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Write a private key as PEM, without a password: the file's permissions protect it."""
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
+    """Read a private key.
+
+    Raises:
+        TrustError: it is none.
+    """
+    try:
+        key = serialization.load_pem_private_key(pem, None)
+    except _UNREADABLE as error:
+        raise TrustError("a private key can't be read; join anew with a new token") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise TrustError("a private key is not of an elliptic curve; join anew with a new token")
+    return key
+
+
+def has_key(pem: bytes, private_key_pem: bytes) -> bool:
+    """Whether a certificate is for this private key.
+
+    Raises:
+        TrustError: one of them can't be read.
+    """
+    try:
+        certified = read_certificate(pem).public_key()
+    except _UNREADABLE as error:
+        raise TrustError("the key of a certificate can't be read; join anew with a new token") from error
+    return certified == read_key(private_key_pem).public_key()
+
+
+def make_request(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """Make a certificate request, PEM; whom the certificate will name is the coordinator's to say."""
+    from cryptography.hazmat.primitives import hashes
+
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
+    return request.public_bytes(serialization.Encoding.PEM)
+
+
+def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
+    """Return the public key of a certificate request, whose sender has shown that it has the private one.
+
+    Raises:
+        TrustError: it is no such request.
+    """
+    try:
+        request = x509.load_pem_x509_csr(request_pem)
+        key = request.public_key()
+        is_signed = request.is_signature_valid
+    except _UNREADABLE as error:
+        raise TrustError("a certificate request can't be read; use one version on all machines") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1) or not is_signed:
+        raise TrustError("a certificate request is not signed with a P-256 key; use one version on all machines")
+    return key
+
+
+def key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """Return the SHA-256 of a public key, hex."""
+    der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).hexdigest()
+
+
+_BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----\n.*?-----END \1-----\n", re.DOTALL)
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+_PRIVATE_FILE: Final = 0o600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """Who a process is, with the proof.
+
+    Attributes:
+        key_pem: its private key.
+        certificate_pem: its certificate.
+        authority_pem: the certificate of the authority that signed it, and signs all others.
+        facts: what the certificate says.
+    """
+
+    key_pem: bytes
+    certificate_pem: bytes
+    authority_pem: bytes
+    facts: CertificateFacts
+
+    def __repr__(self) -> str:
+        """The identity without its key, for logs."""
+        return f"Identity({self.facts.party})"
+
+    @property
+    def party(self) -> Party:
+        """Who the process is."""
+        return self.facts.party
+
+    @classmethod
+    def of(cls, key_pem: bytes, certificate_pem: bytes, authority_pem: bytes) -> Identity:
+        """Make an identity of parts that belong together.
+
+        Raises:
+            TrustError: the certificate is of another key, or not signed by the authority.
+        """
+        facts = facts_of(certificate_pem)
+        if not has_key(certificate_pem, key_pem):
+            raise TrustError(f"the certificate of {facts.party} is for another private key; join with a new token")
+        if not is_issued_by(certificate_pem, authority_pem):
+            raise TrustError(f"the certificate of {facts.party} is of another authority; join with a new token")
+        return cls(key_pem=key_pem, certificate_pem=certificate_pem, authority_pem=authority_pem, facts=facts)
+
+
+def has_identity(folder: Path) -> bool:
+    """Whether a folder has an identity."""
+    return (folder / IDENTITY).is_file()
+
+
+def read_identity(folder: Path, now_unix_s: float) -> Identity:
+    """Read the identity of a folder.
+
+    Args:
+        folder: where it is.
+        now_unix_s: the clock of this machine.
+
+    Raises:
+        TrustError: it is missing, damaged, readable for others, or does not hold now.
+    """
+    path = folder / IDENTITY
+    content = read_private(path, what="certificate")
+    blocks = [(match[1], match[0]) for match in _BLOCK.finditer(content)]
+    if [kind for kind, _ in blocks] != [b"PRIVATE KEY", b"CERTIFICATE", b"CERTIFICATE"]:
+        raise TrustError(f"{path} is damaged: it has no key with two certificates; join with a new token")
+    try:
+        identity = Identity.of(*(block for _, block in blocks))
+    except TrustError as error:
+        raise TrustError(f"{path}: {error}") from error
+    problem = identity.facts.problem_at(now_unix_s)
+    if problem:
+        raise TrustError(f"the certificate {path} of {identity.party} {problem}")
+    return identity
+
+
+def write_identity(folder: Path, identity: Identity) -> None:
+    """Write an identity in one step, for this user's eyes only.
+
+    Raises:
+        StorageError: it can't be written.
+    """
+    make_private_folder(folder)
+    content = identity.key_pem + identity.certificate_pem + identity.authority_pem
+    write_durably(folder / IDENTITY, content, mode=_PRIVATE_FILE)
+
+
+def read_private(path: Path, *, what: str) -> bytes:
+    """Read a file that only this user may read.
+
+    Args:
+        path: of the file.
+        what: it should have, for messages.
+
+    Raises:
+        TrustError: it is missing, or others may read it too.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            if mode & _OTHERS:
+                raise TrustError(
+                    f"{path} can be read by other users (mode {mode:04o}); if nobody did, 'chmod 600 {path}', else "
+                    "join with a new token"
+                )
+            return file.read()
+    except OSError as error:
+        raise TrustError(
+            f"can't read the {what} {path}: {error.strerror}; join with a token, or correct the folder"
+        ) from error

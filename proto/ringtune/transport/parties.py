@@ -1,0 +1,312 @@
+"""Who takes part, who may call what, the join tokens for it, and where identities are kept.
+
+Who takes part, as certificates name them: a role and a name, written as one DNS name.
+
+::
+
+    pi-4.node.ringtune                   the node pi-4
+    alice.submitter.ringtune             a user who submits jobs
+    coordinator.coordinator.ringtune     the coordinator
+    member.ringtune                      any of those who serve others: coordinator and nodes
+
+Addresses are in no certificate, because boards change them: whoever connects says whom it expects instead.
+
+Who may call what: one row for each call of the wire, and the field of its request that names its sender.
+
+A call that has no row is refused. The plan says more of links: ``edge.transport.admission.check_hello`` looks there.
+
+A join token: the right to one certificate, with the hash by which its bearer knows the coordinator.
+
+As text, in one line without spaces::
+
+    ringtune1:node:pi-4:7071:<SHA-256 of the authority's certificate, hex>:<secret>
+
+The coordinator keeps the hash of the secret only.
+
+Where identities are kept by default, and where a user's is found; light, for the start of every command.
+
+::
+
+    ~/.local/state/ringtune-coordinator/trust         the coordinator's authority and identity
+    ~/.local/state/ringtune-coordinator/trust/admin   the first user's, on the coordinator's machine
+    ~/.local/state/ringtune-user/trust                a user's, on another machine
+    ~/.local/state/ringtune/NAME/trust                a node's
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, cast
+
+from platformdirs import user_state_path
+
+from ringtune.errors import TokenError, TrustError
+from ringtune.ids import NODE_NAME, check_node_name
+from ringtune.texts import shown
+
+Role = Literal["coordinator", "node", "submitter"]
+COORDINATOR_ROLE: Final = "coordinator"
+NODE_ROLE: Final = "node"
+SUBMITTER_ROLE: Final = "submitter"
+ROLES: Final[tuple[Role, ...]] = (COORDINATOR_ROLE, NODE_ROLE, SUBMITTER_ROLE)
+ANY_MEMBER: Final = "member.ringtune"
+_SERVER_NAME = re.compile(rf"(?P<name>{NODE_NAME.pattern})\.(?P<role>{'|'.join(ROLES)})\.ringtune")
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """Somebody who has a certificate.
+
+    Attributes:
+        role: what its bearer is.
+        name: of the node or user.
+
+    Raises:
+        UsageError: nobody may be called so.
+    """
+
+    role: Role
+    name: str
+
+    def __post_init__(self) -> None:
+        """Refuse a name that is not allowed."""
+        check_node_name(self.name)
+
+    @property
+    def server_name(self) -> str:
+        """The DNS name in its certificate."""
+        return f"{self.name}.{self.role}.ringtune"
+
+    @property
+    def serves(self) -> bool:
+        """Whether others connect to it."""
+        return self.role != SUBMITTER_ROLE
+
+    def __str__(self) -> str:
+        """The party in words: ``node pi-4``."""
+        return "the coordinator" if self.role == COORDINATOR_ROLE else f"{self.role} {self.name}"
+
+
+COORDINATOR: Final = Party(COORDINATOR_ROLE, "coordinator")
+
+
+def node_party(name: str) -> Party:
+    """Return the node of that name as a party."""
+    return Party(NODE_ROLE, name)
+
+
+def party_of(names: Iterable[str]) -> Party:
+    """Return the party that the DNS names of a certificate stand for.
+
+    Raises:
+        TrustError: none of them is a party's, or more than one.
+    """
+    names = list(names)
+    found = [match for match in map(_SERVER_NAME.fullmatch, names) if match and ".." not in match["name"]]
+    if len(found) != 1:
+        raise TrustError(f"a certificate for {', '.join(names) or 'nobody'} names no member of ringtune; join anew")
+    return Party(cast(Role, found[0]["role"]), found[0]["name"])
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """Who may make a call.
+
+    Attributes:
+        roles: of those who may.
+        sender: field of the request that has to be the caller's name; empty = it names no sender.
+    """
+
+    roles: frozenset[Role]
+    sender: str = ""
+
+
+_COORDINATOR: Final = Permission(frozenset({COORDINATOR_ROLE}))
+_NODES: Final = Permission(frozenset({NODE_ROLE}))
+_ITSELF: Final = Permission(frozenset({NODE_ROLE}), sender="node")
+_USERS: Final = Permission(frozenset({SUBMITTER_ROLE}))
+_ANYBODY: Final = Permission(frozenset({NODE_ROLE, SUBMITTER_ROLE}))
+
+PERMISSIONS: Final[Mapping[str, Mapping[str, Permission]]] = {
+    "Coordinator": {
+        "Join": _ITSELF,
+        "Heartbeat": _ITSELF,
+        "Leave": _ITSELF,
+        "Report": _ITSELF,
+        "Nodes": _ANYBODY,  # a node looks for others that have the model
+        "Status": _ANYBODY,  # so does the doctor
+        "Run": _USERS,
+        "Measure": _USERS,
+        "Evaluate": _USERS,
+        "Runs": _USERS,
+        "Follow": _USERS,
+        "Fetched": _USERS,
+        "Drain": _USERS,
+        "Noted": _USERS,
+    },
+    "Membership": {"Renew": _ANYBODY, "Invite": _USERS, "Remove": _USERS, "DrainNode": _USERS},
+    "Agent": {
+        "Inspect": _COORDINATOR,
+        "Prepare": _COORDINATOR,
+        "Load": _COORDINATOR,
+        "FetchAhead": _COORDINATOR,
+        "Rest": _COORDINATOR,
+        "Move": _COORDINATOR,
+        "Grant": _COORDINATOR,
+        "Collect": _COORDINATOR,
+        "Release": _COORDINATOR,
+        "MeasureLink": _COORDINATOR,
+    },
+    "Probe": {"Link": _NODES},
+    "Snapshots": {"Fetch": _NODES, "Keep": _NODES},
+    "Ring": {"Link": _NODES},
+    "Weights": {"Manifest": _NODES, "Fetch": _NODES},
+}
+"""Service -> call -> who may. ``Joining`` is not here: it is for those without a certificate, on a port of its own."""
+
+
+def permission_of(method: str) -> Permission:
+    """Return who may call a method, as gRPC names it: ``/ringtune.v1.Agent/Grant``.
+
+    Raises:
+        TrustError: nobody may.
+    """
+    service, _, call = method.rpartition("/")
+    found = PERMISSIONS.get(service.removeprefix("/ringtune.v1."), {}).get(call)
+    if found is None:
+        raise TrustError(f"nobody may call {method}; use one version on all machines")
+    return found
+
+
+def require_permission(caller: Party, method: str) -> None:
+    """Refuse a call that the caller's role may not make.
+
+    Raises:
+        TrustError: names both.
+    """
+    permission = permission_of(method)
+    if caller.role not in permission.roles:
+        roles = " or a ".join(sorted(permission.roles))
+        raise TrustError(f"{caller} may not call {method.rpartition('.')[2]}, only a {roles} may; ask where that runs")
+
+
+def require_sender(caller: Party | None, name: str) -> None:
+    """Refuse a message in another node's name.
+
+    Args:
+        caller: who has sent it; None = nobody knows, in plain text.
+        name: the node that the message says it is from.
+
+    Raises:
+        TrustError: names both.
+    """
+    if caller is not None and (caller.role != NODE_ROLE or caller.name != name):
+        raise TrustError(
+            f"{caller} speaks as node {shown(name)}, which its certificate does not allow; start it with "
+            f"--name {caller.name}, or join with a token for the other name"
+        )
+
+
+_PREFIX: Final = "ringtune1"
+_SECRET_BYTES: Final = 32
+_TEXT = re.compile(
+    rf"{_PREFIX}:(?P<role>node|submitter):(?P<name>{NODE_NAME.pattern}):(?P<port>[0-9]{{1,5}})"
+    r":(?P<hash>[0-9a-f]{64}):(?P<secret>[A-Za-z0-9_-]{43})"
+)
+INVALID: Final = (
+    "the join token is not valid: it is wrong, used or expired; make a new one with 'ringtune coordinator token NAME'"
+)
+"""The one text for all reasons: a stranger learns nothing by trying."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A join token.
+
+    Attributes:
+        party: who its bearer becomes.
+        port: where the coordinator answers those who have no certificate yet; 0 = at the port after its own.
+        authority_sha256: of the authority's certificate, hex.
+        secret: known to the bearer alone.
+    """
+
+    party: Party
+    port: int
+    authority_sha256: str
+    secret: str
+
+    def __str__(self) -> str:
+        """The token with its secret, for the one who gets it."""
+        return f"{_PREFIX}:{self.party.role}:{self.party.name}:{self.port}:{self.authority_sha256}:{self.secret}"
+
+    def __repr__(self) -> str:
+        """The token without its secret, for logs."""
+        return f"Token({self.party})"
+
+
+def make_secret() -> str:
+    """Make the secret of a new token."""
+    return secrets.token_urlsafe(_SECRET_BYTES)
+
+
+def secret_hash(secret: str) -> str:
+    """Hash a secret, as the coordinator keeps it; it is random, so one SHA-256 is enough."""
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
+
+
+def parse_token(text: str) -> Token:
+    """Read a token; white space around it does not count.
+
+    Raises:
+        TokenError: it is damaged; the text is not repeated.
+    """
+    match = _TEXT.fullmatch(text.strip())
+    if match is None or ".." in match["name"] or int(match["port"]) > 65535:
+        raise TokenError(
+            "the join token is damaged; it is one line that begins with 'ringtune1:', as the coordinator printed it"
+        )
+    return Token(Party(cast(Role, match["role"]), match["name"]), int(match["port"]), match["hash"], match["secret"])
+
+
+VARIABLE: Final = "RINGTUNE_TRUST"
+"""Variable of the environment: the folder of the user's identity, for commands that talk to a coordinator."""
+IDENTITY: Final = "identity.pem"
+AUTHORITY: Final = "authority.pem"
+ADMIN: Final = "admin"
+
+
+def coordinator_trust() -> Path:
+    """Return the trust folder of a coordinator of this user."""
+    return user_state_path("ringtune-coordinator") / "trust"
+
+
+def user_trust() -> Path:
+    """Return the folder of this user's identity as one who joins with a token: the variable's, else the user's own."""
+    named = os.environ.get(VARIABLE, "")
+    return Path(named) if named else user_state_path("ringtune-user") / "trust"
+
+
+def node_trust(state: Path) -> Path:
+    """Return the folder of a node's identity in its state folder."""
+    return state / "trust"
+
+
+def found_user_trust() -> Path | None:
+    """Find the folder of this user's identity: the variable's, else the user's own, else the coordinator's admin.
+
+    Raises:
+        TrustError: the variable names a folder without an identity.
+    """
+    named = os.environ.get(VARIABLE, "")
+    if named and not (Path(named) / IDENTITY).is_file():
+        raise TrustError(f"{VARIABLE}={named} has no {IDENTITY}; correct it, or get one with 'ringtune join'")
+    if named:
+        return Path(named)
+    places = (user_trust(), coordinator_trust() / ADMIN)
+    return next((place for place in places if (place / IDENTITY).is_file()), None)

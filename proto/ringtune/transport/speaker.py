@@ -1,0 +1,129 @@
+"""As whom this process speaks: nobody in plain text, or the bearer of one identity, chosen from options and disk.
+
+As whom this process speaks: nobody, in plain text, or the bearer of one identity, encrypted.
+
+A process has one identity for all its connections. It is set before the first of them and may be renewed while the
+process lives; connections that are opened from then on have the new certificate.
+
+Choose as whom a process speaks, from what its user said and what is on its disk.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringtune.errors import UsageError
+from ringtune.transport.parties import found_user_trust
+
+if TYPE_CHECKING:
+    from ringtune.transport.identity import CertificateFacts, Identity
+
+
+class Speaker:
+    """The identity of a process, and whom it refuses; safe for threads.
+
+    Args:
+        identity: to begin with.
+
+    Attributes:
+        removed: serial -> reason, of certificates that hold no longer though they have not expired.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        self._lock = threading.Lock()
+        self._identity, self._version = identity, 0
+        self.removed: Mapping[str, str] = {}
+
+    @property
+    def identity(self) -> Identity:
+        """The identity as it is now."""
+        return self.now()[0]
+
+    def now(self) -> tuple[Identity, int]:
+        """Return the identity, and how often it was renewed."""
+        with self._lock:
+            return self._identity, self._version
+
+    def renew(self, identity: Identity) -> None:
+        """Speak with a new certificate from now on."""
+        with self._lock:
+            self._identity, self._version = identity, self._version + 1
+
+    def refusal(self, caller: CertificateFacts) -> str:
+        """Say why somebody with a valid certificate is refused; empty = it is not."""
+        return self.removed.get(caller.serial, "")
+
+
+_speaker: Speaker | None = None
+
+
+def speak_as(speaker: Speaker | None) -> None:
+    """Open all connections as ``speaker`` from now on; None = in plain text."""
+    global _speaker
+    _speaker = speaker
+
+
+def speaker() -> Speaker | None:
+    """Return as whom this process speaks; None = nobody, in plain text."""
+    return _speaker
+
+
+def is_encrypted() -> bool:
+    """Whether what this process connects to, and who connects to it, is encrypted and known by its certificate."""
+    return _speaker is not None
+
+
+@contextmanager
+def speaking_as(who: Speaker | None) -> Iterator[None]:
+    """Open the connections of a block as ``who``."""
+    before = _speaker
+    speak_as(who)
+    try:
+        yield
+    finally:
+        speak_as(before)
+
+
+def speak_from(folder: Path) -> Speaker:
+    """Speak with the identity of a folder from now on.
+
+    Raises:
+        TrustError: it is missing, damaged, readable for others, or does not hold now.
+    """
+    from ringtune.transport.identity import read_identity
+
+    speaker = Speaker(read_identity(folder, time.time()))
+    speak_as(speaker)
+    return speaker
+
+
+def speak_as_user(*, insecure: bool) -> Path | None:
+    """Speak as this user from now on; in plain text with ``insecure``, or if the user has no identity.
+
+    Returns:
+        The folder of the identity; None = plain text.
+
+    Raises:
+        TrustError: the identity can't be used.
+    """
+    folder = None if insecure else found_user_trust()
+    if folder is None:
+        speak_as(None)
+    else:
+        speak_from(folder)
+    return folder
+
+
+def refuse_both(folder: Path | None, *, insecure: bool) -> None:
+    """Refuse a folder of certificates together with ``--insecure``, which asks for plain text.
+
+    Raises:
+        UsageError: both are given.
+    """
+    if folder is not None and insecure:
+        raise UsageError("--trust encrypts and --insecure does not; leave one of them out")

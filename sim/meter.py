@@ -1,0 +1,271 @@
+"""What a virtual run is measured by: seconds of each action, busy seconds, steps, bytes and memory.
+
+How long each action takes on the virtual clock: a profile's medians, or what was recorded.
+
+A recording of the very same run is replayed action by action, stragglers included. For another plan its samples are
+pools: an action that was not recorded takes the time of one drawn from those of its node and kind, per block.
+
+What a virtual run is measured by: busy seconds, steps, bytes and memory; optionally every span.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ringtune.costs.action_costs import CourseCosts
+from ringtune.run_control import rounds as rd
+from ringtune.schedule.actions import Action, Op, Payload, Scope, TensorKey
+from ringtune.schedule.course import Course
+from ringtune.schedule.turns import StepKind, Turn
+from sim.ledger import Effect, ItemKind, Items, MemoryLedger
+
+
+class ActionKind:
+    """All actions of a node that are alike: seconds, how many ended, and their effect on memory.
+
+    Attributes:
+        node: whose.
+        op: of all of them.
+        seconds: of one, the profile's median; None until it is asked for.
+        count: how many ended.
+        busy_s: seconds of those.
+        effect: what one does to memory; None if nothing.
+    """
+
+    __slots__ = ("busy_s", "count", "effect", "node", "op", "seconds")
+
+    def __init__(self, node: str, op: Op, effect: Effect | None) -> None:
+        self.node, self.op, self.effect = node, op, effect
+        self.seconds: float | None = None
+        self.busy_s = 0.0
+        self.count = 0
+
+
+class ProfileTimes:
+    """Medians of a profile, and the kind of action that each node carries out.
+
+    Args:
+        costs: of the run.
+        granted: the items of the run.
+        effect: what an action of an item does to memory; None = nobody counts it.
+
+    Attributes:
+        kinds: every kind that there was.
+        running: the kind of the action that each node began last.
+    """
+
+    def __init__(
+        self,
+        costs: CourseCosts,
+        granted: Items,
+        effect: Callable[[str, Action, ItemKind], Effect | None] | None = None,
+    ) -> None:
+        self._costs, self._by_seq, self._effect = costs, granted.by_seq, effect
+        self.kinds: dict[tuple[str, Op, int, int, int, int], ActionKind] = {}
+        self.running: dict[str, ActionKind] = {}
+
+    def __call__(self, node: str, action: Action) -> float:
+        """Seconds of an action that begins now.
+
+        Raises:
+            PlanError: that work was not measured on the node.
+        """
+        op, seq, micro, start, stop, _, _ = action
+        found = self.kinds.get((node, op, micro, start, stop, self._by_seq[seq].number))
+        if found is None or found.seconds is None:
+            found = self.begins(node, action)
+            found.seconds = self._seconds(node, action)
+        self.running[node] = found
+        return found.seconds
+
+    def begins(self, node: str, action: Action) -> ActionKind:
+        """Note the kind of an action that begins now."""
+        op, seq, micro, start, stop, _, _ = action
+        item = self._by_seq[seq]
+        key = (node, op, micro, start, stop, item.number)
+        found = self.kinds.get(key)
+        if found is None:
+            effect = self._effect(node, action, item) if self._effect is not None else None
+            found = self.kinds[key] = ActionKind(node, op, effect)
+        self.running[node] = found
+        return found
+
+    def _seconds(self, node: str, action: Action) -> float:
+        item, micro = self._by_seq[action.seq], action.micro
+        if micro < 0:
+            return self._costs.action_s(node, action, size=0.0, lowest=self._costs.course.head, kind=item.kind)
+        return self._costs.action_s(
+            node,
+            action,
+            size=item.sizes[micro],
+            lowest=item.lowest[micro],
+            kind=item.kind,
+            patterns=item.patterns(micro, action.start, action.stop) if item.rows else (),
+            trained=item.trained,
+        )
+
+
+class RecordedTimes:
+    """Times of actions from a recording, and from the medians of a profile for what has no sample.
+
+    Args:
+        course: the run to be simulated.
+        samples: (node, action, seconds) in the order of the recording.
+        medians: times where a node has no sample of that kind; told of every action.
+        granted: the items of the run.
+        same_run: whether the recording is of this very plan, so that actions are the same ones.
+        seed: of the draws from the pools.
+    """
+
+    def __init__(
+        self,
+        course: Course,
+        samples: Iterable[tuple[str, Action, float]],
+        medians: ProfileTimes,
+        granted: Items,
+        *,
+        same_run: bool,
+        seed: int = 0,
+    ) -> None:
+        self._head, self._by_seq = course.head, granted.by_seq
+        self._medians, self._same_run = medians, same_run
+        self._pools: dict[tuple[str, Op, bool, bool], list[float]] = {}
+        self._random = random.Random(seed)  # noqa: S311 - draws samples, guards nothing
+        found = tuple(samples)
+        self._exact = {(node, action): seconds for node, action, seconds in found}
+        trained = {action.seq for _, action, _ in found if action.op is Op.UPDATE}
+        for node, action, seconds in found:
+            kind = self._kind(node, action, action.seq in trained)
+            self._pools.setdefault(kind, []).append(seconds / self._units(action))
+
+    def __call__(self, node: str, action: Action) -> float:
+        """Seconds of an action that begins now.
+
+        A replay of the very run takes the recorded time; else a drawn sample counts, else the median.
+        """
+        self._medians.begins(node, action)
+        if self._same_run:
+            exact = self._exact.get((node, action))
+            if exact is not None:
+                return exact
+        pool = self._pools.get(self._kind(node, action, self._by_seq[action.seq].kind.has_update))
+        return self._random.choice(pool) * self._units(action) if pool else self._medians(node, action)
+
+    def _kind(self, node: str, action: Action, is_trained: bool) -> tuple[str, Op, bool, bool]:
+        """The pool of an action: samples of one pool may stand for each other.
+
+        Heads of evaluations have no backward, and the head's update is no block's.
+        """
+        return node, action.op, is_trained, action.start == self._head
+
+    def _units(self, action: Action) -> int:
+        return action.stop - action.start if action.op.scope in (Scope.RANGE, Scope.UNITS) else 1
+
+
+@dataclass(slots=True)
+class NodeMeter:
+    """Busy seconds and number of actions of one node.
+
+    Attributes:
+        busy_s: by op.
+        actions: how many ended.
+    """
+
+    busy_s: dict[Op, float] = field(default_factory=dict)
+    actions: int = 0
+
+
+class TimedStep(NamedTuple):
+    """A train step, its depth, and its seconds from the end of the item before it."""
+
+    step: int
+    depth: int
+    seconds: float
+
+
+class Meter:
+    """An observer of a virtual ring that adds up what it sees.
+
+    Args:
+        nodes: of the plan.
+        granted: items; told here of every turn.
+        times: what every action begins with.
+        ledger: memory accounts.
+        keep_spans: whether to keep every action and message for a trace.
+        begins_s: when it begins to see; the first step takes its seconds from then on.
+
+    Attributes:
+        steps: train steps, in the order of their ends.
+        moves_s: seconds of the move that it saw in the end.
+        spans: (node, action, start_s, end_s) of everything, if it keeps them.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[str],
+        granted: Items,
+        times: ProfileTimes,
+        ledger: MemoryLedger,
+        *,
+        keep_spans: bool,
+        begins_s: float = 0.0,
+    ) -> None:
+        self._nodes = tuple(nodes)
+        self._times, self._running = times, times.running
+        self.spans: list[tuple[str, Action, float, float]] = []
+        self.steps: list[TimedStep] = []
+        self.moves_s = 0.0
+        self._items, self._ledger, self._keep_spans = granted, ledger, keep_spans
+        # of messages nothing but their memory is measured
+        self.sent = self._sent if keep_spans else ledger.sent
+        self.arrived, self.accepted = ledger.arrived, ledger.accepted
+        self._last_item_s = begins_s
+
+    def granted(self, turn: Turn) -> None:
+        """Note the items of a granted turn."""
+        self._items.granted(turn)
+
+    @property
+    def nodes(self) -> dict[str, NodeMeter]:
+        """What each node did."""
+        found = {node: NodeMeter() for node in self._nodes}
+        for kind in self._times.kinds.values():
+            meter = found[kind.node]
+            meter.actions += kind.count
+            meter.busy_s[kind.op] = meter.busy_s.get(kind.op, 0.0) + kind.busy_s
+        return found
+
+    def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
+        """Add a finished action to the count, seconds and memory of its kind."""
+        kind = self._running[node]
+        kind.count += 1
+        kind.busy_s += end_s - start_s
+        if kind.effect is not None:
+            kind.effect.apply(action[1], action[2])
+        if self._keep_spans:
+            self.spans.append((node, action, start_s, end_s))
+
+    def _sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
+        self._ledger.sent(key, source, target, sent_s, arrival_s)
+        payload, seq, micro, boundary = key
+        numbers = (0, -1, seq) if payload == Payload.HEAD else (seq, micro, boundary)
+        self.spans.append((source, Action(Op.SEND, *numbers, 0, target, payload), sent_s, arrival_s))
+
+    def logged(self, command: rd.Command, now_s: float) -> None:
+        """Add the seconds of a finished step, which run from the end of the item before it.
+
+        At the end of a turn its items are forgotten.
+        """
+        if isinstance(command, rd.LogStep):
+            passed_s, self._last_item_s = now_s - self._last_item_s, now_s
+            if command.turn.kind is StepKind.TRAIN:
+                self.steps.append(TimedStep(command.step, command.depth, passed_s))
+        elif isinstance(command, rd.LogTurn):
+            self._items.forget(command.turn)
+            if command.turn.kind is StepKind.SCORE:  # its last backward ends after its last loss; no step begins before
+                self._last_item_s = now_s
+        elif isinstance(command, rd.LogMove):
+            self.moves_s += command.seconds

@@ -1,0 +1,249 @@
+"""Many what-ifs at once: axes of values, their grid, and its cells on all cores or on a cluster.
+
+A cell depends on nothing but its own changes, and results stand in the order of the grid: neither the number of
+workers nor the backend shows in them. Workers get the plan and the profile from this very process, through joblib.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import logging
+import math
+import re
+import signal
+import socket
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ringtune.errors import ConnectionFailedError, RingTuneError, UsageError
+from ringtune.quantities import parse_rate
+from sim.what_if import split_change
+
+Cell = TypeVar("Cell")
+
+BACKENDS = ("loky", "dask", "ray")
+_MODULES = {"dask": "distributed", "ray": "ray"}
+_PACKAGES = {"dask": "dask[distributed]", "ray": "ray"}
+_DIGITS = 12
+_ADDRESS = re.compile(r"(?:[a-z]+://)?(?P<host>[^:/]+):(?P<port>[0-9]+)")
+_ANSWER_S = 10.0
+MOST_CELLS = 10_000
+"""A cell is a whole simulated run, of some hundredth of a second at least: more would take hours."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """One key with the values that it takes.
+
+    Attributes:
+        key: as for ``--change``.
+        values: as text, in the order of the table.
+    """
+
+    key: str
+    values: tuple[str, ...]
+
+
+def parse_axis(text: str) -> Axis:
+    """Read ``KEY=0.25,0.5,1`` or ``KEY=0.25:2:8`` (from, to, how many; evenly spaced; rates as ``10Mbit:1Gbit:5``).
+
+    Raises:
+        UsageError: no such form, a value twice, or more values than a sweep may have cells.
+    """
+    key, listed = split_change(text)
+    values: list[str] = []
+    for part in listed.split(","):
+        values += _range(text, part, parse_rate if key.endswith(".rate") else float) if ":" in part else [part.strip()]
+    _check_size(len(values))
+    if not all(values):
+        raise UsageError(f"--sweep {text!r} has an empty value")
+    if len(set(values)) != len(values):
+        raise UsageError(f"--sweep {text!r} has a value twice")
+    return Axis(key=key, values=tuple(values))
+
+
+def _range(text: str, part: str, read: Callable[[str], float]) -> list[str]:
+    pieces = part.split(":")
+    try:
+        first, last, count = read(pieces[0]), read(pieces[1]), int(pieces[2])
+        if len(pieces) != 3 or count < 2 or not (math.isfinite(first) and math.isfinite(last)):
+            raise ValueError(part)
+    except (ValueError, IndexError) as error:
+        raise UsageError(
+            f"--sweep {text!r}: {part!r} is not FROM:TO:COUNT with two values at least, e.g. 0.25:2:8"
+        ) from error
+    _check_size(count)
+    step = (last - first) / (count - 1)
+    return [f"{first + index * step:.{_DIGITS}g}" for index in range(count)]
+
+
+def _check_size(cells: int) -> None:
+    if cells > MOST_CELLS:
+        raise UsageError(
+            f"the sweep has {cells:,} cells, at most {MOST_CELLS:,} are computed; give fewer values, or sweep in parts "
+            "with --change for the others"
+        )
+
+
+def grid(axes: Sequence[Axis]) -> list[tuple[str, ...]]:
+    """The ``KEY=VALUE`` changes of every cell; the last axis runs fastest.
+
+    Raises:
+        UsageError: a key stands twice, or there are too many cells.
+    """
+    _check_size(math.prod(len(axis.values) for axis in axes))
+    keys = [axis.key for axis in axes]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise UsageError(f"--sweep {key} stands twice; give all its values at once: {key}=A,B")
+    return list(itertools.product(*([f"{axis.key}={value}" for value in axis.values] for axis in axes)))
+
+
+def run_cells(
+    task: Callable[[tuple[str, ...]], Cell],
+    cells: Sequence[tuple[str, ...]],
+    *,
+    jobs: int = -1,
+    backend: str = "loky",
+    cluster: str = "",
+) -> list[Cell]:
+    """Do ``task`` for every cell and return all results; see ``each_cell``."""
+    return list(each_cell(task, cells, jobs=jobs, backend=backend, cluster=cluster))
+
+
+def each_cell(
+    task: Callable[[tuple[str, ...]], Cell],
+    cells: Sequence[tuple[str, ...]],
+    *,
+    jobs: int = -1,
+    backend: str = "loky",
+    cluster: str = "",
+) -> Generator[Cell]:
+    """Do ``task`` for every cell, on the cores of this machine or on a cluster, and yield results as they come.
+
+    A sweep that is left early, by Ctrl-C or otherwise, ends its workers at once. A cluster gives its results together.
+
+    Args:
+        task: picklable, as are its results.
+        cells: changes of each.
+        jobs: workers of this machine; -1 = one for each core. A cluster takes what it has.
+        backend: one of ``BACKENDS``.
+        cluster: address of a Dask scheduler or a Ray cluster; empty = one on this machine, for the sweep only.
+
+    Yields:
+        Results in the order of ``cells``.
+
+    Raises:
+        UsageError: no such backend or number of workers, or a package is not installed.
+        ConnectionFailedError: nobody answers at the address.
+        RingTuneError: a worker died.
+    """
+    check_workers(jobs, backend, cluster)
+    if backend == "loky" and 1 in (jobs, len(cells)):
+        yield from map(task, cells)
+        return
+    joblib = _import("joblib", "joblib")
+    workers = min(jobs, len(cells)) if jobs > 0 else jobs
+    with _backend(joblib, backend, workers, cluster):
+        one_by_one = {"return_as": "generator"} if backend == "loky" else {}
+        found = joblib.Parallel(n_jobs=workers, **one_by_one)(joblib.delayed(task)(cell) for cell in cells)
+        with contextlib.ExitStack() as stack:
+            if one_by_one:
+                stack.callback(_close_quietly, found)
+            for cell in found:  # noqa: UP028 - 'yield from' would close it by itself, with a warning
+                yield cell
+
+
+def _close_quietly(running: Generator[Cell]) -> None:
+    """Leave the cells that are not done; joblib would warn of each sweep that is left early."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        running.close()
+
+
+def check_workers(jobs: int, backend: str, cluster: str) -> None:
+    """Refuse workers that there can't be, before anything is computed.
+
+    Raises:
+        UsageError: no such backend or number of workers.
+    """
+    if backend not in BACKENDS:
+        raise UsageError(f"--backend {backend!r} is not one of {', '.join(BACKENDS)}")
+    if jobs == 0 or jobs < -1:
+        raise UsageError(f"--jobs {jobs} has to be at least 1, or -1 for all cores")
+    if cluster and backend == "loky":
+        raise UsageError("--cluster is for --backend dask and ray")
+
+
+def _ignore_interrupts() -> None:
+    """Let the process that asked end the workers: a Ctrl-C reaches all of them, and each would print its own error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _loky(joblib: Any) -> Iterator[None]:
+    """Set joblib's own processes for what runs inside; they end with it, at once if it is left early."""
+    is_done = False
+    try:
+        with joblib.parallel_config("loky", inner_max_num_threads=1, initializer=_ignore_interrupts):
+            yield
+        is_done = True
+    except importlib.import_module("joblib.externals.loky.process_executor").TerminatedWorkerError as error:
+        raise RingTuneError(
+            "a worker of the sweep was ended from outside, perhaps because memory ran out; give fewer with --jobs"
+        ) from error
+    finally:  # its processes would wait for more work
+        loky = importlib.import_module("joblib.externals.loky")
+        loky.get_reusable_executor().shutdown(wait=True, kill_workers=not is_done)
+
+
+@contextmanager
+def _backend(joblib: Any, backend: str, workers: int, cluster: str) -> Iterator[None]:
+    """Set joblib's backend for what runs inside, with the cluster behind it."""
+    if backend == "loky":
+        with _loky(joblib):
+            yield
+        return
+    module = _import(_MODULES[backend], _PACKAGES[backend])
+    if backend == "dask":
+        logging.getLogger("distributed").setLevel(logging.WARNING)
+        local = {"n_workers": workers if workers > 0 else None, "threads_per_worker": 1, "dashboard_address": ":0"}
+        with (
+            _connected(backend, cluster, lambda: module.Client(cluster) if cluster else module.Client(**local)),
+            joblib.parallel_config("dask"),
+        ):
+            yield
+        return
+    importlib.import_module("ray.util.joblib").register_ray()
+    started: dict[str, Any] = {"address": cluster} if cluster else {"num_cpus": workers if workers > 0 else None}
+    try:
+        _connected(backend, cluster, lambda: module.init(log_to_driver=False, **started))
+        with joblib.parallel_config("ray"):
+            yield
+    finally:
+        module.shutdown()
+
+
+def _connected(backend: str, cluster: str, connect: Callable[[], Any]) -> Any:
+    try:
+        address = _ADDRESS.fullmatch(cluster)
+        if address:  # Ray itself would try for minutes
+            socket.create_connection((address["host"], int(address["port"])), timeout=_ANSWER_S).close()
+        return connect()
+    except (OSError, OverflowError) as error:
+        where = f"the {backend} cluster at {cluster}" if cluster else f"a {backend} cluster on this machine"
+        raise ConnectionFailedError(f"can't use {where}: {error}; start it, or see --cluster") from error
+
+
+def _import(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"this sweep needs the package {package!r}; pip install '{package}', or give --backend loky --jobs 1"
+        ) from error

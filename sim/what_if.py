@@ -1,0 +1,583 @@
+"""What-if changes: pure functions from a profile and a plan to changed ones, of nodes, links and members.
+
+What-if changes: pure functions from a profile and a plan to changed ones.
+
+``KEY=VALUE``, where KEY is one of::
+
+    NODE.compute                  speed of a node: 0.5 = half as fast, all its times are divided by 0.5
+    NODE.memory                   its budget: 512MiB, 2GB or bytes
+    link.SOURCE.TARGET.rate       of a directed link, per second: 100Mbit, 5MB/s or 20e6 (bytes)
+    link.SOURCE.TARGET.latency    seconds, one way
+    microbatches, batch_size ...  a key of the plan (``PLAN_KEYS``)
+    offload                       who helps whom: off, or HOST=HELPER, several with + between
+
+``*`` in place of a name means every node. In a profile without links (nodes of one machine) ``link.*.*.rate`` makes
+them all, without latency.
+
+What-if changes of who takes part: a node leaves, or one like another joins; pure, as ``sim.what_if``.
+
+From which rate of their links on helpers make a run faster, by the simulator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, WorkTime
+from ringtune.errors import PlanError, UsageError
+from ringtune.ids import check_node_name
+from ringtune.models.adapter_support import merged_refusal
+from ringtune.plan_keys import PLAN_KEYS
+from ringtune.quantities import parse_bytes, parse_rate
+from ringtune.schedule.course import COLLABORATION, IN_STEP, JOINT, Course
+from ringtune.schedule.methods import Method, method_class
+from ringtune.schedule.migration import first_step
+from ringtune.schedule.operation_tables import Operations
+from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.plan import Plan
+from ringtune.storage.strict import nearest
+from ringtune.techniques.activation_checkpointing import NONE, RECOMPUTE
+from ringtune.techniques.offload import helped, helpers_by_host, parse_helpers
+from sim.prediction import predict
+
+_OF_PLACEMENT = ("credits",)
+_OF_METHOD = ("method", "every_steps")
+_OF_THE_PLAN = ("activations", "offload", "users")
+_NODE_KEYS = ("compute", "memory")
+_OF_THE_PROCESSOR = ("block_forward_s", "block_graph_s", "block_backward_s", "handling_s", "message_s_per_byte")
+_LINK_KEYS = ("rate", "latency")
+_ALL = "*"
+
+
+def split_change(text: str) -> tuple[str, str]:
+    """Split ``KEY=VALUE`` into key and value.
+
+    Raises:
+        UsageError: ``text`` has no such form.
+    """
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not (equals and key and value):
+        raise UsageError(f"{text!r} is not KEY=VALUE, e.g. pi-3.compute=0.5 or link.pi-1.pi-2.rate=100Mbit")
+    return key, value
+
+
+def change_all(profile: Profile, plan: Plan, changes: Sequence[str]) -> tuple[Profile, Plan]:
+    """Carry out ``KEY=VALUE`` changes in their order; keys of the plan all at once, so that they may fit together.
+
+    Raises:
+        UsageError: not of that form.
+        PlanError: an unknown node, link or key, named with the nearest; a value out of range.
+    """
+    of_plan: dict[str, int | str] = {}
+    for text in changes:
+        key, value = split_change(text)
+        if "." in key:
+            profile = change_profile(profile, key, value)
+        else:
+            of_plan[key] = plan_value(key, value)
+    return change_plan(profile, plan, of_plan) if of_plan else (profile, plan)
+
+
+# ---- nodes and links -----------------------------------------------------------------------------
+
+
+def change_profile(profile: Profile, key: str, value: str) -> Profile:
+    """Change one figure of a node or a link.
+
+    Example: with the key ``pi.compute`` and the value ``0.5`` all times of node pi are doubled.
+
+    Raises:
+        PlanError: an unknown node, link or key, named with the nearest; a value out of range.
+    """
+    target, _, last = key.rpartition(".")
+    if target.startswith("link.") and target not in profile.by_name:
+        return _change_link(profile, target.removeprefix("link."), last, value)
+    if last not in _NODE_KEYS:
+        raise PlanError(f"--change {key}: unknown key {last!r}; {nearest(last, _NODE_KEYS)}")
+    if target != _ALL and target not in profile.by_name:
+        raise PlanError(f"--change {key}: the profile has no node {target!r}; {nearest(target, profile.by_name)}")
+    if last == "compute":
+        speed = _number(key, value, parse=float, above=0.0)
+        change: Callable[[NodeFacts], NodeFacts] = lambda node: with_speed(node, speed)  # noqa: E731
+    else:
+        budget = int(_number(key, value, parse=parse_bytes, above=0.0))
+        change = lambda node: dataclasses.replace(node, memory_bytes=budget)  # noqa: E731
+    nodes = tuple(change(node) if target in (node.node, _ALL) else node for node in profile.nodes)
+    if last == "compute":
+        return dataclasses.replace(profile, nodes=nodes, links=_with_processors(profile.links, target, speed))
+    return dataclasses.replace(profile, nodes=nodes)
+
+
+def with_speed(node: NodeFacts, speed: float) -> NodeFacts:
+    """Make a node that computes ``speed`` times as fast: all times of its work are divided by ``speed``.
+
+    ``rested_s`` stays, as it belongs to the quota of processor time and not to the processor.
+    """
+    times = {name: getattr(node, name) / speed for name in _OF_THE_PROCESSOR}
+    return dataclasses.replace(node, **times, work_times=tuple(_faster(time, speed) for time in node.work_times))
+
+
+def _with_processors(links: Sequence[LinkFacts], node: str, speed: float) -> tuple[LinkFacts, ...]:
+    """Divide what each byte takes of the node's processor by ``speed``; rates stay."""
+    return tuple(
+        dataclasses.replace(
+            link,
+            send_cpu_s_per_byte=link.send_cpu_s_per_byte / (speed if node in (link.source, _ALL) else 1.0),
+            receive_cpu_s_per_byte=link.receive_cpu_s_per_byte / (speed if node in (link.target, _ALL) else 1.0),
+        )
+        for link in links
+    )
+
+
+def _faster(time: WorkTime, speed: float) -> WorkTime:
+    return dataclasses.replace(
+        time, median_s=time.median_s / speed, low_s=time.low_s / speed, high_s=time.high_s / speed
+    )
+
+
+def _change_link(profile: Profile, pair: str, last: str, value: str) -> Profile:
+    key = f"link.{pair}.{last}"
+    if last not in _LINK_KEYS:
+        raise PlanError(f"--change {key}: unknown key {last!r} of a link; {nearest(last, _LINK_KEYS)}")
+    number = _number(key, value, parse=parse_rate, above=0.0) if last == "rate" else _number(key, value, least=0.0)
+    if not profile.links and pair == "*.*" and last == "rate":
+        return dataclasses.replace(profile, links=_all_links(profile, number))
+    source, target = _ends(profile, pair, key)
+    links = tuple(
+        _with(link, last, number) if source in (link.source, _ALL) and target in (link.target, _ALL) else link
+        for link in profile.links
+    )
+    return dataclasses.replace(profile, links=links)
+
+
+def _with(link: LinkFacts, key: str, number: float) -> LinkFacts:
+    if key == "latency":
+        return dataclasses.replace(link, latency_s=number)
+    return dataclasses.replace(link, rate_bytes_per_s=number, rate_low_bytes_per_s=0.0, rate_high_bytes_per_s=0.0)
+
+
+def _all_links(profile: Profile, rate: float) -> tuple[LinkFacts, ...]:
+    names = sorted(profile.by_name)
+    return tuple(
+        LinkFacts(source=source, target=target, rate_bytes_per_s=rate, latency_s=0.0)
+        for source in names
+        for target in names
+        if source != target
+    )
+
+
+def _ends(profile: Profile, pair: str, key: str) -> tuple[str, str]:
+    """Source and target of ``SOURCE.TARGET``; names may have dots, so the links that there are decide."""
+    if not profile.links:
+        raise PlanError(
+            f"--change {key}: the profile has no links, messages take no time; measure them with 'ringtune measure', "
+            "or give all of them a rate first: link.*.*.rate=100Mbit"
+        )
+    known = profile.link_by_pair
+    for dot in (index for index, letter in enumerate(pair) if letter == "."):
+        source, target = pair[:dot], pair[dot + 1 :]
+        if any(source in (one, _ALL) and target in (other, _ALL) for one, other in known):
+            return source, target
+    raise PlanError(
+        f"--change {key}: the profile has no link {pair!r}; {nearest(pair, [f'{s}.{t}' for s, t in known])}"
+    )
+
+
+# ---- the plan ------------------------------------------------------------------------------------
+
+
+def plan_value(key: str, value: str) -> int | str:
+    """The value of a key of the plan, in the key's type: of ``credits``, ``4`` is the number 4.
+
+    Raises:
+        PlanError: there is no such key, or it is no whole number.
+    """
+    if key not in PLAN_KEYS:
+        raise PlanError(f"--change {key}: unknown key of the plan; {nearest(key, PLAN_KEYS)}")
+    if PLAN_KEYS[key] is str:
+        return value
+    try:
+        return int(value)
+    except ValueError as error:
+        raise PlanError(f"--change {key}={value}: {value!r} is no whole number") from error
+
+
+def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -> tuple[Profile, Plan]:
+    """Change keys of the plan: of its method, its course and its placement.
+
+    Raises:
+        PlanError: the plan breaks a rule then, or the profile can't tell times for other micro-batches.
+    """
+    course = plan.course
+    method = _changed_method(course.method, values)
+    most_hosts = max(len(placement.hosts) for placement in plan.placements)
+    if method.max_hosts and most_hosts > method.max_hosts:
+        raise PlanError(
+            f"--change method={method.name}: it wants {method.max_hosts} host at most, the plan has {most_hosts}; "
+            "give --replan JOB"
+        )
+    of_placement = {key: value for key, value in values.items() if key in _OF_PLACEMENT}
+    of_course = {key: value for key, value in values.items() if key not in (*_OF_PLACEMENT, *_OF_METHOD, *_OF_THE_PLAN)}
+    _check_tables_stay(course, values)
+    course = dataclasses.replace(course, method=method, **of_course)  # type: ignore[arg-type]
+    placements = [dataclasses.replace(one, **of_placement) for one in plan.placements]  # type: ignore[arg-type]
+    changed = replaced(plan, course, placements)
+    if "activations" in values:
+        changed = _with_activations(changed, str(values["activations"]))
+    if "offload" in values:
+        changed = _with_offload(profile, changed, str(values["offload"]), values.get("users"))
+    elif "users" in values:
+        changed = _with_users(profile, changed, helpers_by_host(changed), values["users"])
+    check_rows(profile, course.microbatch_sizes()[0], plan.course.microbatch_sizes()[0])
+    return profile, changed
+
+
+def replaced(plan: Plan, course: Course, placements: Sequence[Placement]) -> Plan:
+    """The plan with another course and other placements, each from the turn on that has the step of before.
+
+    One that is to come after the last step is left out, and so is one that is the same as that before it. Example: a
+    placement from step 15 on holds with turns of 5 steps from turn 3 on, and with turns of 10 from turn 2 on, step 20.
+
+    Raises:
+        PlanError: they do not fit together.
+    """
+    found: list[Placement] = []
+    for one in placements:
+        turn = -(-first_step(plan.course, one) // course.local_iterations)
+        if found and turn * course.local_iterations >= course.num_steps:
+            break
+        moved = dataclasses.replace(one, first_turn=turn)
+        if found and moved.first_turn == found[-1].first_turn:
+            found.pop()
+        elif (
+            found
+            and dataclasses.replace(moved, placement_number=found[-1].placement_number, first_turn=found[-1].first_turn)
+            == found[-1]
+        ):
+            continue
+        found.append(moved)
+    if len(found) == 1:  # a method whose result depends on the ring is told the ring, and does not move
+        return Plan.of(course, found[0])
+    return Plan(course, tuple(found))
+
+
+def _with_activations(plan: Plan, activations: str) -> Plan:
+    """The plan in which every block keeps everything (``none``), or runs again (``recompute``).
+
+    Raises:
+        PlanError: another policy, which only a planner can fill in.
+    """
+    if activations not in (NONE, RECOMPUTE):
+        raise PlanError(
+            f"--change activations={activations}: without planning it is '{NONE}' or '{RECOMPUTE}'; give --replan JOB"
+        )
+    course, first = dataclasses.replace(plan.course, velora=None), plan.placement.private_blocks
+    again = course.trainable.ranges_within(first, plan.placement.stop) if activations == RECOMPUTE else ()
+    return replaced(plan, course, [dataclasses.replace(one, recompute=again) for one in plan.placements])
+
+
+def _with_offload(profile: Profile, plan: Plan, text: str, users: int | str | None) -> Plan:
+    """The plan in which these nodes help these hosts, in the manner of the plan.
+
+    Raises:
+        PlanError: an unknown node, nothing is known of pairs, or users whose adapters some host has no helper for.
+    """
+    helper_of = parse_helpers(text, profile.by_name, where="--change offload")
+    if helper_of and not all(node.model.pair_token_bytes for node in profile.nodes):
+        raise PlanError(
+            f"--change offload={text}: the profile says nothing of pairs; no helper can fit these adapters, or measure "
+            "anew with 'ringtune measure'"
+        )
+    if users is not None:
+        return _with_users(profile, plan, helper_of, users)
+    _refuse_helpers_of_moves(plan, helper_of)
+    return helped(plan, helper_of, plan.course.offload.manner if plan.course.offload else IN_STEP)
+
+
+def _refuse_helpers_of_moves(plan: Plan, helper_of: Mapping[str, str]) -> None:
+    """Refuse helpers in a run that moves.
+
+    Raises:
+        PlanError: names a helper.
+    """
+    if plan.moves and helper_of:
+        name = next(iter(helper_of.values()))
+        raise PlanError(
+            f"node {name} can't help: the plan has {len(plan.placements)} placements, and a run with helpers does not "
+            "move; give a plan of one placement"
+        )
+
+
+def _with_users(profile: Profile, plan: Plan, helper_of: Mapping[str, str], users: int | str) -> Plan:
+    """The plan in which users train adapters of their own or together, merged where only that goes with it.
+
+    Raises:
+        PlanError: an unknown word, or nobody helps.
+    """
+    manner = plan.course.offload.manner if plan.course.offload else IN_STEP
+    if not helper_of:
+        raise PlanError(
+            f"--change users={users}: helpers fit users' adapters, and there are none; change offload=HOST=HELPER too"
+        )
+    _refuse_helpers_of_moves(plan, helper_of)
+    is_merged = manner.merged if users == JOINT else users == COLLABORATION
+    facts = profile.nodes[0]
+    configs = {facts.shape.adapter, *(kind.config for kind in facts.model.kinds)} - {""}
+    for config in sorted(configs) if is_merged else ():
+        if problem := merged_refusal(config, dropout=facts.shape.dropout):
+            raise PlanError(f"--change users={users}: {problem}")
+    return helped(plan, helper_of, dataclasses.replace(manner, users=str(users), merged=is_merged))
+
+
+def _check_tables_stay(course: Course, values: Mapping[str, int | str]) -> None:
+    """Refuse other batches where the plan has operation tables, which are of its own ones."""
+    has_tables = course.operations is not None or (course.choice is not None and course.choice.tables)
+    for key in ("batch_size", "microbatches"):
+        if has_tables and values.get(key, getattr(course, key)) != getattr(course, key):
+            raise PlanError(
+                f"--change {key}={values[key]}: the plan has operation tables of batches with {key} = "
+                f"{getattr(course, key)}; take the plan of a run without tables"
+            )
+
+
+def _changed_method(method: Method, values: Mapping[str, int | str]) -> Method:
+    wanted = method_class(str(values.get("method", method.name)), where="--change method")
+    if wanted is not type(method):
+        if method.max_hosts:
+            raise PlanError(f"--change method: {method.name!r} has its own slices; give --replan JOB")
+        if wanted.full_parameters != method.full_parameters:
+            raise PlanError(
+                f"--change method={wanted.name}: the sizes and times of {method.name} are of other trained weights; "
+                "measure with a job of that method"
+            )
+        method = wanted.from_settings(None)
+    if "every_steps" not in values:
+        return method
+    if not getattr(method, "every_steps", 0):
+        raise PlanError(
+            f"--change every_steps has no effect: this plan of {method.name} does not unfreeze by it; leave it out"
+        )
+    return dataclasses.replace(method, every_steps=values["every_steps"])  # type: ignore[type-var]
+
+
+def check_rows(profile: Profile, after: int, before: int) -> None:
+    """Refuse micro-batches of other rows where a node has times of one size only.
+
+    Raises:
+        PlanError: a node has times of one size only.
+    """
+    for node in profile.nodes:
+        if after != before and not node.work_times:
+            raise PlanError(
+                f"node {node.node} has times of micro-batches of {before} rows only, not of {after}; measure it with "
+                "'ringtune measure'"
+            )
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+
+def _number(
+    key: str,
+    value: str,
+    *,
+    parse: Callable[[str], float] = float,
+    above: float | None = None,
+    least: float | None = None,
+) -> float:
+    try:
+        number = float(parse(value))
+    except UsageError as error:
+        raise PlanError(f"--change {key}: {error}") from error
+    except ValueError as error:
+        raise PlanError(f"--change {key}={value}: {value!r} is no number") from error
+    if not math.isfinite(number):
+        raise PlanError(f"--change {key}={value}: it has to be a finite number")
+    if above is not None and not number > above:
+        raise PlanError(f"--change {key}={value}: it has to be above {above:g}")
+    if least is not None and not number >= least:
+        raise PlanError(f"--change {key}={value}: it has to be at least {least:g}")
+    return number
+
+
+def drop_from_profile(profile: Profile, name: str) -> Profile:
+    """The profile without a node and its links.
+
+    Raises:
+        PlanError: the profile has no such node.
+    """
+    if name not in profile.by_name:
+        raise PlanError(f"--drop {name}: the profile has no such node; {nearest(name, profile.by_name)}")
+    return dataclasses.replace(
+        profile,
+        nodes=tuple(node for node in profile.nodes if node.node != name),
+        links=tuple(link for link in profile.links if name not in (link.source, link.target)),
+    )
+
+
+def drop_from_plan(plan: Plan, name: str) -> Plan:
+    """The plan without a node, in every placement.
+
+    Its blocks stay with the other hosts of its stage. Where it has none, they go to all hosts of the stage below; those
+    of the lowest stage go to the stage above::
+
+        a [0, 2)  b [2, 6)  c [2, 6)       without c: a [0, 2)  b [2, 6)       without a: b [0, 6)  c [0, 6)
+
+    The data of the node is not trained on any more; the number of steps stays. Hosts that it helped fit their own
+    adapters; the helper of a host fits those of the blocks that the host gets, too.
+
+    Raises:
+        PlanError: no host or no owner is left, or users have adapters of their own and a host is left without a helper.
+    """
+    course = plan.course
+    owners = tuple(owner for owner in course.owners if owner.node != name)
+    if not owners:
+        raise PlanError(f"--drop {name}: it is the only owner of data; nothing would be left to train on")
+    placements = [dataclasses.replace(one, slices=_slices_without(one, name), helpers=()) for one in plan.placements]
+    helper_of = {host: helper for host, helper in helpers_by_host(plan).items() if name not in (host, helper)}
+    manner = course.offload.manner if course.offload else IN_STEP
+    lone = [
+        one.node
+        for one in placements[0].slices
+        if one.node not in helper_of and course.trainable.ranges_within(one.start, one.stop)
+    ]
+    if manner.has_users and lone:
+        raise PlanError(
+            f"--drop {name}: node {lone[0]} has no helper then, and helpers fit the adapters of users; "
+            "give --replan JOB"
+        )
+    operations, choice = course.operations and _of_others(course.operations, name), course.choice
+    if choice is not None:
+        tables = (dataclasses.replace(one, operations=_of_others(one.operations, name)) for one in choice.tables)
+        choice = dataclasses.replace(choice, tables=tuple(tables))
+    course = dataclasses.replace(course, owners=owners, offload=None, operations=operations, choice=choice)
+    left = replaced(plan, course, placements)
+    return left if left.moves else helped(left, helper_of, manner)
+
+
+def _of_others(table: Operations, name: str) -> Operations:
+    """An operation table without the batches of an owner."""
+    return dataclasses.replace(table, batches=tuple(one for one in table.batches if one.owner != name))
+
+
+def _slices_without(placement: Placement, name: str) -> tuple[Slice, ...]:
+    """The slices of a placement without a node, whose blocks others host."""
+    gone = placement.slice_of(name)
+    left = [piece for piece in placement.slices if piece.node != name]
+    if not gone.num_blocks:
+        return tuple(left)
+    stages = placement.stages
+    at = next(index for index, stage in enumerate(stages) if gone in stage)
+    mates = [piece.node for piece in stages[at] if piece is not gone]
+    if len(mates) == 1:
+        return tuple(dataclasses.replace(piece, share=1) if piece.node == mates[0] else piece for piece in left)
+    if mates:
+        return tuple(left)
+    if len(stages) == 1:
+        if not left:
+            raise PlanError(f"--drop {name}: it hosts all blocks; give --replan JOB to share them out anew")
+        heirs = {left[0].node}  # it hosted nothing until now
+    else:
+        heirs = {piece.node for piece in stages[at - 1 if at else 1]}
+    return tuple(
+        dataclasses.replace(
+            piece,
+            start=min(gone.start, piece.start) if piece.num_blocks else gone.start,
+            stop=max(gone.stop, piece.stop) if piece.num_blocks else gone.stop,
+        )
+        if piece.node in heirs
+        else piece
+        for piece in left
+    )
+
+
+def add_node(profile: Profile, name: str, like: str) -> Profile:
+    """A further node with the speed, memory and links of ``like``, but without data.
+
+    Links between ``name`` and ``like`` have the lower rate of the fastest link out of ``like`` and the fastest into it,
+    and the longer latency of those two links.
+
+    Raises:
+        PlanError: ``like`` is not there, or ``name`` is already.
+        UsageError: no node may be called so.
+    """
+    check_node_name(name)
+    if name in profile.by_name:
+        raise PlanError(f"--add {name}: the profile has a node of that name already; choose another")
+    if like not in profile.by_name:
+        raise PlanError(f"--like {like}: the profile has no such node; {nearest(like, profile.by_name)}")
+    twin = dataclasses.replace(
+        profile.by_name[like], node=name, train_rows=0, eval_rows=0, labels=(), eval_labels=(), skipped_rows=0, users=()
+    )
+    links = list(profile.links)
+    links += [dataclasses.replace(link, source=name) for link in profile.links if link.source == like]
+    links += [dataclasses.replace(link, target=name) for link in profile.links if link.target == like]
+    out = [link for link in profile.links if link.source == like]
+    into = [link for link in profile.links if link.target == like]
+    if out and into:
+        ways = [max(way, key=lambda link: link.rate_bytes_per_s) for way in (out, into)]
+        rate, latency_s = min(way.rate_bytes_per_s for way in ways), max(way.latency_s for way in ways)
+        for source, target in ((like, name), (name, like)):
+            links.append(LinkFacts(source=source, target=target, rate_bytes_per_s=rate, latency_s=latency_s))
+    nodes = tuple(sorted((*profile.nodes, twin), key=lambda node: node.node))
+    return dataclasses.replace(profile, nodes=nodes, links=tuple(links))
+
+
+LEAST_BYTES_PER_S: Final = 1e3
+MOST_BYTES_PER_S: Final = 1e10
+_CLOSE: Final = 1.02
+
+
+def gained_s(plan: Plan, profile: Profile, bytes_per_s: float, *, optimizer: str = "adamw") -> float:
+    """Predict how many seconds a run takes less with its helpers than without, at a rate of the links between them.
+
+    Args:
+        plan: with helpers.
+        profile: of its nodes, with links.
+        bytes_per_s: of every link between a host and its helper, in both directions; other links stay.
+        optimizer: of the job.
+
+    Raises:
+        PlanError: the plan has no helpers.
+    """
+    if not plan.placement.helpers:
+        raise PlanError("the plan has no helpers, so none of them can pay; name some with offload.mode")
+    at_rate = _with_rate(plan, profile, bytes_per_s)
+    without = predict(helped(plan, {}), at_rate, optimizer=optimizer)
+    return without.wall_s - predict(plan, at_rate, optimizer=optimizer).wall_s
+
+
+def break_even_bytes_per_s(plan: Plan, profile: Profile, *, optimizer: str = "adamw") -> float | None:
+    """Find the rate from which on helpers pay, up to ``_CLOSE`` times the true one.
+
+    The gain is taken to rise with the rate. Arguments as for ``gained_s``.
+
+    Returns:
+        The rate in bytes per second; None if not even ``MOST_BYTES_PER_S`` is enough.
+
+    Raises:
+        PlanError: the plan has no helpers.
+    """
+    low, high = LEAST_BYTES_PER_S, MOST_BYTES_PER_S
+    if gained_s(plan, profile, high, optimizer=optimizer) <= 0:
+        return None
+    while high / low > _CLOSE:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if gained_s(plan, profile, middle, optimizer=optimizer) > 0 else (middle, high)
+    return high
+
+
+def _with_rate(plan: Plan, profile: Profile, bytes_per_s: float) -> Profile:
+    pairs = {frozenset((one.node, plan.placement.host_of(one.start))) for one in plan.placement.helpers}
+
+    def changed(link: LinkFacts) -> LinkFacts:
+        if frozenset((link.source, link.target)) not in pairs:
+            return link
+        return dataclasses.replace(
+            link, rate_bytes_per_s=bytes_per_s, rate_low_bytes_per_s=0.0, rate_high_bytes_per_s=0.0
+        )
+
+    return dataclasses.replace(profile, links=tuple(map(changed, profile.links)))

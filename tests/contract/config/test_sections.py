@@ -1,0 +1,68 @@
+"""Tests of ``ringtune.config.sections``: learning rate, recovery settings."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringtune.config.sections import LR_SCHEDULES, RecoverySettings, learning_rate
+from ringtune.errors import JobError
+from ringtune.job.job import Train
+
+# Ten steps, peak 1, as transformers 4.57 get_scheduler gives them.
+TABLES = {
+    ("constant", 0): [1.0] * 10,
+    ("constant", 4): [0, 0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1],
+    ("linear", 0): [1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1],
+    ("linear", 5): [0, 0.2, 0.4, 0.6, 0.8, 1, 0.8, 0.6, 0.4, 0.2],
+    ("cosine", 0): [1, 0.975528, 0.904508, 0.793893, 0.654508, 0.5, 0.345492, 0.206107, 0.095492, 0.024472],
+    ("cosine", 6): [0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1, 0.853553, 0.5, 0.146447],
+}
+
+
+@pytest.mark.parametrize(("schedule", "warmup"), TABLES)
+def test_learning_rate_follows_its_table(schedule: str, warmup: int) -> None:
+    """Each schedule, with and without warm-up, step by step."""
+    train = Train(learning_rate=1.0, lr_schedule=schedule, warmup_steps=warmup)
+    found = [learning_rate(train, step, 10) for step in range(10)]
+    assert found == pytest.approx(TABLES[schedule, warmup], abs=1e-6)
+
+
+@given(
+    schedule=st.sampled_from(LR_SCHEDULES),
+    peak=st.floats(0, 10),
+    warmup=st.integers(0, 50),
+    num_steps=st.integers(1, 50),
+    step=st.integers(0, 100),
+)
+def test_learning_rate_is_between_zero_and_the_peak(
+    schedule: str, peak: float, warmup: int, num_steps: int, step: int
+) -> None:
+    """Whatever the step, also past the end and with a warm-up longer than the run."""
+    train = Train(learning_rate=peak, lr_schedule=schedule, warmup_steps=warmup)
+    assert 0 <= learning_rate(train, step, num_steps) <= peak
+
+
+def test_learning_rate_ends_at_zero_for_decaying_schedules() -> None:
+    """After the last step nothing is left; a run that is continued does not go below."""
+    for schedule in ("linear", "cosine"):
+        assert learning_rate(Train(lr_schedule=schedule), 20, 10) == pytest.approx(0)
+
+
+def test_owners_can_not_be_left_out_without_copies() -> None:
+    """Both keys are named; with copies, or where the run waits, all is well."""
+    with pytest.raises(JobError, match=r"recovery\.owners = 'skip' .* recovery\.copies = 'none'"):
+        RecoverySettings(copies="none", owners="skip")
+    assert RecoverySettings(copies="next", owners="skip").owners == "skip"
+    assert RecoverySettings(copies="none").owners == "wait"
+    with pytest.raises(JobError, match=r"recovery\.owners"):
+        RecoverySettings(owners="drop")
+
+
+@pytest.mark.parametrize("wait_s", [-1.0, 1e9, float("nan")])
+def test_time_to_wait_for_a_lost_node_has_bounds(wait_s: float) -> None:
+    """The key is named; 0 is how a run that waits for nobody says it."""
+    with pytest.raises(JobError, match=r"recovery\.wait_s is"):
+        RecoverySettings(wait_s=wait_s)
+    assert RecoverySettings(wait_s=0.0).wait_s == 0

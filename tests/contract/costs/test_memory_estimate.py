@@ -1,0 +1,403 @@
+"""Tests of ``ringtune.costs.memory_estimate``: estimate, kept turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from ringtune.config.optimizers import update_work_bytes
+from ringtune.costs.memory_estimate import memory_estimate, node_memory
+from ringtune.costs.memory_sizes import (
+    CONTEXT_BYTES,
+    DTYPE_BYTES,
+    MOST_LOGIT_BYTES,
+    Sizes,
+    logits_fit,
+    logits_peak_bytes,
+)
+from ringtune.costs.memory_terms import PARTS, MemoryEstimate, Share, Term, passing_bytes
+from ringtune.costs.model_facts import estimate_activation_token_bytes
+from ringtune.costs.profile import ModelFacts
+from ringtune.schedule.actions import Leg, Op, Payload
+from ringtune.schedule.lowering import lower, route
+from ringtune.schedule.migration import copied_from, copy_holder
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.versions import in_flight
+from tests.support.model_facts import MINILM, small_model
+from tests.support.moves import slices_of
+from tests.support.plans import changed, make_method, make_plan, random_plan
+from tests.support.profiles import node as node_facts
+
+MODEL = small_model()
+TENSOR = 2 * 16 * 32 * 4  # rows of a micro-batch x tokens x width x bytes
+MASK = 2 * 16 * 16 * 4  # rows x tokens x tokens x bytes
+KEPT = 2 * 16 * 7  # rows x tokens x what one block keeps for each of them
+MIB = 2**20
+
+
+def _plan(slices: list[tuple[str, int, int]], owners: list[str], **more: object) -> Plan:
+    return make_plan(slices, owners, credits_per_channel=3, num_steps=8, every_steps=2, **more)  # type: ignore[arg-type]
+
+
+def _memory(plan: Plan, node: str, optimizer: str = "adamw") -> MemoryEstimate:
+    return node_memory(plan, node, MODEL, optimizer=optimizer, activation_token_bytes=7)
+
+
+def _part(plan: Plan, node: str, part: str, optimizer: str = "adamw") -> int:
+    return _memory(plan, node, optimizer).parts()[part]
+
+
+def test_memory_of_a_host_counts_its_slice() -> None:
+    """A host in the middle of the ring: blocks, adapters, moments, graphs, and six boundaries' tensors."""
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
+    assert _memory(plan, "b").parts() == {
+        "weights": 2 * 1000,
+        "adapters": 2 * 10,
+        "optimizer": 2 * 3 * 10,  # gradient and two moments
+        # two blocks x two micro-batches, and work space; input and mask of each micro-batch
+        "activations": (2 * 2 + 1) * KEPT + 2 * (TENSOR + MASK),
+        "head": 0,
+        "data": 0,
+        "buffers": (3 + 3 + 2 + 2 + 1) * TENSOR,  # h in, h out, g in, g out, one being encoded
+        "device": 0,
+        "kept": 0,
+        "passing": 2 * 2 * 3 * 10,  # adapters with their moments, twice
+    }
+
+
+def test_memory_of_a_device_counts_what_holds_no_tensor() -> None:
+    """Of a GPU a context is gone before the first tensor; a processor's libraries are off its budget already."""
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
+    for device, context_bytes in (("cpu", 0), ("cuda", CONTEXT_BYTES)):
+        facts = dataclasses.replace(node_facts(plan, "b"), model=MODEL, device=device, activation_token_bytes=7)
+        sizes = Sizes.at(plan.course, facts, optimizer="adamw", dtype="float32")
+        found = memory_estimate(plan.course, Share.of(plan, "b"), sizes).parts()
+        assert found == {**_memory(plan, "b").parts(), "device": context_bytes}
+
+
+def test_memory_of_an_owner_without_blocks_counts_embedding_and_head() -> None:
+    """Embedding, head with its state, and the tensors of its two ends."""
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
+    assert _memory(plan, "c").parts() == {
+        "weights": 5000,
+        "adapters": 0,
+        "optimizer": 0,
+        "activations": 0,
+        "head": 4 * (300 + 2 * 50) + 2 * TENSOR,  # weights, gradient, two moments; hidden and its gradient
+        "data": 0,
+        "buffers": (3 + 3 + 2 + 1) * TENSOR,
+        "device": 0,
+        "kept": 0,
+        "passing": 2 * 3 * 400,  # the head with its moments, twice
+    }
+
+
+def test_memory_of_one_node_alone_counts_what_is_embedded_ahead() -> None:
+    """Method single: no message, but the engine embeds ``credits`` micro-batches ahead."""
+    plan = _plan([("a", 0, 4)], ["a"], method="single")
+    parts = _memory(plan, "a").parts()
+    assert parts["weights"] == 4 * 1000 + 5000
+    assert parts["activations"] == (4 * 2 + 1) * KEPT + 2 * (TENSOR + MASK)
+    assert parts["buffers"] == 3 * TENSOR
+
+
+def test_memory_of_an_owner_at_the_bottom_counts_what_is_embedded_ahead() -> None:
+    """Its own first blocks need no credit before the embedding: up to ``credits`` per segment wait there."""
+    bottom = _part(_plan([("a", 0, 2), ("b", 2, 4)], ["a"]), "a", "buffers")
+    assert bottom == (3 + 3 + 2 + 2 + 1 + 2 * 3) * TENSOR  # h out, h back, g out, g back, one encoded, ahead
+
+
+def test_memory_of_a_slice_that_never_trains_has_no_optimizer_and_no_gradients() -> None:
+    """A short run unfreezes two blocks: the lower slice is frozen to the end, and cheaper."""
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
+    short = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], credits_per_channel=3, num_steps=4, every_steps=2)
+    frozen = _memory(short, "a")
+    parts = frozen.parts()
+    assert (parts["optimizer"], parts["activations"]) == (0, KEPT + 3 * MASK)  # masks of what waits to leave
+    assert parts["buffers"] == (3 + 3 + 1) * TENSOR
+    assert frozen.total_bytes < _memory(plan, "a").total_bytes
+
+
+def test_memory_of_a_run_that_decides_is_that_of_the_deepest_it_can_reach() -> None:
+    """Two owners, turns of two steps, a patience of two: a loss that never improves unfreezes at steps 8, 12, 16."""
+    slices, owners = [("a", 0, 2), ("b", 2, 4)], ["c", "d"]
+    for num_steps, steps in ((8, ()), (12, (8,)), (13, (8, 12)), (99, (8, 12, 16))):
+        auto = make_plan(slices, owners, num_steps=num_steps, unfreeze="auto", patience_steps=2)
+        at = make_plan(slices, owners, num_steps=num_steps, unfreeze="at", unfreeze_at=steps)
+        assert [_memory(auto, node) for node in auto.nodes] == [_memory(at, node) for node in at.nodes]
+
+
+def test_memory_of_plain_sgd_has_no_moments() -> None:
+    """Only the gradient."""
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
+    assert _part(plan, "b", "optimizer", optimizer="sgd") == 2 * 10
+
+
+def test_memory_of_private_blocks_is_paid_by_every_owner() -> None:
+    """Each owner holds the private blocks; no host does, and they have no state."""
+    plan = _plan([("a", 1, 2), ("b", 2, 4)], ["c", "b"], private_blocks=1)
+    assert _part(plan, "c", "weights") == 5000 + 1000
+    assert _part(plan, "b", "weights") == 5000 + 3 * 1000
+    assert _part(plan, "b", "optimizer") == 2 * 3 * 10
+    assert _part(plan, "a", "weights") == 1000
+
+
+def test_memory_grows_with_each_owner_that_sends_here() -> None:
+    """Credits are per link: a second owner doubles what may wait at the first host."""
+    one = _part(_plan([("a", 0, 2), ("b", 2, 4)], ["c"]), "a", "buffers")
+    two = _part(_plan([("a", 0, 2), ("b", 2, 4)], ["c", "d"]), "a", "buffers")
+    assert two - one == 3 * TENSOR
+
+
+def test_memory_in_float64_doubles_the_buffers() -> None:
+    """Checks in double precision need twice the room."""
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
+    single = node_memory(plan, "b", MODEL, optimizer="sgd", activation_token_bytes=0)
+    double = node_memory(plan, "b", MODEL, optimizer="sgd", activation_token_bytes=0, dtype="float64")
+    assert double.parts()["buffers"] == 2 * single.parts()["buffers"]
+
+
+def test_memory_total_is_the_sum_and_prints_its_parts() -> None:
+    """A capacity error shows where the bytes are."""
+    estimate = MemoryEstimate((Term("weights", "frozen block", 3, MIB), Term("head", "head", 1, MIB)))
+    assert estimate.total_bytes == 4 * MIB
+    assert str(estimate) == "4.0 MiB (weights 3.0 MiB, head 1.0 MiB)"
+
+
+@pytest.mark.parametrize(
+    ("dropout", "measured_bytes"), [(0.0, 37.3 * MIB), (0.1, 75.2 * MIB)], ids=["without dropout", "with dropout"]
+)
+def test_activation_estimate_is_a_little_above_the_measurement(dropout: float, measured_bytes: float) -> None:
+    """One MiniLM block with seq_bn at 16 x 128 tokens, as measured by saved-tensor hooks."""
+    estimate = 16 * 128 * estimate_activation_token_bytes(MINILM, tokens=128, dropout=dropout)
+    assert measured_bytes <= estimate <= 1.15 * measured_bytes
+
+
+def test_activations_are_linear_in_rows() -> None:
+    """Twice the rows, twice the bytes; twice the bytes per number as well."""
+    slices, owners = [("a", 0, 2), ("b", 2, 4)], ["c"]
+    once, twice = (_plan(slices, owners, batch_size=batch_size) for batch_size in (4, 8))
+    assert _part(twice, "b", "activations") == 2 * _part(once, "b", "activations") > 0
+    one = estimate_activation_token_bytes(MINILM, tokens=64, dropout=0.1)
+    assert estimate_activation_token_bytes(MINILM, tokens=64, dropout=0.1, dtype="float64") == 2 * one
+
+
+@pytest.mark.parametrize("microbatches", [2, 8, 32], ids=["a quarter", "as many", "four times"])
+def test_memory_follows_the_micro_batches_of_the_run_not_of_the_profile(microbatches: int) -> None:
+    """What was measured at four rows is counted by the token, whatever the micro-batches."""
+    batch = 32
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"], batch_size=batch, microbatches=microbatches)
+    rows = batch // microbatches
+    graphs = rows * 16 * 7 * (2 * microbatches + 1)
+    masks_and_inputs = microbatches * rows * 16 * (32 * 4 + 16 * 4)
+    assert _part(plan, "b", "activations") == graphs + masks_and_inputs
+    waiting = 3 + 3 + 2 * microbatches + 1  # hidden states by credits, gradients by micro-batches, one being encoded
+    assert _part(plan, "b", "buffers") == waiting * rows * 16 * 32 * 4
+    assert _part(plan, "c", "head") == 4 * (300 + 2 * 50) + 2 * rows * 16 * 32 * 4
+
+
+def test_memory_of_an_owner_counts_its_rows_and_tokenizer() -> None:
+    """Whoever hosts only has none."""
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
+    parts = [
+        node_memory(plan, node, MODEL, optimizer="sgd", activation_token_bytes=7, data_bytes=77).parts()["data"]
+        for node in "abc"
+    ]
+    assert parts == [0, 0, 77]
+
+
+def test_memory_of_a_language_models_owner_counts_logits() -> None:
+    """Logits of every token of a micro-batch are there three times; other heads look at one token of a row."""
+    plan = _plan([("a", 0, 4)], ["a"])
+    speaking = dataclasses.replace(MODEL, head_bytes=0, head_class_bytes=0, head_token_logits=100)
+    silent = dataclasses.replace(speaking, head_token_logits=0)
+    heads = [
+        node_memory(plan, "a", model, optimizer="adamw", activation_token_bytes=7).parts()["head"]
+        for model in (speaking, silent)
+    ]
+    assert heads == [2 * TENSOR + 3 * 2 * 16 * 100 * 4, 2 * TENSOR]
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_memory_of_a_large_vocabulary_is_bounded_by_a_chunk() -> None:
+    """More logits than the bound come in chunks; the estimate never falls when a micro-batch grows."""
+    assert logits_fit(1, 10_000, 4) and not logits_fit(1000, 10_000, 4)
+    peaks = [logits_peak_bytes(tokens, 32_000, 4) for tokens in range(0, 600, 7)]
+    assert peaks == sorted(peaks)
+    assert peaks[:2] == [0, 3 * 7 * 32_000 * 4]
+    assert peaks[-1] == MOST_LOGIT_BYTES
+    assert logits_peak_bytes(2, 8_000_000, 4) == 32_000_000, "at least one token at a time"
+
+
+def test_estimate_of_a_gated_block_keeps_more_of_the_inner_width() -> None:
+    """Gate, its activation, up and their product instead of one tensor."""
+    gated = dataclasses.replace(MINILM, inner_kept=4)
+    plain, more = (estimate_activation_token_bytes(model, tokens=8, dropout=0.0) for model in (MINILM, gated))
+    assert more - plain == 3 * 1536 * 4
+
+
+def test_memory_of_pipeadapter_counts_items_in_flight() -> None:
+    """The lowest of three hosts has graphs of three items and two more versions; the top one is as under "all"."""
+    slices = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
+    plan = _plan(slices, ["d"], method="pipeadapter", local_iterations=4)
+    fresh = _plan(slices, ["d"], method="all", local_iterations=4)
+    lowest, plain = _memory(plan, "a").parts(), _memory(fresh, "a").parts()
+    assert lowest["adapters"] == (1 + 2) * 2 * 10
+    # items x blocks x micro-batches, and work space; input and mask of each item's micro-batches
+    assert lowest["activations"] == (3 * 2 * 2 + 1) * KEPT + 3 * 2 * (TENSOR + MASK)
+    assert lowest["buffers"] - plain["buffers"] == (3 - 1) * 2 * TENSOR  # gradients that come back
+    assert (lowest["weights"], lowest["optimizer"]) == (plain["weights"], plain["optimizer"])
+    assert _part(plan, "b", "adapters") == 2 * 10
+    assert _part(plan, "c", "activations") == _part(fresh, "c", "activations")
+    assert _memory(plan, "d") == _memory(fresh, "d")
+
+
+def test_memory_of_pipeadapter_is_bounded_by_the_steps_of_a_turn() -> None:
+    """A turn of one step is never stale."""
+    slices = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
+    short = _plan(slices, ["d"], method="pipeadapter", local_iterations=1)
+    assert _memory(short, "a") == _memory(_plan(slices, ["d"], method="all", local_iterations=1), "a")
+
+
+@pytest.mark.parametrize(("moved", "held"), [(0, 0), (1 << 20, 2 << 20), (100 << 20, 12 << 20), (1 << 40, 12 << 20)])
+def test_memory_of_what_passes_is_some_pieces_whatever_the_size(moved: int, held: int) -> None:
+    """Saving, loading and handing over hold all of something small twice, but only pieces of something large."""
+    assert passing_bytes(moved) == held
+
+
+# ---- against the plan itself -------------------------------------------------------------------------
+
+# of what trains, in copies of it; the rows and columns of an adapter are not known, so that all of it counts
+_MOMENTS = {"adamw": 2, "sgd": 0, "momentum": 1, "adagrad": 1, "adafactor": 1}
+
+
+def _slow_parts(plan: Plan, node: str, model: ModelFacts, *, optimizer: str, token_bytes: int, dtype: str) -> list[int]:
+    """The parts of a plan in which depth only grows, so that its last step has the maximum.
+
+    What waits is counted from the messages of the lowering, link by link.
+    """
+    course, piece = plan.course, plan.slice_of(node)
+    soonest = course.soonest()
+    lowest = soonest.method.trained(soonest, course.num_steps - 1).lowest
+    is_owner, item_bytes = plan.owner(node) is not None, DTYPE_BYTES[dtype]
+    hosted = piece.num_blocks + (plan.placement.private_blocks if is_owner else 0)
+    trained = max(0, piece.stop - max(piece.start, lowest)) if piece.num_blocks else 0
+    items, state, micro = in_flight(course, piece.start), 1 + _MOMENTS[optimizer], course.microbatch_sizes()
+    tokens = micro[0] * course.max_length
+    tensor = tokens * course.hidden_size * item_bytes
+    mask = micro[0] * course.max_length**2 * item_bytes
+    head = model.head_bytes + model.head_class_bytes * len(course.labels)
+    logits = logits_peak_bytes(tokens, model.head_token_logits, item_bytes)
+    updated = [head] * is_owner + [model.adapter_block_bytes] * trained
+    return [
+        hosted * model.block_bytes + is_owner * model.embedding_bytes,
+        (hosted + (items - 1) * trained) * model.adapter_block_bytes,
+        trained * state * model.adapter_block_bytes,
+        (items * trained * len(micro) + (1 if hosted else 0)) * tokens * token_bytes
+        + (items * len(micro) * (tensor + mask) if trained else 0)
+        + (plan.placement.credits * mask if hosted > trained else 0),
+        is_owner * (head * (1 + state) + 2 * tensor + logits),
+        0,
+        _slowly_waiting(plan, node, lowest) * tensor,
+        0,
+        0,
+        max(update_work_bytes(max(updated, default=0), optimizer), passing_bytes(state * sum(updated))),
+    ]
+
+
+def _slowly_waiting(plan: Plan, node: str, lowest: int) -> int:
+    """Tensors of full size that can wait at a node, one being encoded or decoded, and what is embedded ahead."""
+    legs = {leg for owner in plan.course.owners for leg in lower(plan, owner.node, lowest, "").get(node, ())}
+    moved = sum(_bound(plan, leg) for leg in legs if leg.op in (Op.SEND, Op.RECEIVE))
+    path = route(plan, node)
+    embeds_ahead = (
+        plan.owner(node) is not None and path[0].node == node and path[0].stop > plan.placement.private_blocks
+    )
+    ahead = plan.placement.credits * len(path) if embeds_ahead else 0
+    if plan.owner(node) is not None and path[-1].node == node and not ahead:  # between its top slice and its head
+        ahead += plan.placement.credits
+    return moved + (1 if moved else 0) + ahead
+
+
+def _bound(plan: Plan, leg: Leg) -> int:
+    """Of a gradient no more than its receiver, which hosts the block below, has items that wait for it."""
+    if leg.payload == Payload.HIDDEN:
+        return plan.placement.credits
+    return in_flight(plan.course, leg.start - 1) * len(plan.course.microbatch_sizes())
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_memory_of_any_plan_is_what_its_lowering_shows(seed: int) -> None:
+    """Every part of every node, where no operation table lets anything be passed by."""
+    rng = random.Random(seed)
+    plan = random_plan(rng)
+    if plan.course.method.name == "ringada" and rng.random() < 0.3:
+        plan = changed(plan, method=make_method(unfreeze="auto", patience_steps=rng.randint(1, 8)))
+    model = dataclasses.replace(MODEL, head_token_logits=rng.choice([0, 100, 1_000_000]))
+    optimizer, dtype, token_bytes = rng.choice(list(_MOMENTS)), rng.choice(list(DTYPE_BYTES)), rng.randint(0, 99)
+    for node in plan.nodes:
+        found = node_memory(
+            plan, node, model, optimizer=optimizer, activation_token_bytes=token_bytes, dtype=dtype
+        ).parts()
+        slow = _slow_parts(plan, node, model, optimizer=optimizer, token_bytes=token_bytes, dtype=dtype)
+        assert found == dict(zip(PARTS, slow, strict=True)), (seed, node)
+
+
+FILES = 4  # three turns, and one that is being made or is coming
+BLOCK, HEAD = 3 * 10, 3 * (300 + 2 * 50)  # weights and two moments
+
+
+def kept(plan: Plan, node: str) -> int:
+    """Bytes."""
+    return node_memory(plan, node, MODEL, optimizer="adamw", activation_token_bytes=7).parts()["kept"]
+
+
+def ring(**more: object) -> Plan:
+    """Three hosts of which a owns rows; the lowest block does not train in so few steps."""
+    plan = make_plan(
+        [("a", 0, 1), ("b", 1, 3), ("c", 3, 4)],
+        ["a"],
+        **{"num_steps": 6, "every_steps": 2, **more},  # type: ignore[arg-type]
+    )
+    return changed(plan, copies=True)
+
+
+def test_hosts_keep_what_they_train_and_copies_of_the_host_before_them() -> None:
+    """Block 0 does not train, and a keeps its head."""
+    plan = ring()
+    assert kept(plan, "a") == FILES * (0 + 1) * BLOCK + FILES * HEAD
+    assert kept(plan, "b") == FILES * (2 + 0) * BLOCK
+    assert kept(plan, "c") == FILES * (1 + 2) * BLOCK
+
+
+@pytest.mark.parametrize("changes", [{"copies": False}, {"num_steps": 0}])
+def test_nothing_is_kept_without_copies_or_without_steps(changes: dict[str, object]) -> None:
+    """Neither own turns nor copies."""
+    plan = changed(ring(), **changes)
+    assert [kept(plan, node) for node in "abc"] == [0, 0, 0]
+
+
+def test_replicas_are_copies_of_one_another() -> None:
+    """Nobody keeps b for d; a has c's."""
+    plan = changed(ring(), slices=slices_of((("a", 0, 1), ("b", 1, 3, 1), ("d", 1, 3, 1), ("c", 3, 4))))
+    assert [copy_holder(plan.placement, node) for node in "abcd"] == ["b", "", "a", ""]
+    assert copied_from(plan.placement, "a") == ("c",)
+    assert kept(plan, "d") == FILES * 2 * BLOCK
+
+
+def test_host_of_all_blocks_has_nobody_to_keep_a_copy() -> None:
+    """It keeps its own turns."""
+    plan = changed(ring(every_steps=1), slices=slices_of((("b", 0, 4),)))
+    assert kept(plan, "b") == FILES * 4 * BLOCK
+    assert kept(plan, "a") == FILES * HEAD
+
+
+def test_frozen_placement_is_the_same_without_copies() -> None:
+    """The flag is the only difference, and it is in the file of the plan."""
+    plan = ring()
+    assert Plan.from_json(plan.to_json()) == plan
+    without = changed(plan, copies=False)
+    assert "copies" not in without.placement.to_json()
+    assert dataclasses.replace(without.placement, copies=True) == plan.placement

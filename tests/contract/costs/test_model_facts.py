@@ -1,0 +1,354 @@
+"""Tests of ``ringtune.costs.model_facts``: model facts, own weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringtune.costs.memory_estimate import node_memory
+from ringtune.costs.model_facts import check_job, computed_token_bytes, model_facts, own_weights
+from ringtune.costs.profile import NodeFacts
+from ringtune.errors import IntegrityError, JobError, ModelError
+from ringtune.job.job import Job, Model, job_of_user
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import CAUSAL_LM, LM_HEAD, Family
+from ringtune.models.result_files import RESULT_FILES, adapter_result, block_of, model_result, result_files
+from tests.support.model_folder import BLOCK_WEIGHTS, CONFIG, OWNER_WEIGHTS, bert_shapes, safetensors_bytes, write_model
+from tests.support.plans import make_plan
+from tests.support.profiles import node
+
+JOB = Job(model=Model(path="m")).with_overrides({"train.max_length": 32})
+SHORT = JOB.with_overrides({"train.max_length": 16})
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 12,
+    "vocab_size": 20,
+    "max_position_embeddings": 32,
+}
+
+
+def test_model_facts_count_weights_by_hand(tmp_path: Path) -> None:
+    """Every size of the tiny model, in float32."""
+    facts = model_facts(write_model(tmp_path), JOB)
+    assert (facts.model_type, facts.num_blocks, facts.hidden_size, facts.intermediate_size) == ("bert", 3, 8, 16)
+    assert (facts.num_heads, facts.vocab_size) == (2, 20)
+    assert facts.block_bytes == 4 * BLOCK_WEIGHTS
+    assert facts.embedding_bytes == 4 * OWNER_WEIGHTS
+    assert facts.head_bytes == 4 * (8 * 8 + 8)
+    assert facts.head_class_bytes == 4 * 9
+    assert facts.adapter_block_bytes == 4 * (2 * 8 + 1 + 8)
+
+
+def test_model_facts_part_a_block_where_its_own_weights_train(tmp_path: Path) -> None:
+    """Of a block stay frozen two norms and the biases of both ways out; nothing is counted twice."""
+    folder = write_model(tmp_path)
+    plain, own = model_facts(folder, JOB), model_facts(folder, JOB.with_overrides({"adapter.config": "full"}))
+    assert own.block_bytes == 4 * (2 * 2 * 8 + 2 * 8)
+    assert own.adapter_block_bytes == 4 * BLOCK_WEIGHTS - own.block_bytes
+    assert own.digest == plain.digest
+
+
+def test_memory_of_own_weights_is_weights_gradients_and_moments(tmp_path: Path) -> None:
+    """Two blocks with AdamW: what trains is there four times, what is frozen once, and more is kept for backward."""
+    full = JOB.with_overrides({"adapter.config": "full"})
+    facts = model_facts(write_model(tmp_path), full)
+    plan = make_plan([("a", 0, 1), ("b", 1, 3)], ["a"], num_blocks=3, hidden_size=8, method="all")
+    token_bytes = computed_token_bytes(facts, full)
+    assert token_bytes == 4 * (4 + 2 + 3 + 2 * 2) * 8
+    parts = node_memory(plan, "b", facts, optimizer="adamw", activation_token_bytes=token_bytes).parts()
+    assert parts["weights"] == 2 * facts.block_bytes
+    assert parts["adapters"] + parts["optimizer"] == 2 * (1 + 1 + 2) * facts.adapter_block_bytes
+
+
+def test_model_facts_are_in_the_compute_dtype(tmp_path: Path) -> None:
+    """A file in half precision is computed in what the job says."""
+    write_model(tmp_path, weights=safetensors_bytes(bert_shapes(), dtype="F16"))
+    single = model_facts(tmp_path, JOB)
+    double = model_facts(tmp_path, JOB.with_overrides({"model.dtype": "float64"}))
+    assert single.block_bytes == 4 * BLOCK_WEIGHTS
+    for name in ("block_bytes", "embedding_bytes", "head_bytes", "head_class_bytes", "adapter_block_bytes"):
+        assert getattr(double, name) == 2 * getattr(single, name)
+
+
+def test_model_facts_digest_does_not_depend_on_path_or_prefix(tmp_path: Path) -> None:
+    """Copies of a model agree, wherever they are."""
+    first = model_facts(write_model(tmp_path / "a"), JOB)
+    assert model_facts(write_model(tmp_path / "b"), JOB) == first
+    prefixed = write_model(tmp_path / "c", weights=safetensors_bytes(bert_shapes(prefix="bert.")))
+    assert model_facts(prefixed, JOB).digest == first.digest
+
+
+@pytest.mark.parametrize(
+    ("config", "weights"),
+    [
+        ({"layer_norm_eps": 1e-5}, None),
+        ({}, safetensors_bytes(bert_shapes(), dtype="F16")),
+        ({}, safetensors_bytes(bert_shapes(), fill=1)),
+        ({}, safetensors_bytes(bert_shapes(pooler=False))),
+    ],
+    ids=["config", "dtype", "values", "tensors"],
+)
+def test_model_facts_digest_tells_models_apart(tmp_path: Path, config: dict[str, Any], weights: bytes | None) -> None:
+    """Another config, other types, other values or other tensors: another digest."""
+    first = model_facts(write_model(tmp_path / "a"), JOB)
+    assert model_facts(write_model(tmp_path / "b", config=config, weights=weights), JOB).digest != first.digest
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"train.max_length": 33}, "train.max_length is 33, the model takes 32 tokens at most; lower it"),
+        ({"privacy.private_blocks": 3}, "privacy.private_blocks is 3, the model has 3 blocks"),
+    ],
+)
+def test_model_facts_refuse_a_job_that_the_model_cannot_do(
+    tmp_path: Path, overrides: dict[str, object], message: str
+) -> None:
+    """Both numbers and the remedy."""
+    with pytest.raises(JobError, match=message):
+        model_facts(write_model(tmp_path), JOB.with_overrides(overrides))
+
+
+def test_model_facts_refuse_damaged_weights(tmp_path: Path) -> None:
+    """A copy that was cut off is an integrity error, not a missing tensor."""
+    weights = safetensors_bytes(bert_shapes())
+    with pytest.raises(IntegrityError, match="its tensors need"):
+        model_facts(write_model(tmp_path, weights=weights[:-1]), JOB)
+
+
+def test_model_facts_read_headers_only(tmp_path: Path) -> None:
+    """A config that claims a giant vocabulary is refused by its shape; nothing is allocated for it."""
+    huge = json.dumps({**CONFIG, "vocab_size": 10**12})
+    write_model(tmp_path)
+    (tmp_path / "config.json").write_text(huge)
+    with pytest.raises(ModelError, match="means \\(1000000000000, 8\\)"):
+        model_facts(tmp_path, JOB)
+
+
+def _llama_shapes(*, decoder: bool) -> dict[str, tuple[int, ...]]:
+    """Written out independently of the code under test."""
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (20, 8), "model.norm.weight": (8,)}
+    for block in range(2):
+        at = f"model.layers.{block}"
+        shapes |= {f"{at}.self_attn.{name}_proj.weight": (8, 8) for name in "qo"}
+        shapes |= {f"{at}.self_attn.{name}_proj.weight": (4, 8) for name in "kv"}
+        shapes |= {f"{at}.mlp.{name}_proj.weight": (12, 8) for name in ("gate", "up")}
+        shapes |= {f"{at}.mlp.down_proj.weight": (8, 12)}
+        shapes |= {f"{at}.{name}.weight": (8,) for name in ("input_layernorm", "post_attention_layernorm")}
+    return shapes | ({"lm_head.weight": (20, 8)} if decoder else {})
+
+
+def _write_llama(folder: Path, *, decoder: bool = True, **config: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**LLAMA, **config}))
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(_llama_shapes(decoder=decoder)))
+    return folder
+
+
+def _lm_job() -> Job:
+    return SHORT.with_overrides({"model.task": CAUSAL_LM})
+
+
+def test_model_facts_of_a_language_model_count_a_decoder_of_its_own(tmp_path: Path) -> None:
+    """An untied decoder is what only an owner holds; a tied one is the token table; neither is trained."""
+    apart = model_facts(_write_llama(tmp_path / "a"), _lm_job())
+    tied = model_facts(_write_llama(tmp_path / "b", tie_word_embeddings=True), _lm_job())
+    assert apart.embedding_bytes - tied.embedding_bytes == 4 * 20 * 8
+    assert tied.embedding_bytes == 4 * (20 * 8 + 8)
+    for facts in (apart, tied):
+        assert (facts.head_bytes, facts.head_class_bytes, facts.head_token_logits) == (0, 0, 20)
+        inside = [shape for name, shape in _llama_shapes(decoder=False).items() if "layers.0." in name]
+        assert facts.block_bytes == 4 * sum(math.prod(shape) for shape in inside)
+
+
+def test_model_facts_name_a_missing_decoder(tmp_path: Path) -> None:
+    """A base model can be classified with, but has nothing to speak with."""
+    folder = _write_llama(tmp_path, decoder=False)
+    assert model_facts(folder, SHORT).head_token_logits == 0
+    with pytest.raises(ModelError, match=f"no tensor '{LM_HEAD}'"):
+        model_facts(folder, _lm_job())
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"num_key_value_heads": 3}, "4 heads can't share 3 key-value heads evenly"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling of type 'dynamic' is not supported"),
+        ({"head_dim": "2"}, "head_dim has to be int, but is str '2'"),
+        ({"intermediate_size": 13}, "intermediate_size"),
+        ({"num_key_value_heads": None}, "has shape (4, 8), config.json means (8, 8)"),
+        ({"head_dim": 4}, "has shape (8, 8), config.json means (16, 8)"),
+        ({"attention_bias": True}, "has no tensor 'layers.0.self_attn.q_proj.bias'"),
+        ({"num_hidden_layers": 3}, "has no tensor 'layers.2.self_attn.q_proj.weight'"),
+    ],
+)
+def test_model_facts_refuse_a_config_that_disagrees(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    """Whatever the config claims has to be in the tensors."""
+    with pytest.raises(ModelError) as caught:
+        model_facts(_write_llama(tmp_path, **config), SHORT)
+    assert message.replace("intermediate_size", "config.json means (13, 8)") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task", "families"),
+    [("bert", "causal-lm", "gpt2, llama, mistral"), ("llama", "image-classification", "vit"), ("vit", "causal-lm", "")],
+)
+def test_check_job_lists_what_is_supported(model_type: str, task: str, families: str) -> None:
+    """A head that a family doesn't have: its own tasks, and who has it."""
+    family = FAMILIES[model_type]
+    config = {"model_type": model_type, **{key: spec.default for key, spec in family.config_keys.items()}}
+    with pytest.raises(ModelError, match="has no head for") as caught:
+        check_job(SHORT.with_overrides({"model.task": task}), config)
+    assert ", ".join(family.tasks) in str(caught.value)
+    assert families in str(caught.value)
+
+
+def test_check_job_ignores_the_longest_text_for_images() -> None:
+    """An image can't be cut as a text can: the model says how many tokens it has, here 197."""
+    family = FAMILIES["vit"]
+    config = {"model_type": "vit", **{key: spec.default for key, spec in family.config_keys.items()}}
+    job = SHORT.with_overrides({"model.task": "image-classification"})
+    for length in (3, 197, 1_048_576):
+        check_job(job.with_overrides({"train.max_length": length}), config)
+
+
+HIFT = Job.from_tables({"model": {"path": "m"}, "train": {"method": "hift", "max_length": 16}})
+
+
+def test_model_facts_of_full_parameters_count_each_tensor_in_its_unit(tmp_path: Path) -> None:
+    """All of a block trains, all of the embedding; a new head is that of any job, and nothing is frozen."""
+    folder = write_model(tmp_path)
+    plain, facts = model_facts(folder, SHORT), model_facts(folder, HIFT)
+    assert facts.adapter_block_bytes == 4 * BLOCK_WEIGHTS
+    assert facts.embedding_train_bytes == 4 * (OWNER_WEIGHTS - (8 * 8 + 8)), "nobody hosts the pooler"
+    assert facts.token_table_bytes == 4 * 20 * 8
+    assert (facts.block_bytes, facts.embedding_bytes, facts.is_tied) == (0, 0, False)
+    assert (facts.head_bytes, facts.head_class_bytes) == (plain.head_bytes, plain.head_class_bytes)
+    assert facts.digest == plain.digest
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_model_facts_of_full_parameters_give_a_decoder_to_its_unit(tmp_path: Path, tied: bool) -> None:
+    """A tied decoder is the token table; one of its own belongs to the head, as the last norm always does."""
+    folder = _write_llama(tmp_path, tie_word_embeddings=tied)
+    facts = model_facts(folder, HIFT.with_overrides({"model.task": CAUSAL_LM}))
+    table = 4 * 20 * 8
+    assert (facts.embedding_train_bytes, facts.token_table_bytes) == (table, table)
+    assert facts.head_bytes == 4 * 8 + (0 if tied else table)
+    assert facts.is_tied is tied
+
+
+def test_model_facts_have_the_sizes_of_the_adapters_that_users_chose(tmp_path: Path) -> None:
+    """As those of a job with that adapter; the matrices beside which any kind stands count once, in float32."""
+    choice = {"anna": "linear", "ben": "mlp[hidden=4,attn_matrices=['k']]", "carl": "linear"}
+    offload = {"mode": "auto", "users": "alone", "adapters": choice}
+    job = Job.from_tables({**SHORT.to_tables(), "adapter": {"config": "lora[r=2]"}, "offload": offload})
+    facts = model_facts(write_model(tmp_path), job)
+    assert [kind.users for kind in facts.kinds] == [("anna", "carl"), ("ben",)]
+    for kind in facts.kinds:
+        own_job = job_of_user(job, kind.users[0])
+        own = model_facts(tmp_path, own_job)
+        assert not own.kinds
+        assert kind.adapter_block_bytes == own.adapter_block_bytes
+        assert kind.pair_token_bytes == own.pair_token_bytes > 0
+        more = computed_token_bytes(own, own_job) - computed_token_bytes(facts, job)
+        assert kind.more_activation_token_bytes == max(0.0, more)
+    assert facts.beside_block_bytes == 3 * 8 * 8 * 4
+    assert facts.digest == model_facts(tmp_path, SHORT).digest
+    facts_of_node = dataclasses.replace(node(make_plan([("a", 0, 4)], ["a"]), "a"), model=facts)
+    assert NodeFacts.from_json(json.loads(json.dumps(facts_of_node.to_json()))) == facts_of_node
+
+
+def config_of(family: Family, **values: object) -> dict[str, object]:
+    """The family's defaults."""
+    return {
+        "model_type": family.model_type,
+        **{key: spec.default for key, spec in family.config_keys.items()},
+        **values,
+    }
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_own_weights_leave_norms_and_shared_biases_out(name: str) -> None:
+    """What is left of a block are vectors of the hidden width: norms, and the biases of both ways out."""
+    family = FAMILIES[name]
+    config = config_of(family)
+    own, block = own_weights(family, config), family.block_shapes(config)
+    left = {name: shape for name, shape in block.items() if name not in own}
+    hidden = {name: shape for name, shape in left.items() if not name.endswith(("q_norm.weight", "k_norm.weight"))}
+    assert all(shape == (family.dimensions(config).hidden,) for shape in hidden.values())
+    assert all(name.endswith(("weight", "bias")) for name in own)
+    matrices = {name for name, shape in block.items() if len(shape) == 2}
+    assert matrices <= own.keys()
+
+
+def test_own_weights_of_bert_are_ten() -> None:
+    """The example of the docstring."""
+    own = own_weights(FAMILIES["bert"], config_of(FAMILIES["bert"], hidden_size=384, intermediate_size=1536))
+    assert len(own) == 10
+    assert sum(rows * (columns[0] if columns else 1) for rows, *columns in own.values()) == 1_772_160
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "biases"),
+    [
+        ("vit", {"qkv_bias": False}, {"intermediate.dense.bias"}),
+        ("llama", {}, set()),
+        (
+            "llama",
+            {"attention_bias": True, "mlp_bias": True},
+            {f"{part}_proj.bias" for part in ("self_attn.q", "self_attn.k", "self_attn.v", "mlp.gate", "mlp.up")},
+        ),
+    ],
+)
+def test_own_weights_have_the_biases_of_the_config(name: str, values: dict[str, object], biases: set[str]) -> None:
+    """Some models have no biases, or only some."""
+    found = own_weights(FAMILIES[name], config_of(FAMILIES[name], **values))
+    assert {name for name in found if name.endswith(".bias")} == biases
+
+
+def test_result_files_of_own_weights_have_no_adapter() -> None:
+    """Blocks take the place of the adapter; the head's files are there where a head trains."""
+    head = {"head_config.json", "model_head.safetensors"}
+    assert set(result_files("sequence-classification", "full")) == {"blocks.safetensors", *head}
+    assert result_files("causal-lm", "full") == ("blocks.safetensors",)
+    assert set(result_files("question-answering", "lora")) == {"adapter.safetensors", "adapter_config.json", *head}
+    assert set(result_files("causal-lm", "lora")) == {"adapter.safetensors", "adapter_config.json"}
+    assert set(result_files("causal-lm", "mlp[hidden=4]")) == {"adapter.safetensors", "adapter.json"}
+    assert set(result_files("question-answering", "linear")) == {"adapter.safetensors", "adapter.json", *head}
+    any_run = {"blocks.safetensors", "adapter.safetensors", "adapter_config.json", "adapter.json", *head}
+    assert any_run == set(RESULT_FILES)
+
+
+def test_result_of_full_parameters_is_a_whole_model(tmp_path: Path) -> None:
+    """Config and weights have to be there; an index stands for weights in several files; a node needs weights only."""
+    result = model_result()
+    assert (result.folder, result.is_model, result.loaded) == ("model", True, ("model.safetensors",))
+    assert result.missing_in(tmp_path) == "config.json"
+    (tmp_path / "config.json").touch()
+    assert result.missing_in(tmp_path) == "model.safetensors"
+    (tmp_path / "model.safetensors.index.json").touch()
+    assert result.missing_in(tmp_path) == ""
+    adapter = adapter_result("sequence-classification", "lora")
+    assert (adapter.folder, adapter.is_model, adapter.loaded) == ("adapter", False, adapter.files)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.model_type)
+def test_block_of_a_tensor_is_read_from_its_name(family: Family) -> None:
+    """In every family; a layer of a head is no block."""
+    start = family.prefix + family.block_prefix
+    assert block_of(f"{start}3.output.dense.weight") == block_of(f"{start}3.x") == 3
+    assert [block_of(name) for name in (f"{start}x.w", f"{family.prefix}embeddings.1.w", "heads.ringtune.1.w")] == [
+        None,
+        None,
+        None,
+    ]

@@ -1,0 +1,197 @@
+"""What blocks keep under each policy for activations, against sums written out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ringtune.costs.memory_estimate import memory_estimate
+from ringtune.costs.memory_sizes import Sizes
+from ringtune.costs.memory_terms import Share
+from ringtune.costs.model_facts import dropout_token_bytes, estimate_activation_token_bytes
+from ringtune.models.kept_inputs import KeptInput
+from ringtune.schedule.course import Course
+from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations
+from ringtune.schedule.saved_activations import Velora
+from ringtune.schedule.units import Range
+from tests.support.plans import make_plan
+from tests.support.profiles import node
+
+PLAN = make_plan([("a", 0, 4)], ["a"], microbatches=2, batch_size=4, train_rows=8, method="all", num_steps=8)
+TOKENS = 2 * 16
+GRAPH, TENSOR = 20_000 * TOKENS, 32 * 4 * TOKENS
+INPUTS = (
+    KeptInput(layers=("query", "key", "value"), width=32, readers=3),
+    KeptInput(layers=("attention_out",), width=32, kept_anyway=True),
+    KeptInput(layers=("up",), width=32),
+    KeptInput(layers=("down",), width=128),
+)
+SAVED = ((32 - 8) + (128 - 8)) * 4 * TOKENS  # of value's and down's inputs 8 numbers each are kept
+
+
+def velora(*blocks: tuple[int, int]) -> Course:
+    """The plan's course with VeLoRA in these blocks, 8 numbers of an input."""
+    ranges = tuple(Range(*block) for block in blocks)
+    return dataclasses.replace(
+        PLAN.course, velora=Velora(blocks=ranges, layers=("query", "key", "value", "down"), parts=8)
+    )
+
+
+def terms(
+    course: Course,
+    *recompute: tuple[int, int],
+    start: int = 0,
+    stop: int = 4,
+    lowest_token_bytes: float = 0.0,
+    dropout: float = 0.0,
+) -> dict[str, int]:
+    """Bytes of activations of a node that hosts [start, stop) and owns nothing, by what they are."""
+    facts = node(PLAN, "a")
+    model = dataclasses.replace(facts.model, kept_inputs=INPUTS)
+    shape = dataclasses.replace(facts.shape, dropout=dropout)
+    facts = dataclasses.replace(facts, model=model, lowest_token_bytes=lowest_token_bytes, shape=shape)
+    share = Share(
+        is_owner=False, start=start, stop=stop, above=4 - stop, recompute=tuple(Range(*one) for one in recompute)
+    )
+    found = memory_estimate(course, share, Sizes.at(course, facts, optimizer="sgd", dtype="float32"))
+    return {
+        term.what: term.total_bytes
+        for term in found.terms
+        if term.part == "activations" and "mask" not in term.what and "work space" not in term.what
+    }
+
+
+def test_keeping_everything_is_a_graph_for_each_block_and_one_input() -> None:
+    """Four blocks and two micro-batches are eight graphs."""
+    assert terms(PLAN.course) == {
+        "block's graph of a micro-batch": 8 * GRAPH,
+        "input of a micro-batch's graph": 2 * TENSOR,
+    }
+
+
+def test_blocks_that_run_again_keep_their_inputs_and_one_graph() -> None:
+    """Eight inputs in place of eight graphs; while one block runs again its graph is there."""
+    assert terms(PLAN.course, (0, 4)) == {
+        "input of a block that is run again": 8 * TENSOR,
+        "graph of the block that is run again": GRAPH,
+    }
+
+
+def test_blocks_that_run_again_keep_the_masks_of_their_dropout() -> None:
+    """A bit for every attention probability of 4 heads and 16 tokens, and for four hidden states of width 32."""
+    assert node(PLAN, "a").model.num_heads == 4
+    found = terms(PLAN.course, (0, 4), dropout=0.1)
+    assert found["input of a block that is run again"] == 8 * (TENSOR + TOKENS * (4 * 16 + 4 * 32) // 8)
+    assert terms(PLAN.course, dropout=0.1) == terms(PLAN.course)
+
+
+def test_some_blocks_run_again_and_the_others_keep_graphs() -> None:
+    """Blocks 0 and 2 run again: blocks 1 and 3 keep their graphs, each with an input of its own."""
+    assert terms(PLAN.course, (0, 1), (2, 3)) == {
+        "block's graph of a micro-batch": 4 * GRAPH,
+        "input of a micro-batch's graph": 2 * 2 * TENSOR,
+        "input of a block that is run again": 4 * TENSOR,
+        "graph of the block that is run again": GRAPH,
+    }
+
+
+def test_blocks_of_other_nodes_that_run_again_count_nothing() -> None:
+    """A placement's ranges are of the whole ring; a node counts its own blocks."""
+    assert terms(PLAN.course, (2, 4), stop=2) == terms(PLAN.course, stop=2)
+
+
+def test_projections_make_graphs_smaller() -> None:
+    """Of 32 and 128 values 8 numbers are kept; what the attention kernel keeps anyway saves nothing."""
+    assert terms(velora((0, 4))) == {
+        "block's graph of a micro-batch, with projections": 8 * (GRAPH - SAVED),
+        "input of a micro-batch's graph": 2 * TENSOR,
+    }
+    attention = dataclasses.replace(
+        PLAN.course, velora=Velora(blocks=(Range(0, 4),), layers=("attention_out",), parts=8)
+    )
+    assert terms(attention)["block's graph of a micro-batch, with projections"] == 8 * GRAPH
+
+
+def test_random_vectors_keep_a_projection_for_each_layer() -> None:
+    """Three layers read one tensor: 24 numbers in place of its 32 values."""
+    course = velora((0, 4))
+    assert course.velora is not None
+    course = dataclasses.replace(course, velora=dataclasses.replace(course.velora, init="random"))
+    saved = ((32 - 3 * 8) + (128 - 8)) * 4 * TOKENS
+    assert terms(course)["block's graph of a micro-batch, with projections"] == 8 * (GRAPH - saved)
+
+
+def test_projections_free_nothing_that_an_activation_function_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model with ReLU keeps what enters ``down`` in any case."""
+    behind_relu = (*INPUTS[:-1], dataclasses.replace(INPUTS[-1], always_kept=True))
+    monkeypatch.setattr(f"{__name__}.INPUTS", behind_relu)
+    saved = (32 - 8) * 4 * TOKENS
+    assert terms(velora((0, 4)))["block's graph of a micro-batch, with projections"] == 8 * (GRAPH - saved)
+
+
+def test_projections_in_some_blocks_only() -> None:
+    """The course says in which."""
+    assert terms(velora((1, 2))) == {
+        "block's graph of a micro-batch": 6 * GRAPH,
+        "block's graph of a micro-batch, with projections": 2 * (GRAPH - SAVED),
+        "input of a micro-batch's graph": 2 * TENSOR,
+    }
+
+
+def test_both_keep_inputs_and_one_graph_with_projections() -> None:
+    """The block that runs again keeps projections while it does; a whole graph counts where one has none."""
+    again = {"input of a block that is run again": 8 * TENSOR}
+    assert terms(velora((0, 4)), (0, 4)) == {**again, "graph of the block that is run again": GRAPH - SAVED}
+    assert terms(velora((0, 3)), (0, 4)) == {**again, "graph of the block that is run again": GRAPH}
+
+
+def test_a_run_that_gathers_scores_counts_on_no_projections() -> None:
+    """In such a pass whole inputs are kept; blocks run again there too."""
+    capacity = BlockCapacity(full=2.0, forward_only=1.0, forward=1.0, backward=1.0)
+    choice = Choice(policy="two-stage", subnets=1, capacities=(capacity,))
+    scoring = dataclasses.replace(velora((0, 4)), choice=choice)
+    assert terms(scoring)["block's graph of a micro-batch"] == 8 * GRAPH
+    whole, again = terms(scoring), terms(scoring, (0, 4))
+    inputs = "inputs of a block's linear layers, for scores"
+    assert again["graph of the block that is run again"] == GRAPH
+    assert again[inputs] * 8 == whole[inputs]
+
+
+def test_tables_leave_out_what_blocks_that_run_again_keep() -> None:
+    """Of block 0 one micro-batch is passed by, so that it keeps one input."""
+    rows = tuple(BatchOperations(owner="a", batch_id=at, rows=("1111", "3111")) for at in range(2))
+    course = dataclasses.replace(PLAN.course, operations=Operations(batches=rows))
+    found = terms(course, (0, 2))
+    assert found["input of a block that is run again"] == (1 + 2) * TENSOR
+    assert found["input of a micro-batch's graph"] == 2 * TENSOR
+
+
+def test_dropout_adds_more_than_either_policy_saves_of_a_frozen_base() -> None:
+    """Without dropout the attention kernel is fused; MiniLM at 128 tokens keeps less than half then."""
+    facts = dataclasses.replace(
+        node(PLAN, "a").model, hidden_size=384, intermediate_size=1536, num_heads=12, inner_kept=1
+    )
+    without, with_dropout = (
+        estimate_activation_token_bytes(facts, tokens=128, dropout=dropout) for dropout in (0.0, 0.1)
+    )
+    assert with_dropout - without == dropout_token_bytes(facts, tokens=128) == 4 * (2 * 384 + 3 * 12 * 128)
+    assert with_dropout > 1.9 * without
+
+
+@pytest.mark.parametrize(("blocks", "stop"), [((0, 2), 2), ((2, 4), 4)])
+def test_what_runs_again_never_needs_more(blocks: tuple[int, int], stop: int) -> None:
+    """With two blocks and two micro-batches, whichever blocks these are."""
+    before, after = (sum(terms(PLAN.course, *ranges, start=stop - 2, stop=stop).values()) for ranges in ((), (blocks,)))
+    assert after < before
+
+
+def test_lowest_block_that_trains_keeps_less_where_that_was_measured() -> None:
+    """Its graph begins at its adapter; a block that runs again keeps its input, whatever it would keep else."""
+    found = terms(PLAN.course, lowest_token_bytes=3000)
+    assert found["lowest block's graph of a micro-batch"] == 2 * 3000 * TOKENS
+    assert found["block's graph of a micro-batch"] == 6 * GRAPH
+    assert terms(PLAN.course, start=2, lowest_token_bytes=3000) == terms(PLAN.course, start=2)
+    assert terms(PLAN.course, (0, 1), lowest_token_bytes=3000) == terms(PLAN.course, (0, 1))
+    assert terms(velora((0, 4)), lowest_token_bytes=3000)["lowest block's graph of a micro-batch"] == 2 * 3000 * TOKENS
+    assert terms(velora((0, 4)), lowest_token_bytes=1e9)["lowest block's graph of a micro-batch"] == 2 * (GRAPH - SAVED)

@@ -1,0 +1,781 @@
+"""Tests of ``ringtune.job.job``: job, job file, user adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringtune.config.optimizers import OPTIMIZERS
+from ringtune.config.sections import LEAST_TOKENS, LR_SCHEDULES, MODEL_DTYPES, MOST_STEPS
+from ringtune.errors import JobError
+from ringtune.job.job import (
+    Adapter,
+    Data,
+    Job,
+    Model,
+    Privacy,
+    Runtime,
+    Train,
+    Unfreeze,
+    Wire,
+    config_of,
+    job_of_user,
+    kinds_of,
+    load_job,
+    parse_job,
+    result_of_user,
+)
+from ringtune.models.family import CLASS_TASKS
+from ringtune.schedule.course import WIRE_DTYPES
+from ringtune.schedule.methods import Everything, RingAda, method_names
+from ringtune.schedule.methods.base import Patience
+from ringtune.schedule.methods.hift import ALWAYS, ORDERS, STATES
+from ringtune.techniques.full_parameters import MOST_UNITS, HiftSettings
+
+JOB = Job(model=Model(path="models/tiny"))
+
+DEFAULTS = """\
+[model]
+path = "models/tiny"
+task = "sequence-classification"
+dtype = "float32"
+
+[data]
+train = ""
+eval = ""
+held_out = 0.0
+text = "text"
+text_pair = ""
+label = "label"
+labels = []
+words = "words"
+tags = "tags"
+question = "question"
+context = "context"
+answer = "answer"
+image = "image"
+user = ""
+missing = "error"
+encoding = "auto"
+stride = 0
+split = "iid"
+owners = 0
+
+[adapter]
+config = "seq_bn"
+
+[train]
+method = "ringada"
+optimizer = "adamw"
+learning_rate = 0.001
+lr_schedule = "constant"
+warmup_steps = 0
+weight_decay = 0.0
+dropout = 0.0
+batch_size = 16
+microbatches = 4
+max_length = 128
+local_iterations = 10
+turns = "equal"
+rounds = 5
+eval_every = 0
+patience_evals = 0
+keep_best = false
+sample_prompt = ""
+checkpoint_every = 100
+seed = 0
+
+[unfreeze]
+every_steps = 40
+
+[wire]
+dtype = "float32"
+
+[privacy]
+private_blocks = 0
+
+[operations]
+policy = "standard"
+heads = 1
+by_slice = false
+balance = false
+backward_score = "weight-magnitude"
+forward_score = "fisher"
+score_scale = 1.0
+ties = "spread"
+refresh_rounds = 0
+table = ""
+
+[memory]
+activations = "none"
+
+[offload]
+mode = "off"
+interval = 1
+pairs = "float32"
+merged = false
+overlap = false
+users = "joint"
+
+[placement]
+replicas = "auto"
+follow = "never"
+replan = "auto"
+microbatches = "never"
+
+[cache]
+prefix = "off"
+max_bytes = 1073741824
+dtype = "float32"
+
+[recovery]
+copies = "auto"
+owners = "wait"
+wait_s = 300.0
+
+[runtime]
+threads = 0
+lease_s = 10.0
+wait_s = 300.0
+plan_s = 60.0
+record = false
+frozen = "float32"
+"""
+
+
+def test_job_defaults_are_the_documented_ones() -> None:
+    """The whole resolved file of a job that names only a model."""
+    assert JOB.to_toml() == DEFAULTS
+
+
+def test_job_toml_names_max_steps_alone_when_that_is_the_length() -> None:
+    """Rounds and max_steps never stand side by side."""
+    text = dataclasses.replace(JOB, train=Train(max_steps=7)).to_toml()
+    assert "\nmax_steps = 7\n" in text and "\nrounds = " not in text
+
+
+# TOML has no lone surrogates; everything else a text may hold has to come back.
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: bool(text.strip()))
+POSITIVE, COUNT, SMALL = st.integers(1, 10**6), st.integers(0, MOST_STEPS), st.integers(0, 1024)
+RATE = st.floats(0, 1000, allow_nan=False)
+
+
+@st.composite
+def trains(draw: st.DrawFn) -> Train:
+    """Any valid ``[train]``."""
+    batch, in_rounds = draw(POSITIVE), draw(st.booleans())
+    return Train(
+        method=draw(st.sampled_from(method_names())),
+        optimizer=(optimizer := draw(st.sampled_from(OPTIMIZERS))),
+        momentum=draw(st.none() | st.floats(0.001, 0.999)) if optimizer == "momentum" else None,
+        learning_rate=draw(RATE),
+        lr_schedule=draw(st.sampled_from(LR_SCHEDULES)),
+        warmup_steps=draw(COUNT),
+        weight_decay=draw(RATE),
+        dropout=draw(st.floats(0, 0.99)),
+        batch_size=batch,
+        microbatches=draw(st.integers(1, batch)),
+        max_length=draw(st.integers(LEAST_TOKENS, 4096)),
+        local_iterations=draw(POSITIVE),
+        rounds=draw(POSITIVE) if in_rounds else None,
+        max_steps=None if in_rounds else draw(POSITIVE),
+        eval_every=draw(COUNT),
+        checkpoint_every=draw(COUNT),
+        seed=draw(st.integers(0, 2**63 - 1)),
+    )
+
+
+UNFREEZINGS = (
+    st.builds(Unfreeze, every_steps=POSITIVE)
+    | st.builds(Unfreeze, at=st.sets(POSITIVE, max_size=5).map(lambda steps: tuple(sorted(steps))))
+    | st.builds(Unfreeze, at=st.just("auto"), patience_steps=POSITIVE, min_improvement=st.floats(0, 0.99))
+)
+SECTIONS: dict[str, st.SearchStrategy[Any]] = {
+    "model": st.builds(Model, path=TEXT, task=st.sampled_from(CLASS_TASKS), dtype=st.sampled_from(MODEL_DTYPES)),
+    "data": st.builds(
+        Data,
+        train=st.text(st.characters(exclude_categories=["Cs"])),
+        text=TEXT.map(lambda text: f"t{text}"),
+        label=TEXT.map(lambda text: f"l{text}"),
+        labels=st.just(()) | st.lists(TEXT, min_size=2, unique=True).map(tuple),
+        split=st.sampled_from(["iid", "dirichlet:0.3", "dirichlet:10"]),
+        question=TEXT.map(lambda text: f"q{text}"),
+        context=TEXT.map(lambda text: f"c{text}"),
+        answer=TEXT.map(lambda text: f"a{text}"),
+        image=TEXT.map(lambda text: f"i{text}"),
+        stride=SMALL,
+        owners=SMALL,
+    ),
+    "adapter": st.builds(Adapter, config=st.sampled_from(["seq_bn", "lora[r=4]|ia3", "lora[attn_matrices=['q','k']]"])),
+    "wire": st.builds(Wire, dtype=st.sampled_from(WIRE_DTYPES)),
+    "privacy": st.builds(Privacy, private_blocks=SMALL),
+    "runtime": st.builds(
+        Runtime,
+        threads=SMALL,
+        lease_s=st.floats(0.1, 1e6),
+        wait_s=st.floats(0.1, 1e6),
+        record=st.booleans(),
+    ),
+}
+
+
+HIFTS = st.builds(
+    HiftSettings,
+    group_size=st.integers(1, MOST_UNITS),
+    order=st.sampled_from(ORDERS),
+    always_active=st.lists(st.sampled_from(ALWAYS), unique=True).map(tuple),
+    state=st.sampled_from(STATES),
+)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    """Any valid job; its method has its own settings and no others."""
+    train = draw(trains())
+    sections = {name: draw(section) for name, section in SECTIONS.items()}
+    if train.method == "hift":
+        sections |= {"hift": draw(HIFTS), "adapter": Adapter(config="full"), "privacy": Privacy()}
+    return Job(train=train, unfreeze=draw(UNFREEZINGS) if train.method == "ringada" else None, **sections)
+
+
+@given(job=jobs())
+def test_job_survives_toml(job: Job) -> None:
+    """Whatever the job, reading its resolved form gives an equal job."""
+    assert parse_job(job.to_toml(), source="job") == job
+
+
+BAD: list[tuple[type[Any], dict[str, Any], str]] = [
+    (Model, {"path": " "}, "model.path is empty; give it a value"),
+    (Model, {"path": "x", "dtype": "float16"}, "model.dtype = 'float16' is not one of float32, float64"),
+    (Model, {"path": "x", "task": "causal_lm"}, "model.task = 'causal_lm' is not one of sequence-classification"),
+    (Data, {"text": "x", "label": "x"}, "data.text and data.label are both column 'x'; they have to differ"),
+    (Data, {"text": ""}, "data.text is empty"),
+    (Data, {"labels": ("a", "a")}, "data.labels has to be two or more distinct names, not ['a', 'a']"),
+    (Data, {"labels": ("a",)}, "data.labels has to be two or more distinct names, not ['a']"),
+    (Data, {"split": "dirichlet"}, "data.split is 'dirichlet', it has to be 'iid' or 'dirichlet:ALPHA'"),
+    (Data, {"split": "dirichlet:0"}, "with ALPHA above 0"),
+    (Data, {"split": "dirichlet:nan"}, "with ALPHA above 0"),
+    (Data, {"split": "dirichlet:inf"}, "with ALPHA above 0"),
+    (Data, {"owners": -1}, "data.owners is -1, it has to be at least 0"),
+    (Adapter, {"config": "seq_bm"}, "adapter.config 'seq_bm' is not known; did you mean 'seq_bn'?"),
+    (Train, {"method": "ringado"}, "did you mean 'ringada'?"),
+    (
+        Train,
+        {"optimizer": "adam"},
+        "train.optimizer = 'adam' is not one of adamw, sgd, momentum, adagrad, adafactor; did you mean 'adamw'?",
+    ),
+    (Train, {"optimizer": "adagard"}, "did you mean 'adagrad'?"),
+    (Train, {"optimizer": "momentum", "momentum": 1.0}, "train.momentum is 1.0, it has to be in (0, 1)"),
+    (Train, {"optimizer": "momentum", "momentum": 0.0}, "without any use 'sgd'"),
+    (Train, {"momentum": 0.9}, "train.momentum = 0.9 has no meaning for train.optimizer = 'adamw'; remove it"),
+    (Train, {"lr_schedule": "step"}, "train.lr_schedule = 'step' is not one of constant, linear, cosine"),
+    (Train, {"learning_rate": -1e-3}, "train.learning_rate is -0.001, it has to be at least 0"),
+    (Train, {"learning_rate": float("nan")}, "train.learning_rate is nan"),
+    (Train, {"weight_decay": -1.0}, "train.weight_decay is -1.0"),
+    (Train, {"dropout": 1.0}, "train.dropout is 1.0, it has to be in [0, 1)"),
+    (Train, {"dropout": float("nan")}, "train.dropout is nan"),
+    (Train, {"batch_size": 0}, "train.batch_size is 0, it has to be at least 1"),
+    (Train, {"microbatches": 17}, "train.microbatches = 17 is more than train.batch_size = 16; lower microbatches"),
+    (Train, {"max_length": 0}, "train.max_length is 0"),
+    (Train, {"local_iterations": 0}, "train.local_iterations is 0"),
+    (Train, {"rounds": 0}, "train.rounds is 0"),
+    (Train, {"epochs": 0.0}, "train.epochs is 0.0, it has to be above 0 and at most"),
+    (Train, {"epochs": 1.0, "max_steps": 3}, "train.epochs = 1.0 and train.max_steps = 3 both set the length"),
+    (Train, {"turns": "row"}, "train.turns = 'row' is not one of equal, rows"),
+    (Train, {"max_steps": 0}, "train.max_steps is 0"),
+    (Train, {"rounds": 2, "max_steps": 3}, "train.rounds = 2 and train.max_steps = 3 both set the length"),
+    (Train, {"seed": -1}, "train.seed is -1"),
+    (Train, {"eval_every": -1}, "train.eval_every is -1"),
+    (Train, {"checkpoint_every": -1}, "train.checkpoint_every is -1"),
+    (Train, {"warmup_steps": -1}, "train.warmup_steps is -1"),
+    (Unfreeze, {"every_steps": 0}, "unfreeze.every_steps is 0, it has to be at least 1"),
+    (Unfreeze, {"every_steps": 5, "at": "auto"}, "unfreeze.every_steps = 5 and unfreeze.at both say when"),
+    (Unfreeze, {"at": (3, 2)}, "unfreeze.at is [3, 2], it has to be above 0 and strictly increasing"),
+    (Unfreeze, {"at": "auto", "min_improvement": float("nan")}, "unfreeze.min_improvement is nan"),
+    (Wire, {"dtype": "int4"}, "wire.dtype = 'int4' is not one of"),
+    (Privacy, {"private_blocks": -1}, "privacy.private_blocks is -1"),
+    (Runtime, {"threads": -1}, "runtime.threads is -1"),
+    (Runtime, {"lease_s": 0.0}, "runtime.lease_s is 0.0, it has to be at least 0.1"),
+    (Runtime, {"wait_s": -1.0}, "runtime.wait_s is -1.0, it has to be at least 0.1"),
+]
+
+
+@pytest.mark.parametrize(("cls", "values", "message"), BAD, ids=lambda part: str(part)[:40])
+def test_job_section_refuses_values_out_of_range(cls: type[Any], values: dict[str, Any], message: str) -> None:
+    """Each section checks itself, also when code builds it; the message has key, value and bound."""
+    with pytest.raises(JobError) as caught:
+        cls(**values)
+    assert message in str(caught.value)
+
+
+def test_train_num_steps_counts_all_owners_turns() -> None:
+    """Rounds are per owner; max_steps is for the whole run."""
+    assert Train(rounds=3, local_iterations=10).num_steps([7] * 4) == 120
+    assert Train(max_steps=7).num_steps([7] * 4) == 7
+    assert Train().num_steps([7]) == 50
+
+
+@pytest.mark.parametrize(
+    ("epochs", "rows", "steps"),
+    [
+        (1, [160, 160], 20),  # two owners, ten batches each: one round of ten steps
+        (2.5, [160, 160], 60),  # 50 steps are two rounds and a half
+        (3, [161, 5], 40),  # eleven batches and one of five rows: 36 steps
+        (0.1, [16] * 3, 30),  # no less than a round
+        (0.3, [1600], 30),  # exactly: a float's rounding adds no round
+    ],
+)
+def test_train_epochs_are_whole_rounds(epochs: float, rows: list[int], steps: int) -> None:
+    """Passes over all rows together, in batches of 16 and turns of 10 steps, rounded up."""
+    assert Train(epochs=epochs).num_steps(rows) == steps
+
+
+def test_job_with_overrides_follows_the_rules_of_the_file() -> None:
+    """Dotted keys replace values; a whole number does for a float."""
+    job = JOB.with_overrides({"train.seed": 3, "data.owners": 2, "train.learning_rate": 1, "data.labels": ["a", "b"]})
+    assert (job.train.seed, job.data.owners, job.train.learning_rate) == (3, 2, 1.0)
+    assert job.data.labels == ("a", "b")
+    assert JOB.train.seed == 0
+
+
+def test_job_with_overrides_switches_between_rounds_and_max_steps() -> None:
+    """Setting one clears the other, because exactly one may stand."""
+    by_steps = JOB.with_overrides({"train.max_steps": 7})
+    assert (by_steps.train.rounds, by_steps.train.max_steps) == (None, 7)
+    by_epochs = by_steps.with_overrides({"train.epochs": 2})
+    assert (by_epochs.train.epochs, by_epochs.train.max_steps, by_epochs.train.rounds) == (2.0, None, None)
+    by_rounds = by_epochs.with_overrides({"train.rounds": 2})
+    assert (by_rounds.train.rounds, by_rounds.train.max_steps) == (2, None)
+    with pytest.raises(JobError, match="both set the length"):
+        JOB.with_overrides({"train.rounds": 2, "train.max_steps": 7})
+
+
+def test_job_with_overrides_switches_between_the_forms_of_unfreezing() -> None:
+    """Setting one form clears the other with all that belongs to it."""
+    auto = JOB.with_overrides({"unfreeze.at": "auto", "unfreeze.patience_steps": 9})
+    assert auto.unfreeze == Unfreeze(at="auto", patience_steps=9, min_improvement=0.01)
+    assert (given := auto.with_overrides({"unfreeze.at": [3, 5]})).unfreeze == Unfreeze(at=(3, 5))
+    assert given.with_overrides({"unfreeze.every_steps": 7}).unfreeze == Unfreeze(every_steps=7)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"train.sed": 1}, "unknown key 'train.sed'; did you mean 'seed'?"),
+        ({"tran.seed": 1}, "unknown key 'tran'; did you mean 'train'?"),
+        ({"seed": 1}, "unknown key 'seed'"),
+        ({"train.seed": "1"}, "train.seed has to be a whole number, but is the text '1'"),
+        ({"train.batch_size": 2}, "train.microbatches = 4 is more than train.batch_size = 2"),
+        ({"train.clip_norm": 1.0}, "clipping by the global norm needs a sum over the ring"),
+        ({"train.method": "hift", "adapter.config": "lora"}, "adapter.config = 'lora' and train.method = 'hift' can't"),
+    ],
+)
+def test_job_with_overrides_refuses_what_the_file_would(overrides: dict[str, object], message: str) -> None:
+    """An override is checked as if it stood in the file."""
+    with pytest.raises(JobError) as caught:
+        JOB.with_overrides(overrides)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["all", "pipeadapter", "single"])
+def test_job_with_settings_of_another_method_is_refused(method: str) -> None:
+    """Settings that nobody reads would be ignored; both are named. A job that never said them has none."""
+    with pytest.raises(JobError) as caught:
+        Job(model=Model(path="m"), train=Train(method=method), unfreeze=Unfreeze(every_steps=7))
+    assert str(caught.value) == (
+        f"[unfreeze] has settings of train.method = 'ringada', but this job has train.method = '{method}'; "
+        "remove the section or change the method"
+    )
+    for job, overrides in (
+        (JOB, {"train.method": method, "unfreeze.at": "auto"}),
+        (Job(model=Model(path="m"), train=Train(method=method)), {"unfreeze.every_steps": 7}),
+    ):
+        with pytest.raises(JobError, match=f"train.method = 'ringada', but this job has train.method = '{method}'"):
+            job.with_overrides(overrides)
+
+
+@pytest.mark.parametrize("method", ["all", "pipeadapter", "single"])
+def test_job_with_another_method_leaves_the_settings_of_its_own_behind(method: str) -> None:
+    """One job file serves a comparison of methods; the way back begins with the defaults."""
+    for job in (JOB, JOB.with_overrides({"unfreeze.every_steps": 7}), JOB.with_overrides({"unfreeze.at": "auto"})):
+        other = job.with_overrides({"train.method": method})
+        assert other.unfreeze is None
+        assert "[unfreeze]" not in other.to_toml()
+        assert other.with_overrides({"train.method": "ringada"}) == JOB
+        assert job.with_overrides({"train.method": "ringada"}) == job
+
+
+def test_job_method_has_the_settings_of_the_job() -> None:
+    """A value for the course; methods without settings are their name."""
+    assert JOB.with_overrides({"unfreeze.every_steps": 7}).method == RingAda(every_steps=7)
+    assert JOB.with_overrides({"train.method": "all"}).method == Everything()
+
+
+DOCUMENTED = """
+[model]
+path = "models/all-MiniLM-L6-v2"   # local folder; nodes without it fetch their tensors from who has it
+task = "sequence-classification"
+[data]
+train = "train.csv"
+eval = "test.csv"
+text = "text"
+label = "label"
+labels = ["neg", "pos"]            # optional
+split = "dirichlet:0.3"
+owners = 4
+[adapter]
+config = "seq_bn"
+[train]
+method = "ringada"
+optimizer = "adamw"
+learning_rate = 1e-3
+lr_schedule = "constant"
+warmup_steps = 0
+weight_decay = 0.0
+dropout = 0.0
+batch_size = 16
+microbatches = 4
+max_length = 128
+local_iterations = 10
+rounds = 5
+eval_every = 0
+checkpoint_every = 100
+seed = 0
+[unfreeze]
+every_steps = 40
+[wire]
+dtype = "float32"
+[privacy]
+private_blocks = 0
+[runtime]
+threads = 0
+lease_s = 10
+"""
+
+
+def test_job_file_as_documented_is_read() -> None:
+    """The example of the documentation, key by key."""
+    job = parse_job(DOCUMENTED, source="job.toml")
+    assert job.data.labels == ("neg", "pos")
+    assert job.train == Train(rounds=5, checkpoint_every=100)
+    assert job.runtime.lease_s == 10.0
+    assert isinstance(job.runtime.lease_s, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", RingAda(every_steps=40)),
+        ("every_steps = 7", RingAda(every_steps=7)),
+        ("at = [40, 100]", RingAda(every_steps=0, at=(40, 100))),
+        ("at = []", RingAda(every_steps=0, at=())),
+        ("at = 'auto'", RingAda(every_steps=0, auto=Patience(patience_steps=20, min_improvement=0.01))),
+        (
+            "at = 'auto'\npatience_steps = 50\nmin_improvement = 0",
+            RingAda(every_steps=0, auto=Patience(patience_steps=50, min_improvement=0.0)),
+        ),
+    ],
+)
+def test_job_file_has_three_forms_of_unfreezing(text: str, found: RingAda) -> None:
+    """Each becomes a value of the method, and is written back as itself."""
+    job = _parse(f"[unfreeze]\n{text}")
+    assert job.method == found
+    assert parse_job(job.to_toml(), source="job") == job
+
+
+def _parse(text: str) -> Job:
+    return parse_job(f'[model]\npath = "m"\n{text}', source="job.toml")
+
+
+_VELORA = "[memory]\nactivations = 'velora'\n[velora]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[train]\nbatchsize = 4", "unknown key 'train.batchsize'; did you mean 'batch_size'?"),
+        ("[train]\nxyz = 4", "unknown key 'train.xyz'; known here: batch_size, checkpoint_every,"),
+        ("[trian]\nseed = 4", "unknown key 'trian'; did you mean 'train'?"),
+        ("[train]\nseed = true", "train.seed has to be a whole number, but is true"),
+        ("[train]\nseed = 1.0", "train.seed has to be a whole number, but is the number 1.0"),
+        ("[train]\nlearning_rate = '1e-3'", "train.learning_rate has to be a number, but is the text '1e-3'"),
+        ("[train]\nlearning_rate = inf", "train.learning_rate has to be a finite number, but is inf"),
+        ("[train]\nlearning_rate = nan", "train.learning_rate has to be a finite number, but is nan"),
+        ("[train]\nrounds = []", "train.rounds has to be a whole number, but is a list"),
+        ("[train]\nmethod = 3", "train.method has to be a text, but is the whole number 3"),
+        ("[train]\nseed = 2026-01-01", "train.seed has to be a whole number, but is date"),
+        ("[data]\nlabels = 'neg'", "data.labels has to be a list, but is the text 'neg'"),
+        ("[data]\nlabels = ['a', 1]", "data.labels[1] has to be a text, but is the whole number 1"),
+        ("[runtime]\nrecord = 1", "runtime.record has to be true or false, but is the whole number 1"),
+        ("[train]\nbatch_size = 0", "train.batch_size is 0, it has to be at least 1"),
+        ("[train]\nrounds = 1\nmax_steps = 1", "both set the length of the run; keep one"),
+        ("[train]\nclip_norm = 1.0", "train.clip_norm is not supported: clipping by the global norm needs a sum"),
+        ("[train]\nmax_grad_norm = 1.0", "train.max_grad_norm is not supported: clipping"),
+        ("[unfreeze]\nevery_steps = 'auto'", "unfreeze.every_steps has to be a whole number, but is the text 'auto'"),
+        ("[unfreeze]\nevery_steps = 9\nat = [1]", "unfreeze.every_steps = 9 and unfreeze.at both say when to unfreeze"),
+        (
+            "[train]\nmethod = 'all'\n[unfreeze]",
+            "[unfreeze] has settings of train.method = 'ringada', but this job has",
+        ),
+        ("[unfreeze]\nat = 'never'", "unfreeze.at = 'never' is neither a list of steps nor 'auto'"),
+        ("[unfreeze]\nat = 40", "unfreeze.at has to be a list or a text, but is the whole number 40"),
+        ("[unfreeze]\nat = [1, 'b']", "unfreeze.at[1] has to be a whole number, but is the text 'b'"),
+        ("[unfreeze]\nat = [0, 4]", "unfreeze.at is [0, 4], it has to be above 0 and strictly increasing"),
+        ("[unfreeze]\nat = [4, 4]", "unfreeze.at is [4, 4], it has to be above 0 and strictly increasing"),
+        ("[unfreeze]\nat = [4]\npatience_steps = 9", "unfreeze.patience_steps has a meaning with unfreeze.at = 'auto'"),
+        ("[unfreeze]\nmin_improvement = 0.1", "unfreeze.min_improvement has a meaning with unfreeze.at = 'auto' only"),
+        ("[unfreeze]\nat = 'auto'\npatience_steps = 0", "unfreeze.patience_steps is 0, it has to be at least 1"),
+        ("[unfreeze]\nat = 'auto'\nmin_improvement = 1", "unfreeze.min_improvement is 1.0, it has to be in [0, 1)"),
+        ("[data]\nquestions = 'q'", "unknown key 'data.questions'; did you mean 'question'?"),
+        ("[data]\nanswer = 'context'", "data.context and data.answer are both column 'context'; they have to differ"),
+        ("[data]\nimage = ''", "data.image is empty; give it a value"),
+        ("[data]\nstride = -1", "data.stride is -1, it has to be at least 0"),
+        ("[hift]", "[hift] has settings of train.method = 'hift', but this job has train.method = 'ringada'"),
+        ("[train]\nmethod = 'hfit'", "train.method = 'hfit' is not one of"),
+        ("[train]\nmethod = 'hift'\n[hift]\ngroup = 1", "unknown key 'hift.group'; did you mean 'group_size'?"),
+        ("[train]\nmethod = 'hift'\n[hift]\ngroup_size = 0", "hift.group_size is 0, it has to be at least 1"),
+        ("[train]\nmethod = 'hift'\n[hift]\ngroup_size = 9999", "hift.group_size is 9999, it has to be at most"),
+        (
+            "[train]\nmethod = 'hift'\n[hift]\norder = 'top2bottom'",
+            "order = 'top2bottom' is not one of bottom2up,",
+        ),
+        ("[train]\nmethod = 'hift'\n[hift]\norder = 'top2bottom'", "did you mean 'bottom2up'?"),
+        ("[train]\nmethod = 'hift'\n[hift]\nstate = 'disc'", "hift.state = 'disc' is not one of memory, drop, disk"),
+        ("[train]\nmethod = 'hift'\n[hift]\nalways_active = ['heads']", "always_active = 'heads' is not one of embedd"),
+        ("[train]\nmethod = 'hift'\n[hift]\nalways_active = ['head', 'head']", "hift.always_active has a unit twice"),
+        (
+            "[adapter]\nconfig = 'seq_bn'\n[train]\nmethod = 'hift'",
+            "adapter.config = 'seq_bn' and train.method = 'hift' can't go together: the method trains all parameters",
+        ),
+        (
+            "[train]\nmethod = 'hift'\n[privacy]\nprivate_blocks = 1",
+            "privacy.private_blocks = 1 and train.method = 'hift' can't go together",
+        ),
+        (
+            "[train]\nmethod = 'hift'\n[operations]\npolicy = 'two-stage'\ncompute = 0.6",
+            "[operations] and train.method = 'hift' can't go together: a subnet that is passed by has no gradient",
+        ),
+        ("[memory]\ncap = 1", "unknown key 'memory.cap'; known here: activations"),
+        ("[memory]\nactivation = 'auto'", "unknown key 'memory.activation'; did you mean 'activations'?"),
+        ("[memory]\nactivations = 'recomputed'", "memory.activations = 'recomputed' is not one of none, velora, recom"),
+        ("[memory]\nactivations = 'recomputed'", "; did you mean 'recompute'?"),
+        ("[memory]\nactivations = true", "memory.activations has to be a text, but is true"),
+        ("[velora]", "[velora] has settings of memory.activations = 'velora', 'both' or 'auto', but this job has"),
+        ("[memory]\nactivations = 'recompute'\n[velora]", "memory.activations = 'recompute'; remove the section or"),
+        (f"{_VELORA}part = 32", "unknown key 'velora.part'; did you mean 'parts'?"),
+        (f"{_VELORA}parts = 0", "velora.parts is 0, it has to be at least 1"),
+        (f"{_VELORA}parts = 1_048_577", "velora.parts is 1048577, it has to be at most 1,048,576"),
+        (f"{_VELORA}parts = 32.0", "velora.parts has to be a whole number, but is the number 32.0"),
+        (f"{_VELORA}init = 'mean'", "velora.init = 'mean' is not one of average, running, svd, random"),
+        (f"{_VELORA}layers = 'down'", "velora.layers has to be a list, but is the text 'down'"),
+        (
+            f"{_VELORA}layers = ['values']",
+            "velora.layers = 'values' is not one of query, key, value, attention_out, up",
+        ),
+        (f"{_VELORA}layers = ['values']", "; did you mean 'value'?"),
+        (f"{_VELORA}layers = ['adapter_down', 'adapter_down']", "velora.layers names a layer twice: adapter_down"),
+        (
+            f"{_VELORA}layers = ['down']",
+            "velora.layers has 'down', which does not train with adapter.config = 'seq_bn'",
+        ),
+        (
+            f"[adapter]\nconfig = 'full'\n{_VELORA}layers = ['adapter_down']",
+            "velora.layers has 'adapter_down', which does not train with adapter.config = 'full': the blocks' own",
+        ),
+        ("[operations]\npolicy = 'paper'", "operations.policy = 'paper' is not one of standard, two-stage, joint"),
+        ("[operations]\nhead = 1", "unknown key 'operations.head'; did you mean 'heads'?"),
+        ("[offload]\nmode = 'of'", "offload.mode = 'of' is not one of off, auto; did you mean 'off'?"),
+        ("[offload]\nmode = {a = 'a'}", "offload.mode.a = 'a': a node can't help itself; name another one"),
+        ("[offload]\nmode = {}", "offload.mode is an empty table; name a helper for a host"),
+        ("[offload]\nmode = {a = 3}", "offload.mode.a has to be a text, but is the whole number 3"),
+        ("[offload]\nmode = 3", "offload.mode has to be a text or a table, but is the whole number 3"),
+        ("[offload]\ninterval = 2", "offload.interval = 2 has no meaning with offload.mode = 'off'"),
+        ("[offload]\nmode = 'auto'\ninterval = 0", "offload.interval is 0, it has to be at least 1"),
+        ("[offload]\nmode = 'auto'\npairs = 'int8'", "offload.pairs = 'int8' is not one of float32, bfloat16, velora"),
+        ("[adapter]\nconfig = 'mam'", "adapter.config 'mam' can't be sliced"),
+        ("[train]\nseed = 4\nseed = 5", "not valid TOML"),
+        ("train = 3", "unknown key 'model.train'"),
+    ],
+)
+def test_job_file_refuses_by_name(text: str, message: str) -> None:
+    """Whatever is misspelt, mistyped, out of range or not built yet: file, key, and what to do."""
+    with pytest.raises(JobError) as caught:
+        _parse(text)
+    assert str(caught.value).startswith("job.toml: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("task", ["question-answering", "causal-lm"])
+def test_job_file_refuses_classes_where_there_are_none(task: str) -> None:
+    """A key that the task has no use for is an error, not silence."""
+    head = f'[model]\npath = "m"\ntask = "{task}"\n'
+    assert parse_job(head, source="job.toml").model.task == task
+    with pytest.raises(JobError, match=f"data.labels has no meaning for model.task = '{task}'"):
+        parse_job(head + "[data]\nlabels = ['a', 'b']", source="job.toml")
+    with pytest.raises(JobError, match=f"shares classes out, model.task = '{task}' has none"):
+        parse_job(head + "[data]\nsplit = 'dirichlet:1'", source="job.toml")
+
+
+def test_job_file_takes_names_of_tags_and_shares_no_classes_out() -> None:
+    """A text has many tags, so that no share of the rows can have one class more than another."""
+    head = '[model]\npath = "m"\ntask = "token-classification"\n[data]\n'
+    assert parse_job(head + "labels = ['B-X', 'O']", source="job.toml").data.labels == ("B-X", "O")
+    with pytest.raises(JobError, match=r"shares classes out, model\.task = 'token-classification' has none"):
+        parse_job(head + "split = 'dirichlet:1'", source="job.toml")
+    with pytest.raises(JobError, match=r"data\.words and data\.tags are both column 'tags'; they have to differ"):
+        parse_job(head + "words = 'tags'", source="job.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "job.toml: model is missing; add a table [model]"),
+        ("[model]", 'job.toml: model.path is missing; add it: path = "..."'),
+        ("model = 3", "job.toml: model has to be a table, but is the whole number 3"),
+        ("train = 3\n[model]\npath = 'm'", "job.toml: train has to be a table, but is the whole number 3"),
+        ("[[train]]\nseed = 1\n[model]\npath = 'm'", "job.toml: train has to be a table, but is a list"),
+    ],
+)
+def test_job_file_refuses_wrong_structure(text: str, message: str) -> None:
+    """Sections have to be tables, and ``[model]`` has to be there."""
+    with pytest.raises(JobError) as caught:
+        parse_job(text, source="job.toml")
+    assert str(caught.value) == message
+
+
+def test_load_job_makes_paths_absolute_relative_to_the_file(tmp_path: Path) -> None:
+    """A job can be started from any folder."""
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    (folder / "job.toml").write_text(
+        '[model]\npath = "../models/m"\n[data]\ntrain = "train.csv"\neval = "/data/test.csv"\n'
+    )
+    job = load_job(folder / "job.toml")
+    assert job.model.path == str(tmp_path.resolve() / "models" / "m")
+    assert job.data.train == str(folder.resolve() / "train.csv")
+    assert job.data.eval == "/data/test.csv"
+
+
+def test_load_job_knows_home_and_keeps_empty_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``~`` is the home folder; a path that is not given stays not given."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "job.toml").write_text('[model]\npath = "~/m"\n')
+    job = load_job(str(tmp_path / "job.toml"))
+    assert job.model.path == str(tmp_path.resolve() / "home" / "m")
+    assert (job.data.train, job.data.eval) == ("", "")
+
+
+def test_load_job_from_a_relative_path_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the job itself was named relative to the working folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text('[model]\npath = "m"\n')
+    assert load_job("job.toml").model.path == os.path.realpath(tmp_path / "m")
+
+
+def test_load_job_names_a_file_that_is_not_there(tmp_path: Path) -> None:
+    """Missing file: its name and the reason."""
+    with pytest.raises(JobError, match=r"can't read the job file .*nothing\.toml: No such file"):
+        load_job(tmp_path / "nothing.toml")
+
+
+def test_load_job_refuses_bytes_that_are_no_text(tmp_path: Path) -> None:
+    """A binary file is no job."""
+    (tmp_path / "job.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(JobError, match="it is not UTF-8 text"):
+        load_job(tmp_path / "job.toml")
+
+
+def test_load_job_names_file_and_key(tmp_path: Path) -> None:
+    """The message of a bad key begins with the file."""
+    path = tmp_path / "job.toml"
+    path.write_text('[model]\npth = "m"\n')
+    with pytest.raises(JobError) as caught:
+        load_job(path)
+    assert str(caught.value) == f"{path}: unknown key 'model.pth'; did you mean 'path'?"
+
+
+def test_job_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    """Some editors begin a file with one; it is no part of the first section's name."""
+    path = tmp_path / "job.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + b'[model]\npath = "m"\n')
+    assert load_job(path).model.path == str(tmp_path / "m")
+
+
+USERS = ("anna", "ben", "carl", "dora")
+
+
+def job_with(adapters: str, *, users: str = "alone", config: str = "lora", more: str = "") -> Job:
+    """A job whose users have adapters of their own."""
+    merged = str(users == "collaboration").lower()
+    offload = f'[offload]\nmode = "auto"\nusers = "{users}"\nmerged = {merged}\nadapters = {adapters}\n{more}'
+    return parse_job(f'[model]\npath = "m"\n[adapter]\nconfig = "{config}"\n{offload}', source="test")
+
+
+def test_kinds_are_in_the_order_of_users_after_the_jobs_own() -> None:
+    """The job's own kind is the first one; equal configurations are one kind, however they are written."""
+    job = job_with('{ anna = "linear", carl = "mlp[hidden=8]", dora = "linear[]" }')
+    kinds = kinds_of(job, USERS)
+    assert [(kind.number, kind.config, kind.users) for kind in kinds] == [
+        (0, "lora", ("ben",)),
+        (1, "linear", ("anna", "dora")),
+        (2, "mlp[hidden=8]", ("carl",)),
+    ]
+    assert [kind.prefix for kind in kinds] == ["", "1/", "2/"]
+
+
+def test_jobs_own_kind_is_there_without_users() -> None:
+    """Head, embedding and blocks are made with it."""
+    kinds = kinds_of(job_with('{ anna = "linear", ben = "linear" }'), ("anna", "ben"))
+    assert [kind.users for kind in kinds] == [(), ("anna", "ben")]
+
+
+def test_where_all_train_the_same_there_is_one_kind() -> None:
+    """Also in a job that names others, where its users are not known."""
+    assert [kind.config for kind in kinds_of(job_with('{ anna = "linear" }'), ())] == ["lora"]
+
+
+def test_job_and_result_of_a_user_have_the_users_adapter() -> None:
+    """And no adapter of another user."""
+    job = job_with('{ anna = "linear" }')
+    assert (config_of(job, "anna"), config_of(job, "ben")) == ("linear", "lora")
+    own = job_of_user(job, "anna")
+    assert (own.adapter.config, own.offload.adapters) == ("linear", None)
+    assert "adapter.json" in result_of_user(job, "anna").files
+    assert "adapter_config.json" in result_of_user(job, "ben").files
+
+
+def test_user_who_is_none_of_the_run_is_refused() -> None:
+    """It names the users."""
+    with pytest.raises(JobError, match=r"offload.adapters.zoe: no user .*'zoe'; its users are anna, ben"):
+        kinds_of(job_with('{ zoe = "linear" }'), USERS)
+
+
+@pytest.mark.parametrize(
+    ("adapters", "users", "said"),
+    [
+        ("{ }", "alone", "offload.adapters is an empty table"),
+        ('{ anna = "linear" }', "joint", "no meaning with offload.users = 'joint'.*set offload.users = 'alone'"),
+        ('{ "An na" = "linear" }', "alone", "user name 'An na' is not allowed"),
+        ('{ anna = "ia3" }', "alone", "offload.adapters.anna: adapter.config 'ia3' can't be fitted by a helper"),
+        ('{ anna = "liner" }', "alone", "offload.adapters.anna: adapter.config 'liner' is not known"),
+        ('{ anna = "full" }', "alone", "offload.adapters.anna: adapter.config = 'full' has no adapter"),
+        ('{ anna = "mlp" }', "collaboration", "adapter 'mlp' can't be merged.*offload.users = 'alone'.*adapters.anna"),
+        ("{ anna = 3 }", "alone", r"offload.adapters.anna"),
+    ],
+)
+def test_adapters_that_users_can_not_have_are_refused(adapters: str, users: str, said: str) -> None:
+    """One line names the key, why, and the remedy."""
+    with pytest.raises(JobError, match=said):
+        job_with(adapters, users=users)
+
+
+def test_helpers_that_are_off_have_no_users_adapters() -> None:
+    """The whole section has no meaning then."""
+    with pytest.raises(JobError, match=r"offload.users = 'alone' has no meaning with offload.mode = 'off'"):
+        parse_job('[model]\npath = "m"\n[offload]\nusers = "alone"\nadapters = { anna = "linear" }\n', source="test")

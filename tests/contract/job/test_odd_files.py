@@ -1,0 +1,110 @@
+"""Files and paths that a job or a command may name and that are none: an error of ours, at once."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import numpy
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.api.arguments import parse_changes
+from coordinator.api.npz_headers import Archive
+from coordinator.planner.given_plan import read_given_plan, read_profile
+from edge.data.images import Images
+from ringtune.cli import app
+from ringtune.costs.memory_sizes import held_bytes
+from ringtune.errors import DataError, JobError, PlanError, UsageError
+from ringtune.job.job import load_job, parse_job
+from ringtune.storage.strict import read_given, read_json
+
+LONG = "x" * 3000
+DIGITS = "1" * 5000
+
+
+@pytest.mark.parametrize("key", ["model.path", "data.train", "data.eval", "data.text"])
+@pytest.mark.parametrize("path", [LONG, "y/" * 3000])
+def test_path_that_no_system_has_is_refused_in_the_job(key: str, path: str) -> None:
+    """Named and cut, before a system is asked: on a node it would be an error of the system there."""
+    section, name = key.split(".")
+    lines: dict[str, dict[str, str]] = {"model": {"path": "m"}}
+    lines.setdefault(section, {})[name] = path
+    text = "".join(f"[{part}]\n" + "".join(f'{k} = "{v}"\n' for k, v in keys.items()) for part, keys in lines.items())
+    with pytest.raises(JobError, match="is no path") as caught:
+        parse_job(text, source="test")
+    assert key in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "text", [f"[train]\nseed = {DIGITS}\n", f"a = {'[' * 50_000}", "[train]\nmax_steps = 1" + "0" * 20]
+)
+def test_numbers_and_lists_without_end_are_no_job(text: str) -> None:
+    """Five thousand digits, fifty thousand brackets, more steps than anybody takes."""
+    with pytest.raises(JobError):
+        parse_job(text, source="test")
+
+
+@pytest.mark.parametrize("value", [DIGITS, "[" * 50_000])
+def test_changes_without_end_are_refused(value: str) -> None:
+    """As above, of ``--set``."""
+    with pytest.raises(UsageError, match="no text and no number"):
+        parse_changes([f"train.seed={value}"])
+
+
+def test_pipe_or_loop_in_the_place_of_a_file_is_refused_at_once(tmp_path: Path) -> None:
+    """A pipe would be waited for without end."""
+    pipe, loop = tmp_path / "pipe", tmp_path / "loop"
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    for path in (pipe, loop, tmp_path):
+        with pytest.raises(JobError):
+            load_job(path)
+        with pytest.raises(PlanError):
+            read_given_plan(path)
+        with pytest.raises(PlanError):
+            read_profile(path)
+        with pytest.raises(OSError, match=r"pipe|folder|symbolic|levels"):
+            read_given(path)
+
+
+def test_json_that_is_nested_too_deeply_is_no_json(tmp_path: Path) -> None:
+    """A ``ValueError`` as any other, which readers expect."""
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 200_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_json(path)
+
+
+@pytest.mark.parametrize("command", [["sim"], ["eval"], ["export"], ["plan"], ["what-if"]])
+def test_very_long_path_of_a_command_is_no_bug(command: list[str]) -> None:
+    """Exit 2 or 5 with a short text, not 70 with a traceback."""
+    ended = CliRunner().invoke(app, [*command, LONG])
+    assert ended.exit_code in (2, 5) and len(ended.output) < 4500
+
+
+def write_odd_zip(path: Path) -> None:
+    """An npz file that says it needs a version of zip that there is not."""
+    numpy.savez(path, image=numpy.zeros((4, 1, 12, 12), dtype="uint8"), label=numpy.array([0, 1, 0, 1]))
+    content = bytearray(path.read_bytes())
+    at = content.find(b"PK\x01\x02")
+    while at >= 0:
+        content[at + 6 : at + 8] = (999).to_bytes(2, "little")
+        at = content.find(b"PK\x01\x02", at + 4)
+    path.write_bytes(content)
+    with pytest.raises(NotImplementedError):
+        zipfile.ZipFile(path)
+
+
+def test_zip_of_a_later_version_is_no_readable_archive(tmp_path: Path) -> None:
+    """At the planner, at a node, and where its size is asked for."""
+    path = tmp_path / "odd.npz"
+    write_odd_zip(path)
+    with pytest.raises(DataError, match=r"odd\.npz"):
+        Archive(path)
+    assert held_bytes(path) == 0
+    reader = Images.__new__(Images)
+    reader._image, reader._label = "image", "label"
+    with pytest.raises(DataError, match="no readable npz file"):
+        reader._read_npz(path)

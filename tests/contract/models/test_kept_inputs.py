@@ -1,0 +1,131 @@
+"""Which inputs a block keeps for linear layers that train, family by family; what nodes really keep is tested there."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringtune.models.adapter_config import has_adapter
+from ringtune.models.families import FAMILIES
+from ringtune.models.kept_inputs import KeptInput, kept_inputs, lora_values, taken_together, trained_layers
+from ringtune.schedule.saved_activations import LAYERS
+
+
+def inputs_of(name: str, adapter: str, **config: str) -> tuple[KeptInput, ...]:
+    """Of a family's default model, with other keys of its config."""
+    family = FAMILIES[name]
+    return kept_inputs(family, {key: spec.default for key, spec in family.config_keys.items()} | config, adapter)
+
+
+def test_own_weights_keep_each_tensor_once() -> None:
+    """Three layers read one input of the attention; without a gate one reads that of the feed-forward part."""
+    assert inputs_of("bert", "full") == (
+        KeptInput(layers=("query", "key", "value"), width=768, readers=3),
+        KeptInput(layers=("attention_out",), width=768),
+        KeptInput(layers=("up",), width=768),
+        KeptInput(layers=("down",), width=3072),
+    )
+    assert inputs_of("llama", "full")[2].layers == ("up", "gate")
+    assert [kept.kept_anyway for kept in inputs_of("gpt2", "full")] == [False, True, False, False]
+    for name in FAMILIES:
+        assert set(trained_layers(inputs_of(name, "full"))) <= set(LAYERS) - {"adapter_down"}
+
+
+@pytest.mark.parametrize(
+    ("name", "adapter", "widths"),
+    [
+        ("bert", "seq_bn", [768]),
+        ("bert", "double_seq_bn", [768, 768]),
+        ("bert", "par_bn", [768]),
+        ("gpt2", "par_bn", []),
+        ("llama", "scaled_par_bn", []),
+        ("bert", "lora", [768]),
+        ("bert", "lora[attn_matrices=['q','k','v']]", [768]),
+        ("bert", "lora[intermediate_lora=True, output_lora=True]", [768, 768, 3072]),
+        ("llama", "lora[selfattn_lora=False, intermediate_lora=True]", [11008]),
+        ("bert", "seq_bn|lora", [768, 768]),
+        ("bert", "seq_bn[use_gating=True]", []),
+        ("bert", "lora[use_gating=True]|seq_bn", []),
+        ("bert", "linear", [768]),
+        ("bert", "mlp[intermediate_lora=True, output_lora=True]", [768, 768, 3072]),
+        ("llama", "linear[selfattn_lora=False, intermediate_lora=True]", [11008]),
+        (
+            "bert",
+            "linear[attn_matrices=['q']]|mlp[attn_matrices=['v'], output_lora=True]|lora[attn_matrices=['k']]",
+            [768, 3072],
+        ),
+        ("bert", "seq_bn|linear", [768, 768]),
+        ("bert", "ia3", []),
+        ("bert", "loreft", []),
+    ],
+)
+def test_adapters_keep_the_inputs_of_their_first_matrices(name: str, adapter: str, widths: list[int]) -> None:
+    """LoRA has one input for all matrices of the attention; a gate, or a norm before an adapter, keeps it anyway."""
+    found = inputs_of(name, adapter)
+    assert [kept.width for kept in found] == widths
+    assert all(kept.layers == ("adapter_down",) for kept in found)
+
+
+def test_inputs_know_how_many_matrices_read_them() -> None:
+    """Those of the attention are one matrix in a GPT-2; LoRA has one for each that it wraps.
+
+    Auxiliary models have one for each place, also in a GPT-2.
+    """
+    found = {
+        (name, adapter): [kept.readers for kept in inputs_of(name, adapter)]
+        for name in ("bert", "gpt2", "llama")
+        for adapter in ("full", "lora[attn_matrices=['q','v'], output_lora=True]", "linear")
+    }
+    assert list(found.values()) == [
+        *([3, 1, 1, 1], [2, 1], [2]),
+        *([1, 1, 1, 1], [1, 1], [2]),
+        *([3, 1, 2, 1], [2, 1], [2]),
+    ]
+
+
+@pytest.mark.parametrize(("key", "value"), [("hidden_act", "relu"), ("hidden_act", "tanh"), ("activation", "relu")])
+def test_layers_behind_some_activation_functions_are_left_alone(key: str, value: str) -> None:
+    """ReLU keeps its result, which is the input of ``down``, and of LoRA beside it."""
+    name = "bert" if key == "hidden_act" else "distilbert"
+    own, lora = (inputs_of(name, adapter, **{key: value}) for adapter in ("full", "lora[output_lora=True]"))
+    assert [kept.always_kept for kept in own] == [False, False, False, True]
+    assert [kept.always_kept for kept in lora] == [False, True]
+    assert taken_together(["value", "down"], own) == ("query", "key", "value")
+    assert taken_together(["adapter_down"], lora) == ("adapter_down",)
+    assert not any(kept.always_kept for kept in inputs_of("llama", "full", hidden_act="relu"))
+
+
+def test_layers_are_taken_with_all_that_read_the_same_tensor() -> None:
+    """Value alone would save nothing; what does not train is left out."""
+    inputs = inputs_of("llama", "full")
+    assert taken_together(["value", "down", "adapter_down"], inputs) == ("query", "key", "value", "down")
+    assert taken_together(["gate"], inputs) == ("up", "gate")
+    assert taken_together(["value"], inputs_of("bert", "lora")) == ()
+
+
+def test_blocks_may_be_left_out() -> None:
+    """A part of a configuration may leave blocks out; others may have them."""
+    assert [has_adapter("seq_bn[leave_out=[0, 2]]", block) for block in range(3)] == [False, True, False]
+    assert [has_adapter("seq_bn[leave_out=[0]]|lora[leave_out=[0, 1]]", block) for block in range(3)] == [
+        False,
+        True,
+        True,
+    ]
+    assert has_adapter("full", 0)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "values"),
+    [
+        ("lora[r=4]", 8),
+        ("lora[r=4,attn_matrices=['q','k','v'],intermediate_lora=True,output_lora=True]", 20),
+        ("lora[r=4,selfattn_lora=False,output_lora=True]", 4),
+        ("par_bn|lora[r=2]", 4),
+        ("ia3", None),
+        ("seq_bn", None),
+        ("linear", None),
+        ("full", None),
+    ],
+)
+def test_values_inside_lora_are_its_ranks(adapter: str, values: int | None) -> None:
+    """One rank for each matrix; what scales, and what is no LoRA, has none."""
+    assert lora_values(adapter) == values

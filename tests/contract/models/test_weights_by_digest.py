@@ -1,0 +1,224 @@
+"""Manifests: what a model consists of, what a node needs of it, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringtune.errors import FrameError, IntegrityError, ModelError
+from ringtune.models.folder import read_config, sample_start
+from ringtune.models.weights_by_digest import (
+    CHUNK_BYTES,
+    FileEntry,
+    ModelManifest,
+    ModelSource,
+    Offers,
+    TensorEntry,
+    manifest_from_proto,
+    manifest_to_proto,
+    needed_files,
+    needed_tensors,
+    pieces_from_proto,
+)
+from ringtune.v1 import weights_pb2
+from tests.support.model_folder import bert_shapes, safetensors_bytes, write_model
+
+RUN = "r20260101-000000-00000000"
+DIGEST = hashlib.sha256(b"x").hexdigest()
+CONFIG = FileEntry(name="config.json", nbytes=1, sha256=DIGEST)
+
+
+def entry(**changes: Any) -> TensorEntry:
+    """A tensor of four bytes."""
+    values = {"name": "a", "dtype": "F32", "shape": (1,), "sha256": DIGEST, "sample": b"0123", **changes}
+    return TensorEntry(**values)
+
+
+def manifest_of(folder: Path) -> ModelManifest:
+    """What a source says about a folder."""
+    return ModelSource(folder).manifest
+
+
+def test_weights_slice_needs_its_blocks_only(tmp_path: Path) -> None:
+    """A host gets the tensors of its blocks and no other; also with a prefix and legacy names in the file."""
+    shapes = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma"): shape
+        for name, shape in bert_shapes(prefix="bert.").items()
+    }
+    folder = write_model(tmp_path / "m", weights=safetensors_bytes(shapes))
+    found = needed_tensors(
+        manifest_of(folder), read_config(folder), blocks=[1, 1, 2], is_owner=False, with_decoder=False
+    )
+    assert {tensor.name for tensor in found} == {name for name in shapes if ".layer.1." in name or ".layer.2." in name}
+
+
+def test_weights_owner_needs_embedding_without_pooler(tmp_path: Path) -> None:
+    """What no head uses does not travel."""
+    folder = write_model(tmp_path / "m")
+    found = needed_tensors(manifest_of(folder), read_config(folder), blocks=[], is_owner=True, with_decoder=False)
+    assert {tensor.name for tensor in found} == {name for name in bert_shapes() if name.startswith("embeddings.")}
+
+
+def test_weights_owner_of_full_parameters_needs_the_pooler_too(tmp_path: Path) -> None:
+    """It is a part of the model that the run leaves."""
+    folder = write_model(tmp_path / "m")
+    found = needed_tensors(
+        manifest_of(folder), read_config(folder), blocks=[], is_owner=True, with_decoder=False, with_unused=True
+    )
+    wanted = {name for name in bert_shapes() if name.startswith(("embeddings.", "pooler."))}
+    assert {tensor.name for tensor in found} == wanted
+
+
+def test_weights_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+    """A model whose config disagrees with its tensors is refused before anything is fetched."""
+    folder = write_model(tmp_path / "m")
+    config = read_config(folder)
+    whole = manifest_of(folder)
+    name = "encoder.layer.1.output.dense.bias"
+    without = ModelManifest(tensors=tuple(tensor for tensor in whole.tensors if tensor.name != name), files=whole.files)
+    with pytest.raises(ModelError, match=name):
+        needed_tensors(without, config, blocks=[1], is_owner=False, with_decoder=False)
+    with pytest.raises(ModelError, match="shape"):
+        needed_tensors(whole, {**config, "hidden_size": 16}, blocks=[1], is_owner=False, with_decoder=False)
+
+
+def test_weights_files_are_those_of_a_list(tmp_path: Path) -> None:
+    """Other files of the folder are not even named; a host gets the config only."""
+    folder = write_model(tmp_path / "m")
+    (folder / "vocab.txt").write_text("a")
+    (folder / "train.csv").write_text("secret")
+    manifest = manifest_of(folder)
+    assert [file.name for file in manifest.files] == ["config.json", "vocab.txt"]
+    assert [file.name for file in needed_files(manifest, is_owner=False)] == ["config.json"]
+    assert needed_files(manifest, is_owner=True) == manifest.files
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": ""},
+        {"name": "a\nb"},
+        {"name": "a" * 257},
+        {"dtype": "F31"},
+        {"shape": (1,) * 9},
+        {"sha256": "../../etc/passwd"},
+        {"sha256": DIGEST.upper()},
+        {"sample": b""},
+        {"shape": (2,)},
+    ],
+)
+def test_weights_manifest_entry_is_checked(changes: dict[str, Any]) -> None:
+    """Whatever no safetensors file can have."""
+    with pytest.raises(IntegrityError):
+        entry(**changes)
+
+
+@pytest.mark.parametrize("name", ["../config.json", "/etc/passwd", "modeling.py", "pytorch_model.bin", ""])
+def test_weights_file_names_of_peers_are_refused(name: str) -> None:
+    """Only names of the list can come from a peer."""
+    with pytest.raises(IntegrityError):
+        FileEntry(name=name, nbytes=1, sha256=DIGEST)
+
+
+def test_weights_manifest_is_checked_as_a_whole() -> None:
+    """Names once and in order, a config, tensors, and a size that a model can have."""
+    good = ModelManifest(tensors=(entry(), entry(name="b")), files=(CONFIG,))
+    assert good.digest != ModelManifest(tensors=(entry(),), files=(CONFIG,)).digest
+    huge = entry(shape=(1 << 41,), sample=bytes(64))
+    for tensors, files in [
+        ((), (CONFIG,)),
+        ((entry(),), ()),
+        ((entry(), entry()), (CONFIG,)),
+        ((entry(name="b"), entry()), (CONFIG,)),
+        ((huge,), (CONFIG,)),
+    ]:
+        with pytest.raises(IntegrityError):
+            ModelManifest(tensors=tensors, files=files)
+
+
+def test_weights_manifest_survives_its_message(tmp_path: Path) -> None:
+    """And a damaged message is refused."""
+    manifest = manifest_of(write_model(tmp_path / "m"))
+    message = manifest_to_proto(manifest)
+    assert manifest_from_proto(weights_pb2.ManifestReply.FromString(message.SerializeToString())) == manifest
+    message.tensors[0].sha256 = b"short"
+    with pytest.raises(IntegrityError):
+        manifest_from_proto(message)
+    with pytest.raises(IntegrityError):
+        pieces_from_proto(weights_pb2.FetchRequest(pieces=[weights_pb2.Piece(sha256=b"short")]))
+
+
+def test_weights_source_reads_from_an_offset(tmp_path: Path) -> None:
+    """The bytes of the file, in pieces of bounded size; samples are of the middle."""
+    data = bytes(range(256)) * (CHUNK_BYTES * 5 // 2 // 256)
+    shapes = bert_shapes()
+    weights = safetensors_bytes({**shapes, "zz": (len(data) // 4,)})
+    folder = write_model(tmp_path / "m", weights=weights[: len(weights) - len(data)] + data)
+    source = ModelSource(folder)
+    tensor = source.manifest.tensors[-1]
+    assert (tensor.name, tensor.sha256) == ("zz", hashlib.sha256(data).hexdigest())
+    start = sample_start(len(data))
+    assert tensor.sample == data[start : start + 64]
+    pieces = list(source.read([(tensor.sha256, 7), (tensor.sha256, len(data))]))
+    assert {index for index, _ in pieces} == {0}
+    assert max(len(piece) for _, piece in pieces) == CHUNK_BYTES
+    assert b"".join(piece for _, piece in pieces) == data[7:]
+
+
+@pytest.mark.parametrize("asked", [("0" * 64, 0), (None, 1 << 40)])
+def test_weights_source_serves_only_what_it_has(tmp_path: Path, asked: tuple[str | None, int]) -> None:
+    """Neither an unknown digest nor an offset behind the end."""
+    source = ModelSource(write_model(tmp_path / "m"))
+    digest = asked[0] or source.manifest.tensors[0].sha256
+    with pytest.raises(IntegrityError):
+        next(source.read([(digest, asked[1])]))
+
+
+def test_weights_source_refuses_damaged_and_dangerous_folders(tmp_path: Path) -> None:
+    """A truncated file, and a config that would run code, are never offered."""
+    whole = safetensors_bytes(bert_shapes())
+    with pytest.raises(IntegrityError, match=r"model\.safetensors"):
+        ModelSource(write_model(tmp_path / "a", weights=whole[:-1]))
+    with pytest.raises(ModelError, match="auto_map"):
+        ModelSource(write_model(tmp_path / "b", config={"auto_map": {"AutoModel": "evil.Model"}}))
+
+
+def test_weights_offers_are_of_known_runs(tmp_path: Path) -> None:
+    """An unknown run is asked for again later; a run without a copy here is not."""
+    folder = write_model(tmp_path / "m")
+    offers = Offers()
+    with pytest.raises(FrameError):
+        offers.source(RUN)
+    offers.put(RUN, None)
+    with pytest.raises(ModelError):
+        offers.source(RUN)
+    offers.put(RUN, folder)
+    source = offers.source(RUN)
+    assert offers.source(RUN) is source
+    offers.put("another", folder)
+    assert offers.source("another") is source, "hashed once"
+    with pytest.raises(FrameError):
+        offers.source(RUN)
+    offers.drop("another")
+    with pytest.raises(FrameError):
+        offers.source("another")
+
+
+def test_weights_offers_hash_a_changed_folder_anew(tmp_path: Path) -> None:
+    """What is served is what is in the folder now."""
+    folder = write_model(tmp_path / "m")
+    offers = Offers()
+    offers.put(RUN, folder)
+    before = offers.source(RUN).manifest.digest
+    (folder / "model.safetensors").write_bytes(safetensors_bytes({**bert_shapes(), "zz": (1,)}, fill=1))
+    assert offers.source(RUN).manifest.digest != before
+
+
+def test_weights_entries_are_values() -> None:
+    """Changing one is building one: the checks hold for every manifest there is."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        entry().name = "b"  # type: ignore[misc]

@@ -1,1 +1,0 @@
-"""Tests of calls that are made again."""

@@ -1,0 +1,316 @@
+"""The coordinator's state machine: phases, granting ahead, and how every run ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringtune.engine.events import SetTimer, TimerFired
+from ringtune.errors import CapacityError
+from ringtune.run_control import rounds as rd
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind, Turn, turn_sequence
+from tests.support.plans import make_plan
+
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2, eval_rows=3)
+
+
+def kinds(commands: list[rd.Command]) -> list[str]:
+    """Class names of commands, without timers."""
+    return [type(command).__name__ for command in commands if not isinstance(command, SetTimer)]
+
+
+def trained_rounds(plan: Plan = PLAN, nodes: tuple[str, ...] = ("a", "b"), **options: object) -> rd.Rounds:
+    """Rounds that have just begun to train; the first grant is consumed."""
+    rounds = rd.Rounds(lambda facts: plan, **options)  # type: ignore[arg-type]
+    rounds.handle(rd.Started(nodes), 0.0)
+    for node in nodes:
+        rounds.handle(rd.Inspected(node, None), 0.0)
+    for node in plan.nodes:
+        rounds.handle(rd.Prepared(node), 0.0)
+    assert rounds.phase == "training"
+    return rounds
+
+
+def test_rounds_plan_once_all_nodes_are_inspected() -> None:
+    """The planner is asked when the last node has answered, with the facts sorted by name."""
+    asked: list[list[str]] = []
+
+    def planner(facts: object) -> Plan:
+        asked.append(list(facts))  # type: ignore[call-overload]
+        return PLAN
+
+    rounds = rd.Rounds(planner)
+    assert kinds(rounds.handle(rd.Started(("a", "b")), 0.0)) == ["EnterPhase", "Inspect", "Inspect"]
+    assert rounds.handle(rd.Inspected("b", 1), 0.0) == [] and asked == []
+    answer = rounds.handle(rd.Inspected("a", 1), 0.0)
+    assert asked == [["a", "b"]]
+    assert kinds(answer) == ["EnterPhase", "EnterPhase", "Prepare", "Prepare"]
+
+
+def test_rounds_release_a_node_that_the_plan_leaves_out() -> None:
+    """A node without slice and data is let go before training."""
+    rounds = rd.Rounds(lambda facts: PLAN)
+    rounds.handle(rd.Started(("a", "b", "z")), 0.0)
+    rounds.handle(rd.Inspected("a", 1), 0.0)
+    rounds.handle(rd.Inspected("b", 1), 0.0)
+    answer = rounds.handle(rd.Inspected("z", 1), 0.0)
+    assert [command.node for command in answer if isinstance(command, rd.Release)] == ["z"]
+
+
+def test_rounds_plan_only_ends_after_planning() -> None:
+    """With ``plan_only`` nothing is prepared."""
+    rounds = rd.Rounds(lambda facts: PLAN, plan_only=True)
+    rounds.handle(rd.Started(("a",)), 0.0)
+    assert kinds(rounds.handle(rd.Inspected("a", 1), 0.0))[-1] == "Finish"
+    assert rounds.phase == "done"
+
+
+def test_rounds_error_of_the_planner_ends_the_run() -> None:
+    """A plan that does not fit releases every node and keeps the error's class and numbers."""
+
+    def planner(facts: object) -> Plan:
+        raise CapacityError("node a needs 3 MiB and has 2 MiB")
+
+    rounds = rd.Rounds(planner)
+    rounds.handle(rd.Started(("a",)), 0.0)
+    answer = rounds.handle(rd.Inspected("a", 1), 0.0)
+    assert answer[-1] == rd.Finish("CapacityError", "node a needs 3 MiB and has 2 MiB")
+    assert [command.node for command in answer if isinstance(command, rd.Release)] == ["a"]
+
+
+@pytest.mark.parametrize(("items_ahead", "expected"), [(1, 2), (4, 2), (5, 3), (100, 6)])
+def test_rounds_grant_ahead_at_least_one_turn(items_ahead: int, expected: int) -> None:
+    """Turns are granted until enough items are ahead, and always one beyond the current."""
+    rounds = rd.Rounds(lambda facts: PLAN, items_ahead=items_ahead)
+    rounds.handle(rd.Started(("a", "b")), 0.0)
+    rounds.handle(rd.Inspected("a", None), 0.0)
+    rounds.handle(rd.Inspected("b", None), 0.0)
+    rounds.handle(rd.Prepared("a"), 0.0)
+    grants = [command for command in rounds.handle(rd.Prepared("b"), 0.0) if isinstance(command, rd.Grant)]
+    assert len(grants) == 1 and len(grants[0].turns) == expected
+
+
+def test_rounds_whole_run_logs_every_turn_in_order_and_collects_once() -> None:
+    """Turns close in order even if nodes report them out of order; the last owner gives the head."""
+    rounds = trained_rounds(items_ahead=100)
+    turns = list(turn_sequence(PLAN.course))
+    log: list[rd.Command] = []
+    for turn in turns:
+        for seq in range(turn.first_seq, turn.end_seq):
+            values = (("count", 4.0), ("loss_sum", 2.0))
+            log += rounds.handle(rd.StepReported(turn.owner, seq, turn.first_step, turn.kind.value, values), 1.0)
+    for turn in reversed(turns):
+        log += rounds.handle(rd.TurnReported("b", turn.index), 1.0)
+    for turn in turns:
+        log += rounds.handle(rd.TurnReported("a", turn.index), 1.0)
+    logged = [command.turn.index for command in log if isinstance(command, rd.LogTurn)]
+    assert logged == [turn.index for turn in turns]
+    evaluations = [command for command in log if isinstance(command, rd.LogEvaluation)]
+    num_eval = sum(turn.num_items for turn in turns if turn.kind is StepKind.EVALUATE)
+    assert [(entry.step, dict(entry.values)["count"]) for entry in evaluations] == [(8, 4.0 * num_eval)]
+    collects = [command for command in log if isinstance(command, rd.Collect)]
+    assert [(command.node, command.with_head) for command in collects] == [
+        (node, node == turns[-1].owner) for node in ("a", "b")
+    ]
+    log = rounds.handle(rd.Collected("a"), 2.0) + rounds.handle(rd.Collected("b"), 2.0)
+    assert log[-1] == rd.Finish("", "") and rounds.phase == "done"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [rd.NodeFailed("b", "PeerLostError", "node b was lost"), rd.StopAsked("Ctrl-C")],
+)
+def test_rounds_any_failure_releases_every_node_once(event: rd.Event) -> None:
+    """After a failure all nodes are released and later events change nothing."""
+    rounds = trained_rounds()
+    answer = rounds.handle(event, 1.0)
+    assert [command.node for command in answer if isinstance(command, rd.Release)] == ["a", "b"]
+    assert isinstance(answer[-1], rd.Finish) and answer[-1].error
+    assert rounds.handle(rd.TurnReported("a", 0), 2.0) == [] and rounds.handle(event, 2.0) == []
+
+
+@pytest.mark.promise("6 every wait ends")
+@pytest.mark.parametrize("phase", ["inspecting", "preparing", "training"])
+def test_rounds_deadline_names_who_is_awaited(phase: str) -> None:
+    """If a phase makes no progress, the error names the phase or turn and the silent node."""
+    rounds = rd.Rounds(lambda facts: PLAN, wait_s=5.0)
+    rounds.handle(rd.Started(("a", "b")), 0.0)
+    rounds.handle(rd.Inspected("a", None), 0.0)
+    if phase != "inspecting":
+        rounds.handle(rd.Inspected("b", None), 0.0)
+        rounds.handle(rd.Prepared("a"), 0.0)
+    if phase == "training":
+        rounds.handle(rd.Prepared("b"), 0.0)
+        rounds.handle(rd.TurnReported("a", 0), 0.0)
+    answer = rounds.handle(TimerFired("phase"), 6.0)
+    assert isinstance(answer[-1], rd.Finish) and answer[-1].error == "DeadlineError"
+    assert "b" in answer[-1].message.rsplit("node", 1)[-1] or "done by b" in answer[-1].message
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_rounds_every_phase_sets_its_deadline() -> None:
+    """Each phase begins with a timer, training with half as much again."""
+    rounds = rd.Rounds(lambda facts: PLAN, wait_s=10.0)
+    timers = [rounds.handle(rd.Started(("a", "b")), 1.0)]
+    timers.append(rounds.handle(rd.Inspected("a", None), 2.0) + rounds.handle(rd.Inspected("b", None), 2.0))
+    timers.append(rounds.handle(rd.Prepared("a"), 3.0) + rounds.handle(rd.Prepared("b"), 3.0))
+    found = [[command.at_s for command in commands if isinstance(command, SetTimer)] for commands in timers]
+    assert found == [[11.0], [12.0], [18.0]]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 2], [2, 0, 1, 0], [1, 2, 0, 1]])
+def test_rounds_evaluation_is_summed_in_the_order_of_items(order: list[int]) -> None:
+    """Whichever item is reported first, the sums are bit-equal; a repeated report counts once."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2, eval_rows=12)
+    rounds = trained_rounds(plan, items_ahead=100)
+    turns = list(turn_sequence(plan.course))
+    losses = [1e17, 0.1, -1e17]
+    for index in order:
+        rounds.handle(rd.StepReported("a", turns[-1].first_seq + index, 2, "evaluate", (("loss", losses[index]),)), 1.0)
+    log: list[rd.Command] = []
+    for turn in turns:
+        for node in ("a", "b"):
+            log += rounds.handle(rd.TurnReported(node, turn.index), 1.0)
+    assert [entry.values for entry in log if isinstance(entry, rd.LogEvaluation)] == [(("loss", 1e17 + 0.1 - 1e17),)]
+
+
+@pytest.mark.parametrize(("is_drained", "expected"), [(False, [(4, 8.0)]), (True, [])])
+def test_rounds_log_no_evaluation_that_was_cut_short(is_drained: bool, expected: list[tuple[int, float]]) -> None:
+    """Stopped between the owners' evaluations, a run logs none: the first owner's rows are not all rows."""
+    plan = make_plan([("a", 0, 4)], ["a", "b", "c", "d"], num_steps=4, local_iterations=2, eval_rows=2)
+    rounds = trained_rounds(plan, plan.nodes, items_ahead=1)
+    log: list[rd.Command] = []
+    for turn in turn_sequence(plan.course):
+        if is_drained and turn.kind is StepKind.EVALUATE:
+            log += rounds.handle(rd.DrainAsked("stopped"), 1.0)
+            is_drained = False
+        for seq in range(turn.first_seq, turn.end_seq):
+            log += rounds.handle(
+                rd.StepReported(turn.owner, seq, turn.first_step, turn.kind.value, (("count", 2.0),)), 1.0
+            )
+        for node in plan.nodes:
+            log += rounds.handle(rd.TurnReported(node, turn.index), 1.0)
+    logged = [entry for entry in log if isinstance(entry, rd.LogEvaluation)]
+    assert [(entry.step, dict(entry.values)["count"]) for entry in logged] == expected
+
+
+AUTO = make_plan([("a", 0, 4)], ["a"], num_steps=14, unfreeze="auto", patience_steps=2, eval_rows=0, checkpoint_every=4)
+
+
+def done(rounds: rd.Rounds, turn: Turn, loss: float = 1.0) -> list[rd.Command]:
+    """The only node has done a turn: its last word first, then the losses of its steps."""
+    answer = rounds.handle(rd.TurnReported("a", turn.index), 1.0)
+    for seq in range(turn.first_seq, turn.end_seq):
+        values = (("count", 4.0), ("loss_sum", 4 * loss))
+        answer += rounds.handle(rd.StepReported("a", seq, turn.first_step, turn.kind.value, values), 1.0)
+    return answer
+
+
+def test_rounds_keep_what_a_fast_owner_says_of_the_next_evaluation_for_that_one() -> None:
+    """Each evaluation has the rows of both owners once, whoever reports ahead."""
+    plan = make_plan([("a", 0, 4)], ["a", "b"], num_steps=4, local_iterations=2, eval_every=2, eval_rows=2)
+    rounds = trained_rounds(plan, plan.nodes, items_ahead=100)
+    turns = list(turn_sequence(plan.course))
+    for turn in turns:
+        for seq in range(turn.first_seq, turn.end_seq):
+            rounds.handle(rd.StepReported(turn.owner, seq, turn.first_step, turn.kind.value, (("count", 2.0),)), 1.0)
+    log = [
+        command
+        for turn in turns
+        for node in plan.nodes
+        for command in rounds.handle(rd.TurnReported(node, turn.index), 1.0)
+    ]
+    logged = [entry for entry in log if isinstance(entry, rd.LogEvaluation)]
+    assert [(entry.step, dict(entry.values)["count"]) for entry in logged] == [(2, 4.0), (4, 4.0)]
+
+
+def test_rounds_that_decide_grant_a_turn_when_all_losses_it_rests_on_are_known() -> None:
+    """Two train turns are granted at the start; each next one when that before the last is closed, losses and all."""
+    rounds = rd.Rounds(lambda facts: AUTO, items_ahead=100)
+    rounds.handle(rd.Started(("a",)), 0.0)
+    rounds.handle(rd.Inspected("a", None), 0.0)
+    granted: list[Turn] = []
+    log: list[rd.Command] = []
+    at = 0
+    answer = rounds.handle(rd.Prepared("a"), 0.0)
+    while True:
+        granted += [turn for command in answer if isinstance(command, rd.Grant) for turn in command.turns]
+        log += answer
+        if at == len(granted):
+            break
+        known = sum(turn.kind is StepKind.TRAIN for turn in granted[:at])
+        assert sum(turn.kind is StepKind.TRAIN for turn in granted) == min(7, known + 2)
+        answer = done(rounds, granted[at])
+        at += 1
+    # a patience of one turn of two steps: turn 0 is the best one, what turn 1 decides holds from turn 3 on
+    decided = [((), 0), ((), 2), ((), 4), ((6,), 6), ((6,), 8), ((6, 10), 10), ((6, 10), 12)]
+    trained = [turn for turn in granted if turn.kind is StepKind.TRAIN]
+    assert [(turn.unfreeze_at, turn.first_step) for turn in trained] == decided
+    saved = [turn for turn in granted if turn.kind is StepKind.CHECKPOINT]
+    assert [(turn.unfreeze_at, turn.first_step) for turn in saved] == [((), 4), ((6,), 8), ((6, 10), 12), ((6, 10), 14)]
+    assert [command for command in log if isinstance(command, rd.LogUnfreeze)] == [
+        rd.LogUnfreeze(6, 2),
+        rd.LogUnfreeze(10, 3),
+    ]
+    depths = {command.step: command.depth for command in log if isinstance(command, rd.LogStep)}
+    assert (depths[4], depths[6], depths[10]) == (1, 2, 3)
+    assert rounds.unfreeze_at == (6, 10)
+    assert kinds(log)[-1] == "Collect"
+
+
+def test_rounds_that_decide_close_a_turn_when_its_last_loss_is_here() -> None:
+    """A node's word that it is done with a turn may come before the owner's last step; a repeated step counts once."""
+    rounds = trained_rounds(AUTO, ("a",))
+    assert kinds(rounds.handle(rd.TurnReported("a", 0), 1.0)) == []
+    first = rd.StepReported("a", 0, 0, "train", (("count", 4.0), ("loss_sum", 4.0)))
+    assert kinds(rounds.handle(first, 1.0)) == ["LogStep"]
+    assert "LogTurn" not in kinds(rounds.handle(first, 1.0))
+    assert kinds(rounds.handle(first._replace(seq=1, step=1), 1.0)) == ["LogStep", "LogTurn", "Grant"]
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_rounds_deadline_names_the_owner_whose_loss_is_missing() -> None:
+    """All nodes are done with the turn, but one of its steps was never reported."""
+    rounds = trained_rounds(AUTO, ("a",))
+    rounds.handle(rd.TurnReported("a", 0), 1.0)
+    (finish,) = [entry for entry in rounds.handle(TimerFired("phase"), 1e9) if isinstance(entry, rd.Finish)]
+    assert finish.error == "DeadlineError" and finish.message.endswith("not done by a")
+
+
+def test_rounds_wait_for_a_result_as_long_as_it_comes() -> None:
+    """A big model over a slow link takes many times ``wait_s``; a link that stops is given up ``wait_s`` later."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=0, eval_rows=0)
+    rounds = rd.Rounds(lambda facts: plan, wait_s=300.0)
+    rounds.handle(rd.Started(("a", "b")), 0.0)
+    for event in (rd.Inspected("a", None), rd.Inspected("b", None), rd.Prepared("a"), rd.Prepared("b")):
+        rounds.handle(event, 0.0)
+    assert rounds.phase == "collecting"
+    for now_s in (200.0, 400.0, 600.0, 800.0):
+        assert rounds.handle(rd.Progressed("a"), now_s) == [SetTimer("phase", now_s + 300.0)]
+    rounds.handle(rd.Collected("a"), 900.0)
+    assert rounds.handle(rd.Progressed("a"), 900.0) == [], "it is done, the other one is waited for"
+    assert rounds.handle(rd.Progressed("b"), 1000.0) == [SetTimer("phase", 1300.0)]
+    answer = rounds.handle(TimerFired("phase"), 1300.0)
+    assert answer[-1] == rd.Finish("DeadlineError", "waited 300 s in phase collecting for node b")
+
+
+def test_rounds_wait_for_a_result_to_be_loaded_as_long_as_it_goes() -> None:
+    """An evaluation sends each node its part first; while it trains, progress of bytes means nothing."""
+    rounds = rd.Rounds(lambda facts: PLAN, wait_s=300.0)
+    rounds.handle(rd.Started(("a", "b")), 0.0)
+    for node in ("a", "b"):
+        rounds.handle(rd.Inspected(node, None), 0.0)
+    assert rounds.handle(rd.Progressed("b"), 250.0) == [SetTimer("phase", 550.0)]
+    for node in ("a", "b"):
+        rounds.handle(rd.Prepared(node), 500.0)
+    assert rounds.phase == "training"
+    assert rounds.handle(rd.Progressed("b"), 501.0) == []
+
+
+@pytest.mark.parametrize(("node", "step"), [("b", 0), ("a", 1 << 62), ("a", 3)])
+def test_rounds_refuse_a_step_in_another_name_or_of_another_turn(node: str, step: int) -> None:
+    """The run ends at once with the node named: a figure of somebody else would be written down as the owner's."""
+    rounds = trained_rounds()
+    told = rounds.handle(rd.StepReported(node, 0, step, "train", (("count", 4.0),)), 1.0)
+    (finish,) = [command for command in told if isinstance(command, rd.Finish)]
+    assert finish.error == "IntegrityError" and f"node {node} reports item 0 of step {step}" in finish.message

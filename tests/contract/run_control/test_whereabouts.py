@@ -1,0 +1,119 @@
+"""Who has what a run goes on from: shards, copies, attempts, and what is missing with whom to ask."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from ringtune.run_control.checkpoint import CheckpointManifest, SavedPart, SavedSource, Shard, Whereabouts
+from ringtune.schedule.placement import Placement, Slice
+from tests.support.plans import make_plan
+
+RUN, OTHER = "r20260101-000000-00000000", "r20260101-000000-11111111"
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4), ("c", 4, 6)], ["a", "b"], num_blocks=6, num_steps=20, method="all")
+STEP = 8
+SHA = {node: f"{number}d" * 32 for number, node in enumerate(PLAN.nodes)}
+
+
+def manifest(*, with_shards: bool = True, attempt: str = RUN, step: int = STEP) -> CheckpointManifest:
+    """A checkpoint, or the end of a turn."""
+    return CheckpointManifest(
+        run_id=RUN,
+        plan_digest=PLAN.digest,
+        job_digest="",
+        model_digest="",
+        step=step,
+        holder="b",
+        shards=tuple(Shard(node=node, sha256=SHA[node], size_bytes=1) for node in PLAN.nodes) if with_shards else (),
+        attempt=attempt,
+    )
+
+
+def where(
+    parts: Mapping[str, Sequence[SavedPart]],
+    problems: Mapping[str, str] | None = None,
+    *,
+    of: CheckpointManifest | None = None,
+) -> Whereabouts:
+    """Who has what; nodes that are not among the problems are not there, empty = their shard is whole."""
+    told = {node: {STEP: problem} for node, problem in (problems or {}).items()}
+    return Whereabouts(of or manifest(), PLAN.course, PLAN.placement, parts, told)
+
+
+def copy(*blocks: int, attempt: str = RUN, step: int = STEP) -> SavedPart:
+    """A file beside shards."""
+    return SavedPart(step, attempt, blocks)
+
+
+HEAD = SavedPart(STEP, RUN, has_head=True)
+ALL_THERE = {"a": "", "b": "", "c": ""}
+
+
+def test_each_node_takes_its_own_shard_where_all_are_whole() -> None:
+    """Also where there are copies; the head is at its holder."""
+    found = where({"a": [copy(4, 5), HEAD]}, ALL_THERE)
+    assert found.why_not(["a", "b"]) == ""
+    assert found.sources(PLAN.placement, "c") == (SavedSource("c", 4, 6, SHA["c"]),)
+    assert found.head_at(["a", "b"]) == ("b", SHA["b"])
+
+
+@pytest.mark.parametrize("problems", [{"a": "", "b": ""}, {"a": "", "b": "", "c": "c has no shard"}])
+def test_blocks_of_a_lost_disk_come_from_the_copy(problems: dict[str, str]) -> None:
+    """The node is not there, or its disk is empty: the copy is at the next host."""
+    found = where({"a": [copy(4, 5)]}, problems)
+    assert found.why_not(["a", "b"]) == ""
+    assert found.sources(PLAN.placement, "c") == (SavedSource("a", 4, 6),)
+
+
+def test_other_placement_takes_blocks_from_whoever_has_them() -> None:
+    """B [0,3), a [3,6), and c is gone: its own shard first, neighbouring blocks of one file as one range."""
+    slices = (Slice(node="b", start=0, stop=3), Slice(node="a", start=3, stop=6))
+    placement = Placement(slices=slices)
+    found = where({"a": [copy(4, 5)]}, {"a": "", "b": ""})
+    assert found.sources(placement, "b") == (SavedSource("a", 0, 2, SHA["a"]), SavedSource("b", 2, 3, SHA["b"]))
+    assert found.sources(placement, "a") == (SavedSource("b", 3, 4, SHA["b"]), SavedSource("a", 4, 6))
+    assert found.sources(placement, "z") == ()
+
+
+def test_head_is_at_another_owner_where_its_holder_is_gone() -> None:
+    """The copy is at the next owner; one at a node that owns nothing does not count."""
+    parts = {"a": [HEAD], "c": [copy(2, 3), HEAD]}
+    found = where(parts, {"a": "", "c": ""})
+    assert found.head_at(["a"]) == ("a", "")
+    assert found.why_not(["a"]) == ""
+    alone = where({"c": [copy(2, 3), HEAD]}, {"a": "", "c": ""})
+    assert alone.why_not(["a"]) == "no owner that is there has the head, which node b had, or a copy of it"
+
+
+def test_what_nobody_has_is_named_with_who_had_it() -> None:
+    """Two neighbours are gone at once."""
+    assert where({"a": [HEAD]}, {"a": ""}).why_not(["a"]) == (
+        "no node that is there has what was trained of blocks 2, 3, 4, 5, which node b, c had, or a copy of it"
+    )
+    assert where({}, {"a": "", "b": "", "c": "torn"}).missing == (4, 5)
+
+
+@pytest.mark.parametrize("attempt", [OTHER, ""])
+def test_files_of_another_attempt_or_step_are_not_mixed_in(attempt: str) -> None:
+    """A run that left an owner out comes to the same step with other weights; a manifest may not know its attempt."""
+    of = manifest(attempt=attempt)
+    assert where({"a": [copy(4, 5)]}, {"a": "", "b": ""}, of=of).missing == (4, 5)
+    assert where({"a": [copy(4, 5, step=6)]}, {"a": "", "b": ""}).missing == (4, 5)
+    assert where({"a": [copy(4, 5, attempt=attempt)]}, {"a": "", "b": ""}).missing == (4, 5)
+
+
+def test_end_of_a_turn_has_no_shards_and_is_whole_in_files() -> None:
+    """Every node saved what it kept; a node takes its own file first. Blocks that were not trained are no matter."""
+    parts = {"a": [copy(0, 1), copy(4, 5), HEAD], "b": [copy(2, 3), copy(0, 1), HEAD], "c": [copy(4, 5), copy(2, 3)]}
+    found = where(parts, of=manifest(with_shards=False))
+    assert found.why_not(["a", "b"]) == "" and found.head_at(["a", "b"]) == ("b", "")
+    for node in PLAN.nodes:
+        piece = PLAN.slice_of(node)
+        assert found.sources(PLAN.placement, node) == (SavedSource(node, piece.start, piece.stop),)
+    ringada = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], every_steps=100, num_steps=20)
+    low = dataclasses.replace(manifest(with_shards=False), step=4)
+    files = [SavedPart(4, RUN, (3,)), SavedPart(4, RUN, has_head=True)]
+    only = Whereabouts(low, ringada.course, ringada.placement, {"b": files}, {})
+    assert only.missing == () and only.sources(ringada.placement, "a") == ()

@@ -1,1 +1,0 @@
-"""Operation tables: how they are written, read and chosen."""

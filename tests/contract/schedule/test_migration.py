@@ -1,0 +1,236 @@
+"""Tests of ``ringtune.schedule.migration``: leaving out, placements."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+from typing import Any
+
+import pytest
+
+from ringtune.errors import PlanError
+from ringtune.schedule.course import Course, Offload
+from ringtune.schedule.migration import (
+    Source,
+    all_owners,
+    head_holder,
+    sources,
+    steps_of_rest,
+    with_owner_back,
+    without_owner,
+)
+from ringtune.schedule.placement import Helper
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import Owner
+from ringtune.schedule.turns import StartPoint, StepKind, Turn, hand_overs, holder_after, steps_of_owners, turn_sequence
+from ringtune.schedule.units import Range
+from ringtune.techniques.activation_cache import step_of
+from tests.support.moves import moving
+from tests.support.plans import changed, make_plan
+
+
+def course_of(rng: random.Random) -> Course:
+    """Any course of two to five owners."""
+    names = [chr(ord("a") + index) for index in range(rng.randint(2, 5))]
+    rng.shuffle(names)
+    length = rng.choice([1, 2, 3])
+    plan = make_plan([("a", 0, 4)], ["a"], num_steps=rng.randint(1, 40), local_iterations=length)
+    return dataclasses.replace(
+        plan.course,
+        owners=tuple(Owner(node=name, train_rows=rng.randint(1, 90), eval_rows=rng.choice([0, 3])) for name in names),
+        turns=rng.choice(["equal", "rows"]),
+        eval_every=rng.choice([0, 4]),
+        checkpoint_every=rng.choice([0, 5]),
+    )
+
+
+def train_turns(course: Course, start: StartPoint | None = None) -> list[Turn]:
+    """The train turns of a course."""
+    return [turn for turn in turn_sequence(course, start=start) if turn.kind is StepKind.TRAIN]
+
+
+def what(turn: Turn) -> tuple[str, int, int]:
+    """What a turn trains on."""
+    return turn.owner, turn.first_batch, turn.num_items
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_others_have_the_turns_that_they_would_have_had(seed: int) -> None:
+    """Leave out owner after owner at any boundary; the turns that follow are those before without the owner's."""
+    rng = random.Random(seed)
+    course = course_of(rng)
+    whole, befores = course.num_steps, list[Course]()
+    wanted = train_turns(course)
+    done: list[Turn] = []
+    while len(course.owners) > 1 and rng.random() < 0.8:
+        lost = rng.choice(course.owners).node
+        more = rng.randint(0, len(wanted))
+        done, left = [*done, *wanted[:more]], wanted[more:]
+        befores.append(course)
+        course = without_owner(course, lost, len(done))
+        assert steps_of_rest(course, whole) == course.num_steps
+        wanted = [turn for turn in left if turn.owner != lost]
+        step = sum(turn.num_items for turn in done)
+        start = StartPoint.of(course, step=step)
+        found = train_turns(course, start)
+        assert [what(turn) for turn in found] == [what(turn) for turn in wanted]
+        assert course.num_steps == step + sum(turn.num_items for turn in wanted)
+        assert [turn.first_step for turn in found] == [
+            step + sum(turn.num_items for turn in found[:at]) for at in range(len(found))
+        ]
+        wanted = found
+        if found:
+            last = found[-1]
+            assert holder_after(course, course.num_steps) == last.owner
+            pairs = hand_overs(course, start)
+            ways = itertools.pairwise([start.holder, *(turn.owner for turn in turn_sequence(course, start=start))])
+            assert {(one, other) for one, other in ways if one != other} <= pairs
+    for before in reversed(befores):
+        course = with_owner_back(course, whole)
+        assert course == before
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_rows_and_visits_are_counted_for_the_turns_that_there_are(seed: int) -> None:
+    """Steps of the others, and the step of each of their batches, are those of the turns after the loss."""
+    rng = random.Random(seed)
+    course = course_of(rng)
+    before = train_turns(course)
+    more = rng.randint(0, len(before))
+    lost = rng.choice(course.owners).node
+    after = without_owner(course, lost, more)
+    rest = train_turns(after, StartPoint.of(after, step=sum(turn.num_items for turn in before[:more])))
+    counted = {owner.node: 0 for owner in after.owners}
+    for turn in (*before[:more], *rest):
+        if turn.owner != lost:
+            counted[turn.owner] += turn.num_items
+    assert dict(zip(counted, steps_of_owners(after), strict=True)) == counted
+    for turn in rest:
+        assert [step_of(after, turn.owner, turn.first_batch + at) for at in range(turn.num_items)] == [
+            *range(turn.first_step, turn.end_step)
+        ]
+
+
+def test_rounds_count_on() -> None:
+    """With equal turns a round is one turn of each owner that is there."""
+    course = make_plan([("a", 0, 4)], ["a", "b", "c"], num_steps=18, local_iterations=2).course
+    after = without_owner(course, "b", 3)
+    found = train_turns(after, StartPoint.of(after, step=6))
+    assert [(turn.owner, turn.round) for turn in found] == [("a", 1), ("c", 1), ("a", 2), ("c", 2)]
+
+
+def test_course_without_an_owner_survives_json_and_has_its_owners_again() -> None:
+    """What was left out is in the plan, with its place."""
+    plan = make_plan([("a", 0, 4)], ["a", "b", "c", "d"], num_steps=18, local_iterations=2)
+    course = without_owner(without_owner(plan.course, "b", 3), "d", 4)
+    assert [owner.node for owner in course.owners] == ["a", "c"]
+    assert [owner.node for owner in all_owners(course)] == ["a", "b", "c", "d"]
+    changed = Plan(course, plan.placements)
+    assert Plan.from_json(json.loads(json.dumps(changed.to_json()))) == changed
+    assert changed.digest != plan.digest
+
+
+def test_owner_that_can_not_be_left_out_is_refused() -> None:
+    """The only one, one that is none, and places that can't be."""
+    course = make_plan([("a", 0, 4)], ["a", "b"], num_steps=18).course
+    with pytest.raises(PlanError, match="node c can't be left out: c owns no rows"):
+        without_owner(course, "c", 1)
+    alone = without_owner(course, "b", 1)
+    with pytest.raises(PlanError, match="no other node than a owns rows"):
+        without_owner(alone, "a", 2)
+    with pytest.raises(PlanError, match="from place -1"):
+        dataclasses.replace(alone, left_out=(dataclasses.replace(alone.left_out[0], at=-1),))
+    with pytest.raises(PlanError, match="distinct"):
+        dataclasses.replace(course, left_out=alone.left_out)
+
+
+def test_next_owner_keeps_the_head() -> None:
+    """In their order, around."""
+    course = make_plan([("a", 0, 4)], ["a", "b", "c"], num_steps=18).course
+    assert [head_holder(course, node) for node in ("a", "b", "c", "x")] == ["b", "c", "a", ""]
+    assert head_holder(make_plan([("a", 0, 4)], ["a"], num_steps=18).course, "a") == ""
+
+
+FIRST = [("a", 0, 2), ("b", 2, 4)]
+NEXT = [("b", 0, 1), ("c", 1, 4)]
+PLAN = make_plan(FIRST, ["a"], num_steps=8, every_steps=2)
+MOVES = moving(PLAN, (2, NEXT))
+
+
+def test_part_of_a_plan_is_a_plan_that_is_written_and_read() -> None:
+    """Nodes get it; it has a digest of its own, and that of a plan with one placement is the plan's."""
+    assert PLAN.at(0) is PLAN and not PLAN.moves and MOVES.moves
+    assert MOVES.nodes == ("a", "b", "c") and MOVES.at(1).nodes == ("b", "c", "a")
+    for plan in (MOVES, *MOVES.parts):
+        assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    digests = {plan.digest for plan in (PLAN, MOVES, MOVES.at(1))}
+    assert len(digests) == 3 and MOVES.at(0).digest == PLAN.digest
+    with pytest.raises(PlanError, match=r"the plan has no placement 2, it has \[0, 1\]"):
+        MOVES.at(2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"placement_number": 0},
+            "placement 0 from turn 2 on comes after placement 0 from turn 0 on; numbers count up",
+        ),
+        ({"first_turn": 0}, "placement 1 from turn 0 on comes after placement 0 from turn 0 on"),
+        ({"recompute": (Range(1, 2),)}, "placement 1 runs other blocks again than the one before; give both the same"),
+    ],
+)
+def test_placements_that_do_not_follow_each_other_are_refused(changes: dict[str, Any], message: str) -> None:
+    """They count up, and each begins later."""
+    last = dataclasses.replace(MOVES.placements[1], **changes)
+    with pytest.raises(PlanError, match=message):
+        Plan(PLAN.course, (PLAN.placement, last))
+
+
+def test_placements_have_equal_private_blocks() -> None:
+    """What stays with an owner stays there."""
+    plan = make_plan([("a", 1, 4)], ["a"], private_blocks=1)
+    last = dataclasses.replace(make_plan([("a", 0, 4)], ["a"]).placement, placement_number=1, first_turn=1)
+    with pytest.raises(
+        PlanError, match="placement 1 has 0 private blocks, the one before 1; give all placements the same"
+    ):
+        Plan(plan.course, (plan.placement, last))
+
+
+def test_placement_0_holds_from_the_beginning() -> None:
+    """A later one may too: a run that lost a node in its first turn begins again."""
+    with pytest.raises(PlanError, match="placement 0 has to hold from turn 0"):
+        changed(PLAN, first_turn=2)
+    assert changed(PLAN, placement_number=2).placement.placement_number == 2
+
+
+def test_courses_that_stay_on_one_placement_are_refused_by_name() -> None:
+    """Each with its reason; with one placement they are as good as ever."""
+    stale = make_plan(FIRST, ["a"], method="pipeadapter")
+    helped = changed(PLAN, offload=Offload(blocks=(Range(0, 2),)), helpers=(Helper(node="z", start=0, stop=2),))
+    for plan, message in (
+        (stale, "the result of pipeadapter depends on the ring; give the plan one placement"),
+        (helped, "helpers have fitted adapters that no other node knows; give the plan one placement"),
+    ):
+        with pytest.raises(PlanError, match=f"a run can't move to another placement: {message}"):
+            moving(plan, (1, [("b", 0, 2), ("c", 2, 4)]))
+
+
+def test_only_blocks_that_were_trained_travel() -> None:
+    """After 4 steps two blocks have been trained, one of them for two steps; the others are as all nodes make them."""
+    before, after = (one.placement for one in MOVES.parts)
+    assert sources(PLAN.course, before, after, "c", 4) == (Source("b", 2, 4),)
+    assert sources(PLAN.course, before, after, "b", 4) == ()
+    assert sources(PLAN.course, before, after, "c", 6) == (Source("a", 1, 2), Source("b", 2, 4))
+    assert sources(PLAN.course, after, before, "b", 6) == (Source("c", 2, 4),)
+    assert sources(PLAN.course, before, after, "a", 6) == ()
+
+
+def test_replica_goes_on_with_its_own_copy() -> None:
+    """Others take the blocks from the first host of the stage."""
+    both = moving(PLAN, (2, [("a", 0, 4), ("b", 0, 4)]), (3, [("c", 0, 2), ("b", 2, 4)]))
+    before, after = (both.at(placement_number).placement for placement_number in (1, 2))
+    assert sources(PLAN.course, before, after, "b", 8) == (Source("b", 2, 4),)
+    assert sources(PLAN.course, before, after, "c", 8) == (Source("a", 0, 2),)

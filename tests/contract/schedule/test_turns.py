@@ -1,0 +1,619 @@
+"""Tests of ``ringtune.schedule.turns``: unfreezing, turns, boundaries, row use."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringtune.errors import PlanError
+from ringtune.schedule.batches import BatchStream
+from ringtune.schedule.course import Course
+from ringtune.schedule.operation_tables import Choice, GivenTable
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import latest_owners, next_owner, owner_indices, turn_counts, weights
+from ringtune.schedule.turns import (
+    NOTHING_KNOWN,
+    StartPoint,
+    StepKind,
+    Turn,
+    Unfreezing,
+    checkpoint_is_due,
+    evaluation_is_due,
+    hand_overs,
+    holder_after,
+    items,
+    row_uses,
+    scores_are_due,
+    table_is_due,
+    turn_sequence,
+)
+from ringtune.schedule.versions import depth
+from tests.support.choosing import make_choice, table_of
+from tests.support.plans import changed, make_plan, random_plan
+from tests.support.unfreezing import unfreezing_after
+
+LOSSES = st.lists(st.floats(0, 10), max_size=40)
+
+
+def auto_plan(
+    num_owners: int = 1, *, num_blocks: int = 6, local_iterations: int = 10, patience_steps: int = 20, **changes: object
+) -> Plan:
+    """A long run with one host."""
+    values: dict[str, object] = {"num_steps": 400, "unfreeze": "auto"} | changes
+    return make_plan(
+        [("a", 0, num_blocks)],
+        [f"owner-{index}" for index in range(num_owners)],
+        num_blocks=num_blocks,
+        local_iterations=local_iterations,
+        patience_steps=patience_steps,
+        **values,  # type: ignore[arg-type]
+    )
+
+
+ROWS = st.lists(st.integers(1, 40), min_size=4, max_size=4)
+
+
+def with_turns_by_rows(plan: Plan, rows: Sequence[int]) -> Plan:
+    """The plan whose owners have so many rows, and as many turns."""
+    owners = zip(plan.course.owners, rows, strict=False)
+    return changed(plan, owners=tuple(dataclasses.replace(one, train_rows=own) for one, own in owners), turns="rows")
+
+
+PLANS = st.builds(
+    auto_plan,
+    st.integers(1, 4),
+    num_blocks=st.integers(2, 8),
+    local_iterations=st.integers(1, 7),
+    patience_steps=st.integers(1, 25),
+    num_steps=st.integers(0, 200),
+    min_improvement=st.sampled_from([0.0, 0.01, 0.5]),
+).flatmap(lambda plan: st.one_of(st.just(plan), st.builds(with_turns_by_rows, st.just(plan), ROWS)))
+
+
+def test_unfreezing_table_of_the_docstring() -> None:
+    """Three owners, turns of 10 steps, a patience of 20, a loss that never improves."""
+    plan = auto_plan(3)
+    known = [unfreezing_after(plan.course, [1.0] * count) for count in range(1, 9)]
+    assert [entry.waited_steps for entry in known] == [0, 0, 0, 10, 0, 0, 10, 0]
+    assert known[-1].unfreeze_at == (60, 90)
+    view = plan.decided(known[-1].unfreeze_at)
+    assert [depth(view.course, turn * 10) for turn in range(10)] == [1, 1, 1, 1, 1, 1, 2, 2, 2, 3]
+
+
+def test_unfreezing_of_a_loss_that_improves_never_comes() -> None:
+    """Two percent a turn is more than one percent."""
+    plan = auto_plan()
+    assert unfreezing_after(plan.course, [0.98**turn for turn in range(40)]).unfreeze_at == ()
+
+
+def test_unfreezing_of_a_loss_that_improves_too_little_comes() -> None:
+    """Half a percent a turn beats the best loss by one percent only every third turn; a patience of 20 steps is two."""
+    plan = auto_plan()
+    found = unfreezing_after(plan.course, [0.995**turn for turn in range(40)])
+    assert found.unfreeze_at[0] == 40 and len(found.unfreeze_at) == 5
+
+
+def test_unfreezing_comes_two_turns_after_the_patience_is_over() -> None:
+    """The loss of turn 5 is the second one without improvement; turn 6 is granted already, so turn 7 is deeper."""
+    plan = auto_plan()
+    losses = [1.0, 0.9, 0.8, 0.7, 0.7, 0.7]
+    assert unfreezing_after(plan.course, losses[:-1]).unfreeze_at == ()
+    assert unfreezing_after(plan.course, losses).unfreeze_at == (70,)
+
+
+def test_unfreezing_counts_patience_anew_after_each_block() -> None:
+    """Turns that still trained the old depth do not count; then 20 steps more have to pass."""
+    plan = auto_plan()
+    assert unfreezing_after(plan.course, [1.0] * 9).unfreeze_at == (40, 70, 100)
+    better = [1.0, 1.0, 1.0, 1.0, 0.5, 0.4, 0.4, 0.4]
+    assert unfreezing_after(plan.course, better).unfreeze_at == (40, 90)
+
+
+def test_unfreezing_judges_whole_rounds() -> None:
+    """An owner with harder rows is no plateau: the mean over the last turn of every owner falls all the time."""
+    hard_and_easy = [(2.0 if turn % 3 else 0.5) * 0.97**turn for turn in range(40)]
+    assert unfreezing_after(auto_plan(3).course, hard_and_easy).unfreeze_at == ()
+    assert unfreezing_after(auto_plan(1).course, hard_and_easy).unfreeze_at != ()
+
+
+def by_rows(*rows: int, **changes: object) -> Course:
+    """The course of owners with so many rows, whose turns go by rows."""
+    return with_turns_by_rows(auto_plan(len(rows), **changes), rows).course  # type: ignore[arg-type]
+
+
+def losses_of(course: Course, first: Sequence[float], fall: Callable[[int, int], float]) -> list[float]:
+    """The losses of all turns: an owner's first loss times what ``fall`` says of the turn and of its own turn."""
+    order = owner_indices(weights(course.owners, course.turns), 0)
+    counts, found = [0] * len(first), []
+    for turn in range(course.num_steps // course.local_iterations):
+        owner = next(order)
+        found.append(first[owner] * fall(turn, counts[owner]))
+        counts[owner] += 1
+    return found
+
+
+@pytest.mark.parametrize("first", [(1.0, 0.5, 0.5), (0.5, 1.0, 1.0)])
+@pytest.mark.parametrize("fall", [lambda turn, _: 0.97**turn, lambda _, own: 0.97**own], ids=["of_all", "of_its_own"])
+def test_unfreezing_by_rows_is_not_fooled_by_who_had_the_last_turns(
+    first: tuple[float, ...], fall: Callable[[int, int], float]
+) -> None:
+    """The owner of most rows has four turns before the others have one; every loss falls by 3 percent a turn."""
+    course = by_rows(800, 100, 100, num_steps=600)
+    assert unfreezing_after(course, losses_of(course, first, fall)).unfreeze_at == ()
+    plateau = unfreezing_after(course, losses_of(course, first, lambda turn, own: 1.0))
+    assert len(plateau.unfreeze_at) == 5
+
+
+def test_unfreezing_by_rows_begins_anew_with_the_first_turn_of_an_owner() -> None:
+    """An owner with few rows and a high loss joins the mean at its first turn: the loss has not got worse by that."""
+    course = by_rows(90, 10)
+    known = [
+        unfreezing_after(course, losses_of(course, (1.0, 9.0), lambda turn, own: 0.97**turn)[:count])
+        for count in (5, 6)
+    ]
+    assert [len(entry.recent) for entry in known] == [1, 2]
+    assert known[1].best is not None and known[0].best is not None and known[1].best > known[0].best
+    assert known[1].waited_steps == 0
+
+
+def test_unfreezing_of_a_diverged_run_goes_on() -> None:
+    """A loss that is no number is no improvement, and what is known stays a number that JSON has."""
+    found = unfreezing_after(auto_plan().course, [1.0, math.nan, math.inf, math.nan])
+    assert found.unfreeze_at == (40,)
+    assert all(math.isfinite(value) for value in (*found.recent, found.best or 0.0))
+
+
+def test_unfreezing_stops_at_private_blocks_and_at_the_end() -> None:
+    """What can't train any more, or would only begin after the run, is not decided."""
+    private = changed(auto_plan(), slices=[("a", 4, 6)], private_blocks=4)
+    assert unfreezing_after(private.course, [1.0] * 40).unfreeze_at == (40,)
+    short = auto_plan(num_steps=40)
+    assert unfreezing_after(short.course, [1.0] * 4).unfreeze_at == ()
+    assert unfreezing_after(auto_plan(num_steps=41).course, [1.0] * 5).unfreeze_at == (40,)
+
+
+@given(PLANS, LOSSES, LOSSES)
+def test_unfreezing_decisions_are_only_ever_added(plan: Plan, losses: list[float], more: list[float]) -> None:
+    """Later losses change no earlier decision, and each one holds two turns after the last loss that it rests on."""
+    losses = losses[: -(-plan.course.num_steps // plan.course.local_iterations)]
+    before, after = unfreezing_after(plan.course, losses), unfreezing_after(plan.course, losses + more)
+    assert after.unfreeze_at[: len(before.unfreeze_at)] == before.unfreeze_at
+    assert all(
+        step >= (len(losses) + 2) * plan.course.local_iterations
+        for step in after.unfreeze_at[len(before.unfreeze_at) :]
+    )
+    assert all(step <= (len(losses) + 1) * plan.course.local_iterations for step in before.unfreeze_at)
+    plan.decided(after.unfreeze_at)
+
+
+@given(PLANS, LOSSES)
+def test_unfreezing_is_never_sooner_than_without_any_improvement(plan: Plan, losses: list[float]) -> None:
+    """The plan that memory is checked for is the deepest at every step, and a constant loss gives it exactly.
+
+    Exactly where turns are equal; by rows it may come later.
+    """
+    num_turns = -(-plan.course.num_steps // plan.course.local_iterations)
+    soonest = plan.soonest()
+    constant = plan.decided(unfreezing_after(plan.course, [1.0] * num_turns).unfreeze_at)
+    assert constant == soonest or plan.course.turns == "rows"
+    found = plan.decided(unfreezing_after(plan.course, losses[:num_turns]).unfreeze_at)
+    assert all(depth(found.course, step) <= depth(soonest.course, step) for step in range(plan.course.num_steps))
+
+
+def test_unfrozen_soonest_of_a_settled_plan_is_itself() -> None:
+    """Where the plan says when, that is when."""
+    plan = make_plan([("a", 0, 4)], ["a"], unfreeze="at", unfreeze_at=(3,))
+    assert plan.soonest() is plan
+    ignored = make_plan([("a", 0, 4)], ["a"], unfreeze="auto", method="all")
+    assert ignored.soonest() is ignored
+
+
+@given(PLANS, LOSSES)
+def test_unfreezing_fits_the_step_that_it_knows_of(plan: Plan, losses: list[float]) -> None:
+    """What a checkpoint keeps is accepted at its own step alone."""
+    losses = losses[: plan.course.num_steps // plan.course.local_iterations]
+    step = len(losses) * plan.course.local_iterations
+    known = unfreezing_after(plan.course, losses)
+    known.check(plan.course, step)
+    if step < plan.course.num_steps:
+        with pytest.raises(PlanError, match="the checkpoint is of another run"):
+            known.check(plan.course, min(plan.course.num_steps, step + plan.course.local_iterations))
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        NOTHING_KNOWN,
+        Unfreezing(num_turns=2, recent=()),
+        Unfreezing(num_turns=2, recent=(1.0,), best=1.0, unfreeze_at=(15,)),
+        Unfreezing(num_turns=2, recent=(1.0,), best=1.0, unfreeze_at=(40, 30)),
+    ],
+)
+def test_unfreezing_that_can_not_be_is_refused(known: Unfreezing) -> None:
+    """A manifest of another run, or a damaged one."""
+    with pytest.raises(PlanError):
+        known.check(auto_plan().course, 20)
+
+
+def test_unfreezing_is_not_asked_for_where_the_plan_settles_it() -> None:
+    """A run of the first form has nothing to remember, and a checkpoint that does is of another one."""
+    plan = make_plan([("a", 0, 4)], ["a"])
+    NOTHING_KNOWN.check(plan.course, 4)
+    assert StartPoint.of(plan.course, step=4).unfreezing is NOTHING_KNOWN
+    with pytest.raises(PlanError, match="of another run"):
+        Unfreezing(num_turns=2, recent=(1.0,)).check(plan.course, 4)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(0, 60))
+def test_latest_owners_are_those_of_the_order(rows: list[int], num_turns: int) -> None:
+    """Without walking through the turns, in the order of the last one of each."""
+    order = [owner for owner, _ in zip(owner_indices(rows, 0), range(num_turns), strict=False)]
+    latest = dict.fromkeys(reversed(order))
+    assert latest_owners(rows, num_turns) == tuple(reversed(latest))
+
+
+RING = [("a", 0, 2), ("b", 2, 4)]
+
+
+def with_rows(plan: Plan, *rows: int) -> Plan:
+    """The plan whose owners have so many rows."""
+    return changed(
+        plan, owners=tuple(replace(owner, train_rows=own) for owner, own in zip(plan.course.owners, rows, strict=True))
+    )
+
+
+def _facts(turn: Turn) -> tuple[object, ...]:
+    return turn.owner, turn.round, turn.first_step, turn.num_items, turn.first_batch
+
+
+def _show(plan: Plan) -> list[str]:
+    return [
+        f"{turn.index:>2} r{turn.round} {turn.kind:<8} {turn.owner} seq [{turn.first_seq:>2},{turn.end_seq:>2}) "
+        f"steps [{turn.first_step},{turn.end_step}) batch {turn.first_batch}"
+        for turn in turn_sequence(plan.course)
+    ]
+
+
+def test_turns_go_round_and_evaluate_at_the_end() -> None:
+    """Initiators take turns; every owner's stream goes on where it stopped; the end evaluates, head first."""
+    plan = make_plan(RING, ["c", "a"], num_steps=7, local_iterations=2, eval_rows=5)
+    assert _show(plan) == [
+        " 0 r0 train    c seq [ 0, 2) steps [0,2) batch 0",
+        " 1 r0 train    a seq [ 2, 4) steps [2,4) batch 0",
+        " 2 r1 train    c seq [ 4, 6) steps [4,6) batch 2",
+        " 3 r1 train    a seq [ 6, 7) steps [6,7) batch 2",
+        " 4 r1 evaluate a seq [ 7, 9) steps [7,7) batch 0",
+        " 5 r1 evaluate c seq [ 9,11) steps [7,7) batch 0",
+    ]
+
+
+def test_turns_evaluate_at_the_boundary_after_every_multiple() -> None:
+    """``eval_every = 3`` with turns of 2 steps: after steps 4, 6 and at the end, never twice."""
+    plan = make_plan(RING, ["a"], num_steps=9, local_iterations=2, eval_every=3, eval_rows=3)
+    assert _show(plan) == [
+        " 0 r0 train    a seq [ 0, 2) steps [0,2) batch 0",
+        " 1 r1 train    a seq [ 2, 4) steps [2,4) batch 2",
+        " 2 r1 evaluate a seq [ 4, 5) steps [4,4) batch 0",
+        " 3 r2 train    a seq [ 5, 7) steps [4,6) batch 4",
+        " 4 r2 evaluate a seq [ 7, 8) steps [6,6) batch 0",
+        " 5 r3 train    a seq [ 8,10) steps [6,8) batch 6",
+        " 6 r4 train    a seq [10,11) steps [8,9) batch 8",
+        " 7 r4 evaluate a seq [11,12) steps [9,9) batch 0",
+    ]
+
+
+def test_turns_without_evaluation_rows_only_train() -> None:
+    """An owner without evaluation rows has no evaluation turn."""
+    plan = make_plan(RING, ["a", "b"], eval_rows=0, num_steps=4)
+    assert {turn.kind for turn in turn_sequence(plan.course)} == {StepKind.TRAIN}
+
+
+def test_turns_of_no_steps_are_one_evaluation() -> None:
+    """A plan without steps evaluates once, every owner with rows."""
+    plan = make_plan(RING, ["c", "a"], num_steps=0, eval_rows=5)
+    assert _show(plan) == [
+        " 0 r0 evaluate c seq [ 0, 2) steps [0,0) batch 0",
+        " 1 r0 evaluate a seq [ 2, 4) steps [0,0) batch 0",
+    ]
+
+
+def test_turns_by_rows_are_this_table() -> None:
+    """Rows 40, 20 and 10: four, two and one of seven turns, spread out; then the same again."""
+    plan = make_plan(RING, ["a", "b", "c"], num_steps=27, local_iterations=2, eval_rows=0, turns="rows")
+    plan = with_rows(plan, 40, 20, 10)
+    turns = list(turn_sequence(plan.course))
+    assert "".join(turn.owner for turn in turns) == "abacaba" * 2
+    assert [turn.round for turn in turns] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 2
+    assert [turn.first_batch for turn in turns if turn.owner == "b"] == [0, 2, 4, 6]
+    assert turns[-1].num_items == 1
+
+
+@given(rows=st.lists(st.integers(1, 1000), min_size=1, max_size=6), num_turns=st.integers(0, 300))
+def test_turns_by_rows_stay_near_each_owners_share(rows: list[int], num_turns: int) -> None:
+    """At any time an owner has had its share of the turns, give or take about one; counted at once or one by one."""
+    counts = [0] * len(rows)
+    for _ in range(num_turns):
+        counts[next_owner(rows, counts)] += 1
+    assert turn_counts(rows, num_turns) == counts
+    quotas = [num_turns * own / sum(rows) for own in rows]
+    assert all(abs(count - quota) < 1 + len(rows) / 4 for count, quota in zip(counts, quotas, strict=True))
+    assert turn_counts(rows, sum(rows)) == rows
+
+
+def test_turns_by_rows_of_a_very_long_run_are_counted_at_once() -> None:
+    """A run that goes on after 10^12 steps does not count them."""
+    assert turn_counts([1, 2], 3 * 10**12) == [10**12, 2 * 10**12]
+
+
+@pytest.mark.parametrize("turns", ["equal", "rows"])
+@pytest.mark.parametrize("seed", range(20))
+def test_turns_go_on_at_any_boundary_with_the_same_owners_and_batches(seed: int, turns: str) -> None:
+    """From each step at which a train turn begins, the rest is that of the whole run; the head is where it was."""
+    plan = changed(random_plan(random.Random(seed)), turns=turns)
+    whole = [turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.TRAIN]
+    for at, turn in enumerate(whole[1:], start=1):
+        assert holder_after(plan.course, turn.first_step) == whole[at - 1].owner
+        start = StartPoint.of(plan.course, step=turn.first_step, holder=whole[at - 1].owner)
+        rest = [turn for turn in turn_sequence(plan.course, start=start) if turn.kind is StepKind.TRAIN]
+        assert list(map(_facts, rest)) == list(map(_facts, whole[at:]))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_turns_count_steps_and_items_without_gaps(seed: int) -> None:
+    """For any plan: indices, seqs and steps are consecutive, and each owner's batches are its own stream."""
+    plan = random_plan(random.Random(seed))
+    index = seq = step = 0
+    batch = dict.fromkeys([owner.node for owner in plan.course.owners], 0)
+    for turn in turn_sequence(plan.course):
+        assert (turn.index, turn.first_seq, turn.first_step) == (index, seq, step)
+        assert turn.num_items > 0
+        if turn.kind is StepKind.TRAIN:
+            assert turn.first_batch == batch[turn.owner]
+            batch[turn.owner] += turn.num_items
+        index, seq, step = index + 1, turn.end_seq, turn.end_step
+    assert step == plan.course.num_steps
+    assert sum(batch.values()) == plan.course.num_steps
+
+
+def test_items_of_a_training_turn_are_full_batches() -> None:
+    """Each item is one step with ``batch_size`` rows of the owner's next batch."""
+    plan = make_plan(RING, ["a"], batch_size=4)
+    turn = Turn(
+        index=3, kind=StepKind.TRAIN, owner="a", round=1, first_seq=10, num_items=2, first_step=6, first_batch=4
+    )
+    expanded = [(item.seq, item.step, item.batch, item.rows, item.turn) for item in items(plan.course, turn)]
+    assert expanded == [(10, 6, 4, 4, 3), (11, 7, 5, 4, 3)]
+
+
+def test_items_of_an_owner_with_few_rows_are_all_its_rows() -> None:
+    """No row twice in a batch."""
+    plan = with_rows(make_plan(RING, ["a"], batch_size=4, eval_rows=0), 3)
+    assert {item.rows for turn in turn_sequence(plan.course) for item in items(plan.course, turn)} == {3}
+
+
+def test_items_of_an_evaluation_end_with_a_short_batch() -> None:
+    """Evaluation does not advance the step, and passes every row once."""
+    plan = make_plan(RING, ["a"], batch_size=4, eval_rows=9)
+    turn = Turn(
+        index=3, kind=StepKind.EVALUATE, owner="a", round=1, first_seq=10, num_items=3, first_step=6, first_batch=0
+    )
+    assert [(item.seq, item.step, item.batch, item.rows) for item in items(plan.course, turn)] == [
+        (10, 6, 0, 4),
+        (11, 6, 1, 4),
+        (12, 6, 2, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "backward", "update"),
+    [
+        (StepKind.TRAIN, True, True),
+        (StepKind.EVALUATE, False, False),
+        (StepKind.SCORE, True, False),
+        (StepKind.MEASURE, True, False),
+    ],
+)
+def test_step_kinds_say_what_flows(kind: StepKind, backward: bool, update: bool) -> None:
+    """Only training changes weights; evaluation alone has no gradients."""
+    assert (kind.has_backward, kind.has_update) == (backward, update)
+
+
+def _walked(course: Course, start: StartPoint) -> set[tuple[str, str]]:
+    """The hand-overs of a whole run, turn after turn."""
+    owners = [start.holder, *(turn.owner for turn in turn_sequence(course, start=start))]
+    return {(before, after) for before, after in itertools.pairwise(owners) if before != after}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_hand_overs_are_those_of_the_turns(seed: int) -> None:
+    """For any owners, evaluation rows, start and holder: none is missing, and without evaluations none is too many."""
+    rng = random.Random(seed)
+    names = [f"node-{index}" for index in range(rng.randint(1, 6))]
+    course = make_plan(
+        [(names[0], 0, 4)],
+        names,
+        num_steps=rng.randint(0, 30),
+        local_iterations=rng.randint(1, 4),
+        eval_every=rng.choice([0, 0, 5, 7]),
+        checkpoint_every=rng.choice([0, 3]),
+    ).course
+    owners = tuple(
+        dataclasses.replace(owner, eval_rows=rng.choice([0, 3]), train_rows=rng.choice([5, 10, 10, 30]))
+        for owner in course.owners
+    )
+    course = dataclasses.replace(course, owners=owners, turns=rng.choice(["equal", "rows"]))
+    steps = {0, course.num_steps, *range(0, course.num_steps, course.local_iterations)}
+    for step, holder in itertools.product(sorted(steps), names if seed % 2 else names[:1]):
+        start = StartPoint.of(course, step=step, holder=holder)
+        found = hand_overs(course, start)
+        assert _walked(course, start) <= found
+        if not course.eval_every and not step and holder == StartPoint.of(course).holder:
+            assert _walked(course, start) == found
+
+
+def test_hand_overs_go_round_not_from_everyone_to_everyone() -> None:
+    """128 owners: 128 hand-overs, 256 if evaluations come between; never 16,256."""
+    names = [f"node-{index}" for index in range(128)]
+    for eval_every, most in ((0, 2 * 128), (50, 3 * 128)):
+        course = make_plan([("h", 0, 4)], names, num_steps=2560, local_iterations=10, eval_every=eval_every).course
+        assert len(hand_overs(course, StartPoint.of(course))) <= most
+
+
+def test_hand_overs_of_many_turns_are_found_without_making_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 owners whose turns by rows repeat after 2,426: every node asks for them before its first frame."""
+    plan = make_plan([("h", 0, 4)], [f"node-{index}" for index in range(16)], num_steps=5000, eval_every=50)
+    course = changed(with_rows(plan, 101, *range(141, 171, 2)), turns="rows").course
+    monkeypatch.setattr("ringtune.schedule.turns._next_turn", None)
+    assert len(hand_overs(course, StartPoint.of(course))) <= 16 * 15
+
+
+PLAN = changed(
+    make_plan([("a", 0, 4)], ["a"], num_steps=60, local_iterations=10, checkpoint_every=20, eval_every=25),
+    choice=make_choice(refresh_steps=16),
+)
+
+
+def test_boundaries_table_of_the_docstring() -> None:
+    """60 steps in turns of 10, line by line."""
+    steps = range(0, 61, 10)
+    found = [
+        [step for step in steps if step and checkpoint_is_due(PLAN.course, step)],
+        [step for step in steps if step and evaluation_is_due(PLAN.course, step)],
+        [step for step in steps if table_is_due(PLAN.course, step)],
+    ]
+    assert found == [[20, 40, 60], [30, 50, 60], [0, 20, 40, 50]]
+
+
+@pytest.mark.parametrize(
+    ("choice", "tables", "scores"),
+    [
+        (None, [], []),
+        (make_choice(), [0], [0]),
+        (make_choice("random"), [0], []),
+        (make_choice("random", refresh_steps=30), [0, 30], []),
+        (make_choice("magnitude", refresh_steps=31), [0, 40], [0, 40]),
+        (make_choice(refresh_steps=100), [0], [0]),
+    ],
+)
+def test_boundaries_tables_and_scores_of_a_choice(choice: Choice | None, tables: list[int], scores: list[int]) -> None:
+    """A table is due at the start and where a multiple was passed; scores only for a policy that needs them."""
+    course = changed(PLAN, choice=choice).course
+    steps = range(0, 61, 10)
+    assert [step for step in steps if table_is_due(course, step)] == tables
+    assert [step for step in steps if scores_are_due(course, step)] == scores
+
+
+def test_boundaries_given_tables_are_due_at_their_steps() -> None:
+    """Nothing else says when a given table begins to hold."""
+    tables = [GivenTable(step=step, operations=table_of(PLAN.course, step)) for step in (0, 30)]
+    course = changed(PLAN, choice=Choice.given(tables)).course
+    assert [step for step in range(0, 61, 10) if table_is_due(course, step)] == [0, 30]
+    assert not any(scores_are_due(course, step) for step in range(0, 61, 10))
+
+
+def test_boundaries_a_run_of_no_steps_chooses_nothing() -> None:
+    """An evaluation alone needs no table."""
+    course = changed(PLAN, num_steps=0).course
+    assert [turn.kind.value for turn in turn_sequence(course)] == ["evaluate"]
+
+
+def turns(start: StartPoint | None = None) -> list[tuple[str, str, int, int]]:
+    """(kind, owner, step, items) of every turn of a small run."""
+    plan = make_plan(
+        [("a", 0, 4)], ["b", "a", "c"], num_steps=8, local_iterations=2, checkpoint_every=4, eval_every=4, eval_rows=3
+    )
+    course = changed(plan, choice=make_choice(refresh_steps=4)).course
+    return [
+        (turn.kind.value, turn.owner, turn.first_step, turn.num_items) for turn in turn_sequence(course, start=start)
+    ]
+
+
+def test_turns_with_scores_follow_the_head() -> None:
+    """Scores come last at a boundary, from the owner on that has the head then; the whole sequence."""
+    whole = [
+        *[("score", owner, 0, 3) for owner in "bac"],
+        ("train", "b", 0, 2),
+        ("train", "a", 2, 2),
+        ("checkpoint", "a", 4, 1),
+        *[("evaluate", owner, 4, 1) for owner in "acb"],
+        *[("score", owner, 4, 3) for owner in "bac"],
+        ("train", "c", 4, 2),
+        ("train", "b", 6, 2),
+        ("checkpoint", "b", 8, 1),
+        *[("evaluate", owner, 8, 1) for owner in "bac"],
+    ]
+    assert turns() == whole
+    assert turns(StartPoint(step=4, holder="a")) == whole[6:]
+
+
+@pytest.mark.parametrize("eval_rows", [0, 3])
+@pytest.mark.parametrize("eval_every", [0, 2, 5])
+@pytest.mark.parametrize("refresh_steps", [0, 2, 5])
+def test_hand_overs_know_the_way_of_the_head_through_scores(
+    eval_rows: int, eval_every: int, refresh_steps: int
+) -> None:
+    """Every hand-over of every run, from any checkpoint on, is among the pairs."""
+    plan = make_plan(
+        [("a", 0, 4)],
+        ["a", "b", "c", "d"],
+        num_steps=30,
+        local_iterations=1,
+        eval_every=eval_every,
+        eval_rows=eval_rows,
+    )
+    course = changed(plan, choice=make_choice(refresh_steps=refresh_steps)).course
+    for step in range(12):
+        start = StartPoint.of(course, step=step, holder="abcd"[(step - 1) % 4] if step else "")
+        holder = start.holder
+        for turn in turn_sequence(course, start=start):
+            assert holder == turn.owner or (holder, turn.owner) in hand_overs(course, start), (step, turn)
+            holder = turn.owner
+
+
+SLICES = [("a", 0, 4)]
+
+
+def counted(plan: Plan) -> dict[str, Counter[int]]:
+    """How often each row of each owner is in a batch, by walking through all turns."""
+    course = plan.course
+    found = {owner.node: Counter(dict.fromkeys(range(owner.train_rows), 0)) for owner in course.owners}
+    for turn in turn_sequence(course):
+        if turn.kind is StepKind.TRAIN:
+            owner = course.owner(turn.owner)
+            assert owner is not None
+            stream = BatchStream(owner.train_rows, course.batch_size, course.seed, owner.node)
+            for item in items(course, turn):
+                assert len(stream.rows(item.batch)) == item.rows
+                found[turn.owner].update(stream.rows(item.batch))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_row_use_is_what_all_turns_together_use(seed: int) -> None:
+    """For any plan: steps, rows that are used at all, the least and the most used row."""
+    rng = random.Random(seed)
+    plan = changed(random_plan(rng), num_steps=rng.randint(1, 60), seed=seed)
+    for use in row_uses(plan.course):
+        counts = counted(plan)[use.owner]
+        assert use.trained_rows == counts.total()
+        assert use.used_rows == sum(count > 0 for count in counts.values())
+        assert (use.least, use.most) == (min(counts.values()), max(counts.values()))
+
+
+def test_row_use_of_a_small_owner_with_equal_turns_and_by_rows() -> None:
+    """Equal turns use 30 rows three times as often as 90; turns by rows use both alike."""
+    plan = make_plan(SLICES, ["a", "b"], num_steps=24, local_iterations=2, batch_size=10)
+    small, large = (owner for owner in plan.course.owners)
+    owners = (type(small)(node="a", train_rows=90), type(large)(node="b", train_rows=30))
+    equal, by_rows = (row_uses(changed(plan, owners=owners, turns=turns).course) for turns in ("equal", "rows"))
+    assert [(use.steps, round(use.epochs, 2)) for use in equal] == [(12, 1.33), (12, 4.0)]
+    assert [(use.steps, round(use.epochs, 2)) for use in by_rows] == [(18, 2.0), (6, 2.0)]

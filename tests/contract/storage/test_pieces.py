@@ -1,0 +1,76 @@
+"""Content that comes in pieces: gone through as often as one likes, cut into parts, and let go of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringtune.storage.pieces import PIECE_BYTES, FilePieces, HeldPieces, Piece, Pieces
+
+CONTENT = bytes(range(100))
+
+
+def cut(sizes: list[int]) -> list[memoryview]:
+    """The content in pieces of these sizes; the rest is the last one."""
+    pieces, at = [], 0
+    for size in sizes:
+        pieces.append(memoryview(CONTENT)[at : at + size])
+        at += size
+    return [*pieces, memoryview(CONTENT)[at:]]
+
+
+def made(pieces: list[memoryview]) -> Pieces:
+    """Content that is made anew each time."""
+
+    def make() -> Iterator[Piece]:
+        return iter(pieces)
+
+    return Pieces(len(CONTENT), make)
+
+
+@pytest.mark.parametrize("kind", [made, HeldPieces], ids=["made", "held"])
+@given(sizes=st.lists(st.integers(0, 40), max_size=5), start=st.integers(0, 120), size=st.integers(0, 120))
+def test_part_is_the_range_however_the_content_is_cut(
+    kind: Callable[[list[memoryview]], Pieces], sizes: list[int], start: int, size: int
+) -> None:
+    """A part of a part too; a range beyond the end is cut off."""
+    content = kind(cut(sizes))
+    part = content.part(start, size)
+    assert bytes(part) == CONTENT[start : start + size]
+    assert part.size_bytes == len(bytes(part))
+    assert bytes(part.part(3, 5)) == CONTENT[start : start + size][3:8]
+    assert bytes(content) == CONTENT
+    assert content.sha256() == hashlib.sha256(CONTENT).hexdigest()
+
+
+def test_file_is_read_in_pieces_and_parts(tmp_path: Path) -> None:
+    """No piece is larger than the limit; a part reads its own range only."""
+    path = tmp_path / "x"
+    path.write_bytes(CONTENT * (PIECE_BYTES // 50))
+    content = FilePieces(path)
+    assert [len(piece) for piece in content] == [PIECE_BYTES, content.size_bytes - PIECE_BYTES]
+    assert bytes(content.part(150, 100).part(10, 500)) == (CONTENT * 3)[160:250]
+
+
+def test_held_pieces_are_freed_once_they_were_read() -> None:
+    """What lies wholly before the place goes, the rest stays; what is gone is not given again."""
+    content = HeldPieces(cut([10, 30]))
+    part = content.part(35, 10)
+    content.let_go(39)
+    assert bytes(part) == CONTENT[35:45]
+    content.let_go(40)
+    assert bytes(content.part(40, 60)) == CONTENT[40:]
+    with pytest.raises(ValueError, match="let go of"):
+        bytes(part)
+
+
+def test_other_content_is_not_held_and_so_not_let_go() -> None:
+    """Tensors and files stay as they are."""
+    content = made(cut([10]))
+    content.let_go(100)
+    assert bytes(content) == CONTENT

@@ -1,0 +1,159 @@
+"""Tables as people have them: every form gives the same rows, and all that is wrong is told at once, by its lines."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from ringtune.config.sections import Data
+from ringtune.errors import DataError
+from ringtune.job.rows import read_rows
+from ringtune.models.family import CLASSIFICATION
+from ringtune.storage.tables import Record, RowAccount, table_rows
+
+ROWS = [("größer, als; gedacht", "gut"), ('ein "Wort"\nund noch eins', "schlecht"), ("x\ty|z", "gut")] * 2
+COLUMNS = {"data.text": "text"}
+
+
+def read(path: Path, columns: dict[str, str] | None = None) -> tuple[list[Record], RowAccount]:
+    """Read a table, with its account."""
+    account = RowAccount(path)
+    return list(table_rows(path, COLUMNS if columns is None else columns, account)), account
+
+
+def csv_text(separator: str = ",", *, line_end: str = "\n") -> str:
+    """The rows under a header, as text with a separator."""
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, delimiter=separator, lineterminator=line_end)
+    writer.writerows([("text", "label"), *ROWS])
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_table_is_the_same_in_every_form(tmp_path: Path, separator: str, encoding: str, packed: bool) -> None:
+    """Separator, encoding, line ends, ``sep=``, suffix and gzip are found; what is no comma and no UTF-8 is told."""
+    for suffix in (".csv", ".tsv"):
+        for first, line_end in (("", "\n"), ("", "\r\n"), (f"sep={separator}\r\n", "\r\n")):
+            content = (first + csv_text(separator, line_end=line_end)).encode(encoding)
+            path = tmp_path / f"rows{suffix}{'.gz' if packed else ''}"
+            path.write_bytes(gzip.compress(content) if packed else content)
+            rows, account = read(path)
+            assert [(row["text"], row["label"]) for _, row in rows] == ROWS
+            assert not account.problems()
+            told = " ".join(account.notes)
+            assert ("Windows-1252" in told, "UTF-16" in told) == (encoding == "cp1252", encoding == "utf-16")
+            if not first:
+                assert ("between its columns" in told) is (separator != ("\t" if suffix == ".tsv" else ","))
+
+
+def test_table_of_a_spreadsheet_is_that_of_its_csv(tmp_path: Path) -> None:
+    """Empty rows and cells, numbers and dates are as in a csv file; other sheets are told."""
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in (("text", "label"), (), *ROWS, ("einer", 7)):
+        book.active.append(row)
+    book.create_sheet("Notizen").append(("x",))
+    book.save(tmp_path / "rows.xlsx")
+    rows, account = read(tmp_path / "rows.xlsx")
+    assert [(row["text"], row["label"]) for _, row in rows] == [*ROWS, ("einer", "7")]
+    assert [line for line, _ in rows][:2] == [3, 4]
+    assert account.notes == [f"{tmp_path / 'rows.xlsx'}: only the sheet 'Sheet' is read, not 'Notizen'"]
+    (tmp_path / "no.xlsx").write_bytes(b"PK\x03\x04")
+    with pytest.raises(DataError, match=r"no\.xlsx is no readable spreadsheet"):
+        read(tmp_path / "no.xlsx")
+
+
+def test_table_that_is_longer_than_the_sample_keeps_every_line(tmp_path: Path) -> None:
+    """The separator is found in the first characters, and the line in which they end is read once."""
+    for line_end in ("\n", "\r\n"):
+        lines = [f"{'w' * (at % 97)} {at};{at % 2}" for at in range(3000)]
+        (tmp_path / "rows.csv").write_bytes(line_end.join(["text;label", *lines]).encode())
+        rows, _ = read(tmp_path / "rows.csv")
+        assert [f"{row['text']};{row['label']}" for _, row in rows] == lines
+        assert rows[-1][0] == 3001
+
+
+def test_table_may_begin_with_empty_lines(tmp_path: Path) -> None:
+    """As it may have some between its rows; numbers of lines stay those of the file."""
+    path = tmp_path / "rows.csv"
+    path.write_text("\n\ntext,label\na,b\n\nc,d\n")
+    assert read(path)[0] == [(4, {"text": "a", "label": "b"}), (6, {"text": "c", "label": "d"})]
+    path.write_text("\n\ntext,text\na,b\n")
+    with pytest.raises(DataError, match=r"rows\.csv, line 3 gives columns 1 and 2 the same name"):
+        read(path)
+
+
+def test_table_tells_all_that_is_wrong_at_once(tmp_path: Path) -> None:
+    """Every bad row of a file by its line, with a bounded list, and what leaves the empty ones out."""
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\n" + "a,\n" * 8 + "a,b,c\n" + "a,b\n" + ",b\n")
+    with pytest.raises(DataError) as raised:
+        read_rows(path, CLASSIFICATION, Data())
+    assert str(raised.value) == (
+        f"{path}: 10 rows can't be used: column 'label' is empty in lines 2, 3, 4, 5, 6 and 3 more; the row has 3 "
+        "cells, the header has 2 columns in line 10; column 'text' is empty in line 12; correct or remove them, or set "
+        "data.missing = 'skip' (in predict and eval --missing=skip) to leave out the 9 with an empty cell"
+    )
+    path.write_text("text,label\n" + "a,\n" * 8 + "a,b\n,b\na,c\n")
+    found = read_rows(path, CLASSIFICATION, Data(missing="skip"))
+    assert (found.labels, found.left_out) == (("b", "c"), {"column 'label' is empty": 8, "column 'text' is empty": 1})
+    with pytest.raises(DataError, match="has no columns 'a' and 'b'"):
+        read(path, {"data.text": "a", "data.label": "b", "data.user": "text"})
+
+
+def test_table_refuses_what_is_no_unicode_text(tmp_path: Path) -> None:
+    """Half an emoji and a zero character are legal JSON, and no tokenizer takes them; 1.0 is a class, 0.5 is none."""
+    path = tmp_path / "rows.jsonl"
+    rows = [{"text": text, "label": label} for text, label in (("\ud83d", 1.0), ("a\0", 1.0), ("a", 0.5), ("a", 1.0))]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError) as raised:
+        read_rows(path, CLASSIFICATION, Data(missing="skip"))
+    for line, problem in (
+        (1, "half of a surrogate pair"),
+        (2, "a zero character"),
+        (3, "not a class name but a float"),
+    ):
+        assert problem in str(raised.value) and f"in line {line}" in str(raised.value)
+    path.write_text(json.dumps(rows[-1]))
+    assert read_rows(path, CLASSIFICATION, Data()).labels == ("1.0",)
+
+
+CANARY = "canaryinarow"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.csv", f"text,label\n{CANARY},{CANARY},{CANARY}\n"),
+        ("rows.csv", f"text,label\n{CANARY}\n"),
+        ("rows.csv", f'text,label\n"{CANARY}\n'),
+        ("rows.csv", f"{CANARY},good\n{CANARY},bad\n"),
+        ("rows.csv", f"{CANARY},{CANARY}\ntext,good\n"),
+        ("rows.csv", f"{CANARY};good\n{CANARY};bad\n"),
+        ("rows.csv", f"text,label\n{CANARY},\n"),
+        ("rows.csv", f"text,label\n{CANARY}é,é\né,\xff\n"),
+        ("rows.jsonl", f'{{"text": "{CANARY}", "label": ["{CANARY}"]}}\n'),
+        ("rows.jsonl", f'{{"text": "{CANARY}", "label": {{"{CANARY}": 1}}}}\n'),
+        ("rows.jsonl", f'{{"text": ["{CANARY}"], "label": "good"}}\n'),
+        ("rows.jsonl", f'{{"text": "{CANARY}", "label": null}}\n'),
+        ("rows.jsonl", f'{{"text": "{CANARY}", "label": {CANARY}}}\n'),
+        ("rows.jsonl", f'"{CANARY}"\n'),
+        ("rows.jsonl", f'{{"text": "{CANARY}\n'),
+        ("rows.jsonl", f'{{"text": "{CANARY}\\ud83d", "label": 1}}\n'),
+    ],
+)
+def test_error_about_a_row_has_nothing_of_the_row(tmp_path: Path, name: str, content: str) -> None:
+    """It goes to the coordinator and the user, whose rows these are not; a first line may be a row too."""
+    path = tmp_path / name
+    path.write_bytes(content.encode("utf-8" if "\xff" not in content else "cp1252").replace(b"\xff", b"\x81"))
+    with pytest.raises(DataError) as raised:
+        read_rows(path, CLASSIFICATION, Data())
+    assert CANARY not in str(raised.value)
+    assert path.name in str(raised.value)

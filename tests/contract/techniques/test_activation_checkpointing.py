@@ -1,0 +1,47 @@
+"""Which policy holds in which slice, as a word, in words, and as a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringtune.schedule.saved_activations import Velora, merged, within
+from ringtune.schedule.units import Range
+from ringtune.techniques.activation_checkpointing import SlicePolicy
+from tests.support.plans import changed, make_plan
+
+PLAN = changed(
+    make_plan([("a", 0, 2), ("b", 2, 3), ("c", 3, 4)], ["a"]),
+    recompute=(Range(1, 3),),
+    velora=Velora(blocks=(Range(0, 2),), layers=("adapter_down",)),
+)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "name", "text"),
+    [
+        (0, 2, "both", "blocks [1, 2) run again, VeLoRA in blocks [0, 2)"),
+        (2, 3, "recompute", "blocks [2, 3) run again"),
+        (0, 1, "velora", "VeLoRA in blocks [0, 1)"),
+        (3, 4, "none", ""),
+    ],
+)
+def test_policy_of_a_slice(start: int, stop: int, name: str, text: str) -> None:
+    """Only what is in the slice counts."""
+    found = SlicePolicy.of(PLAN, start, stop)
+    assert (found.name, found.text) == (name, text)
+
+
+def test_policy_as_a_table() -> None:
+    """Ranges as pairs."""
+    assert SlicePolicy.of(PLAN, 0, 2).to_json() == {
+        "policy": "both",
+        "recomputed": [[1, 2]],
+        "projected": [[0, 2]],
+    }
+    assert SlicePolicy() == SlicePolicy.of(PLAN, 3, 4)
+
+
+def test_ranges_are_merged_and_cut() -> None:
+    """Neighbours become one range; a cut leaves out what is outside."""
+    assert merged([Range(2, 4), Range(0, 1), Range(1, 2), Range(6, 7)]) == (Range(0, 4), Range(6, 7))
+    assert within((Range(0, 4), Range(6, 8)), 2, 7) == (Range(2, 4), Range(6, 7))

@@ -1,0 +1,105 @@
+"""``[offload]`` of a job: it is read back as written, and what it does not go with is refused with a remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ringtune.errors import JobError
+from ringtune.job.job import parse_job
+from ringtune.run_control.continuation import changed_keys, job_digest
+from ringtune.techniques.offload import check_fused
+from tests.support.fake_agents import job
+
+
+def test_offload_is_read_back_as_written() -> None:
+    """An inline table names the helper of each host; the resolved job says the same."""
+    text = '[model]\npath = "m"\n[offload]\nmode = { "pi-1" = "laptop" }\ninterval = 4\npairs = "velora"\n'
+    found = parse_job(text, source="job.toml")
+    assert found.offload.helpers == {"pi-1": "laptop"}
+    assert found.offload.is_on and not found.offload.is_exact
+    assert parse_job(found.to_toml(), source="job.toml") == found
+
+
+def test_offload_makes_another_job_and_off_drops_its_settings() -> None:
+    """A run does not go on with other helpers by mistake; a job without them keeps its digest."""
+    helped = job(offload__mode={"a": "b"}, offload__interval=2)
+    assert changed_keys(job(), helped) == ("offload.interval", "offload.mode")
+    assert helped.with_overrides({"offload.mode": "off"}) == job()
+    assert job_digest(helped) != job_digest(job())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train.method": "pipeadapter"}, "train.method = 'pipeadapter', which keeps several versions of adapters"),
+        ({"train.method": "hift"}, "train.method = 'hift', which trains all parameters"),
+        ({"adapter.config": "full"}, "no adapter that a helper could fit"),
+        ({"adapter.config": "ia3"}, "ia3 scales what a matrix gives"),
+        ({"memory.activations": "velora"}, "offload.pairs = 'velora' projects what is sent"),
+        ({"operations.policy": "two-stage", "operations.compute": 0.6}, "set operations.policy = 'standard'"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["auto", {"a": "b"}])
+def test_offload_is_refused_where_nobody_can_help(changes: dict[str, Any], said: str, mode: Any) -> None:
+    """One clear error that names both keys and the remedy, before any node is asked."""
+    with pytest.raises(JobError) as caught:
+        job().with_overrides({**changes, "offload.mode": mode})
+    assert str(caught.value).startswith("[offload] can't go with ")
+    assert said in str(caught.value)
+    assert str(caught.value).endswith("or set offload.mode = 'off'")
+
+
+def test_offload_of_one_item_in_flight_goes_with_any_method() -> None:
+    """A turn of one step has no stale weights, even with a method that allows them."""
+    found = job(train__method="pipeadapter", train__local_iterations=1, offload__mode="auto")
+    assert found.offload.is_on
+
+
+def test_offload_of_a_gate_needs_matrices_of_their_own() -> None:
+    """Whether query, key and value are one matrix is known with the model only."""
+    found = job(adapter__config="lora[use_gating=True]", offload__mode="auto")
+    check_fused(found.offload, adapter=found.adapter, train=found.train, fused=False)
+    with pytest.raises(JobError, match="one matrix for query, key and value"):
+        check_fused(found.offload, adapter=found.adapter, train=found.train, fused=True)
+
+
+ALONE = {"offload.mode": "auto", "offload.users": "alone"}
+TOGETHER = {"offload.mode": "auto", "offload.users": "collaboration", "adapter.config": "linear"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"offload.users": "alone"}, "offload.users = 'alone' has no meaning with offload.mode = 'off'"),
+        ({"offload.mode": "auto", "offload.users": "each"}, "offload.users = 'each' is not one of joint, alone, coll"),
+        ({**ALONE, "offload.merged": True, "adapter.config": "linear"}, "set offload.merged = false"),
+        (TOGETHER, "offload.users = 'collaboration' adds the adapters of all users to one matrix; set offload.merged"),
+        (
+            {**TOGETHER, "offload.merged": True, "adapter.config": "mlp"},
+            "set offload.merged = false and offload.users = 'alone'",
+        ),
+        ({"data.user": "who"}, "data.user = 'who' has no meaning with offload.users = 'joint'"),
+        ({**ALONE, "data.user": " "}, "data.user is ' '; name a column, or remove it"),
+        (
+            {**ALONE, "data.user": "who", "model.task": "image-classification"},
+            "data.user = 'who' has no meaning for model.task = 'image-classification', where rows have no columns",
+        ),
+    ],
+)
+def test_offload_of_users_is_refused_with_both_keys_and_a_remedy(changes: dict[str, Any], said: str) -> None:
+    """What merging and a task's rows do not allow is an error before any node is asked."""
+    with pytest.raises(JobError) as caught:
+        job().with_overrides(changes)
+    assert said in str(caught.value)
+
+
+def test_offload_of_users_is_dropped_with_the_helpers() -> None:
+    """Without helpers, or with one set of adapters for all, nobody asks whose a row is; old digests last."""
+    helped = job().with_overrides({**ALONE, "data.user": "who"})
+    assert helped.offload.manner.has_users
+    assert helped.with_overrides({"offload.mode": "off"}) == job()
+    assert helped.with_overrides({"offload.users": "joint"}).data.user == ""
+    assert job_digest(helped) != job_digest(job().with_overrides(ALONE))
+    assert "data.user" not in changed_keys(job(), job().with_overrides(ALONE))

@@ -1,0 +1,152 @@
+"""From what a job asks to capacities: counts, budgets, balance, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ringtune.errors import JobError
+from ringtune.schedule.operation_tables import BlockCapacity, Choice
+from ringtune.schedule.placement import Slice
+from ringtune.techniques.operation_capacities import Board, balanced, choice_of, spread
+from ringtune.techniques.operations import OperationsSettings
+
+HOSTS = (Slice(node="a", start=0, stop=2), Slice(node="b", start=2, stop=4), Slice(node="c", start=4, stop=4))
+EQUAL = {"a": (0.4, 0.6), "b": (0.4, 0.6), "c": (9.0, 9.0)}
+
+
+def choice(microbatches: int = 5, *, costs: dict[str, tuple[float, float]] = EQUAL, **settings: Any) -> Choice:
+    """What a job's settings become, with two subnets a block and two rows a micro-batch."""
+    return choice_of(
+        OperationsSettings(**{"policy": "two-stage", **settings}),
+        subnets=2,
+        microbatch_sizes=(2,) * microbatches,
+        hosts=HOSTS,
+        costs=costs,
+        num_blocks=4,
+        local_iterations=3,
+        owners=2,
+    )
+
+
+def counts(capacity: BlockCapacity, size: int = 2) -> tuple[float, float]:
+    """Full and forward-only operations that a capacity allows."""
+    return (
+        round(capacity.full / (capacity.forward + capacity.backward) / size, 6),
+        round(capacity.forward_only / capacity.forward / size, 6),
+    )
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "settings", "expected"),
+    [
+        (5, {"full": 3, "forward_only": 1}, (3, 1)),
+        (5, {"full": 2}, (2, 0)),
+        (5, {"compute": 0.6}, (3, 0)),
+        (4, {"compute": 0.6}, (2, 1)),
+        (8, {"compute": 0.6}, (4, 2)),
+        (5, {"compute": 1.0}, (5, 0)),
+        (10, {"compute": 0.5}, (5, 0)),
+        (5, {"compute": 0.95}, (4, 1)),
+    ],
+)
+def test_counts_of_a_budget(microbatches: int, settings: dict[str, Any], expected: tuple[int, int]) -> None:
+    """A budget is as many whole full operations as fit, and forward-only ones of the rest."""
+    found = choice(microbatches, **settings)
+    assert [counts(capacity) for capacity in found.capacities] == [expected]
+    assert found.capacities[0].forward == pytest.approx(0.2)  # of one of two subnets
+
+
+def test_settings_travel_into_the_choice() -> None:
+    """Scores, scale and policy are the job's; rounds become steps; only pruning chooses anew by itself."""
+    found = choice(policy="joint", compute=0.6, score_scale=0.1, backward_score="fisher", refresh_rounds=2)
+    assert (found.policy, found.score_scale, found.backward_score, found.refresh_steps) == ("joint", 0.1, "fisher", 12)
+    assert [choice(policy=name, compute=0.6).refresh_steps for name in ("two-stage", "random", "magnitude")] == [
+        0,
+        0,
+        16,
+    ]
+
+
+def test_slices_share_their_operations() -> None:
+    """By slice, a block is one subnet, and each host with blocks is one group."""
+    found = choice(4, full=2, by_slice=True)
+    assert (found.subnets, found.groups) == (1, ((0, 2), (2, 4)))
+    assert Choice.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_pruning_has_one_budget_over_all_subnets() -> None:
+    """Of pruning, the whole budget is for full operations, to the last part of one."""
+    found = choice(4, policy="magnitude", compute=0.65)
+    assert counts(found.capacities[0]) == (2.6, 0)
+
+
+def test_pruning_needs_no_whole_micro_batch() -> None:
+    """A share of all subnets may be smaller than one of two micro-batches."""
+    found = choice(2, policy="magnitude", compute=0.4)
+    assert counts(found.capacities[0]) == (0.8, 0)
+
+
+@pytest.mark.parametrize("microbatches", [8, 10])
+@pytest.mark.parametrize("compute", [0.4, 0.5, 0.6, 0.7])
+@pytest.mark.parametrize("forward", [0.33, 0.4, 0.43, 0.5])
+def test_boards_of_unequal_speed_are_busy_alike(microbatches: int, compute: float, forward: float) -> None:
+    """A board twice as fast does more, so that busy seconds lie within 10 %, at no more than the compute asked for."""
+    costs = {"a": (2 * forward, 2 * (1 - forward)), "b": (forward, 1 - forward)}
+    found = choice(microbatches, compute=compute, balance=True, costs=costs)
+    slow, fast = found.capacities[0], found.capacities[2]
+    assert found.capacities == (slow, slow, fast, fast)
+    busy = [each.full + each.forward_only for each in (slow, fast)]
+    assert (max(busy) - min(busy)) / max(busy) <= 0.10
+    done = sum(n_full + n_forward * forward for n_full, n_forward in map(counts, (slow, fast))) / (2 * microbatches)
+    assert 0.9 * compute <= done <= compute + 1e-9
+
+
+def test_balance_of_two_boards_as_drawn() -> None:
+    """The table of the docstring: both boards are busy for 3.2 full operations of the slow one."""
+    boards = [
+        Board(node="slow", blocks=6, full_s=1.0, forward_s=0.4),
+        Board(node="fast", blocks=6, full_s=0.5, forward_s=0.2),
+    ]
+    found = balanced(boards, 8, 0.6 * 8 * 12)
+    assert found == {"slow": (2, 3), "fast": (6, 1)}
+    assert spread(boards, found) == pytest.approx(0)
+
+
+def test_balance_of_equal_boards_is_equal() -> None:
+    """Equal boards with equal slices get equal counts, those of the budget."""
+    assert {counts(each) for each in choice(5, full=3, balance=True).capacities} == {(3, 0)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "needs to know how much is done"),
+        ({"full": 4, "forward_only": 2}, "more than the 5 micro-batches"),
+        ({"full": 0, "forward_only": 2}, "operations.full is 0"),
+        ({"compute": 0.1}, "raise it to 0.2"),
+        ({"compute": 0.6, "policy": "magnitude", "balance": True}, "balance has no meaning"),
+    ],
+)
+def test_budgets_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
+    """What is more than a batch has, or leaves nothing full, is refused with its key."""
+    with pytest.raises(JobError, match=message):
+        choice(**settings)
+
+
+def test_balance_that_starves_a_board_is_refused() -> None:
+    """A board so slow that it could do nothing in full while the others work is refused."""
+    boards = [
+        Board(node="slow", blocks=1, full_s=100.0, forward_s=40.0),
+        Board(node="fast", blocks=9, full_s=1.0, forward_s=0.4),
+    ]
+    with pytest.raises(JobError, match="one full micro-batch"):
+        balanced(boards, 4, 12.0)
+
+
+def test_expert_routing_is_refused_with_its_reason() -> None:
+    """GShard is a baseline of the paper, which does not say enough to build it."""
+    with pytest.raises(JobError, match=r"'gshard' is not one of standard.*gating networks"):
+        OperationsSettings(policy="gshard")

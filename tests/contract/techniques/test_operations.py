@@ -1,0 +1,389 @@
+"""Tests of ``ringtune.techniques.operations``: operations settings, expected."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringtune.errors import JobError, PlanError
+from ringtune.job.job import Job, Model, OperationsSettings, Train, load_job, parse_job, with_absolute_paths
+from ringtune.run_control.continuation import changed_keys, describe_changes, job_digest
+from ringtune.schedule.course import Course
+from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, GivenTable, Operations
+from ringtune.techniques.operations import choosers_of, expected_table, given_tables
+from tests.support.operation_choices import choosing_course
+from tests.support.plans import make_plan
+
+JOB = Job(model=Model(path="m"))
+CHOSEN = {"operations.policy": "two-stage", "operations.compute": 0.6}
+TABLE = Operations(batches=(BatchOperations(owner="a", batch_id=0, rows=("1131", "1211")),))
+GIVEN = GivenTable(step=0, operations=TABLE)
+
+
+@pytest.mark.parametrize("name", ["heads", "compute", "full", "forward_only", "score_scale", "refresh_rounds"])
+def test_true_is_no_number(name: str) -> None:
+    """``full = true`` is not one micro-batch."""
+    with pytest.raises(JobError, match=rf"operations.{name} is true, it has to be a number"):
+        OperationsSettings(**{"full": 2, name: True})  # type: ignore[arg-type]
+
+
+def test_operations_survive_toml_with_every_key() -> None:
+    """Each key is written and read again."""
+    settings = OperationsSettings(
+        policy="joint",
+        heads=2,
+        by_slice=True,
+        full=2,
+        forward_only=1,
+        balance=True,
+        backward_score="taylor",
+        forward_score="gradient-magnitude",
+        score_scale=0.25,
+        ties="together",
+        refresh_rounds=3,
+    )
+    job = dataclasses.replace(JOB, operations=settings)
+    assert parse_job(job.to_toml(), source="job") == job
+    assert settings.changed() == tuple(
+        entry.name for entry in dataclasses.fields(settings) if entry.name not in ("compute", "table")
+    )
+
+
+CHANGES = [
+    {"operations.heads": 2},
+    {"operations.by_slice": True},
+    {"operations.balance": True},
+    {"operations.backward_score": "taylor"},
+    {"operations.forward_score": "taylor"},
+    {"operations.score_scale": 0.5},
+    {"operations.ties": "together"},
+    {"operations.refresh_rounds": 3},
+    {"operations.compute": 0.5},
+    {"operations.policy": "joint"},
+    {"operations.policy": "random"},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_every_key_of_operations_makes_another_job(change: dict[str, object]) -> None:
+    """A run does not go on under other operations than it began with."""
+    job = JOB.with_overrides(CHOSEN)
+    other = job.with_overrides(change)
+    assert job_digest(other) != job_digest(job)
+    assert changed_keys(job, other) == tuple(change)
+
+
+def test_operations_left_alone_keep_the_digests_of_older_jobs() -> None:
+    """The digest of a job of version 0.2, whose jobs had no such section."""
+    assert JOB.operations == OperationsSettings()
+    assert job_digest(JOB) == "e0c2301db82f3bd4e7fbb7590fc88e8873d8925effa59bd345bf3d83b1164441"
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"policy": "two_stage"}, "operations.policy = 'two_stage' is not one of standard, two-stage"),
+    ({"policy": "two-stage", "compute": 0.0}, "operations.compute is 0.0, it has to be above 0 and at most 1"),
+    ({"policy": "two-stage", "compute": 1.5}, "operations.compute is 1.5, it has to be above 0 and at most 1"),
+    ({"policy": "two-stage", "compute": -0.1}, "operations.compute is -0.1, it has to be above 0"),
+    ({"policy": "two-stage"}, "operations.policy = 'two-stage' needs operations.compute or operations.full"),
+    ({"compute": 0.6}, "operations.compute = 0.6 has no meaning with operations.policy = 'standard'"),
+    ({"full": 3}, "operations.full = 3 has no meaning with operations.policy = 'standard'"),
+    ({"by_slice": True}, "operations.by_slice = true has no meaning with operations.policy = 'standard'"),
+    ({"balance": True}, "operations.balance = true has no meaning with operations.policy = 'standard'"),
+    ({"refresh_rounds": 2}, "operations.refresh_rounds = 2 has no meaning with operations.policy = 'standard'"),
+    ({"policy": "joint", "full": 5}, "operations.full is 5, a batch has train.microbatches = 4; lower it or raise"),
+    (
+        {"policy": "joint", "full": 3, "forward_only": 2},
+        "operations.full + operations.forward_only is 5, a batch has train.microbatches = 4",
+    ),
+    ({"policy": "joint", "full": -1}, "operations.full is -1, it has to be at least 0"),
+    ({"policy": "joint", "forward_only": 1}, "operations.forward_only needs operations.full"),
+    ({"policy": "joint", "full": 1, "compute": 0.5}, "both say how much is done; keep one"),
+    ({"policy": "joint", "compute": 0.5, "score_scale": 0.0}, "operations.score_scale is 0.0, it has to be above 0"),
+    ({"policy": "joint", "compute": 0.5, "heads": -1}, "operations.heads is -1"),
+    ({"policy": "joint", "compute": 0.5, "forward_score": "loss"}, "operations.forward_score = 'loss' is not one of"),
+    ({"refresh_rounds": 1_000_001}, "operations.refresh_rounds is 1000001, it has to be at most 1,000,000"),
+    ({"table": "{}", "heads": 2}, "operations.table has the operations of an earlier run, operations.heads would"),
+    ({"table": "{}", "policy": "joint"}, "operations.policy would choose others; remove one of them"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), BAD, ids=lambda part: str(part)[:50])
+def test_operations_refuse_by_name(values: dict[str, Any], message: str) -> None:
+    """Budgets outside (0, 1], counts that do not fit the micro-batches, and two ways of saying one thing."""
+    with pytest.raises(JobError) as caught:
+        JOB.with_overrides({f"operations.{name}": value for name, value in values.items()})
+    assert message in str(caught.value)
+
+
+def test_operations_of_nan_are_refused() -> None:
+    """Neither a budget nor a scale is a number then."""
+    with pytest.raises(JobError, match=r"operations.compute is nan"):
+        OperationsSettings(policy="joint", compute=float("nan"))
+    with pytest.raises(JobError, match=r"operations.score_scale is nan"):
+        OperationsSettings(policy="joint", score_scale=float("nan"))
+
+
+def test_operations_said_otherwise_leave_the_other_way_behind() -> None:
+    """On the command line one key is changed, not three."""
+    job = JOB.with_overrides(CHOSEN)
+    counted = job.with_overrides({"operations.full": 2})
+    assert (counted.operations.compute, counted.operations.full) == (None, 2)
+    assert counted.with_overrides({"operations.compute": 0.5}).operations.full is None
+    assert job.with_overrides({"operations.policy": "standard"}) == JOB
+    assert job.with_overrides({"operations.table": "a.json"}).operations == OperationsSettings(table="a.json")
+
+
+def test_operations_fit_more_micro_batches() -> None:
+    """The counts are compared with the job's own number."""
+    train = Train(microbatches=5)
+    job = Job(model=Model(path="m"), train=train, operations=OperationsSettings(policy="joint", full=3, forward_only=2))
+    assert job.operations.is_chosen
+
+
+def test_operations_do_not_go_with_private_blocks() -> None:
+    """An owner that runs blocks itself is in no table."""
+    with pytest.raises(JobError, match=r"privacy.private_blocks = 1 and \[operations\] can't go together"):
+        JOB.with_overrides({**CHOSEN, "privacy.private_blocks": 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train.dropout": 0.1}, "train.dropout = 0.1 can't be drawn for a part of the heads"),
+        ({"adapter.config": "ia3"}, "adapter.config 'ia3' can't be run by head groups"),
+        ({"adapter.config": "dora"}, "DoRA takes norms over the whole matrix"),
+    ],
+)
+def test_operations_of_heads_need_an_adapter_and_dropout_that_can_be_parted(
+    change: dict[str, object], message: str
+) -> None:
+    """Whole blocks and whole slices can have any of them."""
+    job = JOB.with_overrides(change)
+    with pytest.raises(JobError) as caught:
+        job.with_overrides(CHOSEN)
+    assert message in str(caught.value)
+    assert job.with_overrides({**CHOSEN, "operations.heads": 0}).operations.is_chosen
+    assert job.with_overrides({**CHOSEN, "operations.by_slice": True}).operations.is_chosen
+
+
+# ---- a given table ---------------------------------------------------------------------------------
+
+
+def _job_with(tmp_path: Path, value: object) -> Path:
+    (tmp_path / "operations.json").write_text(value if isinstance(value, str) else json.dumps(value))
+    (tmp_path / "job.toml").write_text("[model]\npath = 'm'\n[operations]\ntable = 'operations.json'\n")
+    return tmp_path / "job.toml"
+
+
+@pytest.mark.parametrize(
+    "value", [TABLE.to_json(), {"schema": 1, "tables": [{"step": 0, "operations": TABLE.to_json()}]}]
+)
+def test_given_table_travels_with_the_job(tmp_path: Path, value: object) -> None:
+    """The file is read where the job is; the job that a run writes down names no file any more."""
+    job = load_job(_job_with(tmp_path, value))
+    assert given_tables(job.operations) == (GIVEN,)
+    assert given_tables(parse_job(job.to_toml(), source="job").operations) == (GIVEN,)
+    assert job.operations.is_any
+    assert not job.operations.is_chosen
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("[", "is not JSON"),
+        ("[]", "have to be a JSON object"),
+        ({"subnets": 1}, "batches has to be a list"),
+        ({"schema": 1, "tables": []}, "the list has no table"),
+        ({"schema": 1, "course": {}, "placements": []}, "is a plan; give the operations.json beside it"),
+        ("[" * 100_000, "is not JSON"),
+        ({"schema": 1, "tables": [{"steps": 8}]}, "unknown key"),
+        ({"schema": 1, "tables": [{"step": 8, "operations": TABLE.to_json()}]}, "have to begin at step 0"),
+        ({"subnets": 1, "rows": [[2, 4, "!"]], "batches": [["a", 0, 0]]}, "packed operations are not readable"),
+    ],
+)
+def test_given_table_is_refused_with_its_file(tmp_path: Path, value: object, message: str) -> None:
+    """What is no table of operations is an error of the job, which names the file."""
+    with pytest.raises(JobError) as caught:
+        load_job(_job_with(tmp_path, value))
+    assert message in str(caught.value)
+    assert "plan anew" not in str(caught.value)  # nobody plans a file that was given
+
+
+def test_given_tables_have_the_steps_that_they_hold_from(tmp_path: Path) -> None:
+    """A run that chose anew wrote several."""
+    tables = [{"step": step, "operations": TABLE.to_json()} for step in (0, 40)]
+    assert given_tables(load_job(_job_with(tmp_path, {"schema": 1, "tables": tables})).operations) == (
+        GIVEN,
+        GivenTable(step=40, operations=TABLE),
+    )
+
+
+def test_given_table_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """The file and the reason."""
+    path = _job_with(tmp_path, "{}")
+    (tmp_path / "operations.json").unlink()
+    with pytest.raises(JobError, match=r"can't read operations.table .*operations.json: No such file"):
+        load_job(path)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "~nouser_x/t.json"])
+def test_given_table_whose_name_is_no_path_is_refused(tmp_path: Path, name: str) -> None:
+    """No such user, and a byte that no path has."""
+    job = JOB.with_overrides({"operations.table": name})
+    with pytest.raises(JobError, match=r"operations.table .*; give the operations.json of a run"):
+        with_absolute_paths(job, tmp_path)
+
+
+def test_given_table_is_told_shortly(tmp_path: Path) -> None:
+    """A message about changed keys does not have a whole table in it."""
+    many = Operations(batches=tuple(BatchOperations(owner="a", batch_id=at, rows=("1131" * 50,)) for at in range(50)))
+    job = load_job(_job_with(tmp_path, many.to_json()))
+    before = dataclasses.replace(job, operations=OperationsSettings())
+    assert len(describe_changes(before, job)) < 300
+
+
+def _packed_table(rng: random.Random) -> dict[str, Any]:
+    """Any table of 600 batches of 4 micro-batches with 72 codes each."""
+    packed = [bytes([*(rng.randrange(243) for _ in range(57)), rng.randrange(27)]) for _ in range(600)]
+    rows = [[4, 72, base64.b64encode(each).decode()] for each in packed]
+    return {"subnets": 6, "rows": rows, "batches": [["a", at, at] for at in range(600)]}
+
+
+def test_given_tables_of_a_run_of_real_size_fit_into_a_job(tmp_path: Path) -> None:
+    """Sixteen tables of 600 batches, none alike: the job that a run writes down is read again."""
+    rng = random.Random(1)
+    tables = [{"step": 40 * at, "operations": _packed_table(rng)} for at in range(16)]
+    job = load_job(_job_with(tmp_path, {"schema": 1, "tables": tables}))
+    (tmp_path / "again.toml").write_text(job.to_toml())
+    assert load_job(tmp_path / "again.toml") == job
+    assert len(job.operations.table) > 900_000
+
+
+def test_given_tables_that_no_job_has_room_for_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy is one that there is for several tables too."""
+    monkeypatch.setattr("ringtune.techniques.operations._MOST_TEXT", 10)
+    with pytest.raises(JobError, match=r"has room for 10; repeat that run by its own job.toml"):
+        load_job(_job_with(tmp_path, TABLE.to_json()))
+
+
+def test_expected_table_as_drawn() -> None:
+    """Three subnets a block, full for 3 of 5 micro-batches and forward-only for one: the table of the docstring."""
+    table = expected_table(choosing_course(full=3, forward_only=1, microbatches=5, subnets=3, num_blocks=2))
+    assert table.subnets == 3
+    assert table.batches[0].rows == ("131321", "112131", "113112", "211113", "321211")
+    assert table.batches[1].rows == ("321211", "131321", "112131", "113112", "211113")
+
+
+@pytest.mark.parametrize("microbatches", [2, 3, 4, 5, 8, 10, 20])
+@pytest.mark.parametrize("subnets", [1, 2, 3, 5, 6, 12])
+def test_full_operations_are_spread_evenly(microbatches: int, subnets: int) -> None:
+    """Each subnet has its counts; all micro-batches have nearly as many full subnets; none passes all blocks by."""
+    for full in range(1, microbatches + 1):
+        course = choosing_course(full=full, microbatches=microbatches, subnets=subnets, num_blocks=12)
+        rows = expected_table(course).batches[1].rows
+        assert {Counter(column)["1"] for column in zip(*rows, strict=True)} == {full}
+        totals = [row.count("1") for row in rows]
+        assert max(totals) - min(totals) <= 2
+        assert min(totals) > 0 or full * subnets * 12 < microbatches
+
+
+def test_ties_together_leave_whole_micro_batches_out() -> None:
+    """Every subnet of every block has the same micro-batches; each batch begins one later."""
+    course = choosing_course(full=2, microbatches=3, subnets=3, num_blocks=2, train_rows=6, size=1, ties="together")
+    assert [entry.rows for entry in expected_table(course).batches] == [
+        ("111111", "111111", "333333"),
+        ("333333", "111111", "111111"),
+    ]
+
+
+def test_blocks_of_a_group_share_one_code() -> None:
+    """With groups, whole slices are passed by; the next one takes the micro-batches that the last one left."""
+    course = choosing_course(full=2, microbatches=4, num_blocks=4, groups=((0, 2), (2, 4)))
+    assert expected_table(course).batches[0].rows == ("1133", "1133", "3311", "3311")
+
+
+def test_blocks_that_never_train_are_full() -> None:
+    """Frozen blocks have no chooser: their operations are not chosen."""
+    course = choosing_course(full=1, microbatches=2, num_blocks=4, frozen_blocks=2)
+    assert [chooser.start for chooser in choosers_of(course)] == [2, 3]
+    assert expected_table(course).batches[0].rows == ("1113", "1131")
+
+
+def test_pruning_keeps_whole_subnets() -> None:
+    """The expected table of a pruning policy has so many whole subnets; each is full for all micro-batches."""
+    course = choosing_course(full=3, microbatches=5, subnets=5, num_blocks=4, policy="magnitude")
+    rows = expected_table(course).batches[0].rows
+    assert set(rows) == {rows[0]}
+    assert Counter(rows[0]) == {"1": 12, "3": 8}
+
+
+def test_unequal_micro_batches_stay_within_capacity() -> None:
+    """A batch of 10 rows in 4 micro-batches: capacities are in rows, whatever the micro-batches are."""
+    course = dataclasses.replace(choosing_course(full=2, microbatches=4, num_blocks=3, size=3), batch_size=10)
+    for batch in expected_table(course).batches:
+        for column in zip(*batch.rows, strict=True):
+            assert sum(rows for code, rows in zip(column, (3, 3, 2, 2), strict=True) if code == "1") <= 6
+
+
+def test_small_batch_has_its_share_of_capacity() -> None:
+    """An owner of fewer rows than a batch has capacities in the same share."""
+    course = choosing_course(full=2, microbatches=4, num_blocks=2, size=2, train_rows=4)
+    assert all(row.count("1") == 1 for row in expected_table(course).batches[0].rows)
+
+
+def test_course_without_choice_has_an_empty_table() -> None:
+    """Everything is full where nothing is chosen, and with the policy standard."""
+    course = choosing_course(full=1, microbatches=2, num_blocks=2)
+    assert expected_table(dataclasses.replace(course, choice=None)).batches == ()
+    assert expected_table(choosing_course(full=2, microbatches=2, num_blocks=2, policy="standard")).batches == ()
+
+
+def test_given_tables_are_expected() -> None:
+    """Where tables are given, the first one is what comes, and nobody chooses."""
+    course = choosing_course(full=1, microbatches=2, num_blocks=2)
+    table = expected_table(course)
+    given = dataclasses.replace(course, choice=Choice.given([GivenTable(step=0, operations=table)]))
+    assert expected_table(given) == table
+    assert choosers_of(given) == ()
+
+
+def test_groups_survive_json() -> None:
+    """A choice with groups is read as it was written."""
+    course = choosing_course(full=2, microbatches=4, num_blocks=4, groups=((0, 2), (2, 4)))
+    assert Course.from_json(json.loads(json.dumps(course.to_json()))) == course
+
+
+@pytest.mark.parametrize("groups", [((0, 2), (1, 4)), ((2, 2),), ((0, 1, 2),), ((0, 5),)])
+def test_wrong_groups_are_refused(groups: tuple[tuple[int, ...], ...]) -> None:
+    """Groups are ascending ranges of the blocks of the model."""
+    with pytest.raises(PlanError, match="groups"):
+        choosing_course(full=2, microbatches=4, num_blocks=4, groups=groups)
+
+
+def test_groups_of_subnets_are_refused() -> None:
+    """A group is one subnet."""
+    with pytest.raises(PlanError, match="1 subnet"):
+        Choice(
+            policy="two-stage",
+            subnets=2,
+            groups=((0, 2),),
+            capacities=(BlockCapacity(full=1, forward_only=0, forward=1, backward=1),),
+        )
+
+
+def test_length_of_a_run_does_not_change_its_operations() -> None:
+    """Blocks that train only in a longer run choose from the start, so that a longer run has the same table."""
+    course = choosing_course(full=2, microbatches=4, num_blocks=6)
+    plan = make_plan([("a", 0, 6)], ["a"], num_blocks=6, num_steps=4, every_steps=2)
+    short = dataclasses.replace(plan.course, choice=course.choice)
+    longer = dataclasses.replace(short, num_steps=40)
+    assert len(choosers_of(short)) == 6
+    assert choosers_of(short) == choosers_of(longer)
+    assert expected_table(short) == expected_table(longer)

@@ -1,0 +1,339 @@
+"""Tests of ``ringtune.transport.channels``: connections, workers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from ringtune.errors import ConnectionFailedError, DeadlineError, RingTuneError, all_errors
+from ringtune.transport.channels import Server, Workers, open_channel
+from ringtune.transport.endpoints import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, MAX_STREAMS, SERVER_OPTIONS
+from ringtune.transport.status import abort, error_of_call
+from ringtune.v1 import control_pb2, control_pb2_grpc
+from tests.support.processes import source_environment
+
+WAIT_S = 30.0
+
+
+class FailingAgent(control_pb2_grpc.AgentServicer):
+    """An agent whose every call fails with ``error``, or waits for ``release``."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self._error = error
+        self.release = threading.Event()
+        self.entered = threading.Semaphore(0)
+
+    def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
+        """Fail, or wait."""
+        if self._error is not None:
+            abort(context, self._error)
+        self.entered.release()
+        self.release.wait(WAIT_S)
+        return control_pb2.Empty()
+
+
+def _failure(agent: FailingAgent, timeout_s: float = WAIT_S) -> RingTuneError:
+    """How a call of this agent fails at the caller."""
+
+    def add(server: grpc.Server) -> None:
+        control_pb2_grpc.add_AgentServicer_to_server(agent, server)
+
+    server = Server("127.0.0.1:0", add, max_workers=1)
+    channel = open_channel(server.address)
+    try:
+        with pytest.raises(grpc.RpcError) as caught:
+            control_pb2_grpc.AgentStub(channel).Release(control_pb2.ReleaseRequest(), timeout=timeout_s)
+        return error_of_call(caught.value, peer="node b")
+    finally:
+        agent.release.set()
+        channel.close()
+        server.stop(grace_s=0.1)
+
+
+@pytest.mark.parametrize("cls", all_errors(), ids=lambda cls: cls.__name__)
+def test_connections_every_error_crosses_a_call(cls: type[RingTuneError]) -> None:
+    """An error raised behind a servicer is the same error at the caller, message included."""
+    error = _failure(FailingAgent(cls("node pi-4: größer\nthan it is")))
+    assert (type(error), str(error)) == (cls, "node pi-4: größer\nthan it is")
+
+
+def test_connections_a_bug_crosses_a_call_with_its_type() -> None:
+    """Any other exception is named, not swallowed; its text, which may have what a row says, stays at home."""
+    error = _failure(FailingAgent(KeyError("lost")))
+    assert type(error) is RingTuneError
+    assert "internal error, KeyError" in str(error)
+    assert "lost" not in str(error)
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_connections_a_call_that_takes_too_long_is_a_deadline() -> None:
+    """A peer that does not answer in time is named."""
+    error = _failure(FailingAgent(), timeout_s=0.2)
+    assert type(error) is DeadlineError
+    assert str(error).startswith("node b: DEADLINE_EXCEEDED")
+
+
+def test_connections_a_closed_port_is_a_failed_connection() -> None:
+    """Nobody at the address: said at once, not after a back-off."""
+    server = Server("127.0.0.1:0", lambda server: None)
+    server.stop(grace_s=0.0)
+    channel = open_channel(server.address)
+    with pytest.raises(grpc.RpcError) as caught:
+        control_pb2_grpc.AgentStub(channel).Release(control_pb2.ReleaseRequest(), timeout=WAIT_S)
+    channel.close()
+    assert type(error_of_call(caught.value, peer="node b")) is ConnectionFailedError
+
+
+def test_connections_a_server_that_ends_under_a_call_is_a_failed_connection() -> None:
+    """The caller did not stop anything, so it is told that the other one ended."""
+    agent = FailingAgent()
+    server = Server("127.0.0.1:0", lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
+    channel = open_channel(server.address)
+    call: Any = control_pb2_grpc.AgentStub(channel).Release.future(control_pb2.ReleaseRequest(), timeout=WAIT_S)
+    assert agent.entered.acquire(timeout=WAIT_S)
+    try:
+        server.stop(grace_s=0.0, wait=False)
+        error = error_of_call(call.exception(timeout=WAIT_S), peer="node b")
+        assert type(error) is ConnectionFailedError
+        assert str(error).startswith("node b: ")
+    finally:
+        agent.release.set()
+        channel.close()
+        server.stop(grace_s=0.1)
+
+
+def test_connections_a_host_of_another_machine_can_not_be_bound() -> None:
+    """Listening on an address that is not ours fails with the address in the message."""
+    with pytest.raises(ConnectionFailedError, match=r"can't listen on 192\.0\.2\.1:0"):
+        Server("192.0.2.1:0", lambda server: None)
+
+
+def test_connections_stop_ends_a_running_call_and_every_thread() -> None:
+    """A call that does not end is cancelled after the grace, and no worker is left."""
+    before = set(threading.enumerate())
+    agent = FailingAgent()
+    server = Server("127.0.0.1:0", lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
+    channel = open_channel(server.address)
+    call: Any = control_pb2_grpc.AgentStub(channel).Release.future(control_pb2.ReleaseRequest(), timeout=WAIT_S)
+    threading.Timer(0.3, agent.release.set).start()
+    server.stop(grace_s=0.05)
+    assert call.exception(timeout=WAIT_S) is not None
+    channel.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(WAIT_S)
+        assert not thread.is_alive(), thread.name
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_connections_process_without_threads_ends(tmp_path: Path) -> None:
+    """No thread can be started any more and a handler waits for ever: the process still ends, and answers till then."""
+    script = tmp_path / "process.py"
+    script.write_text(_WITHOUT_THREADS)
+    done = subprocess.run(  # noqa: S603 - our own lines
+        [sys.executable, script], env=source_environment(), capture_output=True, text=True, timeout=60.0
+    )
+    assert done.stdout.splitlines() == ["third DEADLINE_EXCEEDED", "fourth OK", "stopped"], done.stderr
+    assert done.returncode == 0
+
+
+_WITHOUT_THREADS = """
+import threading
+from ringtune.rpc.connections import Server, open_channel
+from ringtune.v1 import control_pb2, control_pb2_grpc
+
+begun, go_on, never = threading.Semaphore(0), threading.Event(), threading.Event()
+
+
+class Waits(control_pb2_grpc.AgentServicer):
+    def Release(self, request, context):
+        begun.release()
+        never.wait() if request.reason == "for ever" else go_on.wait(30.0)
+        return control_pb2.Empty()
+
+
+def refuse(self):
+    raise RuntimeError("can't start new thread")
+
+
+server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_AgentServicer_to_server(Waits(), made))
+channel = open_channel(server.address)
+stub = control_pb2_grpc.AgentStub(channel)
+first = stub.Release.future(control_pb2.ReleaseRequest(reason="for ever"), timeout=60.0)
+second = stub.Release.future(control_pb2.ReleaseRequest(), timeout=60.0)
+begun.acquire(), begun.acquire()
+start, threading.Thread.start = threading.Thread.start, refuse
+third = stub.Release.future(control_pb2.ReleaseRequest(), timeout=0.5)
+third.exception(30.0)
+print("third", third.code().name)
+go_on.set()
+second.result(30.0)
+fourth = stub.Release.future(control_pb2.ReleaseRequest(), timeout=30.0)
+fourth.exception(30.0)
+print("fourth", "OK" if fourth.exception(0) is None else fourth.code().name, flush=True)
+server.stop(0.1)
+print("stopped", flush=True)
+threading.Thread.start = start
+channel.close()
+"""
+
+
+def test_connections_serve_more_calls_than_a_board_has_links() -> None:
+    """140 calls that last do not keep one more from being answered."""
+    agent = FailingAgent()
+    server = Server("127.0.0.1:0", lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
+    channel = open_channel(server.address)
+    stub = control_pb2_grpc.AgentStub(channel)
+    calls: list[Any] = [stub.Release.future(control_pb2.ReleaseRequest(), timeout=WAIT_S) for _ in range(140)]
+    assert all(agent.entered.acquire(timeout=WAIT_S) for _ in range(140))
+    agent.release.set()
+    assert all(call.exception(timeout=WAIT_S) is None for call in calls)
+    channel.close()
+    server.stop(grace_s=0.1)
+
+
+def test_connections_that_open_many_calls_keep_no_other_connection_waiting() -> None:
+    """Of 3,000 calls of one connection 200 are carried out at a time; another connection's is answered at once."""
+    agent = FailingAgent()
+    server = Server("127.0.0.1:0", lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
+    greedy = grpc.insecure_channel(server.address, options=(("grpc.use_local_subchannel_pool", 1),))
+    flood: Any = greedy.unary_unary("/ringtune.v1.Agent/Release")
+    calls = [flood.future(b"", timeout=WAIT_S) for _ in range(3 * MAX_STREAMS)]
+    assert all(agent.entered.acquire(timeout=WAIT_S) for _ in range(MAX_STREAMS))
+    channel = open_channel(server.address, (("grpc.use_local_subchannel_pool", 1),))
+    other = control_pb2_grpc.AgentStub(channel).Release.future(control_pb2.ReleaseRequest(), timeout=WAIT_S)
+    assert agent.entered.acquire(timeout=WAIT_S)
+    assert not agent.entered.acquire(timeout=0.1)  # nothing beyond the 200 and the one
+    agent.release.set()
+    assert other.exception(timeout=WAIT_S) is None
+    for call in calls:
+        call.cancel()
+    for each in (greedy, channel):
+        each.close()
+    server.stop(grace_s=0.1)
+
+
+def test_connections_to_a_slow_board_are_waited_for() -> None:
+    """Behind a router that queues for two seconds, or on a busy board, the first bytes of an answer take that long."""
+    agent, over = FailingAgent(), threading.Event()
+    agent.release.set()
+    server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_AgentServicer_to_server(agent, made))
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as pipes:
+        listener.settimeout(WAIT_S)
+        accepted: list[socket.socket] = []
+
+        def pass_on(source: socket.socket, target: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(1 << 16):
+                    target.sendall(data)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    near, _ = listener.accept()
+                    accepted.append(near)
+                    over.wait(2.5)
+                    far = socket.create_connection(("127.0.0.1", server.port))
+                    for each in (near, far):
+                        pipes.callback(each.close)
+                    for pair in ((near, far), (far, near)):
+                        threading.Thread(target=pass_on, args=pair, daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        with open_channel(f"127.0.0.1:{listener.getsockname()[1]}") as channel:
+            control_pb2_grpc.AgentStub(channel).Release(control_pb2.ReleaseRequest(), timeout=WAIT_S)
+        over.set()
+        assert len(accepted) == 1
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+    server.stop(grace_s=0.1)
+
+
+def test_connections_hold_what_was_measured_to_matter() -> None:
+    """A frozen peer is seen, ports are not shared, retries are ours, and both ends agree on the message size."""
+    client, server = dict(CLIENT_OPTIONS), dict(SERVER_OPTIONS)
+    assert server["grpc.so_reuseport"] == 0
+    assert client["grpc.enable_retries"] == 0
+    for options in (client, server):
+        assert options["grpc.http2.ping_timeout_ms"] == options["grpc.keepalive_timeout_ms"]
+        assert options["grpc.max_receive_message_length"] == MAX_MESSAGE_BYTES
+    assert int(client["grpc.keepalive_time_ms"]) >= int(server["grpc.http2.min_recv_ping_interval_without_data_ms"])
+    assert int(client["grpc.max_reconnect_backoff_ms"]) <= 3000
+
+
+def test_workers_start_a_thread_only_when_none_is_free() -> None:
+    """Calls one after another share one thread; calls at a time have one each, up to the limit."""
+    workers = Workers(3, "test")
+    names = {workers.submit(lambda: threading.current_thread().name).result(WAIT_S) for _ in range(20)}
+    assert len(names) <= 2  # a thread may be about to be free when the next call comes
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def call() -> bool:
+        begun.release()
+        return go_on.wait(WAIT_S)
+
+    futures = [workers.submit(call) for _ in range(5)]
+    assert all(begun.acquire(timeout=WAIT_S) for _ in range(3))
+    assert not begun.acquire(blocking=False)
+    go_on.set()
+    assert all(future.result(WAIT_S) for future in futures)
+    assert workers.close(WAIT_S)
+
+
+def test_workers_pass_results_and_errors_on() -> None:
+    """Arguments go in, results and errors come out, and the thread serves the next call."""
+    workers = Workers(1, "test")
+    with pytest.raises(ZeroDivisionError):
+        workers.submit(divmod, 7, 0).result(WAIT_S)
+    assert workers.submit(divmod, 7, 2).result(WAIT_S) == (3, 1)
+    assert workers.close(WAIT_S)
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_workers_close_in_time_and_take_nothing_afterwards() -> None:
+    """What waits is cancelled, a call under way is waited for so long and no longer."""
+    workers = Workers(1, "test")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def call() -> bool:
+        begun.set()
+        return go_on.wait(WAIT_S)
+
+    under_way, waiting = workers.submit(call), workers.submit(call)
+    assert begun.wait(WAIT_S)
+    assert not workers.close(0.0)
+    assert waiting.cancelled() and workers.submit(call).cancelled()
+    go_on.set()
+    assert under_way.result(WAIT_S)
+    assert workers.close(WAIT_S)
+
+
+def test_workers_without_a_thread_left_let_calls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``submit`` does not raise, because gRPC's own thread would end with it; a free thread takes the call later."""
+    workers = Workers(5, "test")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def call() -> bool:
+        begun.set()
+        return go_on.wait(WAIT_S)
+
+    first = workers.submit(call)
+    assert begun.wait(WAIT_S)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        second = workers.submit(call)
+    assert not second.done()
+    go_on.set()
+    assert first.result(WAIT_S) and second.result(WAIT_S)
+    assert workers.close(WAIT_S)

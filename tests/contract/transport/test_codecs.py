@@ -1,0 +1,243 @@
+"""Tests of ``ringtune.transport.codecs``: grants, codec, report checks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringtune.errors import IntegrityError
+from ringtune.run_control.evaluation import MOST_CLASSES, name_of
+from ringtune.schedule.operation_tables import Operations
+from ringtune.schedule.placement import Passage
+from ringtune.schedule.turns import StepKind, Turn, turn_sequence
+from ringtune.transport import codecs
+from ringtune.transport.codecs import KEPT_TABLES, GrantReader, GrantWriter, check_report
+from ringtune.v1 import control_pb2
+from tests.support.choosing import make_choice, table_of
+from tests.support.plans import changed, make_plan
+
+COURSE = changed(make_plan([("a", 0, 4)], ["a", "b"], num_steps=40), choice=make_choice()).course
+FIRST, SECOND = (table_of(COURSE, seed) for seed in (1, 2))
+TURNS = [turn for turn in turn_sequence(COURSE) if turn.kind is StepKind.TRAIN]
+SCORE = next(turn_sequence(COURSE))
+
+
+def grant(writer: GrantWriter, *tables: Operations) -> control_pb2.GrantRequest:
+    """A grant of train turns with these tables, through bytes."""
+    turns = [dataclasses.replace(turn, operations=table) for turn, table in zip(TURNS, tables, strict=False)]
+    return control_pb2.GrantRequest.FromString(writer.request(turns).SerializeToString())
+
+
+def test_grants_carry_each_table_once_and_again_after_another() -> None:
+    """A table comes with the first turn that uses it; turns after it only name it."""
+    writer = GrantWriter("run")
+    sent = [grant(writer, *tables) for tables in ((FIRST, FIRST), (FIRST,), (FIRST, SECOND), (SECOND,), (FIRST,))]
+    digests = [[table.digest for table in request.tables] for request in sent]
+    assert digests == [[FIRST.digest], [], [SECOND.digest], [], [FIRST.digest]]
+    reader = GrantReader(COURSE)
+    found = [[turn.operations for turn in reader.turns(request)] for request in sent]
+    assert found == [[FIRST, FIRST], [FIRST], [FIRST, SECOND], [SECOND], [FIRST]]
+
+
+def test_grants_turns_come_back_whole() -> None:
+    """Everything else of a turn, and score turns that have no table yet."""
+    turns = [SCORE, dataclasses.replace(TURNS[1], operations=FIRST, unfreeze_at=(4,))]
+    request = GrantWriter("run", 3).request(turns, keep_from_step=7)
+    assert (request.run_id, request.placement_number, request.keep_from_step) == ("run", 3, 7)
+    assert GrantReader(COURSE).turns(request) == tuple(turns)
+
+
+def test_grants_that_come_twice_and_late_are_read() -> None:
+    """A grant is repeated as it is, perhaps after the one that followed it; the next one still finds its table."""
+    writer, reader = GrantWriter("run"), GrantReader(COURSE)
+    first, second, third = grant(writer, FIRST), grant(writer, SECOND), grant(writer, SECOND)
+    for request in (first, first, second, first, third):
+        reader.turns(request)
+    assert [turn.operations for turn in reader.turns(third)] == [SECOND]
+
+
+def test_grants_leave_no_pile_of_tables_at_a_node() -> None:
+    """A run that chooses often keeps the newest tables only."""
+    writer, reader = GrantWriter("run"), GrantReader(COURSE)
+    sent = [grant(writer, table_of(COURSE, seed)) for seed in range(KEPT_TABLES + 2)]
+    for request in sent:
+        reader.turns(request)
+    named = control_pb2.GrantRequest(turns=sent[1].turns)
+    with pytest.raises(IntegrityError, match="did not come"):
+        reader.turns(named)
+    assert reader.turns(control_pb2.GrantRequest(turns=sent[2].turns))[0].operations == table_of(COURSE, 2)
+
+
+def _without_tables(request: control_pb2.GrantRequest) -> None:
+    del request.tables[:]
+
+
+def _other_table(request: control_pb2.GrantRequest) -> None:
+    request.tables[0].table_json = grant(GrantWriter("run"), SECOND).tables[0].table_json
+
+
+def _of(table: Operations) -> Callable[[control_pb2.GrantRequest], None]:
+    def change(request: control_pb2.GrantRequest) -> None:
+        request.tables[0].CopyFrom(GrantWriter("x").request([_turn(table)]).tables[0])
+
+    return change
+
+
+def _turn(table: Operations) -> Turn:
+    return dataclasses.replace(TURNS[0], operations=table)
+
+
+def _text(text: bytes) -> Callable[[control_pb2.GrantRequest], None]:
+    def change(request: control_pb2.GrantRequest) -> None:
+        request.tables[0].table_json = text
+
+    return change
+
+
+def _unnamed(request: control_pb2.GrantRequest) -> None:
+    request.turns[0].operations = ""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_without_tables, "which did not come"),
+        (_other_table, f"{FIRST.digest[:12]}' of the grant has the digest {SECOND.digest[:12]}"),
+        (_of(Operations(subnets=3)), "3 subnets a block"),
+        (
+            _of(table_of(changed(make_plan([("a", 0, 3)], ["a"], num_blocks=3), choice=make_choice()).course, 1)),
+            "it has",
+        ),
+        (_text(b"\xff"), "can't be used"),
+        (_text(b"[]"), "can't be used"),
+        (_text(b"{}"), "can't be used"),
+        (_text(b'{"subnets": 2, "rows": [[2, 8, "!"]], "batches": [["a", 0, 0]]}'), "not readable"),
+        (_text(b'{"subnets": 2, "batches": [], "more": 1}'), "unknown key"),
+        (_unnamed, "trains without a table of operations"),
+    ],
+)
+def test_grants_with_a_table_that_is_wrong_are_refused(
+    change: Callable[[control_pb2.GrantRequest], None], message: str
+) -> None:
+    """No table is trusted: its digest, its course, and that it came."""
+    request = grant(GrantWriter("run"), FIRST)
+    change(request)
+    with pytest.raises(IntegrityError, match=message):
+        GrantReader(COURSE).turns(request)
+
+
+def test_grants_with_a_table_for_a_run_that_chooses_none_are_refused() -> None:
+    """The plan of such a run has its table, or none."""
+    plain = changed(make_plan([("a", 0, 4)], ["a", "b"], num_steps=40)).course
+    with pytest.raises(IntegrityError, match="chooses none"):
+        GrantReader(plain).turns(grant(GrantWriter("run"), FIRST))
+    assert GrantReader(plain).turns(GrantWriter("run").request(TURNS)) == tuple(TURNS)
+
+
+_COUNTS = st.integers(0, 2**40)
+
+
+@given(
+    turn=st.builds(
+        Turn,
+        index=_COUNTS,
+        kind=st.sampled_from(StepKind),
+        owner=st.from_regex(r"[a-z0-9][a-z0-9._-]{0,62}", fullmatch=True),
+        round=_COUNTS,
+        first_seq=_COUNTS,
+        num_items=st.integers(1, 2**40),
+        first_step=_COUNTS,
+        first_batch=_COUNTS,
+        unfreeze_at=st.sets(st.integers(1, 2**40), max_size=5).map(lambda steps: tuple(sorted(steps))),
+    )
+)
+def test_codec_turn_comes_back(turn: Turn) -> None:
+    """A turn survives its message, through bytes."""
+    text = codecs.turn_to_proto(turn).SerializeToString()
+    assert codecs.turn_from_proto(control_pb2.TurnMessage.FromString(text)) == turn
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kind": "tarin"},
+        {"kind": ""},
+        {"owner": ""},
+        {"num_items": 0},
+        {"num_items": -1},
+        {"index": -1},
+        {"first_seq": -2},
+    ],
+)
+def test_codec_turn_that_is_none_is_refused(changes: dict[str, object]) -> None:
+    """An unknown kind, a missing owner or an impossible number is no turn."""
+    turn = Turn(index=1, kind=StepKind.TRAIN, owner="a", round=0, first_seq=2, num_items=3, first_step=2, first_batch=0)
+    message = codecs.turn_to_proto(turn)
+    for name, value in changes.items():
+        setattr(message, name, value)
+    with pytest.raises(IntegrityError, match="use one version on all machines"):
+        codecs.turn_from_proto(message)
+
+
+@pytest.mark.parametrize("steps", [(0,), (-3, 2), (4, 4), (8, 4)])
+def test_codec_turn_that_unfreezes_out_of_order_is_refused(steps: tuple[int, ...]) -> None:
+    """Decisions are steps after the first one, strictly increasing."""
+    turn = Turn(index=1, kind=StepKind.TRAIN, owner="a", round=0, first_seq=2, num_items=3, first_step=2, first_batch=0)
+    message = codecs.turn_to_proto(turn)
+    message.unfreeze_at.extend(steps)
+    with pytest.raises(IntegrityError, match="turn 1 of the grant unfreezes at"):
+        codecs.turn_from_proto(message)
+
+
+def test_codec_turn_carries_where_its_items_enter_and_are_kept() -> None:
+    """One passage for each item; of some items only they are refused."""
+    turn = Turn(index=1, kind=StepKind.TRAIN, owner="a", round=0, first_seq=2, num_items=3, first_step=2, first_batch=0)
+    turn = dataclasses.replace(turn, passages=(Passage(enters=3), Passage(), Passage(keeps=2)))
+    message = codecs.turn_to_proto(turn)
+    assert codecs.turn_from_proto(control_pb2.TurnMessage.FromString(message.SerializeToString())) == turn
+    for field in (message.enters, message.keeps):
+        field.append(0)
+        with pytest.raises(IntegrityError, match="but has 3; use one version on all machines"):
+            codecs.turn_from_proto(message)
+
+
+def test_codec_empty_message_is_no_turn() -> None:
+    """A message of another kind parses as an empty one; it is refused, not taken for turn 0."""
+    with pytest.raises(IntegrityError):
+        codecs.turn_from_proto(control_pb2.TurnMessage())
+
+
+def test_codec_numbers_keep_order_and_value() -> None:
+    """Figures come back in order, infinities included."""
+    values = (("loss_sum", 12.5), ("count", 8.0), ("correct", float("inf")))
+    assert codecs.numbers_from_proto(codecs.numbers_to_proto(values)) == values
+
+
+@pytest.mark.parametrize("names", [("",), ("loss", "loss")])
+def test_codec_numbers_without_distinct_names_are_refused(names: tuple[str, ...]) -> None:
+    """A figure without a name, or twice, means that something is wrong."""
+    with pytest.raises(IntegrityError, match="distinct names"):
+        codecs.numbers_from_proto(codecs.numbers_to_proto((name, 1.0) for name in names))
+
+
+def check(kind: str, counts: int, others: int = 1) -> None:
+    """Check a report of one item with so many counts of classes and other figures."""
+    names = [name_of(index // 1000, index % 1000) for index in range(counts)] + [f"f{i}" for i in range(others)]
+    values = [control_pb2.Number(name=name, value=1.0) for name in names]
+    step = control_pb2.StepReport(seq=1, step=0, kind=kind, values=values)
+    check_report(control_pb2.ReportRequest(node="a", number=1, steps=[step]), last=0, nodes=("a",), end_seq=9)
+
+
+def test_report_may_count_classes_in_an_evaluation_only() -> None:
+    """As many as a table has, beside the usual figures."""
+    check("evaluate", MOST_CLASSES**2, others=64)
+    with pytest.raises(IntegrityError, match="node a reports 1 counts of classes for item 1 of kind 'train'"):
+        check("train", 1)
+    with pytest.raises(IntegrityError, match="10301 counts of classes"):
+        check("evaluate", MOST_CLASSES * (MOST_CLASSES + 3) + 1)
+    with pytest.raises(IntegrityError, match="figures of item 1"):
+        check("evaluate", 0, others=65)

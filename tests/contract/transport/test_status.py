@@ -1,0 +1,105 @@
+"""Errors and statuses: every error has its status, and comes back from it."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import grpc
+import pytest
+
+from ringtune.errors import (
+    BusyError,
+    ConnectionFailedError,
+    DeadlineError,
+    FrameError,
+    InterruptedRunError,
+    RingTuneError,
+    all_errors,
+)
+from ringtune.transport import status as statuses
+
+STATUS_NAMES = {status.name for status in grpc.StatusCode}
+
+
+def test_statuses_of_errors_are_those_of_grpc() -> None:
+    """Every error has a status, and none that gRPC does not have."""
+    assert {cls.status for cls in all_errors()} <= STATUS_NAMES - {"OK"}
+
+
+def test_statuses_have_an_error_each() -> None:
+    """The table status -> error is total: whatever gRPC says becomes an error of ours."""
+    assert set(statuses.ERROR_OF_STATUS) == STATUS_NAMES - {"OK"}
+    assert set(statuses.ERROR_OF_STATUS.values()) <= set(all_errors())
+
+
+@pytest.mark.parametrize("cls", all_errors(), ids=lambda cls: cls.__name__)
+def test_statuses_error_crosses_the_wire_as_itself(cls: type[RingTuneError]) -> None:
+    """Class, exit code and message of every error arrive; several lines and non-ASCII included."""
+    message = "node jetson-2: 3,100 MiB\nbut has 2,048 MiB: größer"
+    status = statuses.status_of_error(cls(message))
+    error = statuses.error_of_status(*status, peer="node b")
+    assert (type(error), str(error), error.exit_code) == (cls, message, cls.exit_code)
+
+
+def test_statuses_error_that_is_not_ours_is_internal() -> None:
+    """A bug crosses as the root class, with its type in the message, and without its text."""
+    status = statuses.status_of_error(ValueError("boom"))
+    assert status.name == "INTERNAL"
+    error = statuses.error_of_status(*status, peer="node b")
+    assert type(error) is RingTuneError
+    assert "internal error, ValueError" in str(error)
+    assert "boom" not in str(error)
+
+
+def test_statuses_error_of_a_newer_version_keeps_its_message() -> None:
+    """A class that this version does not know becomes the root class."""
+    error = statuses.error_of_status("ABORTED", "ringtune.TooHotError: node pi-4 is at 85 C", peer="node pi-4")
+    assert (type(error), str(error)) == (RingTuneError, "node pi-4 is at 85 C")
+
+
+def test_statuses_cancelled_call_tells_who_ended_it() -> None:
+    """A server that ends cancels its calls, which is no Ctrl-C of the caller."""
+    there = statuses.error_of_status("CANCELLED", "CANCELLED", peer="coordinator 10.0.0.1:7000")
+    assert type(there) is ConnectionFailedError
+    assert "it ended while it was called" in str(there)
+    for details in ("Locally cancelled by application!", "Channel closed!", "Stream removed (Channel closed!)"):
+        assert type(statuses.error_of_status("CANCELLED", details, peer="node b")) is InterruptedRunError
+
+
+def test_statuses_long_error_is_cut() -> None:
+    """A message longer than a status may be is cut, not lost; percent-encoded these characters are six bytes each."""
+    status = statuses.status_of_error(FrameError("\u00e4" * 100_000))
+    assert statuses.MAX_DETAILS_BYTES - 9 <= len(quote(status.details)) <= statuses.MAX_DETAILS_BYTES + 9
+    assert type(statuses.error_of_status(*status, peer="node b")) is FrameError
+
+
+@pytest.mark.parametrize("character", ["\u6570", "\U0001f600", "\ud83d", "%", "a"])
+def test_statuses_error_in_any_script_keeps_its_kind(character: str) -> None:
+    """What travels is percent-encoded, so the bytes are counted; what UTF-8 has no bytes for is escaped."""
+    error = FrameError(character * 1900)
+    status = statuses.status_of_error(error)
+    assert len(quote(status.details)) <= statuses.MAX_DETAILS_BYTES + 9
+    assert type(statuses.error_of_status(*status, peer="node b")) is FrameError
+
+
+def test_statuses_short_error_is_whole() -> None:
+    """Only what is too long is cut."""
+    status = statuses.status_of_error(FrameError("\u6570" * 600))
+    assert status.details == "ringtune.FrameError: " + "\u6570" * 600
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("UNAVAILABLE", ConnectionFailedError),
+        ("DEADLINE_EXCEEDED", DeadlineError),
+        ("UNIMPLEMENTED", ConnectionFailedError),
+        ("ALREADY_EXISTS", BusyError),
+        ("no such status", RingTuneError),
+    ],
+)
+def test_statuses_status_of_grpc_itself_names_the_peer(name: str, expected: type[RingTuneError]) -> None:
+    """A status without an error of ours becomes one that says who was called, and what to do."""
+    error = statuses.error_of_status(name, "connect failed", peer="node b at 127.0.0.1:9")
+    assert type(error) is expected
+    assert str(error).startswith(f"node b at 127.0.0.1:9: {name}: connect failed; ")

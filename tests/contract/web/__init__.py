@@ -1,1 +1,0 @@
-"""Who may look at pages and figures."""

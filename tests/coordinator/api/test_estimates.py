@@ -1,0 +1,414 @@
+"""Planning without nodes: sizes from files, and rows of every task against those that a node counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.api.arguments import parse_changes
+from coordinator.api.estimates import CHARACTERS_PER_TOKEN, count_rows, estimate_note, estimated_facts
+from coordinator.api.train import make_submission
+from coordinator.cli.plan import app
+from coordinator.planner.explain import explain
+from coordinator.planner.given_plan import GivenPlan, accept_plan, read_given_plan
+from coordinator.planner.limits import NO_CHOICES
+from coordinator.planner.make_plan import make_plan
+from coordinator.planner.planned import block_flop
+from coordinator.screen.plan_text import plan_json, plan_text, table_text
+from ringtune.errors import DataError, StorageError, UsageError
+from ringtune.job import rows
+from ringtune.job.job import Job, Model
+from ringtune.storage.tables import table_rows
+from tests.support.fake_agents import MODEL, job
+from tests.support.plans import make_plan as plan_by_hand
+
+tiny = pytest.importorskip("tests.support.tiny")
+GIB = 2**30
+
+
+@pytest.fixture
+def wanted(tmp_path: Path) -> Job:
+    """A job on a tiny model with 21 rows to train on and 9 to evaluate on."""
+    tiny.write_model(tmp_path / "model")
+    train = tiny.write_rows(tmp_path / "train.csv", 21)
+    evaluation = tiny.write_rows(tmp_path / "eval.csv", 9)
+    return job(model__path=str(tmp_path / "model"), data__train=str(train), data__eval=str(evaluation))
+
+
+def test_estimates_share_the_rows_like_training(wanted: Job) -> None:
+    """Two owners get all rows between them, sizes differing by one at most."""
+    facts = estimated_facts(wanted, 2, memory_bytes=GIB)
+    assert sorted(node.train_rows for node in facts.values()) == [10, 11]
+    assert sorted(node.eval_rows for node in facts.values()) == [4, 5]
+    assert {node.memory_bytes for node in facts.values()} == {GIB}
+
+
+def test_estimates_read_each_file_once_before_a_local_run(wanted: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be known of the rows comes with their counts."""
+    paths = list[str]()
+
+    def counted(path: Path, *more: Any, **options: Any) -> Any:
+        paths.append(path.name)
+        return table_rows(path, *more, **options)
+
+    monkeypatch.setattr(rows, "table_rows", counted)
+    make_submission(
+        wanted,
+        None,
+        local=2,
+        coordinator="",
+        insecure=False,
+        nodes=0,
+        join_s=1.0,
+        replace=False,
+        resume=False,
+        profile=None,
+        plan=None,
+        choices=NO_CHOICES,
+        coordinator_wait_s=0.0,
+    )
+    assert paths == ["train.csv", "eval.csv"]
+
+
+def test_estimates_tell_what_is_wrong_with_both_files_at_once(wanted: Job, tmp_path: Path) -> None:
+    """Each with its own message."""
+    for name in ("train.csv", "eval.csv"):
+        (tmp_path / name).write_text("text,class\na,b\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"train\.csv has no column 'label'.*; .*eval\.csv has no column 'label'"):
+        estimated_facts(wanted, 2, memory_bytes=GIB)
+
+
+def test_estimates_hold_rows_out_before_they_share(wanted: Job) -> None:
+    """A third of 21 rows is evaluated, the other 14 are trained on, both shared evenly; nobody has another's."""
+    facts = estimated_facts(wanted.with_overrides({"data.held_out": 1 / 3}), 2, memory_bytes=GIB)
+    assert [(node.train_rows, node.eval_rows) for node in facts.values()] == [(7, 3), (7, 4)]
+
+
+def test_estimates_leave_helpers_without_data(wanted: Job) -> None:
+    """With one owner of three nodes, two host only."""
+    facts = estimated_facts(wanted.with_overrides({"data.owners": 1}), 3, memory_bytes=GIB)
+    assert [node.train_rows for node in facts.values()] == [21, 0, 0]
+
+
+def test_estimates_count_jsonl_rows(wanted: Job, tmp_path: Path) -> None:
+    """Rows may be JSON lines; empty lines are no rows."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "x", "label": "bad"}\n\n{"text": "y", "label": "good"}\n')
+    facts = estimated_facts(wanted.with_overrides({"data.train": str(path)}), 1, memory_bytes=GIB)
+    assert facts["node-0"].train_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.csv", None, "is not there; set data.train"),
+        ("rows.txt", "text,label\n", "has the suffix '.txt'; rows are read from .csv, .tsv, .jsonl, .xlsx or .gz"),
+        ("empty.csv", "text,label\n", "has no rows"),
+        ("other.csv", "text,class\na,b\n", "has no column 'label'; it has the columns 'text', 'class'; set data.label"),
+        (
+            "sentence.csv",
+            "sentence,label\na,b\n",
+            "has no column 'text'; it has the columns 'sentence', 'label'; set data.text",
+        ),
+        ("short.csv", "text,label\na,b\na\n", "line 3: column 'label' is empty"),
+        ("broken.jsonl", "{", "line 1: it is not JSON"),
+    ],
+)
+def test_estimates_refuse_bad_files(wanted: Job, tmp_path: Path, name: str, content: str | None, message: str) -> None:
+    """A bad file is named with what is wrong, before any node is started."""
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        estimated_facts(wanted.with_overrides({"data.train": str(tmp_path / name)}), 1, memory_bytes=GIB)
+
+
+def test_plan_text_has_slices_memory_and_table(wanted: Job) -> None:
+    """The text names every node once with its blocks and memory, what travels, and the actions of a step."""
+    planned = make_plan(wanted, estimated_facts(wanted, 2, memory_bytes=GIB))
+    assert planned.choice is not None
+    why = explain(planned.choice, relative=True)
+    lines = plan_text(planned.plan, planned.memory, num_steps=1, measured=False, why=why)
+    text = "\n".join(lines)
+    assert re.search(r"^node-0  \[0, 2\) +1[01] +[0-9.]+ [KM]iB", text, re.MULTILINE)
+    assert "weights" in text
+    assert "can reconstruct the input text" in text
+    assert "f0.0[0,1)" in text
+    assert "U0[head]" in text
+    assert "E embedding" in text and "B backward" in text and ">h12.0#2@b: the hidden state" in text
+
+
+def test_plan_command_is_short_and_guesses_a_time(wanted: Job, tmp_path: Path) -> None:
+    """One line for each node, one for the turns, a guess that says what it assumes, and no table unless asked for."""
+    (tmp_path / "job.toml").write_text(wanted.to_toml())
+    arguments = [str(tmp_path / "job.toml"), "--assume", "2", "--memory", "1GiB"]
+    shown = CliRunner().invoke(app, arguments).stdout.splitlines()
+    assert len(shown) <= 14 and all(len(line) < 200 for line in shown)
+    assert [line.split()[0] for line in shown if line.startswith("node")] == ["node", "node-0", "node-1"]
+    assert any(line.startswith("rough guess: ") and "if every node did 20 billion operations" in line for line in shown)
+    assert "turns of 2 steps: node-0, then node-1, and again" in shown
+    more = CliRunner().invoke(app, [*arguments, "--table"]).stdout
+    assert "E0.0" in more and "E embedding" in more
+    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert found["predicted"]["by"] == "rough guess" and found["predicted"]["assumed_flop_per_s"] == 20e9
+
+
+def test_plan_command_writes_a_plan_that_a_run_takes(wanted: Job, tmp_path: Path) -> None:
+    """``--save`` holds the whole plan with version and model; a place that can't be written is exit 9 at once."""
+    (tmp_path / "job.toml").write_text(wanted.to_toml())
+    arguments = [str(tmp_path / "job.toml"), "--assume", "2", "--memory", "1GiB", "--save"]
+    shown = CliRunner().invoke(app, [*arguments, str(tmp_path / "plan.json")])
+    assert shown.output.splitlines()[-1] == f"the plan is in {tmp_path / 'plan.json'}"
+    given = read_given_plan(tmp_path / "plan.json")
+    facts = estimated_facts(wanted, 2, memory_bytes=GIB)
+    assert given.model_digest == facts["node-0"].model.digest
+    assert accept_plan(given, wanted, facts).plan == make_plan(wanted, facts).plan
+    refused = CliRunner().invoke(app, [*arguments, str(tmp_path)])
+    assert isinstance(refused.exception, StorageError) and "it is a folder" in str(refused.exception)
+
+
+def test_plan_command_refuses_to_choose_without_times(wanted: Job, tmp_path: Path) -> None:
+    """Without times a micro-batch of any size would count the same; one value is no choice."""
+    (tmp_path / "job.toml").write_text(wanted.to_toml())
+    arguments = [str(tmp_path / "job.toml"), "--assume", "2", "--memory", "1GiB", "--microbatches"]
+    refused = CliRunner().invoke(app, [*arguments, "auto"])
+    assert isinstance(refused.exception, UsageError) and "nothing was measured to choose by" in str(refused.exception)
+    found = json.loads(CliRunner().invoke(app, [*arguments, "4", "--json"]).output)
+    assert found["plan"]["course"]["microbatches"] == 4
+
+
+def test_block_flop_counts_weights_and_attention(wanted: Job) -> None:
+    """Two rows of 8 tokens: 2 x 8 x (2 x 250 weights + 4 x 8 x 8)."""
+    plan = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a"], batch_size=4, microbatches=2, max_length=8)
+    assert block_flop(plan, wanted, MODEL) == 2 * 8 * (2 * 250 + 4 * 8 * 8)
+
+
+def test_block_flop_counts_own_weights_once(wanted: Job) -> None:
+    """What trains of a block's own weights is not in its frozen bytes, but is multiplied all the same."""
+    plan = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a"], batch_size=4, microbatches=2, max_length=8)
+    divided = dataclasses.replace(MODEL, block_bytes=400, adapter_block_bytes=600)
+    own = wanted.with_overrides({"adapter.config": "full"})
+    assert block_flop(plan, own, divided) == 2 * 8 * (2 * 250 + 4 * 8 * 8)
+
+
+def test_plan_text_says_how_stale_pipeadapter_is(wanted: Job) -> None:
+    """Whoever plans a stale run is told by how many steps each host lags; other methods have no such line."""
+    wanted = wanted.with_overrides({"train.method": "pipeadapter", "train.local_iterations": 8})
+    planned = make_plan(wanted, estimated_facts(wanted, 2, memory_bytes=GIB))
+    text = "\n".join(plan_text(planned.plan, planned.memory, num_steps=0, measured=False))
+    assert "stale on purpose" in text
+    assert "node-0 1, node-1 0" in text
+    fresh = make_plan(wanted.with_overrides({"train.method": "all"}), estimated_facts(wanted, 2, memory_bytes=GIB))
+    assert "stale" not in "\n".join(plan_text(fresh.plan, fresh.memory, num_steps=0, measured=False))
+
+
+def test_plan_json_is_one_line_that_reads_back(wanted: Job) -> None:
+    """Machines get the whole plan with its digest, and the memory in bytes."""
+    planned = make_plan(wanted, estimated_facts(wanted, 2, memory_bytes=GIB))
+    value = json.loads(plan_json(GivenPlan(plan=planned.plan, version="9.8.7"), planned.memory))
+    assert value["version"] == "9.8.7"
+    assert value["plan"]["digest"] == planned.plan.digest
+    assert value["memory"]["node-0"]["total_bytes"] == planned.memory["node-0"].total_bytes
+
+
+def test_plan_table_can_begin_at_any_step() -> None:
+    """At a later step more blocks train."""
+    plan = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a"])
+    assert "F0.0[3,4)" in table_text(plan, at_step=0, num_steps=1)
+    assert "F6.0[2,4)" in table_text(plan, at_step=6, num_steps=1)
+    with pytest.raises(UsageError, match=r"--at-step 8 is not in \[0, 8\)"):
+        table_text(plan, at_step=8, num_steps=1)
+
+
+def test_changes_are_read_like_the_job_file() -> None:
+    """Numbers, lists and quoted strings as in TOML; other words are strings."""
+    assert parse_changes(["train.seed=1", 'data.labels=["a", "b"]', "train.method=all", "model.path=a=b"]) == {
+        "train.seed": 1,
+        "data.labels": ["a", "b"],
+        "train.method": "all",
+        "model.path": "a=b",
+    }
+    for change in ("seed=1", "train.seed", "a.b.c=1"):
+        with pytest.raises(UsageError, match=r"SECTION\.KEY=VALUE"):
+            parse_changes([change])
+
+
+np = pytest.importorskip("numpy")
+tiny_data = pytest.importorskip("tests.support.tiny_data")
+families = pytest.importorskip("tests.support.tiny_families")
+
+OFF_AT_MOST = 1 / 3
+
+
+def make_job(task: str, folder: Path = Path("nowhere"), **more: object) -> Job:
+    """A job of a task; keys have ``__`` instead of a dot."""
+    return Job(model=Model(path=str(folder), task=task)).with_overrides(
+        {"train.max_length": 16, **{key.replace("__", "."): value for key, value in more.items()}}
+    )
+
+
+def counted_by_a_node(job: Job, train: Path, evaluation: Path, *, share: int, num_owners: int) -> tuple[int, int]:
+    """Examples as an owner's process counts them."""
+    from edge.data.dataset import OwnerDataset
+
+    dataset = OwnerDataset.load(
+        job, train, evaluation, share=share, num_owners=num_owners, tokenizer_folder=Path(job.model.path)
+    )
+    return dataset.train_rows, dataset.eval_rows
+
+
+MODELS = {
+    "sequence-classification": "bert",
+    "regression": "bert",
+    "token-classification": "bert",
+    "question-answering": "bert",
+    "causal-lm": "gpt2",
+    "image-classification": "vit",
+}
+
+
+@pytest.mark.parametrize("task", MODELS)
+def test_rows_of_every_task_are_those_of_a_node(tmp_path: Path, task: str) -> None:
+    """Tables and images exactly, windows of questions within a third; in the shares that training would have."""
+    folder = families.write_family(tmp_path / "model", MODELS[task])
+    train, evaluation = (
+        tiny_data.write_task_rows(tmp_path, task, name, rows, seed=rows) for name, rows in (("train", 31), ("eval", 13))
+    )
+    max_length = families.IMAGE_TOKENS if task == "image-classification" else 16
+    job = make_job(task, folder, data__train=str(train), data__eval=str(evaluation), train__max_length=max_length)
+    facts = estimated_facts(job, 2, memory_bytes=GIB)
+    for share, node in enumerate(facts.values()):
+        wanted = counted_by_a_node(job, train, evaluation, share=share, num_owners=2)
+        if task == "question-answering":
+            assert (node.train_rows, node.eval_rows) == pytest.approx(wanted, rel=OFF_AT_MOST)
+            assert node.train_rows > 16, "more windows than questions"
+        else:
+            assert (node.train_rows, node.eval_rows) == wanted
+        assert node.labels == tiny_data.labels_of(task)
+
+
+def test_rows_of_users_are_those_of_a_node(tmp_path: Path) -> None:
+    """The shares of a table are counted by user as an owner counts them."""
+    from edge.data.dataset import OwnerDataset
+
+    folder = families.write_family(tmp_path / "model", "bert")
+    path = tmp_path / "train.csv"
+    path.write_text("text,label,who\n" + "".join(f"a b,{at % 2},u{at % 3}\n" for at in range(17)))
+    users = {"offload__mode": "auto", "offload__users": "alone", "data__user": "who"}
+    job = make_job("sequence-classification", folder, data__train=str(path), data__eval=str(path), **users)
+    for share, node in enumerate(estimated_facts(job, 2, memory_bytes=GIB).values()):
+        dataset = OwnerDataset.load(job, path, path, share=share, num_owners=2, tokenizer_folder=folder)
+        assert node.users == dataset.users and len(node.users) == 3
+
+
+def test_rows_of_plain_text_follow_from_its_characters(tmp_path: Path) -> None:
+    """Blocks of max_length tokens; a rest of one token teaches nothing."""
+    path = tmp_path / "text.txt"
+    job = make_job("causal-lm")
+    for tokens, blocks in ((2, 1), (16, 1), (17, 1), (18, 2), (160, 10)):
+        path.write_text("é" * round(tokens * CHARACTERS_PER_TOKEN))
+        assert len(count_rows(str(path), job).examples) == blocks
+
+
+def test_rows_of_questions_leave_those_without_an_answer(tmp_path: Path) -> None:
+    """A node skips them too; an answer may be a text, a list, or a table."""
+    answers = ["b", ["x", "c"], {"text": ["a"], "answer_start": [0]}, "x", [], {"text": []}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"question": "q", "context": "a b c", "answer": a}) + "\n" for a in answers))
+    assert count_rows(str(path), make_job("question-answering")).examples == (1, 1, 1)
+
+
+def test_rows_of_long_contexts_are_windows(tmp_path: Path) -> None:
+    """Windows of 16 tokens: 3 special ones, 3 of the question, 10 of the context, of which 5 overlap."""
+    path = tmp_path / "rows.jsonl"
+    characters = [round(tokens * CHARACTERS_PER_TOKEN) for tokens in (3, 10, 11, 15, 16, 60)]
+    question, *contexts = ("q" * count for count in characters)
+    path.write_text(
+        "".join(json.dumps({"question": question, "context": text, "answer": "q"}) + "\n" for text in contexts)
+    )
+    assert count_rows(str(path), make_job("question-answering")).examples == (1, 2, 2, 3, 11)
+
+
+@pytest.mark.parametrize("kind", ["<U4", ">U4", "|u1", "<i8", ">i2", "<i4"])
+def test_rows_of_images_know_every_type_of_label(tmp_path: Path, kind: str) -> None:
+    """Names and whole numbers of any width and byte order, as numpy reads them."""
+    labels = np.array([1, 0, 2, 1]).astype(kind)
+    path = tmp_path / "rows.npz"
+    np.savez_compressed(path, image=np.zeros((4, 2, 2), np.uint8), label=labels)
+    assert count_rows(str(path), make_job("image-classification")).labels == tuple(map(str, labels.tolist()))
+
+
+def test_rows_of_a_folder_of_images_are_its_files(tmp_path: Path) -> None:
+    """A folder for each class; files that are no images do not count."""
+    for name in ("cat/1.png", "cat/2.NPY", "dog/1.jpg", "dog/notes.txt", "readme.md"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"")
+    assert count_rows(str(tmp_path), make_job("image-classification")).labels == ("cat", "cat", "dog")
+
+
+def torn(path: Path) -> None:
+    """The first half of a good file."""
+    np.savez(path, image=np.zeros((4, 2, 2)), label=np.zeros(4, int))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: None, "can't read"),
+        (lambda path: path.write_bytes(b"text"), "is no readable npz file"),
+        (torn, "is no readable npz file"),
+        (lambda path: np.savez(path, image=np.zeros((4, 2, 2))), "has no array 'label'; it has image; set data.label"),
+        (lambda path: np.savez(path, image=np.zeros((4, 2)), label=np.zeros(4)), "labels are of type f"),
+        (lambda path: np.savez(path, image=np.zeros((4, 2)), label=np.zeros((4, 1), int)), r"shape \[4, 1\]"),
+        (lambda path: np.savez(path, image=np.zeros((4, 2)), label=np.zeros(3, int)), "and 3 labels"),
+        (lambda path: np.savez(path, image=np.zeros((0, 2)), label=np.zeros(0, int)), "has no rows"),
+    ],
+)
+def test_rows_of_a_bad_archive_are_refused(tmp_path: Path, write: Callable[[Path], None], message: str) -> None:
+    """Whatever is wrong with the file is told by its name."""
+    path = tmp_path / "rows.npz"
+    write(path)
+    with pytest.raises(DataError, match=message) as caught:
+        count_rows(str(path), make_job("image-classification"))
+    assert str(path) in str(caught.value)
+
+
+def test_rows_refuse_pickled_labels(tmp_path: Path) -> None:
+    """An array of objects is a pickle, which nothing here opens."""
+    path = tmp_path / "rows.npz"
+    np.savez(path, image=np.zeros((2, 2)), label=np.array(["a", None], dtype=object))
+    with pytest.raises(DataError, match="is no readable npz file"):
+        count_rows(str(path), make_job("image-classification"))
+
+
+def test_note_says_what_is_an_estimate() -> None:
+    """Windows and blocks are; rows of a table and images are counted."""
+    assert "windows of the questions' contexts, at 3.8 characters" in estimate_note(make_job("question-answering"))
+    assert "blocks of plain text" in estimate_note(make_job("causal-lm", data__train="a.txt"))
+    for task, file in (("causal-lm", "a.jsonl"), ("image-classification", "a.npz"), ("sequence-classification", "a")):
+        assert estimate_note(make_job(task, data__train=file)) == ""
+
+
+def test_plan_command_says_that_rows_are_estimated(tmp_path: Path) -> None:
+    """For people as a line, for machines as a key; the plan itself is complete."""
+    folder = families.write_family(tmp_path / "model", "bert")
+    rows = tiny_data.write_task_rows(tmp_path, "question-answering", "train", 20, seed=1)
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f'[model]\npath = "{folder}"\ntask = "question-answering"\n[data]\ntrain = "{rows}"\n[train]\nmax_length = 16\n'
+    )
+    arguments = [str(job), "--assume", "2", "--memory", "1GiB"]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    assert "rows are an estimate: windows" in shown.output
+    value = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    assert value["note"].startswith("rows are an estimate")
+    assert [owner["node"] for owner in value["plan"]["course"]["owners"]] == ["node-0", "node-1"]

@@ -1,0 +1,167 @@
+"""The evaluation of a saved adapter on a coordinator's nodes, over real calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.api.evaluation import evaluate_on_ring, rows_to_evaluate
+from coordinator.cli.evaluate import app
+from coordinator.client.follow import Outcome
+from coordinator.client.saved_run import evaluation_job, read_run
+from coordinator.client.submit import Client
+from coordinator.run.members import Member
+from coordinator.run.requests import Evaluation, RunRequest, invited
+from coordinator.screen.progress import Progress
+from ringtune.errors import BusyError, DataError, IntegrityError, RingTuneError, UsageError
+from ringtune.job.job import Data
+from tests.support.fake_agents import CALL_S, FakeCluster, facts, job
+from tests.support.saved_runs import adapter_files, write_run
+
+
+def evaluate(cluster: FakeCluster, folder: Path, owner: str) -> Outcome:
+    """Evaluate a run's folder with a node as the owner."""
+    run = read_run(folder)
+    with Client(cluster.server.address) as client:
+        return client.evaluate(
+            evaluation_job(run, folder / "rows.csv"), owner=owner, saved=run.saved, progress=Progress()
+        )
+
+
+def test_evaluation_loads_everywhere_and_counts_one_owner(tmp_path: Path) -> None:
+    """Nodes are measured and get the files before a turn; only the owner's rows count; nothing is trained."""
+    with FakeCluster("a", "b", "c") as cluster:
+        came = evaluate(cluster, write_run(tmp_path / "run"), "b")
+        assert came.report["eval"] == {"accuracy": 0.4, "loss": 0.5, "rows": 5, "count": 5}
+        assert came.report["steps"] == 0
+        assert came.plan is not None
+        assert [owner.node for owner in came.plan.course.owners] == ["b"]
+        assert {piece.node for piece in came.plan.placement.slices} == {"a", "b", "c"}
+        for agent in cluster.agents.values():
+            assert agent.released.wait(CALL_S)
+            assert agent.log == ["inspect", "prepare", "load", "grant", "collect", "release"]
+            assert agent.loaded == adapter_files()
+
+
+def test_evaluation_ends_with_the_error_of_a_node_that_refuses_the_adapter(tmp_path: Path) -> None:
+    """The node's own words reach the user, and every node is released."""
+    refusal = IntegrityError("adapter.safetensors lacks a tensor")
+    with FakeCluster("node-0", "node-1", agents={"node-0": {"fails_at": {"load": refusal}}}) as cluster:
+        with pytest.raises(IntegrityError, match=r"node node-0: adapter.safetensors lacks a tensor"):
+            evaluate(cluster, write_run(tmp_path / "run"), "node-1")
+        assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
+        assert "grant" not in cluster.agents["node-0"].log
+
+
+def test_evaluation_without_an_owner_counts_the_rows_of_all(tmp_path: Path) -> None:
+    """Every node that has rows to evaluate on does so; the counts are added up."""
+    with FakeCluster("a", "b", "c", agents={"c": {"rows": 0}}) as cluster:
+        came = evaluate(cluster, write_run(tmp_path / "run"), "")
+        assert came.report["eval"] == {"accuracy": 0.4, "loss": 0.5, "rows": 10, "count": 10}
+        assert came.plan is not None
+        assert [owner.node for owner in came.plan.course.owners] == ["a", "b"]
+
+
+def test_evaluation_without_an_owner_needs_rows_somewhere(tmp_path: Path) -> None:
+    """The remedy names both ways to bring rows."""
+    with (
+        FakeCluster("a", agents={"a": {"rows": 0}}) as cluster,
+        pytest.raises(DataError, match="no node has rows to evaluate on; start one with --eval-data, or give --data"),
+    ):
+        evaluate(cluster, write_run(tmp_path / "run"), "")
+
+
+def test_evaluation_rows_are_given_or_those_of_the_job(tmp_path: Path) -> None:
+    """Without --data the job's file or its held-out rows count, or on a ring those of its nodes; nothing is refused."""
+    given, file = tmp_path / "given.csv", tmp_path / "job.csv"
+    for path in (given, file):
+        path.write_text("text,label\n", encoding="utf-8")
+    of_job, held_out = Data(eval=str(file)), Data(held_out=0.1)
+    assert rows_to_evaluate(given, of_job, on_ring=False) == rows_to_evaluate(given, Data(), on_ring=True) == given
+    assert rows_to_evaluate(given, held_out, on_ring=False) == given
+    assert rows_to_evaluate(None, of_job, on_ring=False) == file
+    assert rows_to_evaluate(None, held_out, on_ring=False) is rows_to_evaluate(None, of_job, on_ring=True) is None
+    with pytest.raises(UsageError, match=r"no data\.eval; give --data FILE"):
+        rows_to_evaluate(None, Data(), on_ring=False)
+    with pytest.raises(DataError, match="is not there"):
+        rows_to_evaluate(None, Data(eval=str(tmp_path / "gone.csv")), on_ring=False)
+
+
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        (["--model", "tiny"], "--model"),
+        (["--join-s", "60"], "--join-s"),
+        (["--model", "tiny", "--join-s", "5"], "--model and --join-s"),
+    ],
+)
+def test_evaluation_on_the_rows_of_others_takes_no_options_of_a_node_here(
+    tmp_path: Path, typed: list[str], named: str
+) -> None:
+    """They would be ignored, so they are refused with the remedy; with --data they are taken."""
+    ring = [str(write_run(tmp_path / "run")), "--coordinator", "127.0.0.1:1"]
+    done = CliRunner().invoke(app, [*ring, *typed])
+    assert isinstance(done.exception, UsageError)
+    remedy = f"give --data FILE, or leave out {named}"
+    assert str(done.exception) == f"{named} would be for a node here that has the rows; {remedy}"
+    done = CliRunner().invoke(app, [*ring, *typed, "--data", str(tmp_path / "gone.csv")])
+    assert isinstance(done.exception, DataError)
+
+
+@pytest.mark.parametrize("owner", ["c", "nobody"])
+def test_evaluation_needs_rows(tmp_path: Path, owner: str) -> None:
+    """An owner without rows, or one that is not there, is named."""
+    with (
+        FakeCluster("a", "c", agents={"c": {"rows": 0}}) as cluster,
+        pytest.raises(DataError, match=f"node {owner} has no rows to evaluate on"),
+    ):
+        evaluate(cluster, write_run(tmp_path / "run"), owner)
+
+
+def test_evaluation_of_damaged_files_is_refused_before_any_node_is_asked(tmp_path: Path) -> None:
+    """A folder that loses a file on its way starts nothing."""
+    folder = write_run(tmp_path / "run")
+    with FakeCluster("a") as cluster:
+        run = read_run(folder)
+        (run.saved / "model_head.safetensors").unlink()
+        with Client(cluster.server.address) as client, pytest.raises((RingTuneError, OSError)):
+            client.evaluate(evaluation_job(run, folder / "rows.csv"), owner="a", saved=run.saved, progress=Progress())
+        assert cluster.agents["a"].log == []
+
+
+def test_evaluation_of_a_busy_coordinator_starts_nothing(tmp_path: Path) -> None:
+    """While a run is driven, the user hears so at once, before a process is started."""
+    (tmp_path / "rows.csv").write_text("text,label\na,b\n")
+    run = read_run(write_run(tmp_path / "run"))
+    hold: dict[str, Any] = {"on_grant": lambda agent, turns: None}
+    with FakeCluster("a", agents={"a": hold}) as cluster:
+        cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=1, join_s=5.0))
+        assert cluster.agents["a"].granted.wait(CALL_S)
+        with pytest.raises(BusyError, match=r"drives run .* \(training\)"):
+            evaluate_on_ring(
+                run,
+                tmp_path / "rows.csv",
+                cluster.server.address,
+                progress=Progress(),
+                join_s=1.0,
+                model=None,
+                insecure=False,
+            )
+        assert [member.node for member in cluster.server.coordinator.living()] == ["a"]
+
+
+def test_evaluation_guests_take_part_in_nothing_else() -> None:
+    """A node that joined with rows to evaluate on is never trained on, and is there for its own evaluation only."""
+    members = [Member(node=name, address="", instance="", is_guest=name != "a") for name in ("a", "mine", "other")]
+    assert [member.node for member in invited(members, None)] == ["a"]
+    assert [member.node for member in invited(members, Evaluation(owner="mine", folder=Path()))] == ["a", "mine"]
+
+
+def test_evaluation_leaves_other_owners_data_alone() -> None:
+    """For the planner nobody else has rows or classes."""
+    narrowed = Evaluation(owner="b", folder=Path()).narrow({name: facts(name) for name in ("a", "b")})
+    assert (narrowed["a"].train_rows, narrowed["a"].eval_rows, narrowed["a"].labels) == (0, 0, ())
+    assert narrowed["b"] == facts("b")

@@ -1,0 +1,428 @@
+"""Export a run's adapter: whole, checked, without anything local; also of a family that is plugged in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import pytest
+from safetensors.numpy import load, save
+from typer.testing import CliRunner
+
+from coordinator.api.export import export_run
+from coordinator.api.model_card import whole_model_card
+from coordinator.client.saved_run import read_run
+from ringtune import cli
+from ringtune.errors import IntegrityError, RingTuneError, UsageError
+from ringtune.schedule.methods import Hift
+from ringtune.schedule.saved_activations import Velora
+from ringtune.schedule.units import Range
+from tests.support.disk import log_of_syncs
+from tests.support.plans import changed
+from tests.support.saved_runs import (
+    AUXILIARY,
+    auxiliary_instead,
+    mixture_instead,
+    own_weights_instead,
+    whole_model_instead,
+    write_run,
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder."""
+    return write_run(tmp_path / "secret-place" / "run")
+
+
+def test_export_has_adapter_and_card(run: Path, tmp_path: Path) -> None:
+    """Five files; tensors byte for byte; the digests are those of the files."""
+    digests = export_run(run, tmp_path / "out")
+    assert {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "out").iterdir()
+    } == digests
+    assert sorted(digests) == [
+        "README.md",
+        "adapter.safetensors",
+        "adapter_config.json",
+        "head_config.json",
+        "model_head.safetensors",
+    ]
+    for name in ("adapter.safetensors", "model_head.safetensors"):
+        assert (tmp_path / "out" / name).read_bytes() == (run / "adapter" / name).read_bytes()
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_export_card_says_what_it_is_and_not_who(run: Path, tmp_path: Path) -> None:
+    """Base model, task, labels, steps, seed, owner count, versions and figures; no node name, no path."""
+    digests = export_run(run, tmp_path / "out", base_model="acme/tiny")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "last token" not in card  # an encoder reads the first one
+    for line in (
+        'base_model: "acme/tiny"',
+        "| task | sequence-classification |",
+        "| labels | neg, pos |",
+        "| steps | 8 |",
+        "| seed | 0 |",
+        "| data owners | 2 |",
+        "| RingTune | 0.1.0 |",
+        "| library | adapters.1.3.0 |",
+        "| accuracy | 0.8 |",
+        "| count | 5 |",
+        f"| `adapter.safetensors` | `{digests['adapter.safetensors']}` |",
+    ):
+        assert line in card.splitlines()
+    everything = b"".join(path.read_bytes() for path in (tmp_path / "out").iterdir())
+    for private in (b"alice", b"bob", b"carol", b"secret-place", str(tmp_path).encode()):
+        assert private not in everything
+    assert json.loads((tmp_path / "out/adapter_config.json").read_text())["model_name"] == "acme/tiny"
+
+
+@pytest.mark.parametrize("has_old_head", [True, False])
+def test_export_of_a_language_model_has_no_head(run: Path, tmp_path: Path, has_old_head: bool) -> None:
+    """Its decoder is the base model's own, and the card says how both are put together; an old result's is left out."""
+    job = (run / "job.toml").read_text()
+    (run / "job.toml").write_text(job.replace('"sequence-classification"', '"causal-lm"'))
+    if not has_old_head:
+        for name in ("head_config.json", "model_head.safetensors"):
+            (run / "adapter" / name).unlink()
+    assert sorted(export_run(run, tmp_path / "out")) == ["README.md", "adapter.safetensors", "adapter_config.json"]
+    card = (tmp_path / "out/README.md").read_text()
+    assert 'model = AutoModelForCausalLM.from_pretrained("tiny")\nadapters.init(model)\n' in card
+    assert "AutoAdapterModel" not in card
+
+
+def test_export_of_auxiliary_models_says_how_they_load(run: Path, tmp_path: Path) -> None:
+    """Their description stands in the place of the library's; the card and the last line name the function."""
+    auxiliary_instead(run)
+    out = tmp_path / "out"
+    shown = CliRunner().invoke(cli.app, ["export", str(run), "--out", str(out), "--base-model", "acme/tiny"])
+    assert shown.exit_code == 0, shown.output
+    names = {"README.md", "adapter.json", "adapter.safetensors", "head_config.json", "model_head.safetensors"}
+    assert {path.name for path in out.iterdir()} == names
+    assert json.loads((out / "adapter.json").read_text())["model_name"] == "acme/tiny"
+    card = (out / "README.md").read_text()
+    assert 'load_auxiliary(model, "PATH_OF_THIS_FOLDER")' in card and "library_name: ringtune" in card
+    assert shown.stdout.splitlines()[-1].endswith(f"load_auxiliary(model, {str(out)!r})")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "peft"}, "is not of the format 'ringtune-auxiliary', version 2; take the folder of a run"),
+        ({"version": 3}, "version 2; take the folder of a run"),
+        ({"parts": []}, "parts is []"),
+        ({"library": {"config": "lora"}}, "library is {'config': 'lora'}"),
+        ({"kind": "low-rank"}, "adapter.json: kind is 'low-rank'; copy the run's folder again"),
+        ({"alpha": 0}, "alpha is 0"),
+        ({"hidden": 3}, "hidden is 3"),
+        ({"places": ["query", "gate"]}, "places is"),
+        ({"places": ["query", "value"]}, "1 tensors of the auxiliary models of block 0, 2 are described"),
+        ({"library": {"config": {}}}, "lacks all tensors of the library's adapters"),
+    ],
+)
+def test_export_of_auxiliary_models_checks_what_describes_them(
+    run: Path, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    """Another format, a later version, or a value of a wrong kind: one line that names the key."""
+    auxiliary_instead(run)
+    path = run / "adapter/adapter.json"
+    content = json.loads(path.read_text())
+    (part,) = content["parts"]
+    part |= {key: value for key, value in changes.items() if key in part}
+    path.write_text(json.dumps({**content, **{key: value for key, value in changes.items() if key not in part}}))
+    with pytest.raises(IntegrityError, match=re.escape(message)):
+        export_run(run, tmp_path / "out")
+
+
+def test_export_of_a_mixture_has_both_halves_or_none(run: Path, tmp_path: Path) -> None:
+    """The card says that one function loads both; a block without a part of its LoRA is found, the first has none."""
+    mixture_instead(run)
+    export_run(run, tmp_path / "out")
+    assert "`load_auxiliary` loads both" in (tmp_path / "out/README.md").read_text()
+    assert "adapter_config.json" not in {path.name for path in (tmp_path / "out").iterdir()}
+    path = run / "adapter/adapter.safetensors"
+    tensors = load(path.read_bytes())
+    path.write_bytes(save({name: value for name, value in tensors.items() if not re.search(r"\.2\..*lora_A", name)}))
+    with pytest.raises(IntegrityError, match=r"lacks attention.self.query.loras.ringtune.lora_A of block 2"):
+        export_run(run, tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "options", "message"),
+    [
+        ("seq_bn", ["--merge"], "can't be merged: it is no change of matrices; leave --merge out, or train linear"),
+        ("mlp[hidden=4]", ["--merge"], "can't be merged: it is no change of matrices"),
+        (AUXILIARY, ["--model", "x"], "--model is the base model to merge into; give --merge too"),
+        (AUXILIARY, ["--merge"], "the base model /srv/carol/models/tiny is not there; name its folder with --model"),
+    ],
+)
+def test_export_refuses_what_it_can_not_merge(
+    run: Path, tmp_path: Path, adapter: str, options: list[str], message: str
+) -> None:
+    """Before a process is started, or with the words of that process; nothing is left behind."""
+    auxiliary_instead(run)
+    job = (run / "job.toml").read_text()
+    (run / "job.toml").write_text(job.replace(AUXILIARY, adapter))
+    if adapter == "seq_bn":
+        (run / "adapter/adapter.json").rename(run / "adapter/adapter_config.json")
+    shown = CliRunner().invoke(cli.app, ["export", str(run), "--out", str(tmp_path / "out"), *options])
+    assert shown.exit_code != 0
+    assert message in shown.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["secret-place"]
+
+
+def test_export_of_own_weights_is_refused(run: Path, tmp_path: Path) -> None:
+    """There is no adapter to give away; where the weights are is said."""
+    own_weights_instead(run)
+    with pytest.raises(UsageError, match=r"no adapter to export.*'full'.*run/adapter/blocks\.safetensors"):
+        export_run(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_export_of_a_whole_model_is_a_folder_of_transformers(run: Path, tmp_path: Path) -> None:
+    """Config, weights and tokenizer as they are, and a card with the class that loads them; nothing local."""
+    model = whole_model_instead(run)
+    digests = export_run(run, tmp_path / "out", base_model="acme/tiny")
+    assert sorted(digests) == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+    for name in set(digests) - {"README.md"}:
+        assert (tmp_path / "out" / name).read_bytes() == (model / name).read_bytes()
+        assert digests[name] == hashlib.sha256((model / name).read_bytes()).hexdigest()
+    card = (tmp_path / "out/README.md").read_text()
+    for line in (
+        'base_model: "acme/tiny"',
+        "library_name: transformers",
+        "# Model trained from acme/tiny",
+        "from transformers import BertForSequenceClassification",
+        'model = BertForSequenceClassification.from_pretrained("PATH_OF_THIS_FOLDER")',
+        "| architecture | BertForSequenceClassification |",
+    ):
+        assert line in card.splitlines()
+    for private in ("alice", "bob", "carol", "secret-place"):
+        assert private not in card
+
+
+def test_card_says_how_the_method_and_velora_were_set(run: Path) -> None:
+    """Groups, their order, what always trained, and what became of resting state: a reader could train it again."""
+    saved = read_run(run)
+    method = Hift(group_size=2, order="random", seed=3, always_active=("head",), drops_state=True)
+    velora = Velora(blocks=(Range(0, 2),), layers=("query", "key", "value"), parts=4)
+    hift = replace(saved, plan=changed(saved.plan, method=method, velora=velora))
+    lines = whole_model_card(hift, base_model="acme/tiny", config={}, digests={}).splitlines()
+    for line in (
+        "| method | hift |",
+        "| hift, group size | 2 |",
+        "| hift, order | random |",
+        "| hift, seed | 3 |",
+        "| hift, always active | head |",
+        "| hift, drops state | yes |",
+        "| velora, layers | query, key, value |",
+        "| velora, parts | 4 |",
+    ):
+        assert line in lines
+    assert any(line.startswith("| optimizer | adamw, learning rate ") for line in lines)
+    plain = whole_model_card(saved, base_model="acme/tiny", config={}, digests={})
+    assert "| ringada, every steps | " in plain and "velora" not in plain and "hift" not in plain
+
+
+def _swap_classes(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "label2id": {"neg": 1, "pos": 0}}))
+
+
+def _lose_a_block(model: Path) -> None:
+    tensors = load((model / "model.safetensors").read_bytes())
+    kept = {name: value for name, value in tensors.items() if ".layer.2." not in name}
+    (model / "model.safetensors").write_bytes(save(kept))
+
+
+def _cut_off(model: Path) -> None:
+    (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-1])
+
+
+def _name_a_place(model: Path) -> None:
+    (model / "tokenizer.json").write_text('{"file": "/srv/carol/models/tiny/tokenizer.json"}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_swap_classes, "config.json has the classes"),
+        (_lose_a_block, r"has no tensor 'encoder\.layer\.2"),
+        (_cut_off, "damaged or no safetensors file"),
+        (_name_a_place, "tokenizer.json names the local path"),
+    ],
+)
+def test_export_refuses_a_whole_model_that_is_not_whole(
+    run: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    """What is damaged, lacks a block, is of another run, or names a place, is not given away; nothing is left."""
+    damage(whole_model_instead(run))
+    with pytest.raises(RingTuneError, match=message):
+        export_run(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_export_card_of_a_run_that_was_not_evaluated(run: Path, tmp_path: Path) -> None:
+    """No figure is made up."""
+    (run / "report.json").write_text(json.dumps({"steps": 8, "eval": {"count": 0, "loss": None, "accuracy": None}}))
+    export_run(run, tmp_path / "out")
+    assert "It was not evaluated" in (tmp_path / "out/README.md").read_text()
+
+
+def _truncate(run: Path) -> None:
+    path = run / "adapter/adapter.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _drop_a_block(run: Path) -> None:
+    _change(run, lambda tensors: [tensors.pop(name) for name in list(tensors) if ".layer.2." in name])
+
+
+def _drop_a_tensor(run: Path) -> None:
+    _change(run, lambda tensors: tensors.pop("bert.encoder.layer.1.output.adapters.ringtune.adapter_up.weight"))
+
+
+def _add_a_block(run: Path) -> None:
+    def add(tensors: dict[str, numpy.ndarray]) -> None:
+        for name in [name for name in tensors if ".layer.3." in name]:
+            tensors[name.replace(".layer.3.", ".layer.9.")] = tensors[name]
+
+    _change(run, add)
+
+
+def _add_a_stranger(run: Path) -> None:
+    _change(run, lambda tensors: tensors.update({"embeddings": numpy.ones(1)}))
+
+
+def _change(run: Path, change: Callable[[dict[str, numpy.ndarray]], object]) -> None:
+    path = run / "adapter/adapter.safetensors"
+    tensors = load(path.read_bytes())
+    change(tensors)
+    path.write_bytes(save(tensors))
+
+
+def _swap_labels(run: Path) -> None:
+    (run / "adapter/head_config.json").write_text('{"config": {"label2id": {"neg": 1, "pos": 0}}}')
+
+
+def _narrow_head(run: Path) -> None:
+    (run / "adapter/model_head.safetensors").write_bytes(save({"heads.ringtune.1.weight": numpy.ones((3, 8))}))
+
+
+def _leak(run: Path) -> None:
+    config = json.loads((run / "adapter/adapter_config.json").read_text())
+    (run / "adapter/adapter_config.json").write_text(json.dumps({**config, "base": "/srv/carol/models/tiny"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_truncate, "damaged or no safetensors file"),
+        (_drop_a_block, r"lacks output\.adapters\.ringtune\.adapter_down\.0\.weight of block 2"),
+        (_drop_a_tensor, r"lacks output\.adapters\.ringtune\.adapter_up\.weight of block 1"),
+        (_add_a_block, r"blocks \[0, 1, 2, 3, 9\], the model has 4"),
+        (_add_a_stranger, "embeddings, which belongs to no block"),
+        (_swap_labels, "it mixes runs"),
+        (_narrow_head, "no output of 2 classes"),
+        (_leak, r"adapter_config\.json names the local path /srv/carol"),
+    ],
+)
+def test_export_refuses_what_would_not_load_or_would_tell(
+    run: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    """What is wrong is named, and nothing is written."""
+    damage(run)
+    with pytest.raises(IntegrityError, match=message):
+        export_run(run, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["secret-place"]
+
+
+def test_export_of_an_adapter_for_some_blocks(run: Path, tmp_path: Path) -> None:
+    """A configuration that leaves blocks out has no tensors there."""
+    _drop_a_block(run)
+    config = json.loads((run / "adapter/adapter_config.json").read_text())
+    (run / "adapter/adapter_config.json").write_text(json.dumps({**config, "config": {"leave_out": [2]}}))
+    assert export_run(run, tmp_path / "out")
+
+
+def test_export_is_on_the_disk_before_it_has_its_name(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file is forced to the disk, then the folder is renamed, then its new name is forced to the disk."""
+    log = log_of_syncs(monkeypatch)
+    digests = export_run(run, tmp_path / "out")
+    (renamed,) = [index for index, entry in enumerate(log) if entry.endswith(".part -> out")]
+    named = {entry.split(" -> ")[1] for entry in log[:renamed] if " -> " in entry}
+    assert named == set(digests) and tmp_path.name in log[renamed:]
+
+
+def test_export_keeps_what_is_there(run: Path, tmp_path: Path) -> None:
+    """A folder with something in it is never written to; an empty one is used."""
+    (tmp_path / "out").mkdir()
+    export_run(run, tmp_path / "out")
+    before = (tmp_path / "out/README.md").read_bytes()
+    with pytest.raises(UsageError, match="is there already"):
+        export_run(run, tmp_path / "out", base_model="acme/other")
+    assert (tmp_path / "out/README.md").read_bytes() == before
+
+
+@pytest.mark.parametrize("base_model", ["/models/tiny", "a/b/c", "../tiny", "a b"])
+def test_export_refuses_a_path_as_the_base_model(run: Path, tmp_path: Path, base_model: str) -> None:
+    """The id of a model is a name, with its owner's at most."""
+    with pytest.raises(UsageError, match="is no model id"):
+        export_run(run, tmp_path / "out", base_model=base_model)
+
+
+def test_export_that_cannot_be_written_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    """A file where the folder should go: an error that says so."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RingTuneError, match="can't write"):
+        export_run(run, tmp_path / "file" / "out")
+
+
+def test_export_command_names_the_class_that_loads_the_head_too(run: Path, tmp_path: Path) -> None:
+    """``AutoModel`` would leave the head behind."""
+    whole_model_instead(run)
+    out = tmp_path / "out"
+    shown = CliRunner().invoke(cli.app, ["export", str(run), "--out", str(out)])
+    assert shown.exit_code == 0
+    load = f"transformers.BertForSequenceClassification.from_pretrained({str(out)!r})"
+    assert shown.stdout.splitlines()[-1] == f"exported to {out}; load it with {load}"
+
+
+def test_export_of_a_plugged_model_says_how_it_loads(tmp_path: Path) -> None:
+    """The interface is given away as it is; the card has the lines, with what this family and task need."""
+    run = write_run(tmp_path / "run")
+    config = json.loads((run / "adapter/adapter_config.json").read_text())
+    (run / "adapter/adapter_config.json").write_text(json.dumps({**config, "model_type": "gemma2"}))
+    (run / "adapter/adapter_interface.json").write_text('{"interface": {}}')
+    digests = export_run(run, tmp_path / "out", base_model="acme/tiny")
+    assert (tmp_path / "out/adapter_interface.json").read_text() == '{"interface": {}}'
+    assert "adapter_interface.json" in digests
+    card = (tmp_path / "out/README.md").read_text()
+    load = "model = AutoModelForSequenceClassification.from_pretrained"
+    assert (
+        f'{load}("acme/tiny", num_labels=2, attn_implementation="eager")\nadapters.init(model, interface=inter' in card
+    )
+    assert 'interface = adapters.AdapterModelInterface(**json.load(file)["interface"])' in card
+    assert (
+        "The head reads the last token of a text, whatever that token is. transformers finds it by the padding" in card
+    )
+
+
+def test_card_says_how_transformers_4_loads_a_base_model_of_5(tmp_path: Path) -> None:
+    """It would take the default base of rotary positions without a word."""
+    run, base = write_run(tmp_path / "run"), tmp_path / "base"
+    job = (run / "job.toml").read_text()
+    (run / "job.toml").write_text(job.replace("/srv/carol/models/tiny", str(base)))
+    base.mkdir()
+    (base / "config.json").write_text(json.dumps({"model_type": "llama", "rope_parameters": {"rope_theta": 5e5}}))
+    export_run(run, tmp_path / "out", base_model="acme/tiny")
+    assert "Load the base model with `rope_theta=500000.0` there." in (tmp_path / "out/README.md").read_text()

@@ -1,0 +1,244 @@
+"""The command line: help without delay, exit codes, machine-readable errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from coordinator.client import connection
+from coordinator.client.local_nodes import AgentTemplate
+from ringtune import cli, entry_points
+from ringtune.errors import (
+    CapacityError,
+    ConnectionFailedError,
+    DataError,
+    JobError,
+    ModelError,
+    UsageError,
+    all_errors,
+)
+from ringtune.storage.durable import mark
+from tests.support.model_folder import write_model
+from tests.support.saved_runs import write_run
+
+REPOSITORY = Path(__file__).parents[3]
+COMMANDS = (
+    "coordinator",
+    "demo",
+    "doctor",
+    "eval",
+    "export",
+    "fetch",
+    "init",
+    "join",
+    "logs",
+    "measure",
+    "node",
+    "nodes",
+    "page",
+    "plan",
+    "predict",
+    "runs",
+    "sim",
+    "status",
+    "stop",
+    "train",
+    "what-if",
+)
+LIMIT_S = 120.0
+
+
+def ringtune(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user does."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))}
+    return subprocess.run(  # noqa: S603 - our own module
+        [sys.executable, "-m", "ringtune.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=environment,
+        check=False,
+    )
+
+
+def test_cli_help_lists_every_command() -> None:
+    """The commands of all packages are there, each with a line."""
+    result = CliRunner().invoke(cli.app, ["--help"])
+    assert result.exit_code == 0
+    assert sorted(re.findall(r"^│ ([a-z][a-z-]*) +[A-Z]", result.output, re.MULTILINE)) == sorted(COMMANDS)
+    assert re.findall(r"^╭─ (.+?) ─+", result.output, re.MULTILINE) == ["Options", *cli.PANELS]
+    assert "not installed" not in result.output
+
+
+def test_cli_help_tells_every_exit_code() -> None:
+    """Where a user looks first stands what each code means."""
+    output = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "200"}).output
+    told = output[output.index("Exit codes:") :]
+    for code in {0, cli.BUG_EXIT_CODE, 143} | {kind.exit_code for kind in all_errors()}:
+        assert re.search(rf"(: |; ){code} ", " ".join(told.split())), f"exit code {code} is not told"
+
+
+def test_cli_help_loads_nothing_heavy() -> None:
+    """Neither torch nor grpc is imported for the help; that is what keeps it below 0.3 s."""
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from ringtune import cli\n"
+        "CliRunner().invoke(cli.app, ['--help'])\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'grpc', 'numpy', 'transformers'}))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))}
+    found = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=True
+    )
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("words", ["", *sorted(cli.all_commands())])
+def test_cli_help_wraps_its_paragraphs_once(words: str) -> None:
+    """In 80 columns a line ends where the next word has no room; a switch shows no type of a value."""
+    result = CliRunner().invoke(cli.app, [*words.split(), "--help"], env={"COLUMNS": "80"})
+    text = result.output.partition("╭")[0].splitlines()[2:]
+    assert result.exit_code == 0 and len(text) > 1
+    for line, following in pairwise(map(str.strip, text)):
+        assert not line or not following or len(line) + 1 + len(following.split()[0]) > 78, line
+    assert "<bool>" not in result.output
+
+
+def test_cli_suggests_the_nearest_command() -> None:
+    """A misspelt command is a usage error that names the nearest one."""
+    result = ringtune("trian")
+    assert result.returncode == UsageError.exit_code
+    assert "train" in result.stderr
+
+
+def test_cli_error_has_one_line_and_its_exit_code(tmp_path: Path) -> None:
+    """No traceback: what is wrong, where, and the exit code of its class."""
+    result = ringtune("plan", str(tmp_path / "none.toml"))
+    assert result.returncode == JobError.exit_code
+    assert result.stderr.startswith("error: can't read the job file")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_cli_json_error_is_a_line_on_standard_output(tmp_path: Path) -> None:
+    """Machines get the class, the message and the exit code."""
+    result = ringtune("plan", str(tmp_path / "none.toml"), "--json")
+    line = json.loads(result.stdout)
+    assert (line["event"], line["error"], line["exit_code"]) == ("error", "JobError", JobError.exit_code)
+    assert "none.toml" in line["message"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "job.toml", "--sets", "3"),
+        ("plan", "job.toml", "--nodes", "x"),
+        ("trian",),
+        ("--bogus",),
+        ("--bogus", "plan", "job.toml"),
+    ],
+)
+def test_cli_wrong_options_are_errors_like_all_others(arguments: tuple[str, ...]) -> None:
+    """What the parser refuses has the same single line, exit code and line for machines, and says where the help is."""
+    result = ringtune(*arguments, "--json")
+    line = json.loads(result.stdout)
+    assert (result.returncode, line["error"], line["exit_code"]) == (2, "UsageError", UsageError.exit_code)
+    assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
+    assert "--help'" in line["message"]
+
+
+def test_cli_without_arguments_shows_its_help() -> None:
+    """Whoever types the bare name wants to know what there is."""
+    result = ringtune()
+    assert "Usage" in result.stdout
+    assert "error:" not in result.stderr
+
+
+def test_cli_needs_to_know_where_to_train(tmp_path: Path) -> None:
+    """Neither --local nor --coordinator, or both, is a usage error, and no folder is made."""
+    for extra in ([], ["--local", "2", "--coordinator", "127.0.0.1:7"]):
+        result = ringtune("train", "job.toml", "--out", str(tmp_path / "out"), *extra)
+        assert result.returncode == UsageError.exit_code
+        assert "give one of --local N and --coordinator" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_cli_unknown_coordinator_is_an_error_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens there: exit code 3 after the connect deadline, which is seconds."""
+    assert connection.CONNECT_S <= 5.0
+    monkeypatch.setattr(connection, "CONNECT_S", 0.2)
+    result = CliRunner().invoke(cli.app, ["nodes", "--coordinator", "127.0.0.1:9"])
+    assert result.exit_code == ConnectionFailedError.exit_code
+    assert "no coordinator answers at 127.0.0.1:9 (waited 0.2 s)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "exit_code", "says"),
+    [
+        ("nodes", CapacityError.exit_code, "1000000 local nodes need"),
+        ("model", ModelError.exit_code, "model"),
+        ("rows", DataError.exit_code, "label"),
+        ("job", JobError.exit_code, "train.batch"),
+        ("folder", UsageError.exit_code, "is not the folder of a run: it holds notes.txt"),
+        ("place", UsageError.exit_code, "lies where the run writes its own files"),
+        ("run", UsageError.exit_code, "already holds a run"),
+    ],
+)
+def test_train_that_is_refused_has_started_and_written_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, exit_code: int, says: str
+) -> None:
+    """Folder, job, rows, model and memory are looked at before a node is started, and no file changes."""
+    monkeypatch.setattr(AgentTemplate, "__enter__", lambda template: pytest.fail("a process was started"))
+    out = tmp_path / "out"
+    model = out / "model" if wrong == "place" else tmp_path / "tiny"
+    write_model(model)
+    job = tmp_path / "job.toml"
+    rows = "text\na fine film\n" if wrong == "rows" else "text,label\na fine film,good\na bad one,bad\n"
+    (tmp_path / "train.csv").write_text(rows)
+    model = out / "logs" if wrong == "place" else model
+    key = "batch" if wrong == "job" else "batch_size"
+    job.write_text(f'[model]\npath = "{model}"\n[data]\ntrain = "train.csv"\n[train]\n{key} = 4\nmax_length = 8\n')
+    if wrong == "model":
+        (model / "config.json").write_text("{}")
+    if wrong == "folder":
+        out.mkdir()
+        (out / "notes.txt").write_text("mine")
+    if wrong == "place":
+        mark(out, "run")
+        (out / "model").rename(out / "logs")
+    if wrong == "run":
+        write_run(out)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    words = ["train", str(job), "--local", "1000000" if wrong == "nodes" else "1", "--out", str(out)]
+    result = CliRunner().invoke(cli.app, words)
+    assert (result.exit_code, says in result.stderr) == (exit_code, True), result.stderr
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert out.exists() == (wrong in ("folder", "place", "run"))
+
+
+def test_cli_explains_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command whose package is not installed is listed and says what to install."""
+    monkeypatch.setattr(cli, "command_targets", lambda: {"fly": "no_such_package.commands:app"})
+    app = typer.Typer(cls=cli.LazyGroup)
+    app.callback()(cli.options)
+    listed = CliRunner().invoke(app, ["--help"])
+    assert "no_such_package" in listed.output
+    result = CliRunner().invoke(app, ["fly", "--high"])
+    assert result.exit_code == 1
+    assert "pip install '.[node]'" in result.output
+
+
+def test_cli_finds_commands_of_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an installed distribution the entry points come from pyproject.toml."""
+    monkeypatch.setattr(entry_points, "entry_points", lambda group: ())
+    assert tuple(cli.command_targets()) == COMMANDS

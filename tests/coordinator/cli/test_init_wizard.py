@@ -1,0 +1,311 @@
+"""A job from what lies in a folder: which task, which columns, how many questions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from coordinator.cli.init_wizard import MOST_QUESTIONS, Begun, NobodyAsked, OnTerminal, Wishes, begin
+from ringtune.errors import DataError, IntegrityError, InvalidInputError, ModelError
+from ringtune.job.job import Job, parse_job
+from tests.contract.models.test_folder import write_cache
+from tests.support.model_folder import bert_shapes, safetensors_bytes, write_any_family, write_model
+
+TEXTS = [f"{'word ' * (5 + index)}{index}" for index in range(30)]
+QUESTION = {"question": "who?", "context": "it was anna who came", "answers": {"text": ["anna"], "answer_start": [7]}}
+
+
+class Scripted:
+    """Answers with what the test says, else with the default, and counts."""
+
+    def __init__(self, **answers: str) -> None:
+        self.answers, self.asked = answers, list[str]()
+
+    def choose(self, question: str, default: str, choices: Sequence[str] = ()) -> str:
+        """Answer by the question's first word."""
+        self.asked.append(question)
+        return self.answers.get(question.split()[0].lower(), default)
+
+    def place(self, question: str, find: Callable[[], str]) -> str:
+        """Take what is found."""
+        self.asked.append(question)
+        return find()
+
+
+def made(folder: Path, ask: Scripted | None = None, **wishes: object) -> Begun:
+    """Begin in a folder with a small BERT."""
+    write_model(folder / "model")
+    return begin(Wishes(folder=folder, **wishes), ask or NobodyAsked())  # type: ignore[arg-type]
+
+
+def job_of(begun: Begun) -> Job:
+    """Read what was written."""
+    return parse_job(begun.text, source="job")
+
+
+def write_lines(path: Path, rows: Sequence[dict[str, object]]) -> None:
+    """Write rows as JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_gpt2(folder: Path) -> None:
+    """A tiny language model that its config says is one."""
+    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 20, "n_positions": 1024}
+    write_any_family(folder, {**config, "architectures": ["GPT2LMHeadModel"]})
+
+
+def test_begin_tells_questions_by_their_columns(tmp_path: Path) -> None:
+    """Usual names in other capitals are known, and lists and tables are answers."""
+    write_lines(tmp_path / "train.jsonl", [{**QUESTION, "ID": index} for index in range(3)])
+    found = job_of(made(tmp_path))
+    assert (found.model.task, found.data.question, found.data.answer) == ("question-answering", "question", "answers")
+    assert found.data.held_out == 0.0  # too few rows to hold some out
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.conll"])
+def test_begin_tells_tags_by_lists_and_by_the_form_of_the_file(tmp_path: Path, name: str) -> None:
+    """Columns of usual names that have lists, or a word a line; all tags are named, as a rare one may be held out."""
+    if name.endswith("jsonl"):
+        rows = [{"id": at, "tokens": ["Anna", "sings"], "ner_tags": ["B-PER", "O"]} for at in range(20)]
+        write_lines(tmp_path / name, [*rows, {"id": 20, "tokens": ["Rome"], "ner_tags": ["B-LOC"]}])
+    else:
+        (tmp_path / name).write_text("Anna B-PER\nsings O\n\n" * 20 + "Rome B-LOC\n")
+    begun = made(tmp_path, ask := Scripted())
+    found = job_of(begun)
+    assert (found.model.task, found.data.labels) == ("token-classification", ("B-LOC", "B-PER", "O"))
+    wanted = ("tokens", "ner_tags") if name.endswith("jsonl") else ("words", "tags")
+    assert (found.data.words, found.data.tags, found.data.held_out) == (*wanted, 0.1)
+    assert f"{name} has 21 texts with 41 words and the tags B-LOC, B-PER, O" in begun.saw[0]
+    assert len(ask.asked) <= MOST_QUESTIONS
+
+
+def test_begin_tells_numbers_and_pairs_of_texts(tmp_path: Path) -> None:
+    """Fractions are numbers to be learned; two usual names are a pair; whole numbers are classes unless said."""
+    rows = [{"sentence1": text, "sentence2": text[::-1], "score": index / 7} for index, text in enumerate(TEXTS)]
+    write_lines(tmp_path / "train.jsonl", rows)
+    found = job_of(made(tmp_path, ask := Scripted()))
+    assert (found.model.task, found.data.label) == ("regression", "score")
+    assert (found.data.text, found.data.text_pair) == ("sentence1", "sentence2")
+    assert len(ask.asked) <= MOST_QUESTIONS
+    write_lines(tmp_path / "train.jsonl", [{"text": text, "stars": index % 5} for index, text in enumerate(TEXTS)])
+    assert job_of(made(tmp_path)).model.task == "sequence-classification"
+    found = job_of(made(tmp_path, task="regression", columns={"text": "text", "label": "stars"}))
+    assert (found.model.task, found.data.text_pair, found.data.label) == ("regression", "", "stars")
+
+
+def test_begin_refuses_more_tags_than_there_can_be(tmp_path: Path) -> None:
+    """A column of words is none of tags."""
+    write_lines(tmp_path / "train.jsonl", [{"words": [f"w{at}"], "tags": [f"t{at}"]} for at in range(1001)])
+    with pytest.raises(DataError, match=r"line 1001: there are more than 1,000 tags; name the right column with"):
+        made(tmp_path)
+
+
+def test_begin_tells_classes_from_ids_and_texts_without_usual_names(tmp_path: Path) -> None:
+    """What repeats is a class, the longest is the text; what differs in each row is neither."""
+    write_lines(tmp_path / "r.jsonl", [{"nr": i, "said": text, "who": "ab"[i % 2]} for i, text in enumerate(TEXTS)])
+    found = job_of(made(tmp_path)).data
+    assert (found.text, found.label) == ("said", "who")
+
+
+def test_begin_takes_the_file_for_evaluation_that_lies_beside(tmp_path: Path) -> None:
+    """``train`` and ``test`` are told apart by their names, and nothing is held out."""
+    for name in ("train.csv", "test.csv"):
+        lines = ["text,label", *(f"{text},{index % 3}" for index, text in enumerate(TEXTS))]
+        (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
+    found = job_of(made(tmp_path)).data
+    assert (found.train, found.eval, found.held_out) == ("train.csv", "test.csv", 0.0)
+
+
+def test_begin_learns_texts_alone_with_a_decoder_only(tmp_path: Path) -> None:
+    """An encoder has no head for them, and the message has rows and heads."""
+    write_lines(tmp_path / "rows.jsonl", [{"text": text} for text in TEXTS])
+    with pytest.raises(ModelError, match=r"columns 'text' .*that fits causal-lm, and a model of type 'bert' has heads"):
+        made(tmp_path)
+    write_gpt2(tmp_path / "gpt")
+    found = begin(Wishes(folder=tmp_path, model=str(tmp_path / "gpt")), NobodyAsked())
+    assert (found.task, job_of(found).train.batch_size) == ("causal-lm", 2)
+    (tmp_path / "plain.txt").write_text("a line\n" * 900, encoding="utf-8")
+    wishes = Wishes(folder=tmp_path, model=str(tmp_path / "gpt"), data=tmp_path / "plain.txt")
+    assert begin(wishes, NobodyAsked()).task == "causal-lm"
+
+
+@pytest.mark.parametrize("form", ["npz", "folder"])
+def test_begin_counts_images_and_their_classes(form: str, tmp_path: Path) -> None:
+    """Arrays are told by their shapes; a folder has one for each class."""
+    if form == "npz":
+        np.savez(tmp_path / "rows.npz", pixels=np.zeros((6, 4, 4)), digit=np.arange(6) % 2)
+    for index in range(6 if form == "folder" else 0):
+        (tmp_path / "rows" / str(index % 2)).mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "rows" / str(index % 2) / f"{index}.npy", np.zeros((4, 4)))
+    vit = {"model_type": "vit", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 4}
+    write_any_family(tmp_path / "m", {**vit, "patch_size": 2, "num_channels": 1})
+    found = begin(Wishes(folder=tmp_path), NobodyAsked())
+    assert found.task == "image-classification" and "6 images of 2 classes (0, 1)" in found.saw[0]
+    assert [job_of(found).data.image, job_of(found).data.label] == (
+        ["pixels", "digit"] if form == "npz" else ["image", "label"]
+    )
+
+
+def test_begin_asks_five_questions_at_most_and_takes_the_answers(tmp_path: Path) -> None:
+    """Rows, model, task, columns and length, where all are open; an answer stands in the job."""
+    write_lines(tmp_path / "rows.jsonl", [{"a": text, "b": text[::-1], "y": i % 2} for i, text in enumerate(TEXTS)])
+    config = tmp_path / "model"
+    ask = Scripted(columns="text=b label=y", how="quick")
+    found = job_of(made(tmp_path, ask))
+    assert len(ask.asked) == 4 and config.is_dir()
+    assert (found.data.text, found.train.max_steps) == ("b", 40)
+    write_gpt2(tmp_path / "gpt")
+    ask = Scripted(what="causal-lm")
+    found = job_of(
+        begin(Wishes(folder=tmp_path / "none", data=tmp_path / "rows.jsonl", model=str(tmp_path / "gpt")), ask)
+    )
+    assert found.model.task == "causal-lm" and ask.asked[0] == "What shall be learned"
+    assert len(ask.asked) + 2 == MOST_QUESTIONS  # rows and model were given
+
+
+def test_begin_says_what_lies_there_where_it_finds_nothing(tmp_path: Path) -> None:
+    """Names of what is there, and how rows are given; two files that could be rows are named too."""
+    (tmp_path / "notes.md").write_text("x")
+    with pytest.raises(DataError, match=r"looks like rows \(it has model, notes.md\); give --data FILE"):
+        made(tmp_path)
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("text\n")
+    with pytest.raises(DataError, match=r"several that could be rows \(a.csv, b.csv\); give one: --data FILE"):
+        made(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"text,label\n", r"has one line and no rows \('text,label'\)"),
+        (b"PK\x03\x04...", r"is a zip archive or a spreadsheet \(\.xlsx\) by its first bytes"),
+        ("text,label\n\u00e9,\u00e9\n".encode() * 2 + b"\xe9,b\n", r"not UTF-8 \(line 5, byte 0xe9\), though 2 other"),
+        (b"good film,pos\n" + b"bad film,neg\ngood one,pos\n" * 3, "looks like a row and not like names of columns"),
+        (
+            b"id,score\n1,0.5\n2,0.25\n",
+            r"what is to be learned: .*'score' \(numbers with fractions, .*init looks for texts",
+        ),
+        (b'text,label\n"a,b\n', "a quote is opened and never closed"),
+        (
+            b"text,label\na,b,c\n",
+            "line 2: the row has 3 cells, the header has 2 columns; put a text with commas in quotes",
+        ),
+    ],
+)
+def test_begin_says_what_it_saw_of_a_table_without_sense(content: bytes, message: str, tmp_path: Path) -> None:
+    """One clear message each, of a kind that exits with 5."""
+    (tmp_path / "rows.csv").write_bytes(content)
+    with pytest.raises(InvalidInputError, match=message) as caught:
+        made(tmp_path)
+    assert str(tmp_path / "rows.csv") in str(caught.value)
+
+
+def test_begin_says_that_fractions_are_no_classes(tmp_path: Path) -> None:
+    """With the task given, the message names the column and what would be a class."""
+    write_lines(tmp_path / "rows.jsonl", [{"text": text, "score": i / 7} for i, text in enumerate(TEXTS)])
+    with pytest.raises(DataError, match=r"'score' has fractions; put them into classes, learn the numbers with"):
+        made(tmp_path, task="sequence-classification")
+
+
+def test_questions_on_a_terminal_take_defaults_and_repeat_until_an_answer_fits() -> None:
+    """An empty line is the default; what is no choice is asked again; where nothing is found a path is asked for."""
+    app = typer.Typer()
+
+    def nothing() -> str:
+        raise DataError("nothing looks like rows")
+
+    @app.command()
+    def _ask() -> None:
+        ask = OnTerminal()
+        typer.echo([ask.choose("q", "a", ("a", "b")), ask.choose("q", "a", ("a", "b")), ask.place("p", nothing)])
+
+    shown = CliRunner().invoke(app, [], input="\nc\nb\nrows.csv\n")
+    assert shown.stdout.splitlines()[-1] == "['a', 'b', 'rows.csv']"
+    assert "'c' is none of a, b" in shown.stderr and "nothing looks like rows" in shown.stderr
+
+
+def test_begin_takes_a_model_of_a_hub_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache has it; the job has the id, so that it is one on other machines too."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    write_cache(tmp_path / "cache")
+    (tmp_path / "rows.csv").write_text("text,label\n" + "aaaa bbbb cccc,x\ncccc dddd eeee,y\n" * 4)
+    found = begin(Wishes(folder=tmp_path, model="acme/mini-v2"), NobodyAsked())
+    assert job_of(found).model.path == "acme/mini-v2" and "acme/mini-v2: bert, 3 blocks" in found.saw[1]
+
+
+def test_begin_reads_weights_of_the_model_that_it_names(tmp_path: Path) -> None:
+    """A damaged file is found before a run is."""
+    (tmp_path / "rows.csv").write_text("text,label\n" + "aaaa bbbb cccc,x\ncccc dddd eeee,y\n" * 4)
+    write_model(tmp_path / "model", weights=safetensors_bytes(bert_shapes())[:40])
+    with pytest.raises(IntegrityError, match=r"model\.safetensors"):
+        begin(Wishes(folder=tmp_path), NobodyAsked())
+
+
+@pytest.mark.parametrize(
+    ("row", "form"),
+    [
+        ({"prompt": "q", "completion": "a"}, "a prompt and its completion"),
+        ({"instruction": "a", "input": "b", "output": "c"}, r"an instruction and its output \(Alpaca\)"),
+        ({"messages": [{"role": "user", "content": "x"}]}, r"a conversation \(messages\)"),
+        ({"conversations": [{"from": "human", "value": "x"}], "id": 1}, r"a conversation \(ShareGPT\)"),
+    ],
+)
+def test_begin_refuses_conversations_by_name(tmp_path: Path, row: dict[str, object], form: str) -> None:
+    """Whatever repeats in them, and also where the task is said: half of a row is never learned."""
+    write_lines(tmp_path / "train.jsonl", [row] * 20 + [{**row, "more": 1}])
+    write_gpt2(tmp_path / "gpt")
+    for task in ("", "causal-lm", "sequence-classification"):
+        wishes = Wishes(folder=tmp_path, model=str(tmp_path / "gpt"), task=task)
+        with pytest.raises(DataError, match=f"has {form}, in the columns .* is not built; write each row as one text"):
+            begin(wishes, NobodyAsked())
+    half = {"text": next(iter(row))}
+    wishes = Wishes(folder=tmp_path, model=str(tmp_path / "gpt"), task="causal-lm", columns=half)
+    if isinstance(row[half["text"]], str):
+        with pytest.raises(DataError, match=f"has {form}, and data.text = .* is a part of it"):
+            begin(wishes, NobodyAsked())
+
+
+@pytest.mark.parametrize(
+    ("values", "task"),
+    [
+        ([float(at % 3) for at in range(30)], "sequence-classification"),
+        ([f"{at % 2}.0" for at in range(30)], "sequence-classification"),
+        ([at % 3 + 0.5 for at in range(30)], "regression"),
+        ([1000.0 + at for at in range(30)], "regression"),
+    ],
+)
+def test_begin_takes_whole_numbers_for_classes_however_they_are_written(
+    tmp_path: Path, values: list[object], task: str
+) -> None:
+    """1.0 has no fraction; true fractions and many values are numbers. What was chosen is told with its reason."""
+    write_lines(tmp_path / "r.jsonl", [{"text": text, "score": v} for text, v in zip(TEXTS, values, strict=True)])
+    begun = made(tmp_path)
+    assert begun.task == task and f"Task: {task}, by texts with " in "\n".join(begun.saw)
+    reason = begun.chosen["data.label"].reason
+    wanted = {"sequence-classification": "--task regression would", "regression": "its numbers"}
+    assert wanted[task] in reason and begun.chosen["data.text"].reason == "by its name"
+
+
+def test_begin_tells_what_is_not_used_odd_and_bad(tmp_path: Path) -> None:
+    """Columns by name, the form of the file, classes that differ in blanks, and all bad rows as training says them."""
+    rows = [f"{text};{('pos', 'neg', 'Pos ')[at % 3]};{at};für" for at, text in enumerate(TEXTS)]
+    rows[3], rows[7] = ";pos;3;x", f"{TEXTS[7]};;7;x"
+    (tmp_path / "r.csv").write_bytes("\n".join(["text;label;id;note", *rows]).encode("cp1252"))
+    begun = made(tmp_path)
+    told = "\n".join(begun.saw)
+    for line in (
+        "Columns not used: 'id', 'note'.",
+        "is not UTF-8 (line 2, byte 0xfc) and is read as Windows-1252",
+        "has semicolons (;) between its columns",
+        "'Pos ' and 'pos' are different classes, though they differ in spaces or capitals only",
+    ):
+        assert line in told
+    assert "column 'text' is empty in line 5; column 'label' is empty in line 9" in begun.problems
+    assert job_of(begun).data.held_out == 0.1

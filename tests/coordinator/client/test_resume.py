@@ -1,0 +1,377 @@
+"""Checkpoints of whole runs over gRPC: saving, resuming, and optimizer state in memory or on disks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.client.checkpoints import RunCheckpoints, find_resume
+from coordinator.client.follow import Outcome
+from coordinator.client.run_folder import RunFolder
+from coordinator.client.submit import Client, Interrupts
+from coordinator.run.requests import RunRequest
+from coordinator.screen.progress import Progress
+from ringtune.errors import (
+    DeadlineError,
+    IntegrityError,
+    InterruptedRunError,
+    JobError,
+    ModelError,
+    PlanError,
+    RingTuneError,
+)
+from ringtune.job.job import Job
+from ringtune.run_control.checkpoint import Resume
+from ringtune.run_control.continuation import Length, job_digest, with_state_where_asked
+from ringtune.schedule.methods.hift import Hift
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Turn
+from tests.contract.run_control.test_checkpoint import JOB as CHECKPOINT_JOB
+from tests.contract.run_control.test_checkpoint import PLAN, manifest
+from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, job, shard_digest, steps_of
+from tests.support.plans import changed
+
+JOB = job(train__checkpoint_every=2)
+
+
+class Notes(Progress):
+    """Keeps the notes."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Keep it."""
+        self.texts.append(text)
+
+
+def run(
+    cluster: FakeCluster, out: Path, *, resume: Resume | None = None, notes: Notes | None = None, **more: Any
+) -> Outcome:
+    """Run the job, or go on with it."""
+    with RunFolder(out, resume=resume is not None) as folder, Client(cluster.server.address) as client:
+        return client.run(RunRequest(job=JOB, resume=resume, **more), progress=notes or Progress(), folder=folder)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """The folder of a run as it was after step 6, with some lines of metrics more."""
+    out = tmp_path / "out"
+    with FakeCluster("a", "b") as cluster:
+        run(cluster, out)
+    checkpoints = RunCheckpoints(out)
+    (last, before), _ = checkpoints.read()
+    shards = tuple(replace(shard, sha256=shard_digest(4)) for shard in before.shards)
+    checkpoints.path(last.step).unlink()
+    checkpoints.add(replace(before, step=4, shards=shards))
+    (out / "report.json").unlink()
+    assert checkpoints.steps() == (6, 4)
+    return out
+
+
+def test_run_writes_manifests_with_the_digests_of_every_node(tmp_path: Path) -> None:
+    """The last two are kept, and nodes are told which shards they may drop."""
+    with FakeCluster("a", "b") as cluster:
+        run(cluster, tmp_path)
+        manifests, damaged = RunCheckpoints(tmp_path).read()
+        assert damaged == ()
+        assert [manifest.step for manifest in manifests] == [8, 6]
+        for manifest in manifests:
+            assert [(shard.node, shard.sha256) for shard in manifest.shards] == [
+                (node, shard_digest(manifest.step)) for node in ("a", "b")
+            ]
+        assert all(step in (0, 2, 4, 6) for agent in cluster.agents.values() for step in agent.keeps_from)
+
+
+def test_run_goes_on_with_the_same_plan_and_leaves_one_line_a_step(stopped: Path) -> None:
+    """Nodes get the shard of the newest checkpoint; metrics have every step once."""
+    newest = RunCheckpoints(stopped).steps()[0]
+    resume = find_resume(stopped, JOB, print)
+    assert resume is not None
+    notes = Notes()
+    with FakeCluster("a", "b", "c") as cluster:
+        run(cluster, stopped, resume=resume, notes=notes)
+        for name in ("a", "b"):
+            prepared = cluster.agents[name].prepared
+            assert (prepared.shard.step, prepared.shard.sha256) == (newest, shard_digest(newest))
+            assert prepared.checkpoint_run == resume.manifests[0].run_id
+            assert prepared.start_holder == resume.manifests[0].holder
+        assert cluster.agents["c"].log == []
+    assert notes.texts == [f"going on after step {newest}"]
+    assert [line["step"] for line in steps_of(stopped / "metrics.jsonl")] == list(range(1, 9))
+    assert RunCheckpoints(stopped).steps()[0] == 8
+    assert json.loads((stopped / "plan.json").read_text())["digest"] == resume.plan.digest
+    report = json.loads((stopped / "report.json").read_text())
+    assert [(part["first_step"], part["steps"]) for part in report["parts"]] == [(1, newest)]
+    assert (report["steps"], report["whole"]["steps"]) == (8 - newest, 8)
+
+
+def test_run_falls_back_to_the_checkpoint_before_a_damaged_shard(stopped: Path) -> None:
+    """The shard is named, and the newer manifest is forgotten."""
+    newest, before = RunCheckpoints(stopped).steps()
+    notes = Notes()
+    with FakeCluster("a", "b", agents={"b": {"damaged": [newest]}}) as cluster:
+        run(cluster, stopped, resume=find_resume(stopped, JOB, print), notes=notes)
+        assert cluster.agents["a"].prepared.shard.step == before
+    assert notes.texts == [
+        f"the checkpoint of step {newest} can't be used: node b: shard step-{newest} is damaged; no node that is there "
+        "has what was trained of block 3, which node b had, or a copy of it",
+        f"going on after step {before}",
+    ]
+    assert [line["step"] for line in steps_of(stopped / "metrics.jsonl")] == list(range(1, 9))
+
+
+def test_run_whose_shards_are_all_damaged_does_not_begin_anew(stopped: Path) -> None:
+    """Both checkpoints are named, and stay where they are."""
+    steps = RunCheckpoints(stopped).steps()
+    with (
+        FakeCluster("a", "b", agents={"a": {"damaged": steps}}) as cluster,
+        pytest.raises(IntegrityError, match="No other checkpoint is left"),
+    ):
+        run(cluster, stopped, resume=find_resume(stopped, JOB, print))
+    assert RunCheckpoints(stopped).steps() == steps
+
+
+def test_run_names_the_nodes_that_it_can_not_go_on_without(stopped: Path) -> None:
+    """Others can't stand in for them: the shards are on their disks."""
+    with (
+        FakeCluster("a", "c") as cluster,
+        pytest.raises(DeadlineError, match="for node b: a run goes on with the nodes"),
+    ):
+        run(cluster, stopped, resume=find_resume(stopped, JOB, print), join_s=0.5)
+
+
+def test_run_does_not_go_on_with_other_data_or_another_model(stopped: Path) -> None:
+    """What changed on a node is named."""
+    with (
+        FakeCluster("a", "b", agents={"b": {"rows": 9}}) as cluster,
+        pytest.raises(RingTuneError, match="node b has 9 training"),
+    ):
+        run(cluster, stopped, resume=find_resume(stopped, JOB, print))
+    other = {"facts_changes": {"model": replace(MODEL, digest="cd" * 32)}}
+    with (
+        FakeCluster("a", "b", agents={"a": other, "b": other}) as cluster,
+        pytest.raises(ModelError, match="the run began with"),
+    ):
+        run(cluster, stopped, resume=find_resume(stopped, JOB, print))
+
+
+def test_coordinator_checks_what_a_submitter_wants_to_go_on_from(stopped: Path) -> None:
+    """A submitter that skips the check is refused all the same."""
+    resume = find_resume(stopped, JOB, print)
+    with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
+        with pytest.raises(PlanError, match="of another job"):
+            client.run(
+                RunRequest(job=JOB.with_overrides({"train.seed": 9}), resume=resume), progress=Progress(), folder=None
+            )
+        assert cluster.agents["a"].log == []
+
+
+def test_drained_run_ends_with_a_checkpoint_and_its_own_exit_code(tmp_path: Path) -> None:
+    """What was granted is finished and saved; the error is that of an interrupted run."""
+    asked = threading.Event()
+    interrupts = Interrupts()
+
+    def slow(agent: FakeAgent, turns: list[Turn]) -> None:
+        if agent.node == "a" and not asked.is_set():
+            asked.set()
+            interrupts._on_signal(2, None)
+        assert drained.wait(CALL_S)
+        agent.stub.Report(agent.report(turns), timeout=CALL_S)
+
+    drained = threading.Event()
+    wanted = job(train__rounds=50, train__checkpoint_every=0)
+    with FakeCluster("a", "b", agents={name: {"on_grant": slow} for name in ("a", "b")}) as cluster:
+        coordinator = cluster.server.coordinator
+        original = coordinator.drain
+
+        def drain(run_id: str, reason: str) -> None:
+            original(run_id, reason)
+            drained.set()
+
+        coordinator.drain = drain  # type: ignore[method-assign]
+        with (
+            RunFolder(tmp_path) as folder,
+            Client(cluster.server.address) as client,
+            pytest.raises(InterruptedRunError, match="stopped by the user, with a checkpoint") as stopped,
+        ):
+            client.run(RunRequest(job=wanted), progress=Progress(), folder=folder, interrupts=interrupts)
+    (step,) = RunCheckpoints(tmp_path).steps()
+    assert str(stopped.value) == f"stopped by the user, with a checkpoint of step {step}"
+    assert 0 < step < 200
+    assert [line["step"] for line in steps_of(tmp_path / "metrics.jsonl")] == list(range(1, step + 1))
+
+
+def test_run_that_is_stopped_before_it_trains_claims_no_checkpoint(tmp_path: Path) -> None:
+    """Neither the line for the user nor the error speaks of one."""
+    interrupts, notes = Interrupts(), Notes()
+    asked = threading.Event()
+
+    def stop() -> None:
+        if not asked.is_set():
+            asked.set()
+            interrupts._on_signal(2, None)
+
+    with FakeCluster("a", "b") as cluster:
+        cluster.agents["a"].on_inspect = stop
+        cluster.agents["b"].on_inspect = lambda: cluster.agents["a"].released.wait(CALL_S)
+        with (
+            RunFolder(tmp_path) as folder,
+            Client(cluster.server.address) as client,
+            pytest.raises(InterruptedRunError, match=r"^stopped by the user; there is no checkpoint$"),
+        ):
+            client.run(RunRequest(job=JOB, num_nodes=2), progress=notes, folder=folder, interrupts=interrupts)
+    assert notes.texts == ["stopping; nothing is being trained now, so no checkpoint is added"]
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Path:
+    """The folder of a finished run of 8 steps."""
+    with FakeCluster("a", "b") as cluster:
+        run(cluster, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def go_on(out: Path, wanted: Job, *, notes: Notes | None = None, **more: Any) -> FakeCluster:
+    """Go on with a run, for another job."""
+    resume = find_resume(out, wanted, (notes or Notes()).note)
+    with FakeCluster("a", "b", **more) as cluster, Client(cluster.server.address) as client:
+        with RunFolder(out, resume=resume is not None) as folder:
+            client.run(RunRequest(job=wanted, resume=resume), progress=notes or Progress(), folder=folder)
+        return cluster
+
+
+def test_finished_run_is_made_longer_from_its_last_checkpoint(done: Path) -> None:
+    """Its steps are not done again; what it had trained is put away; nodes are told which plan wrote the shards."""
+    before = json.loads((done / "plan.json").read_text())
+    notes = Notes()
+    cluster = go_on(done, JOB.with_overrides({"train.rounds": 3}), notes=notes)
+    assert notes.texts == ["the run had 8 steps and gets 12", "going on after step 8"]
+    assert cluster.agents["a"].prepared.checkpoint_plan == before["digest"]
+    assert [line["step"] for line in steps_of(done / "metrics.jsonl")] == list(range(1, 13))
+    assert json.loads((done / "report.json").read_text())["whole"]["steps"] == 12
+    assert (done / "parts/1/report.json").is_file() and (done / "parts/1/adapter/adapter.safetensors").is_file()
+    assert RunCheckpoints(done).steps() == (12, 10)
+    again = go_on(done, JOB.with_overrides({"train.max_steps": 16}))
+    assert again.agents["a"].prepared.shard.step == 12
+    assert len(RunCheckpoints(done).lengths()) == 2
+
+
+def test_run_that_was_stopped_while_it_got_longer_goes_on(done: Path) -> None:
+    """Before its first new checkpoint too: the old ones are known by their length."""
+    wanted = JOB.with_overrides({"train.rounds": 3})
+    with pytest.raises(RingTuneError, match="no such luck"):
+        go_on(done, wanted, agents={"a": {"fails_at": {"grant": RingTuneError("no such luck")}}})
+    assert json.loads((done / "plan.json").read_text())["course"]["num_steps"] == 12
+    assert RunCheckpoints(done).steps() == (8, 6)
+    go_on(done, wanted)
+    assert [line["step"] for line in steps_of(done / "metrics.jsonl")] == list(range(1, 13))
+
+
+def test_finished_run_is_left_alone_by_a_job_of_its_own_length_or_less(done: Path) -> None:
+    """Nothing is changed in its folder."""
+    before = {path: path.read_bytes() for path in done.rglob("*") if path.is_file()}
+    for rounds, message in ((2, "is finished"), (1, "a run can get longer, not shorter")):
+        with pytest.raises(RingTuneError, match=message):
+            find_resume(done, JOB.with_overrides({"train.rounds": rounds}), print)
+    with pytest.raises(RingTuneError, match=r"train\.seed was 0, now 3"):
+        find_resume(done, JOB.with_overrides({"train.rounds": 3, "train.seed": 3}), print)
+    assert {path: path.read_bytes() for path in done.rglob("*") if path.is_file()} == before
+
+
+def test_coordinator_takes_no_other_job_for_a_longer_one(done: Path) -> None:
+    """A submitter that claims a length that the run never had is refused."""
+    wanted = JOB.with_overrides({"train.rounds": 3})
+    resume = find_resume(done, wanted, print)
+    assert resume is not None
+    for wrong in (replace(resume, lengths=()), replace(resume, lengths=(Length(rounds=7),))):
+        with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
+            with pytest.raises(PlanError, match="of another job"):
+                client.run(RunRequest(job=wanted, resume=wrong), progress=Progress(), folder=None)
+            assert cluster.agents["a"].log == []
+
+
+def test_run_whose_lengths_are_damaged_does_not_go_on(tmp_path: Path) -> None:
+    """The file is named; what only looks like a length is refused too."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/lengths.json").write_text('[{"rounds": "5"}]')
+    with pytest.raises(IntegrityError, match=r"lengths\.json .*a length .* rounds has to be a whole number"):
+        RunCheckpoints(tmp_path).lengths()
+
+
+def test_last_turn_that_was_cut_short_is_done_again_to_its_end(tmp_path: Path) -> None:
+    """Its checkpoint is within a turn of the longer run, so the one before it counts."""
+    short = JOB.with_overrides({"train.max_steps": 7})
+    with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client, RunFolder(tmp_path) as folder:
+        client.run(RunRequest(job=short), progress=Progress(), folder=folder)
+    assert RunCheckpoints(tmp_path).steps() == (7, 6)
+    notes = Notes()
+    cluster = go_on(tmp_path, JOB.with_overrides({"train.max_steps": 10}), notes=notes)
+    assert "the checkpoint of step 7 is within a turn of 2 steps of the longer run" in notes.texts
+    assert cluster.agents["a"].prepared.shard.step == 6
+    assert [line["step"] for line in steps_of(tmp_path / "metrics.jsonl")] == list(range(1, 11))
+
+
+def hift_run(state: str) -> tuple[Job, Plan]:
+    """The job and the plan of a run with its state there."""
+    job = CHECKPOINT_JOB.with_overrides({"train.method": "hift", "train.max_steps": 20, "hift.state": state})
+    return job, with_state_where_asked(changed(PLAN, method=Hift()), job)
+
+
+def write_run(path: Path, job: Job, plan: Plan, *steps: int) -> None:
+    """A folder as a run leaves it, or goes on in it."""
+    with RunFolder(path, resume=path.exists()) as folder:
+        folder.write_job(job.to_toml())
+        folder.write_text("plan.json", json.dumps(plan.to_json()))
+        for step in steps:
+            found = manifest(step, plan_digest=plan.digest, job_digest=job_digest(job))
+            folder.add_checkpoint(found)
+
+
+@pytest.mark.parametrize(("was", "now"), [("memory", "disk"), ("disk", "memory")])
+def test_run_goes_on_with_its_state_elsewhere_and_back(tmp_path: Path, was: str, now: str) -> None:
+    """The plan says where state is from here on; checkpoints of both places are known, also after going back."""
+    before, after = hift_run(was), hift_run(now)
+    write_run(tmp_path / "run", *before, 8)
+    notes: list[str] = []
+    resume = find_resume(tmp_path / "run", after[0], notes.append)
+    assert resume is not None
+    assert resume.plan == after[1] != before[1]
+    assert (resume.lengths, [one.step for one in resume.manifests]) == ((), [8])
+    assert len(notes) == 1
+    assert "hift.state" in notes[0]
+    write_run(tmp_path / "run", *after, 12)
+    again = find_resume(tmp_path / "run", before[0], notes.append)
+    assert again is not None
+    assert (again.plan, [one.step for one in again.manifests]) == (before[1], [12, 8])
+
+
+def test_run_gets_longer_and_its_state_moves_at_once(tmp_path: Path) -> None:
+    """Both changes leave the checkpoints known."""
+    before, (job, plan) = hift_run("memory"), hift_run("disk")
+    write_run(tmp_path / "run", *before, 8)
+    resume = find_resume(tmp_path / "run", job.with_overrides({"train.max_steps": 40}), print)
+    assert resume is not None
+    assert resume.plan == dataclasses.replace(plan, course=dataclasses.replace(plan.course, num_steps=40))
+
+
+@pytest.mark.parametrize(("was", "now"), [("memory", "drop"), ("drop", "disk")])
+def test_dropped_state_is_another_run(tmp_path: Path, was: str, now: str) -> None:
+    """Forgetting moments changes the result, so the key is refused with both values."""
+    write_run(tmp_path / "run", *hift_run(was), 8)
+    with pytest.raises(JobError, match=rf"hift\.state was '{was}', now '{now}'"):
+        find_resume(tmp_path / "run", hift_run(now)[0], print)
+
+
+def test_other_keys_stay_refused_where_state_moves(tmp_path: Path) -> None:
+    """Only what has to be mended is named."""
+    write_run(tmp_path / "run", *hift_run("memory"), 8)
+    other = hift_run("disk")[0].with_overrides({"train.seed": 9})
+    with pytest.raises(JobError, match=r"another job: train\.seed was 0, now 9; give"):
+        find_resume(tmp_path / "run", other, print)

@@ -1,0 +1,158 @@
+"""Read a run's folder back, and make the job of an evaluation from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.client.saved_run import RunPlace, evaluation_job, read_run
+from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
+from ringtune.schedule.course import FrozenWeights
+from tests.contract.test_hints import parse
+from tests.support.plans import changed
+from tests.support.saved_runs import LABELS, own_weights_instead, plan, whole_model_instead, write_run
+
+
+def test_saved_run_reads_what_a_run_wrote(tmp_path: Path) -> None:
+    """Job, plan and report come back."""
+    run = read_run(write_run(tmp_path / "run"))
+    assert run.plan == plan()
+    assert run.job.model.path == "/srv/carol/models/tiny"
+    assert run.report["steps"] == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "kind"),
+    [
+        ("job.toml", "holds no run: job.toml is missing", UsageError),
+        ("plan.json", "holds no run: plan.json is missing", UsageError),
+        ("adapter/adapter.safetensors", "has no adapter: adapter/adapter.safetensors is missing", InvalidInputError),
+        ("adapter/head_config.json", "has no adapter: adapter/head_config.json is missing", InvalidInputError),
+    ],
+)
+def test_saved_run_without_an_adapter_is_refused(
+    tmp_path: Path, name: str, message: str, kind: type[RingTuneError]
+) -> None:
+    """What is missing is named: another folder is a wrong command line, an unfinished run a wrong input."""
+    folder = write_run(tmp_path / "run")
+    (folder / name).unlink()
+    with pytest.raises(kind, match=message):
+        read_run(folder)
+
+
+def test_saved_run_of_own_weights_has_blocks_instead(tmp_path: Path) -> None:
+    """It is whole without an adapter, and not without its blocks."""
+    folder = write_run(tmp_path / "run")
+    own_weights_instead(folder)
+    assert read_run(folder).job.adapter.config == "full"
+    (folder / "adapter/blocks.safetensors").unlink()
+    with pytest.raises(InvalidInputError, match=r"adapter/blocks\.safetensors is missing"):
+        read_run(folder)
+
+
+def test_saved_run_of_full_parameters_has_a_model(tmp_path: Path) -> None:
+    """It is whole with a model folder, in one file or several; without weights it is not."""
+    folder = write_run(tmp_path / "run")
+    model = whole_model_instead(folder)
+    assert read_run(folder).saved == model
+    (model / "model.safetensors").rename(model / "model.safetensors.index.json")
+    assert read_run(folder).saved == model
+    (model / "model.safetensors.index.json").unlink()
+    with pytest.raises(InvalidInputError, match=r"has no model: model/model\.safetensors is missing"):
+        read_run(folder)
+
+
+def test_evaluation_of_full_parameters_loads_all_of_them(tmp_path: Path) -> None:
+    """The method stays, so that every node replaces every weight; of any other method only the adapter is known."""
+    folder = write_run(tmp_path / "run")
+    assert not evaluation_job(read_run(folder), None).method.full_parameters
+    whole_model_instead(folder)
+    job = evaluation_job(read_run(folder), None)
+    assert job.method.full_parameters
+    assert job.adapter.config == "full"
+
+
+def test_saved_run_that_was_interrupted_says_how_to_go_on(tmp_path: Path) -> None:
+    """From its newest checkpoint if there is one; else it has to be repeated. A run under way looks the same."""
+    folder = write_run(tmp_path / "run")
+    (folder / "adapter/adapter.safetensors").unlink()
+    again = f"ringtune train {folder}/job.toml --out {folder}"
+    with pytest.raises(
+        InvalidInputError, match=f"has no checkpoint yet; if it was stopped, repeat it: {again} --replace"
+    ):
+        read_run(folder)
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints/step-6.json").write_text("{}")
+    with pytest.raises(
+        InvalidInputError, match=f"saved up to step 6; if it was stopped, go on with it: {again} --resume"
+    ):
+        read_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("place", "where"),
+    [
+        ({"coordinator": "127.0.0.1:40123", "is_local": True, "local_nodes": 3}, "--local 3"),
+        ({"coordinator": "127.0.0.1:7070", "is_local": False}, "--coordinator 127.0.0.1:7070"),
+        ({"coordinator": "10.0.0.7:7070", "is_local": False}, "--coordinator 10.0.0.7:7070 --insecure"),
+    ],
+)
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_saved_run_that_was_interrupted_names_its_nodes(
+    tmp_path: Path, place: dict[str, Any], where: str, is_saved: bool
+) -> None:
+    """The folder tells where the run was driven, so the command can be typed as it stands."""
+    folder = write_run(tmp_path / "run")
+    (folder / "adapter/adapter.safetensors").unlink()
+    RunPlace(run_id="r20260102-030405-00000000", pid=7, **place).write(folder)
+    if is_saved:
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints/step-6.json").write_text("{}")
+    with pytest.raises(InvalidInputError) as refused:
+        read_run(folder)
+    line = str(refused.value).partition(" it: ")[2]
+    assert line == f"ringtune train {folder}/job.toml --out {folder} {'--resume' if is_saved else '--replace'} {where}"
+    parse(line)
+
+
+def test_saved_run_refuses_another_folder(tmp_path: Path) -> None:
+    """A path that is no folder is no run."""
+    with pytest.raises(UsageError, match="is no folder"):
+        read_run(tmp_path / "none")
+
+
+def test_saved_run_refuses_half_a_file(tmp_path: Path) -> None:
+    """A truncated plan is damage, named."""
+    folder = write_run(tmp_path / "run")
+    (folder / "plan.json").write_text("{")
+    with pytest.raises(IntegrityError, match=r"plan\.json is not readable"):
+        read_run(folder)
+
+
+def test_saved_run_is_evaluated_by_one_owner_with_the_classes_of_the_head(tmp_path: Path) -> None:
+    """The file stands for all data, classes are those of the plan, and another model folder may be given."""
+    run = read_run(write_run(tmp_path / "run"))
+    made = evaluation_job(run, tmp_path / "rows.csv", model=tmp_path / "tiny")
+    assert made.data.train == made.data.eval == str(tmp_path / "rows.csv")
+    assert (made.data.labels, made.data.owners, made.data.split) == (LABELS, 0, "iid")
+    assert made.model.path == str(tmp_path / "tiny")
+    assert made.train.batch_size == run.job.train.batch_size
+
+
+def test_evaluation_needs_no_helper(tmp_path: Path) -> None:
+    """The nodes that evaluate are others than those that the job names."""
+    run = read_run(write_run(tmp_path / "run"))
+    job = run.job.with_overrides({"offload.mode": {"node-1": "laptop"}, "train.method": "all"})
+    assert not evaluation_job(dataclasses.replace(run, job=job), None).offload.is_on
+
+
+@pytest.mark.parametrize("frozen", [None, FrozenWeights(dtype="int8", native=True)])
+def test_evaluation_holds_frozen_weights_as_the_run_did(tmp_path: Path, frozen: FrozenWeights | None) -> None:
+    """What ``auto`` chose for the run is not chosen anew; how products are computed is the evaluating nodes' matter."""
+    run = read_run(write_run(tmp_path / "run"))
+    job = run.job.with_overrides({"runtime.frozen": "auto"})
+    made = evaluation_job(dataclasses.replace(run, job=job, plan=changed(run.plan, frozen=frozen)), None)
+    assert made.runtime.frozen == ("float32" if frozen is None else "int8")

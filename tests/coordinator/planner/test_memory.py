@@ -1,0 +1,307 @@
+"""Memory of slices: which slices fit, and how a slice saves activations to fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import operator
+import random
+
+import pytest
+
+from coordinator.planner.draft import Draft
+from coordinator.planner.exact_search import search_exact
+from coordinator.planner.judge import plan_job_s, simulated_step_s
+from coordinator.planner.memory import KEEPS_ALL, MemoryCaps, SliceSaving, slice_saving
+from coordinator.planner.ring_costs import RingCosts, ring_costs
+from coordinator.planner.search import plan_of, with_saving
+from coordinator.planner.step_time import Ring, job_s, step_times
+from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.models.kept_inputs import KeptInput
+from ringtune.schedule.operation_tables import BlockCapacity, Choice
+from ringtune.schedule.placement import Slice
+from ringtune.schedule.saved_activations import Velora
+from ringtune.schedule.units import Range, Units
+from ringtune.techniques.activation_checkpointing import AUTO, BOTH, NONE, RECOMPUTE, VELORA
+from tests.support.planner_rings import class_ring, device, draft_for, random_counts, random_kinds
+from tests.support.plans import random_operations
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_memory_caps_equal_node_memory_for_every_slice(seed: int) -> None:
+    """For any ring, role, depth, method and number of private blocks the bytes are those of the whole plan."""
+    rng = random.Random(seed)
+    num_nodes = rng.randint(2, 5)
+    num_blocks = rng.randint(max(3, num_nodes), 9)
+    profile = class_ring(rng, random_kinds(rng, num_nodes), num_blocks=num_blocks, owners=rng.randint(1, num_nodes))
+    private = rng.choice([0, 0, 1])
+    draft = draft_for(
+        profile,
+        microbatches=rng.choice([1, 4]),
+        num_steps=rng.choice([40, 100, 700]),
+        every_steps=rng.choice([10, 40]),
+        private_blocks=private,
+        method=rng.choice(["ringada", "ringada", "all", "pipeadapter"]),
+    )
+    facts = {
+        name: dataclasses.replace(node, activation_token_bytes=rng.randint(1, 10**7))
+        for name, node in profile.by_name.items()
+    }
+    caps = MemoryCaps(draft, facts, optimizer="adamw", dtype="float32")
+    for _ in range(30):
+        hosts = rng.sample(sorted(facts), rng.randint(1, min(num_nodes, num_blocks - private)))
+        counts = random_counts(rng, num_blocks - private, len(hosts))
+        slices, at = [], private
+        for name, count in zip(hosts, counts, strict=True):
+            slices.append(Slice(node=name, start=at, stop=at + count))
+            at += count
+        plan = draft.placed(slices)
+        for above, piece in zip(reversed(range(len(slices))), slices, strict=True):
+            wanted = caps.estimate(plan, piece.node).total_bytes
+            assert caps.needed_bytes(piece.node, piece.start, piece.stop, above) == wanted
+
+
+@pytest.mark.parametrize("kind", ["table", "random", "two-stage"])
+@pytest.mark.parametrize("seed", range(4))
+def test_memory_caps_with_operations_are_never_too_small(seed: int, kind: str) -> None:
+    """Before a ring is chosen any slice may be passed by, so that more may wait; graphs count as in the whole plan."""
+    rng = random.Random(seed)
+    profile = class_ring(rng, ["laptop", "jetson", "pi"], num_blocks=6, owners=2)
+    draft = with_operations(draft_for(profile, microbatches=4, method="all"), rng, kind)
+    caps = MemoryCaps(draft, profile.by_name, optimizer="adamw", dtype="float32")
+    for _ in range(10):
+        hosts = rng.sample(sorted(profile.by_name), rng.randint(1, 3))
+        counts = random_counts(rng, 6, len(hosts))
+        stops = [sum(counts[: at + 1]) for at in range(len(counts))]
+        slices = [
+            Slice(node=name, start=stop - count, stop=stop)
+            for name, count, stop in zip(hosts, counts, stops, strict=True)
+        ]
+        plan = draft.placed(slices)
+        for above, piece in zip(reversed(range(len(slices))), slices, strict=True):
+            wanted = caps.estimate(plan, piece.node)
+            found = caps.estimate_of(piece.node, piece.start, piece.stop, above)
+            assert found.total_bytes >= wanted.total_bytes
+            assert found.parts()["activations"] == wanted.parts()["activations"]
+
+
+def test_memory_caps_let_a_node_host_more_where_tables_leave_graphs_out() -> None:
+    """Four blocks of which half is passed by need less than three whole ones; with scores they need more than four."""
+    rng = random.Random(0)
+    profile = class_ring(rng, ["laptop", "laptop"], num_blocks=6, owners=1)
+    draft = draft_for(profile, microbatches=4, method="all")
+    facts = {name: dataclasses.replace(node, activation_token_bytes=100_000) for name, node in profile.by_name.items()}
+
+    def needed(which: Draft, blocks: int) -> int:
+        caps = MemoryCaps(which, facts, optimizer="adamw", dtype="float32")
+        return caps.needed_bytes(sorted(facts)[1], 6 - blocks, 6, 0)
+
+    half, scored = (with_operations(draft, rng, kind) for kind in ("random", "two-stage"))
+    assert needed(half, 4) < needed(draft, 3) < needed(draft, 4) < needed(scored, 4)
+
+
+def with_operations(draft: Draft, rng: random.Random, kind: str) -> Draft:
+    """The draft with a table, or with a choice of half of the micro-batches for each block."""
+    course = draft.course
+    if kind == "table":
+        table = random_operations(rng, course, codes="123", subnets=2)
+        return dataclasses.replace(draft, course=dataclasses.replace(course, operations=table))
+    capacity = BlockCapacity(full=course.batch_size, forward_only=0.0, forward=1.0, backward=1.0)
+    choice = Choice(policy=kind, subnets=1, capacities=(capacity,))
+    return dataclasses.replace(draft, course=dataclasses.replace(course, choice=choice))
+
+
+def test_memory_caps_know_an_owner_without_room_for_its_head() -> None:
+    """An owner that hosts nothing still needs embedding and head; another node needs nothing then."""
+    profile = class_ring(random.Random(0), ["laptop", "pi"], num_blocks=4, owners=1)
+    small = {name: dataclasses.replace(node, memory_bytes=1000) for name, node in profile.by_name.items()}
+    caps = MemoryCaps(draft_for(profile), small, optimizer="adamw", dtype="float32")
+    assert [caps.fits_empty(name) for name in sorted(small)] == [False, True]
+
+
+KEPT = Range(2, 8)
+ROOMY = dataclasses.replace(device("a", num_blocks=8), memory_bytes=1000)
+INPUTS = (KeptInput(layers=("query", "key", "value"), width=384), KeptInput(layers=("down",), width=1536))
+
+
+def needs(saving: SliceSaving) -> int:
+    """A hundred bytes for each block that keeps its graph, 80 with projections, ten for one that runs again."""
+    graph = 80 if saving.is_projected else 100
+    again = saving.recomputed
+    return (6 - again) * graph + 10 * again + (graph if again else 0)
+
+
+def chosen(memory_bytes: int, *, may_project: bool = False) -> SliceSaving:
+    """What ``auto`` does with so much memory."""
+    facts = dataclasses.replace(ROOMY, memory_bytes=memory_bytes)
+    return slice_saving(AUTO, KEPT, needs, facts, may_project=may_project)
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "may_project", "wanted"),
+    [
+        (600, True, KEEPS_ALL),
+        (599, False, SliceSaving(2, 4)),
+        (520, False, SliceSaving(2, 4)),
+        (519, False, SliceSaving(2, 5)),
+        (430, False, SliceSaving(2, 5)),
+        (599, True, SliceSaving(2, 2, is_projected=True)),
+        (479, True, SliceSaving(2, 4, is_projected=True)),
+        (160, False, SliceSaving(2, 8)),
+        (150, True, SliceSaving(2, 8, is_projected=True)),
+    ],
+)
+def test_auto_takes_the_cheapest_way_that_fits(memory_bytes: int, *, may_project: bool, wanted: SliceSaving) -> None:
+    """Everything, then projections where they may be, then as few of the lowest blocks as needed run again."""
+    found = chosen(memory_bytes, may_project=may_project)
+    assert found == wanted
+    assert needs(found) <= memory_bytes
+
+
+def test_auto_passes_over_the_lowest_block_where_that_keeps_little() -> None:
+    """It keeps 17 of a hundred bytes: run again it frees 7, for a whole forward; one block less runs again without."""
+
+    def least(saving: SliceSaving) -> int:
+        lowest_too = saving.recomputed > 0 and saving.start == KEPT.start
+        return needs(saving) - (0 if lowest_too else 83)
+
+    facts = dataclasses.replace(ROOMY, memory_bytes=427)
+    assert slice_saving(AUTO, KEPT, least, facts) == SliceSaving(2, 6)
+    found = slice_saving(AUTO, KEPT, least, facts, first_is_small=True)
+    assert found == SliceSaving(3, 6)
+    assert least(found) <= 427
+    assert slice_saving(AUTO, KEPT, needs, facts, first_is_small=True) == SliceSaving(2, 6)
+
+
+def test_auto_without_a_way_that_fits_takes_the_smallest() -> None:
+    """So that a refusal names the least that the slice needs."""
+    assert chosen(99, may_project=True) == SliceSaving(2, 8, is_projected=True)
+
+
+@pytest.mark.parametrize(
+    ("activations", "wanted"),
+    [
+        (NONE, KEEPS_ALL),
+        (VELORA, SliceSaving(2, 2, is_projected=True)),
+        (RECOMPUTE, SliceSaving(2, 8)),
+        (BOTH, SliceSaving(2, 8, is_projected=True)),
+    ],
+)
+def test_other_words_hold_for_every_slice(activations: str, wanted: SliceSaving) -> None:
+    """Whether it fits or not."""
+    assert slice_saving(activations, KEPT, needs, ROOMY) == wanted
+    assert wanted.policy == activations
+    assert slice_saving(activations, Range(8, 8), needs, ROOMY) == KEEPS_ALL
+
+
+# ---- in a ring -------------------------------------------------------------------------------------
+
+
+def tight(profile: Profile, memory_bytes: int) -> Profile:
+    """The ring with so much memory on every node, and a model whose blocks train themselves."""
+
+    def changed(facts: NodeFacts) -> NodeFacts:
+        model = dataclasses.replace(facts.model, kept_inputs=INPUTS)
+        return dataclasses.replace(facts, memory_bytes=memory_bytes, model=model)
+
+    return dataclasses.replace(profile, nodes=tuple(map(changed, profile.nodes)))
+
+
+def needed(draft: Draft, profile: Profile, ring: Ring) -> int:
+    """The most that a node of a ring needs where everything is kept."""
+    costs, caps = tables(dataclasses.replace(draft, activations=NONE, velora=None), profile)
+    plan = plan_of(caps.draft, costs, ring)
+    return max(caps.estimate(plan, node).total_bytes for node in plan.nodes)
+
+
+def auto(draft: Draft, *, may_project: bool = True) -> Draft:
+    """The draft with ``auto``."""
+    velora = Velora(blocks=(Range(0, draft.course.num_blocks),), layers=("query", "key", "value", "down"))
+    return dataclasses.replace(draft, activations=AUTO, velora=velora, may_project=may_project)
+
+
+def tables(draft: Draft, profile: Profile) -> tuple[RingCosts, MemoryCaps]:
+    """The tables and the memory of a draft."""
+    caps = MemoryCaps(draft, profile.by_name, optimizer="adamw", dtype="float32")
+    return with_saving(ring_costs(draft, profile, optimizer="adamw"), caps), caps
+
+
+def test_a_node_hosts_more_blocks_where_they_may_run_again() -> None:
+    """A model that fits no ring of two nodes with graphs fits one with ``auto``, and the plan says which blocks."""
+    roomy = class_ring(random.Random(1), ["laptop", "laptop"], num_blocks=6, owners=1)
+    draft, ring = draft_for(roomy, microbatches=8, method="all"), Ring(nodes=(0, 1), counts=(3, 3))
+    has_bytes = round(0.7 * needed(draft, roomy, ring))
+    profile = tight(roomy, has_bytes)
+    without, with_auto = tables(draft, profile), tables(auto(draft, may_project=False), profile)
+    plan = plan_of(with_auto[1].draft, with_auto[0], ring)
+    assert plan.placement.recompute
+    assert plan.course.velora is None
+    for node in plan.nodes:
+        assert with_auto[1].estimate(plan, node).total_bytes <= has_bytes
+    bare = draft.placed(plan.placement.slices)
+    assert any(without[1].estimate(bare, node).total_bytes > has_bytes for node in plan.nodes)
+
+
+def test_a_node_with_the_lowest_block_keeps_its_small_graph() -> None:
+    """The graph of the lowest block begins at its adapter; one block less runs again than from the bottom on."""
+    roomy = class_ring(random.Random(1), ["laptop"], num_blocks=6, owners=1)
+    (facts,) = roomy.nodes
+    facts = dataclasses.replace(facts, lowest_token_bytes=facts.activation_token_bytes / 6)
+    roomy = dataclasses.replace(roomy, nodes=(facts,))
+    draft, ring = draft_for(roomy, microbatches=8, method="all"), Ring(nodes=(0,), counts=(6,))
+    profile = tight(roomy, round(0.7 * needed(draft, roomy, ring)))
+    costs, caps = tables(auto(draft, may_project=False), profile)
+    plan = plan_of(caps.draft, costs, ring)
+    (again,) = plan.placement.recompute
+    assert again.start == 1
+    assert caps.estimate(plan, facts.node).total_bytes <= profile.nodes[0].memory_bytes
+    as_many = dataclasses.replace(plan.placement, recompute=(Range(0, again.stop - 1),))
+    below = caps.estimate(dataclasses.replace(plan, placements=(as_many,)), facts.node)
+    assert below.total_bytes > profile.nodes[0].memory_bytes
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_exact_search_with_auto_finds_the_best_ring(seed: int) -> None:
+    """Slices, and what they do to save activations, are found together."""
+    rng = random.Random(seed)
+    kinds = [rng.choice(["laptop", "jetson", "pi"]) for _ in range(3)]
+    roomy = class_ring(rng, kinds, num_blocks=6, owners=1)
+    draft = auto(draft_for(roomy, microbatches=4, num_steps=200), may_project=seed % 2 == 0)
+    share = rng.choice([0.5, 0.7, 0.9])
+    profile = tight(roomy, round(share * needed(draft, roomy, Ring(nodes=(0, 1, 2), counts=(2, 2, 2)))))
+    costs, caps = tables(draft, profile)
+
+    def fits(node: int, start: int, stop: int, above: int) -> bool:
+        return caps.fits(costs.names[node], start, stop, above)
+
+    best = float("inf")
+    for hosts in range(1, 4):
+        for nodes in itertools.permutations(range(3), hosts):
+            for cuts in itertools.combinations(range(1, 6), hosts - 1):
+                edges = (0, *cuts, 6)
+                parts = list(zip(nodes, edges, edges[1:], reversed(range(hosts)), strict=False))
+                if all(fits(*part) for part in parts):
+                    counts = tuple(stop - start for start, stop in itertools.pairwise(edges))
+                    best = min(best, job_s(costs, Ring(nodes=nodes, counts=counts)))
+    found = search_exact(costs, fits)
+    assert found.job_s == pytest.approx(best)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_step_time_with_auto_is_near_the_simulated_one(seed: int) -> None:
+    """Formula and virtual clock know the same of blocks that run again and of projections."""
+    rng = random.Random(seed)
+    roomy = class_ring(rng, ["laptop", "jetson"], num_blocks=6, owners=1)
+    draft = auto(draft_for(roomy, microbatches=4), may_project=seed % 2 == 0)
+    ring = Ring(nodes=tuple(rng.sample(range(2), 2)), counts=random_counts(rng, 6, 2))
+    profile = tight(roomy, round(0.75 * needed(draft, roomy, ring)))
+    costs, _ = tables(draft, profile)
+    assert all(map(operator.lt, costs.projected_back_s, costs.backward_s))  # own weights: their gradients are shorter
+    plan = plan_of(draft, costs, ring)
+    assert plan.placement.recompute or plan.course.velora
+    predicted = step_times(costs, ring)
+    for depth in (2, 4, 6):
+        owner = plan.course.owners[0].node
+        found = simulated_step_s(plan, profile, Units.top(6, depth), optimizer="adamw", owner=owner)
+        assert predicted[depth] == pytest.approx(found, rel=0.15)
+    assert plan_job_s(plan, profile, optimizer="adamw") == pytest.approx(job_s(costs, ring))

@@ -1,0 +1,283 @@
+"""Operations at planning: given tables, how a run chooses its own, and plans that were made with other ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from coordinator.planner.given_plan import GivenPlan, accept_plan
+from coordinator.planner.make_plan import make_plan
+from coordinator.planner.operations import block_costs
+from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.errors import JobError, PlanError
+from ringtune.job.job import Job
+from ringtune.schedule.operation_tables import BatchOperations, Choice, GivenTable, Operations, Policy, tables_to_json
+from ringtune.schedule.plan import Plan
+from tests.support.fake_agents import MODEL, facts, job
+
+FACTS = {name: facts(name) for name in "ab"}
+COURSE = make_plan(job(), FACTS).plan.course
+
+
+def table(subnets: int = 1, *, owner: str = "a", microbatches: int = 0, blocks: int = 0) -> Operations:
+    """The operations of one batch, of which the lowest block skips."""
+    row = "3" * subnets + "1" * subnets * ((blocks or COURSE.num_blocks) - 1)
+    rows = (row,) * (microbatches or COURSE.microbatches)
+    return Operations(batches=(BatchOperations(owner=owner, batch_id=0, rows=rows),), subnets=subnets)
+
+
+def with_table(operations: Operations, wanted: Job | None = None) -> Job:
+    """A job that is given a table."""
+    return (wanted or job()).with_overrides({"operations.table": json.dumps(operations.to_json())})
+
+
+def test_given_table_is_the_courses() -> None:
+    """It stands in the plan, and an evaluation runs every block."""
+    wanted = with_table(table())
+    assert make_plan(wanted, FACTS).plan.course.operations == table()
+    assert make_plan(wanted, FACTS, evaluation_only=True).plan.course.operations is None
+    assert make_plan(job(), FACTS).plan.course.operations is None
+
+
+def test_several_given_tables_follow_each_other() -> None:
+    """Those of a run that chose anew; the plan says when each begins to hold."""
+    tables = tuple(GivenTable(step=step, operations=table()) for step in (0, COURSE.local_iterations))
+    wanted = job().with_overrides({"operations.table": json.dumps(tables_to_json(tables))})
+    course = make_plan(wanted, FACTS).plan.course
+    assert course.choice == Choice.given(tables)
+    assert course.operations is None
+
+
+@pytest.mark.parametrize(
+    ("operations", "message"),
+    [
+        (table(owner="c"), "operations.table does not fit this run: operations of batch 0 of owner c are of no batch"),
+        (table(microbatches=9), "operations.table does not fit this run: operations of batch 0 of owner a are for 9"),
+        (table(blocks=9), "operations.table does not fit this run: operations of batch 0 of owner a have a row"),
+    ],
+)
+def test_given_table_of_another_plan_is_refused(operations: Operations, message: str) -> None:
+    """Another owner, number of micro-batches or number of blocks."""
+    with pytest.raises(PlanError) as caught:
+        make_plan(with_table(operations), FACTS)
+    assert message in str(caught.value)
+
+
+def test_given_table_of_another_seed_is_refused() -> None:
+    """The only table of a run fits by its shape, but its batches have other rows."""
+    given = GivenTable(step=0, operations=table(), origin=COURSE.table_origin)
+    wanted = job().with_overrides({"operations.table": json.dumps(tables_to_json([given]))})
+    assert make_plan(wanted, FACTS).plan.course.operations == table()
+    other = wanted.with_overrides({"train.seed": COURSE.seed + 1})
+    with pytest.raises(PlanError, match=rf"operations.table does not fit this run: .* seed {COURSE.seed}, not"):
+        make_plan(other, FACTS)
+
+
+def test_given_table_of_another_models_subnets_is_refused() -> None:
+    """The message has the model's name."""
+    with pytest.raises(JobError, match=rf"operations.table is of another model: 5 subnets .*{MODEL.model_type}"):
+        make_plan(with_table(table(subnets=5)), FACTS)
+
+
+# ---- choices ---------------------------------------------------------------------------------------
+
+
+def chosen(wanted: Job | None = None, **values: object) -> Job:
+    """A job whose run chooses its operations."""
+    all_values = {"policy": "two-stage", "compute": 0.5, **values}
+    if "full" in values:
+        del all_values["compute"]
+    return (wanted or job()).with_overrides({f"operations.{name}": value for name, value in all_values.items()})
+
+
+def choice_of(wanted: Job, nodes: Mapping[str, NodeFacts] | None = None) -> Choice:
+    """The choice in the plan of a job."""
+    found = make_plan(wanted, nodes or FACTS).plan.course.choice
+    assert found is not None
+    return found
+
+
+def test_choice_has_what_the_job_says() -> None:
+    """Subnets by the model's heads; scores, scale and how often as given."""
+    found = choice_of(
+        chosen(
+            policy="joint", full=1, forward_only=1, backward_score="taylor", score_scale=0.5, heads=2, refresh_rounds=3
+        )
+    )
+    assert found.subnets == MODEL.num_heads // 2
+    assert (found.policy, found.backward_score, found.forward_score) == ("joint", "taylor", "fisher")
+    assert (found.score_scale, found.refresh_steps) == (0.5, 3 * job().train.local_iterations * len(FACTS))
+
+
+@pytest.mark.parametrize("policy", [policy.value for policy in Policy if policy != Policy.STANDARD])
+@pytest.mark.parametrize("values", [{"compute": 0.5}, {"full": 1, "forward_only": 1}, {"by_slice": True}], ids=str)
+def test_plan_with_a_choice_is_read_again(policy: str, values: dict[str, object]) -> None:
+    """Whatever is chosen how, the file of a plan gives an equal plan, digest and all."""
+    wanted = chosen(policy=policy, **values)  # type: ignore[arg-type]
+    plan = make_plan(wanted, FACTS).plan
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_standard_chooses_nothing() -> None:
+    """A plan without operations is the plan of before, digest and all."""
+    assert make_plan(job().with_overrides({"operations.heads": 2}), FACTS).plan == make_plan(job(), FACTS).plan
+    assert make_plan(chosen(), FACTS, evaluation_only=True).plan.course.choice is None
+
+
+def test_choice_does_not_depend_on_the_placement() -> None:
+    """Neither on who hosts what nor on how many nodes there are, as long as nothing is to be balanced."""
+    slow = dataclasses.replace(FACTS["b"], block_forward_s=9.0, block_graph_s=9.0, block_backward_s=9.0, hardware="x")
+    alone = choice_of(chosen(), {"a": FACTS["a"], "b": facts("b", rows=0)})
+    unequal = make_plan(chosen(), {"a": FACTS["a"], "b": slow}).plan
+    assert unequal.course.choice is not None
+    capacity, other = alone.capacities[0], unequal.course.choice.capacities[0]
+    each = capacity.forward + capacity.backward
+    assert len(unequal.course.choice.capacities) == 1
+    assert capacity.full / each == pytest.approx(other.full / (other.forward + other.backward))
+
+
+def test_choice_by_slice_is_settled_with_the_slices() -> None:
+    """Its groups are the slices of the plan."""
+    plan = make_plan(chosen(by_slice=True), FACTS).plan
+    assert plan.course.choice is not None
+    assert plan.course.choice.groups == tuple((piece.start, piece.stop) for piece in plan.placement.slices)
+    assert len(plan.placement.slices) == 2
+
+
+@pytest.mark.parametrize("policy", ["magnitude", "magnitude-gradient"])
+def test_pruning_that_could_keep_no_slice_is_refused_at_planning(policy: str) -> None:
+    """A share that is smaller than the smallest slice leaves nothing, which no pass over the data needs to show."""
+    alone = {"a": FACTS["a"]}
+    with pytest.raises(
+        JobError, match=r"may keep .* blocks, and the smallest slice has .* leave operations.by_slice out"
+    ):
+        make_plan(chosen(policy=policy, compute=0.6, by_slice=True), alone)
+    assert choice_of(chosen(policy=policy, compute=0.6), alone).prunes
+
+
+def unequal(times: float) -> dict[str, NodeFacts]:
+    """Two nodes, of which b takes so many times as long."""
+    slow = {
+        name: times * getattr(FACTS["b"], name) for name in ("block_forward_s", "block_graph_s", "block_backward_s")
+    }
+    return {"a": FACTS["a"], "b": dataclasses.replace(FACTS["b"], hardware="slow", **slow)}
+
+
+def test_balanced_choice_is_settled_with_the_slices_and_their_hosts() -> None:
+    """Each block has the costs of its host; a plan of it is accepted as it is."""
+    wanted = chosen(balance=True, heads=0).with_overrides({"train.microbatches": 4})
+    nodes = unequal(1.5)
+    plan = make_plan(wanted, nodes).plan
+    assert plan.course.choice is not None
+    capacities = plan.course.choice.capacities
+    assert len(capacities) == plan.course.num_blocks
+    for piece in plan.placement.slices:
+        forward_s = block_costs(dataclasses.replace(plan.course, choice=None), Profile(nodes=tuple(nodes.values())))
+        for block in range(piece.start, piece.stop):
+            assert capacities[block].forward == pytest.approx(forward_s[piece.node][0])
+    assert accept_plan(GivenPlan(plan=plan), wanted, nodes).plan == plan
+
+
+def test_counts_beyond_other_micro_batches_are_refused() -> None:
+    """``--microbatches`` can offer fewer than the job counts on."""
+    wanted = chosen(full=2)
+    assert make_plan(wanted, FACTS, microbatches=(2,)).plan.course.microbatches == 2
+    with pytest.raises(JobError, match=r"operations.full = 2 .* more than the 1 micro-batches of a batch"):
+        make_plan(wanted, FACTS, microbatches=(1,))
+
+
+def test_micro_batches_that_do_not_fit_the_counts_are_left_out() -> None:
+    """The others are still to choose from; the plan's note says which were not tried, and why."""
+    planned = make_plan(chosen(full=2), FACTS, microbatches=(1, 2, 4), wire_dtypes=("float32", "bfloat16"))
+    assert planned.plan.course.microbatches in (2, 4)
+    assert planned.note.startswith("1 micro-batches were not tried: operations.full = 2 ")
+    assert planned.note.count("not tried") == 1
+    assert not make_plan(chosen(full=2), FACTS, microbatches=(2, 4)).note
+    assert make_plan(with_table(table(microbatches=4)), FACTS, microbatches=(1, 4)).plan.course.microbatches == 4
+
+
+def test_tables_that_fit_no_message_are_refused_before_anything_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all batches together; whole subnets that are pruned are the same for all batches."""
+    assert make_plan(chosen(), FACTS).plan.course.choice is not None
+    monkeypatch.setattr("coordinator.planner.operations.MAX_MESSAGE_BYTES", 600)
+    with pytest.raises(
+        JobError, match=r"operations of 6 batches with 16 operations .* of text, .* raise operations.heads"
+    ):
+        make_plan(chosen(), FACTS)
+    assert make_plan(chosen(policy="magnitude"), FACTS).plan.course.choice is not None
+
+
+def test_heads_that_do_not_divide_are_refused_with_the_models_name() -> None:
+    """Before anything is planned."""
+    with pytest.raises(JobError, match=rf"operations.heads = 3 does not divide .*{MODEL.model_type}"):
+        make_plan(chosen(heads=3), FACTS)
+
+
+# ---- plans that are given --------------------------------------------------------------------------
+
+
+def accepted(plan_job: Job, run_job: Job) -> Operations | None:
+    """The operations of a plan made for one job, accepted for another."""
+    plan = make_plan(plan_job, FACTS).plan
+    return accept_plan(GivenPlan(plan=plan), run_job, FACTS).plan.course.operations
+
+
+def test_given_plan_may_have_a_table_that_the_job_does_not_name() -> None:
+    """A static table in a plan file trains as well."""
+    assert accepted(with_table(table()), job()) == table()
+    assert accepted(with_table(table()), with_table(table())) == table()
+
+
+def test_given_plan_without_the_jobs_table_is_refused() -> None:
+    """What the job says goes before."""
+    with pytest.raises(PlanError, match=r"the plan has other operations than the job's operations.table"):
+        accepted(job(), with_table(table()))
+
+
+@pytest.mark.parametrize(
+    ("planned", "run", "message"),
+    [
+        (chosen(), job(), "the plan has operations.policy = two-stage, the job says standard"),
+        (job(), chosen(), "the plan has no operations to choose, the job says two-stage"),
+        (chosen(policy="random"), chosen(), "the plan has operations.policy = random, the job says two-stage"),
+        (chosen(heads=2), chosen(heads=1), "subnets a block, the job says"),
+        (chosen(by_slice=True), chosen(heads=0), "the job says False (operations.by_slice)"),
+        (
+            chosen(),
+            chosen(forward_score="taylor"),
+            "the plan has fisher, the job says taylor (operations.forward_score)",
+        ),
+        (
+            chosen(),
+            chosen(refresh_rounds=2),
+            "the plan chooses operations once, the job says every 8 steps (operations.refresh_rounds)",
+        ),
+    ],
+)
+def test_given_plan_with_other_operations_is_refused(planned: Job, run: Job, message: str) -> None:
+    """Whichever of the two chooses."""
+    with pytest.raises(PlanError) as caught:
+        accepted(planned, run)
+    assert message in str(caught.value)
+
+
+def test_given_plan_with_other_groups_than_its_slices_is_refused() -> None:
+    """A node is passed by as a whole, so groups are slices."""
+    wanted = chosen(by_slice=True)
+    plan = make_plan(wanted, FACTS).plan
+    assert plan.course.choice is not None
+    choice = dataclasses.replace(plan.course.choice, groups=((0, plan.course.num_blocks),))
+    other = Plan(dataclasses.replace(plan.course, choice=choice), plan.placements)
+    with pytest.raises(PlanError, match=r"its slices are .* \(operations.by_slice\)"):
+        accept_plan(GivenPlan(plan=other), wanted, FACTS)
+
+
+def test_given_plan_keeps_what_it_settled() -> None:
+    """Nodes that have become faster since do not change how much is done."""
+    plan = make_plan(chosen(), FACTS).plan
+    faster = {name: dataclasses.replace(node, block_forward_s=node.block_forward_s / 3) for name, node in FACTS.items()}
+    assert make_plan(chosen(), faster).plan.course.choice != plan.course.choice
+    assert accept_plan(GivenPlan(plan=plan), chosen(), faster).plan == plan

@@ -1,0 +1,239 @@
+"""Exact and local search for the best ring, and even slices of nodes that are alike."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.planner.exact_search import search_exact
+from coordinator.planner.local_search import Budget, LocalResult, every_ring, num_rings, search_local
+from coordinator.planner.memory import MemoryCaps
+from coordinator.planner.ring_costs import RingCosts, ring_costs, with_mean_owner
+from coordinator.planner.search import split_blocks
+from coordinator.planner.step_time import Ring, job_s
+from ringtune.costs.profile import Profile
+from tests.support.planner_rings import MIB, class_ring, device, draft_for, random_kinds
+
+Fits = Callable[[int, int, int, int], bool]
+
+
+def everything(costs: RingCosts, fits: Fits) -> tuple[float, Ring | None]:
+    """The best of all rings, by trying each."""
+    num_blocks = costs.stop - costs.first
+    best: tuple[float, Ring | None] = (float("inf"), None)
+    for num_hosts in range(1, min(costs.num_nodes, num_blocks) + 1):
+        for cuts in itertools.combinations(range(1, num_blocks), num_hosts - 1):
+            edges = [0, *cuts, num_blocks]
+            counts = tuple(stop - start for start, stop in itertools.pairwise(edges))
+            for nodes in itertools.permutations(range(costs.num_nodes), num_hosts):
+                ring = Ring(nodes=nodes, counts=counts)
+                parts = zip(nodes, edges, edges[1:], reversed(range(num_hosts)), strict=False)
+                if all(fits(node, costs.first + a, costs.first + b, above) for node, a, b, above in parts):
+                    best = min(best, (job_s(costs, ring), ring), key=lambda pair: pair[0])
+    return best
+
+
+def random_instance(rng: random.Random, num_nodes: int, num_blocks: int) -> tuple[RingCosts, Fits]:
+    """Unequal nodes, links, owners, methods and memory, which often is short."""
+    profile = class_ring(
+        rng,
+        random_kinds(rng, num_nodes),
+        num_blocks=num_blocks,
+        owners=rng.choice([0, 1, 2]),
+        with_links=rng.random() < 0.7,
+    )
+    draft = draft_for(
+        profile,
+        microbatches=rng.choice([1, 4, 8]),
+        num_steps=rng.choice([100, 700]),
+        method=rng.choice(["ringada", "ringada", "ringada", "all", "pipeadapter"]),
+        private_blocks=rng.choice([0, 0, 0, 1]),
+    )
+    costs = ring_costs(draft, profile, optimizer="adamw")
+    caps = MemoryCaps(draft, profile.by_name, optimizer="adamw", dtype="float32")
+    most = [rng.randint(0, num_blocks) if rng.random() < 0.5 else num_blocks for _ in range(num_nodes)]
+
+    def fits(node: int, start: int, stop: int, above: int) -> bool:
+        return stop - start <= most[node] and caps.fits(costs.names[node], start, stop, above)
+
+    return costs, fits
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_exact_search_equals_trying_everything(seed: int) -> None:
+    """Up to 4 nodes and 8 blocks the optimum is that of brute force, to 1e-9, or both find that nothing fits."""
+    rng = random.Random(seed)
+    costs, fits = random_instance(rng, rng.randint(1, 4), rng.randint(3, 8))
+    best_s, best = everything(costs, fits)
+    found = search_exact(costs, fits)
+    assert found.proven
+    assert (found.ring is None) == (best is None)
+    if found.ring is not None:
+        assert found.job_s == pytest.approx(best_s, rel=1e-9)
+        assert job_s(costs, found.ring) == pytest.approx(found.job_s, rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_exact_search_equals_trying_everything_on_five_nodes(seed: int) -> None:
+    """5 nodes and 9 blocks: some 17,000 rings."""
+    costs, fits = random_instance(random.Random(100 + seed), 5, 9)
+    best_s, best = everything(costs, fits)
+    found = search_exact(costs, fits)
+    assert (found.ring is None) == (best is None)
+    assert best is None or found.job_s == pytest.approx(best_s, rel=1e-9)
+
+
+def test_exact_search_takes_equal_nodes_in_the_order_of_their_names() -> None:
+    """Nodes that can be exchanged are used first name first, and cost no search."""
+    nodes = tuple(device(f"n{index}", num_blocks=12, tokens=64) for index in range(8))
+    costs = ring_costs(draft_for(Profile(nodes=nodes)), Profile(nodes=nodes), optimizer="adamw")
+    found = search_exact(costs, lambda node, start, stop, above: True)
+    assert found.proven
+    assert found.ring is not None
+    assert sorted(found.ring.nodes) == list(range(len(found.ring.nodes)))
+    assert found.expanded < 20_000
+
+
+def test_exact_search_says_when_it_gave_up() -> None:
+    """With too few partial rings allowed it keeps what it was given and says what is not excluded."""
+    costs, fits = random_instance(random.Random(3), 4, 8)
+    best_s = search_exact(costs, fits).job_s
+    alone = next(
+        ring
+        for node in range(4)
+        if fits(node, costs.first, costs.stop, 0)
+        for ring in [Ring(nodes=(node,), counts=(costs.stop - costs.first,))]
+    )
+    found = search_exact(costs, fits, known=alone, max_expanded=1)
+    assert not found.proven
+    assert found.lower_s <= best_s <= found.job_s
+
+
+def local(costs: RingCosts, fits: Fits, *, evaluations: int, seed: int = 0) -> LocalResult:
+    """A local search without a clock."""
+    budget = Budget(evaluations=evaluations, seconds=1.0, now_s=lambda: 0.0)
+    return search_local(costs, lambda *slice_: 0 if fits(*slice_) else 1, budget, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_local_search_is_near_the_optimum(seed: int) -> None:
+    """On six nodes and 12 blocks some thousand evaluations end within 3 % of the optimum, within every cap."""
+    costs, fits = random_instance(random.Random(200 + seed), 6, 12)
+    exact, found = search_exact(costs, fits), local(costs, fits, evaluations=3000)
+    assert (exact.ring is None) == (found.ring is None)
+    if found.ring is not None:
+        assert exact.job_s * (1 - 1e-9) <= found.value_s <= 1.03 * exact.job_s
+        assert job_s(costs, found.ring) == pytest.approx(found.value_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_local_search_of_few_rings_tries_each_once(seed: int) -> None:
+    """Where there are no more rings than evaluations, the best of all is found, and none is looked at twice."""
+    rng = random.Random(300 + seed)
+    num_nodes, num_blocks = rng.randint(1, 3), rng.randint(2, 8)
+    costs, fits = random_instance(rng, num_nodes, num_blocks)
+    most = costs.stop - costs.first
+    found, (best_s, best) = local(costs, fits, evaluations=1000), everything(costs, fits)
+    every = list(every_ring(num_nodes, most, num_nodes))
+    assert found.evaluations == len(set(every)) == len(every) == num_rings(num_nodes, most, num_nodes)
+    assert (found.ring is None) == (best is None)
+    if found.ring is not None:
+        assert found.value_s == pytest.approx(best_s, rel=1e-9)
+        assert len({frozenset(ring.nodes) for _, ring in found.pool}) == len(found.pool)
+
+
+def test_local_search_depends_on_its_seed_only() -> None:
+    """Twice the same search, twice the same ring and pool."""
+    rng = random.Random(9)
+    profile = class_ring(rng, random_kinds(rng, 20), num_blocks=32)
+    costs = with_mean_owner(ring_costs(draft_for(profile), profile, optimizer="adamw"))
+    assert local(costs, lambda *_: True, evaluations=800) == local(costs, lambda *_: True, evaluations=800)
+
+
+def test_local_search_stops_at_its_clock() -> None:
+    """The injected clock ends it; what was found by then counts."""
+    rng = random.Random(9)
+    profile = class_ring(rng, random_kinds(rng, 20), num_blocks=32)
+    costs = with_mean_owner(ring_costs(draft_for(profile), profile, optimizer="adamw"))
+    ticks = itertools.count()
+    budget = Budget(evaluations=10**9, seconds=5.0, now_s=lambda: float(next(ticks)))
+    found = search_local(costs, lambda *_: 0, budget)
+    assert found.ring is not None
+    assert found.evaluations <= 8 * 64
+
+
+def test_local_search_begins_with_rings_that_do_not_fit() -> None:
+    """Where every node has room for a tenth of the blocks only, it gets there by what is lacking."""
+    nodes = tuple(device(f"n{index:02d}", num_blocks=20, memory_bytes=MIB, tokens=64) for index in range(12))
+    costs = ring_costs(draft_for(Profile(nodes=nodes)), Profile(nodes=nodes), optimizer="adamw")
+    found = local(costs, lambda node, start, stop, above: stop - start <= 2, evaluations=3000)
+    assert found.ring is not None
+    assert max(found.ring.counts) <= 2
+
+
+@pytest.mark.parametrize(
+    ("costs", "blocks", "counts"),
+    [
+        ([1.0], 12, (12,)),
+        ([1.0, 1.0, 1.0, 1.0], 6, (2, 2, 1, 1)),
+        ([1.0, 2.0], 12, (8, 4)),
+        ([2.0, 1.0, 1.0], 10, (2, 4, 4)),
+        ([1.0, 1.0, 1.0], 2, (1, 1, 0)),
+        ([1.0, 100.0], 6, (6, 0)),
+    ],
+)
+def test_split_is_proportional_to_speed(costs: list[float], blocks: int, counts: tuple[int, ...]) -> None:
+    """Twice as fast means twice as many blocks; what is left over goes to the lower blocks."""
+    assert split_blocks(costs, start=0, stop=blocks) == counts
+
+
+def test_split_ignores_noise_of_measurement() -> None:
+    """Equal nodes whose times differ by a tenth get equal slices."""
+    assert split_blocks([1.0, 1.1, 0.95, 1.05], start=0, stop=12) == (3, 3, 3, 3)
+
+
+def test_split_starts_after_private_blocks() -> None:
+    """Only the shared blocks are counted."""
+    assert split_blocks([1.0, 1.0], start=2, stop=6) == (2, 2)
+
+
+def test_split_moves_blocks_to_who_has_room() -> None:
+    """A node with room for one block gets one, however fast it is."""
+    assert split_blocks([1.0, 1.0], start=0, stop=6, longest=lambda index, first: first + (1 if index == 0 else 6)) == (
+        1,
+        5,
+    )
+
+
+def test_split_is_none_if_nothing_fits() -> None:
+    """Two nodes with room for two blocks each can't host six; an owner without room for its head hosts nothing."""
+    assert split_blocks([1.0, 1.0], start=0, stop=6, longest=lambda index, first: first + 2) is None
+    assert split_blocks([1.0, 1.0], start=0, stop=6, longest=lambda index, first: 6 if index else -1) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    costs=st.lists(st.integers(1, 8), min_size=1, max_size=4),
+    blocks=st.integers(1, 7),
+    room=st.lists(st.integers(0, 7), min_size=4, max_size=4),
+)
+def test_split_is_as_good_as_trying_everything(costs: list[int], blocks: int, room: list[int]) -> None:
+    """The slowest slice is within the tolerance of the best of all splits, and a split is found if there is one."""
+    found = split_blocks(costs, start=0, stop=blocks, longest=lambda index, first: first + room[index])
+    everything = [
+        counts
+        for counts in itertools.product(*(range(room[index] + 1) for index in range(len(costs))))
+        if sum(counts) == blocks
+    ]
+    if not everything:
+        assert found is None
+        return
+    assert found in everything
+    slowest = [max(cost * count for cost, count in zip(costs, counts, strict=True)) for counts in everything]
+    assert max(cost * count for cost, count in zip(costs, found, strict=True)) <= min(slowest) * 1.15 + 1e-9

@@ -1,0 +1,255 @@
+"""A run that chooses its operations, over gRPC: grants, files, checkpoints, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.client.checkpoints import RunCheckpoints, find_resume
+from coordinator.client.run_files import TablesFile
+from coordinator.client.run_folder import RunFolder
+from coordinator.client.submit import Client
+from coordinator.run import recovery
+from coordinator.run.requests import RunRequest
+from coordinator.run.run_driver import choose_beside
+from coordinator.screen.progress import Progress
+from ringtune.errors import IntegrityError, PlanError, RingTuneError
+from ringtune.job.job import Job
+from ringtune.run_control import rounds
+from ringtune.run_control.checkpoint import Resume
+from ringtune.schedule.operation_tables import Operations
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind, Turn
+from ringtune.storage.strict import json_digest
+from tests.support.choosing import make_choice
+from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job, read_lines
+from tests.support.plans import changed, make_plan
+
+WAIT_S = 20.0
+# turns of two steps, two owners: tables at steps 0, 4 and 8; agents whose scores are other ones at each
+JOB = job(
+    train__max_steps=12,
+    train__checkpoint_every=4,
+    train__eval_every=4,
+    operations__policy="two-stage",
+    operations__full=1,
+    operations__forward_only=1,
+    operations__refresh_rounds=1,
+)
+CHOOSER = "ringtune.techniques.knapsacks"
+
+
+def run(cluster: FakeCluster, out: Path, *, wanted: Job = JOB, resume: Resume | None = None) -> None:
+    """Run the job, or go on with it."""
+    with RunFolder(out, resume=resume is not None) as folder, Client(cluster.server.address) as client:
+        client.run(RunRequest(job=wanted, resume=resume), progress=Progress(), folder=folder)
+
+
+def lines_of(out: Path) -> list[tuple[Any, ...]]:
+    """What metrics.jsonl says of steps and decisions."""
+    names = ("kind", "step", "depth", "digest", "full", "shortcut", "bytes")
+    return [tuple(str(line.get(name)) for name in names) for line in read_lines(out / "metrics.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that went through."""
+    out = tmp_path_factory.mktemp("whole")
+    with FakeCluster("a", "b") as cluster:
+        run(cluster, out)
+    return out
+
+
+def test_choosing_logs_each_table_with_its_step(whole: Path) -> None:
+    """operations.json has the tables, metrics.jsonl a line before the first step of each, with the counts."""
+    tables = TablesFile(whole).read()
+    assert [table.step for table in tables] == [0, 4, 8]
+    assert tables[0].operations != tables[1].operations != tables[2].operations
+    lines = read_lines(whole / "metrics.jsonl")
+    decided = [(line["step"], line["digest"]) for line in lines if line["kind"] == "operations"]
+    assert decided == [(table.step, table.operations.digest) for table in tables]
+    followed = [lines[at + 1] for at, line in enumerate(lines) if line["kind"] == "operations"]
+    assert [(line["kind"], line["step"]) for line in followed] == [("train", 1), ("train", 5), ("train", 9)]
+    (first, *_) = (line for line in lines if line["kind"] == "operations")
+    rows, subnets = [row for batch in tables[0].operations.batches for row in batch.rows], tables[0].operations.subnets
+    codes = "".join(row[-subnets:] for row in rows)  # in so few steps only the top block trains
+    assert [first[name] for name in ("full", "forward_only", "shortcut")] == [codes.count(code) for code in "123"]
+
+
+def test_choosing_goes_on_with_the_tables_of_the_whole_run(whole: Path, tmp_path: Path) -> None:
+    """The run goes on where a table is due: it scores again, and all lines are those of the whole run."""
+    with FakeCluster("a", "b") as cluster:
+        run(cluster, tmp_path)
+    checkpoints = RunCheckpoints(tmp_path)
+    assert [manifest.step for manifest in checkpoints.read()[0]] == [12, 8]
+    checkpoints.path(12).unlink()
+    (tmp_path / "report.json").unlink()
+    goes_on(tmp_path, 8, whole)
+
+
+def test_choosing_of_a_run_made_longer_is_that_of_the_long_run(whole: Path, tmp_path: Path) -> None:
+    """A table that is due where the shorter run ended is chosen by the longer one."""
+    with FakeCluster("a", "b") as cluster:
+        run(cluster, tmp_path, wanted=JOB.with_overrides({"train.max_steps": 4}))
+    assert [table.step for table in TablesFile(tmp_path).read()] == [0]
+    goes_on(tmp_path, 4, whole)
+
+
+def goes_on(out: Path, step: int, whole: Path) -> None:
+    """Go on with a run after a step; all that it logs is what the whole run has logged."""
+    resume = find_resume(out, JOB, print)
+    assert resume is not None and resume.manifests[0].step == step
+    assert resume.manifests[0].operations == TablesFile(whole).read()[step // 4 - 1].operations
+    with FakeCluster("a", "b") as cluster:
+        run(cluster, out, resume=resume)
+    assert TablesFile(out).read() == TablesFile(whole).read()
+    assert lines_of(out) == lines_of(whole)
+
+
+def test_choosing_without_its_table_does_not_go_on(whole: Path, tmp_path: Path) -> None:
+    """A manifest that lacks the table in force would lead to another run; it is refused before any node is asked."""
+    with FakeCluster("a", "b") as cluster:
+        run(cluster, tmp_path)
+    manifest = RunCheckpoints(tmp_path).read()[0][0]
+    resume = Resume(plan=find_plan(tmp_path), manifests=(type(manifest).from_json(_forgotten(manifest.to_json())),))
+    with pytest.raises(PlanError, match="the checkpoint of step 12 has no table of operations"):
+        resume.check(JOB)
+
+
+def find_plan(out: Path) -> Any:
+    """The plan of a run."""
+    return Plan.from_json(json.loads((out / "plan.json").read_text()))
+
+
+def _forgotten(value: dict[str, Any]) -> dict[str, Any]:
+    """A manifest without its table, whole in itself."""
+    kept = {name: item for name, item in value.items() if name not in ("operations", "digest")}
+    digested = {name: item for name, item in kept.items() if name != "unfreezing"}
+    return {**kept, "digest": json_digest(digested)}
+
+
+def test_choosing_reaches_every_node_with_its_turn(tmp_path: Path) -> None:
+    """Every train turn carries the table of its step to every node, score turns the one before."""
+    granted: dict[str, dict[tuple[StepKind, int], Operations | None]] = {"a": {}, "b": {}}
+
+    def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
+        granted[agent.node] |= {(turn.kind, turn.first_step): turn.operations for turn in turns}
+        agent.stub.Report(agent.report(turns), timeout=CALL_S)
+
+    with FakeCluster("a", "b", agents={name: {"on_grant": on_grant} for name in granted}) as cluster:
+        run(cluster, tmp_path)
+    tables = {table.step: table.operations for table in TablesFile(tmp_path).read()}
+    assert granted["a"] == granted["b"]
+    found = granted["a"]
+    assert [found[StepKind.TRAIN, step] for step in range(0, 12, 2)] == [
+        tables[step // 4 * 4] for step in range(0, 12, 2)
+    ]
+    assert [found[StepKind.SCORE, step] for step in (0, 4, 8)] == [None, tables[0], tables[4]]
+    assert [found[StepKind.CHECKPOINT, step] for step in (4, 8, 12)] == [tables[0], tables[4], tables[8]]
+
+
+@pytest.mark.parametrize("policy", ["random", "magnitude", "magnitude-gradient", "joint"])
+def test_choosing_ends_with_any_policy(tmp_path: Path, policy: str) -> None:
+    """With scores and without, once and refreshed."""
+    wanted = JOB.with_overrides({"operations.policy": policy})
+    with FakeCluster("a", "b") as cluster:
+        run(cluster, tmp_path, wanted=wanted)
+    assert TablesFile(tmp_path).read()[0].step == 0
+
+
+def _spoiled(change: Any) -> Any:
+    def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
+        report = agent.report(turns)
+        change(report)
+        agent.stub.Report(report, timeout=CALL_S)
+
+    return on_grant
+
+
+def _not_a_number(report: Any) -> None:
+    for message in report.scores:
+        message.values = b"\0\0\0\0\0\0\xf8\x7f" * (len(message.values) // 8)
+
+
+def _left_out(report: Any) -> None:
+    del report.scores[:1]
+
+
+def _doubled(report: Any) -> None:
+    report.scores.extend(report.scores[:1])
+
+
+def _cut(report: Any) -> None:
+    for message in report.scores:
+        message.values = message.values[:-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (_not_a_number, PlanError, "owner .*batch .*micro-batch .*block .*subnet .*nan"),
+        (_left_out, IntegrityError, "node b reports scores at the end of turn 0 of node a without some that it owes"),
+        (_doubled, IntegrityError, "node b reports scores at the end of turn 0 of node a twice"),
+        (_cut, IntegrityError, "bytes, which are not"),
+    ],
+)
+def test_choosing_with_wrong_scores_ends_the_run(
+    tmp_path: Path, change: Any, error: type[RingTuneError], message: str
+) -> None:
+    """Nothing is trained, and one clear sentence says who sent what."""
+    agents = {"b": {"on_grant": _spoiled(change)}}
+    with FakeCluster("a", "b", agents=agents) as cluster, pytest.raises(error, match=message):
+        run(cluster, tmp_path)
+    assert not (tmp_path / "operations.json").exists()
+
+
+def test_choosing_with_scores_without_end_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that sends scores and never ends their turn does not fill the coordinator's memory."""
+    monkeypatch.setattr(recovery, "_MOST_SCORES", 10)
+
+    def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
+        report = agent.report(turns)
+        del report.turns_done[:]
+        agent.stub.Report(report, timeout=CALL_S)
+
+    agents = {name: {"on_grant": on_grant} for name in ("a", "b")}
+    with FakeCluster("a", "b", agents=agents) as cluster, pytest.raises(IntegrityError, match="scores without end"):
+        run(cluster, tmp_path)
+
+
+# ---- the thread that chooses -----------------------------------------------------------------------
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch, choose_table: Any) -> rounds.OperationsChosen | rounds.OperationsFailed:
+    """What comes of a choice."""
+    monkeypatch.setitem(sys.modules, CHOOSER, types.SimpleNamespace(choose_table=choose_table))
+    found: list[rounds.OperationsChosen | rounds.OperationsFailed] = []
+    course = changed(make_plan([("a", 0, 4)], ["a"]), choice=make_choice()).course
+    choose_beside(course, 4, (), found.append).join(WAIT_S)
+    return found[0]
+
+
+def test_choosing_answers_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is for the step that was asked for."""
+    table = Operations(subnets=2)
+    assert chosen(monkeypatch, lambda course, scores, step: table) == rounds.OperationsChosen(4, table)
+
+
+def test_choosing_answers_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the project keeps its class and words; any other one asks to be reported."""
+
+    def refuses(course: object, scores: object, step: int) -> Operations:
+        raise PlanError("a score is no number")
+
+    def breaks(course: object, scores: object, step: int) -> Operations:
+        raise KeyError("x")
+
+    assert chosen(monkeypatch, refuses) == rounds.OperationsFailed(4, "PlanError", "a score is no number")
+    failed = chosen(monkeypatch, breaks)
+    assert isinstance(failed, rounds.OperationsFailed) and failed.error == "RingTuneError"
+    assert "KeyError" in failed.message and "please report it" in failed.message

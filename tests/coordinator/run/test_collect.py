@@ -1,0 +1,312 @@
+"""Results of nodes at the end of a run: where they lie, what is read, and what of a hostile node is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import struct
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from safetensors.numpy import load, save
+
+from coordinator.run import collect
+from coordinator.run.collect import Results, Wanted, check_parts
+from ringtune.costs.profile import KindFacts
+from ringtune.errors import IntegrityError
+from ringtune.storage.pieces import Pieces
+from ringtune.storage.tensor_files import is_finite
+from tests.support.fake_agents import MODEL, block_tensor, job
+from tests.support.model_folder import with_header
+from tests.support.plans import make_plan
+
+
+def test_results_lie_in_a_folder_for_each_node_until_they_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes have two empty folders below one temporary folder, which is gone in the end."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    results = Results()
+    folders = [results.folder_of(node) for node in ("a", "b")]
+    (folders[0] / "adapter.safetensors").write_bytes(b"x")
+    assert [folder.name[:2] for folder in folders] == ["a-", "b-"]
+    assert len(list(tmp_path.iterdir())) == 1
+    results.drop()
+    assert list(tmp_path.iterdir()) == []
+    Results().drop()
+
+
+def test_results_of_own_weights_are_merged_blocks() -> None:
+    """Blocks of all nodes in one file beside the head; no adapter is asked for."""
+    results = Results()
+    files: dict[str, bytes] = defaultdict(bytes)
+
+    def take(event: Any) -> None:
+        files[event.file.path] += event.file.chunk
+
+    head = {"head_config.json": b"{}", "model_head.safetensors": save({"h": numpy.ones(1, dtype=numpy.float32)})}
+    for node, more in (("a", head), ("b", {})):
+        blocks = save({f"bert.encoder.layer.{node}": numpy.ones(2, dtype=numpy.float32)})
+        results.take(node, {name: Pieces.of(part) for name, part in {"blocks.safetensors": blocks, **more}.items()})
+    wanted = job(adapter__config="full")
+    results.send(wanted, take)
+    assert files.keys() == {"adapter/blocks.safetensors", "adapter/head_config.json", "adapter/model_head.safetensors"}
+    assert load(files["adapter/blocks.safetensors"]).keys() == {f"bert.encoder.layer.{node}" for node in "ab"}
+
+
+def _adapters(users: dict[str, list[str]]) -> dict[str, Pieces]:
+    """Files of users with these tensors."""
+    return {
+        f"users/{user}/adapter.safetensors": Pieces.of(save({name: numpy.ones(2) for name in names}))
+        for user, names in users.items()
+    }
+
+
+def test_results_of_users_are_a_whole_folder_each() -> None:
+    """The blocks of all nodes in each user's own file; the head and the configs, which came once, beside each."""
+    results = Results()
+    files: dict[str, bytes] = defaultdict(bytes)
+
+    def take(event: Any) -> None:
+        files[event.file.path] += event.file.chunk
+
+    head = {"head_config.json": b"{}", "model_head.safetensors": save({"h": numpy.ones(1)})}
+    common = {name: Pieces.of(content) for name, content in {"adapter_config.json": b"{}", **head}.items()}
+    results.take("a", {**_adapters({"anna": ["b.0"], "ben": ["b.0"]}), **common})
+    results.take("b", _adapters({"anna": ["b.1"], "ben": ["b.1"]}))
+    results.send(job(), take, users=("anna", "ben"))
+    names = ("adapter.safetensors", "adapter_config.json", "head_config.json", "model_head.safetensors")
+    assert files.keys() == {f"users/{user}/{name}" for user in ("anna", "ben") for name in names}
+    for user in ("anna", "ben"):
+        assert load(files[f"users/{user}/adapter.safetensors"]).keys() == {"b.0", "b.1"}
+        assert load(files[f"users/{user}/model_head.safetensors"]).keys() == {"h"}
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ({"anna": ["b.0"]}, "no node sent users/ben/adapter.safetensors; use one version"),
+        ({"anna": ["b.0", "b.1"], "ben": ["b.1"]}, "no node sent b.0 of users/ben/adapter.safetensors"),
+    ],
+)
+def test_results_without_a_user_or_a_block_of_theirs_are_refused(sent: dict[str, list[str]], message: str) -> None:
+    """Named before anything is sent: a user gets all blocks or the run has no result."""
+    results = Results()
+    results.take("a", {"adapter_config.json": Pieces.of(b"{}"), **_adapters(sent)})
+    with pytest.raises(IntegrityError, match=re.escape(message)):
+        results.send(job(model__task="causal-lm"), lambda event: pytest.fail(str(event)), users=("anna", "ben"))
+
+
+def test_results_have_the_totals_of_each_node() -> None:
+    """As they were sent; a node without any is named."""
+    results = Results()
+    results.take("a", {"totals.json": Pieces.of(b'{"peak_rss_bytes": 7}')})
+    assert dict(results.totals()) == {"a": {"peak_rss_bytes": 7}}
+    results.take("b", {})
+    with pytest.raises(IntegrityError, match=r"totals\.json of node b is not JSON"):
+        dict(results.totals())
+
+
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"])
+WANTED = Wanted(job(), PLAN, MODEL, "a")
+HEAD = {"head_config.json": b"{}", "model_head.safetensors": save({"head": numpy.ones(25, dtype=numpy.float32)})}
+
+
+def blocks(*indices: int, **changes: Any) -> dict[str, Any]:
+    """The tensors of some blocks, with others in their place or besides."""
+    return {block_tensor(index): numpy.ones(3, dtype=numpy.float32) for index in indices} | changes
+
+
+def check(node: str, tensors: dict[str, Any] | bytes | None, wanted: Wanted = WANTED, **files: bytes) -> None:
+    """Check a run's result in which one node hands in these tensors."""
+    sent = {"a": {"adapter.safetensors": save(blocks(0, 1)), **HEAD}, "b": {"adapter.safetensors": save(blocks(2, 3))}}
+    if tensors is None:
+        del sent[node]["adapter.safetensors"]
+    else:
+        sent[node]["adapter.safetensors"] = tensors if isinstance(tensors, bytes) else save(tensors)
+    sent[node] |= {name.replace("__", "."): content for name, content in files.items()}
+    check_parts({name: {k: Pieces.of(v) for k, v in own.items()} for name, own in sent.items()}, wanted)
+
+
+def _with(value: Any, dtype: Any = numpy.float32, count: int = 3) -> dict[str, Any]:
+    return blocks(2) | {block_tensor(3): numpy.full(count, value, dtype=dtype)}
+
+
+def test_parts_as_planned_pass() -> None:
+    """Negative control of all others."""
+    check("b", blocks(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (None, "node b sent no adapter.safetensors"),
+        ({}, "0 numbers in block 2, but the plan has 3"),
+        (blocks(2), "0 numbers in block 3"),
+        (_with(numpy.nan), "'bert.encoder.layer.3.x', which has numbers that are not finite"),
+        (_with(-numpy.inf), "not finite"),
+        (_with(1.0, numpy.float64), "of type F64 instead of F32"),
+        (_with(1, numpy.int32), "of type I32"),
+        (_with(1.0, count=4), "of shape [4], but node a has [3] in block 0"),
+        (blocks(2, 3, **{"bert.encoder.layer.3.y": numpy.ones(2, dtype=numpy.float32)}), "5 numbers in block 3"),
+        (blocks(1, 2, 3), "of a block that it does not answer for"),
+        (blocks(2, 3, **{"bert.embeddings.x": numpy.ones(1, dtype=numpy.float32)}), "which is not its to send"),
+        (blocks(2, 3, **{f"bert.encoder.layer.{'9' * 5000}.x": numpy.ones(1, dtype=numpy.float32)}), "not its to send"),
+        (blocks(2, 3, **{"\x1b[2J": numpy.ones(1, dtype=numpy.float32)}), "not its to send"),
+    ],
+)
+def test_part_that_is_not_as_planned_is_refused(tensors: dict[str, Any] | None, message: str) -> None:
+    """Nothing, numbers that are none, other types and shapes, other blocks: the node is named, the text is short."""
+    with pytest.raises(IntegrityError) as caught:
+        check("b", tensors)
+    text = str(caught.value)
+    assert message in text and "node b" in text and len(text) < 600 and text.isprintable()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        with_header([], b""),
+        b"[" * 200_000,
+        (60_000).to_bytes(8, "little") + b'{"a":' * 10_000 + b"[" * 10_000,
+        (1 << 40).to_bytes(8, "little") + b"{}",
+        with_header({"a": {"dtype": "F32", "shape": [float("inf")], "data_offsets": [0, 4]}}, b"0000"),
+        with_header({"a": {"dtype": "F32", "shape": [1 << 70] * 4000, "data_offsets": [0, 4]}}, b"0000"),
+        with_header({"a" * 70_000: {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"0000"),
+        with_header({"__metadata__": {"a": 1}}, b""),
+    ],
+)
+def test_file_that_is_none_is_refused_as_damaged(content: bytes) -> None:
+    """Deep, endless, infinite: an error of ours with the node, and a short one."""
+    with pytest.raises(IntegrityError, match="node b") as caught:
+        check("b", content)
+    assert len(str(caught.value)) < 600
+
+
+def test_long_header_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file whose header is longer than any part's takes no memory: its first bytes are enough."""
+    monkeypatch.setattr(collect, "MAX_HEADER_BYTES", 100)
+    read: list[int] = []
+    whole = Pieces.of(save(blocks(2, 3)))
+
+    def pieces() -> Any:
+        for piece in whole:
+            read.append(len(piece))
+            yield piece
+
+    content = Pieces(whole.size_bytes, pieces)
+
+    def part(start: int, size: int) -> Pieces:
+        read.append(size)
+        return whole.part(start, size)
+
+    monkeypatch.setattr(content, "part", part)
+    with pytest.raises(IntegrityError, match="its header claims"):
+        check_parts({"b": {"adapter.safetensors": content}}, WANTED)
+    assert sum(read) <= 16
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("adapter_config__json", b"[" * 100_000, "is not JSON"),
+        ("adapter_config__json", b'{"a": Infinity}', "is not JSON"),
+        ("head_config__json", b'{"a": 1e999}', "is not JSON"),
+        ("head_config__json", b" " * ((1 << 20) + 1), "1,048,577 bytes"),
+        ("model_head__safetensors", HEAD["model_head.safetensors"], "not its to send"),
+    ],
+)
+def test_descriptions_are_objects_of_bounded_size(name: str, content: bytes, message: str) -> None:
+    """A config is read whole by everybody later; the head comes from the node that has it."""
+    with pytest.raises(IntegrityError, match="node b") as caught:
+        check("b", blocks(2, 3), WANTED, **{name: content})
+    assert message in str(caught.value)
+
+
+def test_head_has_as_many_numbers_as_planned() -> None:
+    """A head of another task or number of classes is none of this run."""
+    with pytest.raises(IntegrityError, match=r"node a sent model_head\.safetensors with 24 numbers outside of blocks"):
+        check("a", blocks(0, 1), model_head__safetensors=save({"head": numpy.ones(24, dtype=numpy.float32)}))
+
+
+def test_blocks_may_lack_adapters_only_where_the_job_says_so() -> None:
+    """With ``leave_out`` a block may have none; more than planned it never has."""
+    wanted = WANTED._replace(job=job(adapter__config="seq_bn[leave_out=[3]]"))
+    check("b", blocks(2), wanted)
+    check("b", None, wanted)
+    with pytest.raises(IntegrityError, match="in block 3"):
+        check("b", blocks(2, 3, **{"bert.encoder.layer.3.y": numpy.ones(2, dtype=numpy.float32)}), wanted)
+
+
+def test_private_blocks_come_from_the_holder_and_replicas_from_the_first() -> None:
+    """Who hosts the same as another one sends no block; nobody but the holder sends a private one."""
+    plan = make_plan([("a", 1, 4), ("b", 1, 4)], ["a", "b"], private_blocks=1)
+    wanted = WANTED._replace(part=plan)
+    files: dict[str, dict[str, Pieces]] = {"a": {"adapter.safetensors": Pieces.of(save(blocks(0, 1, 2, 3)))}, "b": {}}
+    check_parts(files, wanted)
+    with pytest.raises(IntegrityError, match=r"node b sent adapter\.safetensors"):
+        check_parts({**files, "b": {"adapter.safetensors": Pieces.of(save(blocks(0)))}}, wanted)
+
+
+def test_each_kind_of_a_user_has_its_own_size() -> None:
+    """A user with another kind of adapter has other numbers in a block, as planning counted them."""
+    kind = KindFacts(
+        config="linear",
+        users=("ben",),
+        adapter_block_bytes=8,
+        adapter_block_factor_bytes=0,
+        pair_token_bytes=0,
+        pair_rounded_token_bytes=0,
+        pair_projected_token_bytes=0,
+        more_activation_token_bytes=0.0,
+    )
+    wanted = WANTED._replace(model=dataclasses.replace(MODEL, kinds=(kind,)))
+    assert [wanted.block_numbers(f"users/{user}/adapter.safetensors") for user in ("anna", "ben")] == [3, 2]
+
+
+def test_bound_of_a_part_grows_with_what_its_node_hosts() -> None:
+    """What a node may send is bounded by its slice: far below what would fill a disk."""
+    wide = WANTED._replace(part=make_plan([("a", 0, 1), ("b", 1, 4)], ["a", "b"]), holder="b")
+    assert wide.most_bytes("a") < WANTED._replace(holder="").most_bytes("a") < wide.most_bytes("b") < 1 << 27
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers", "found"),
+    [
+        ("F32", struct.pack("<3f", 1.0, -3.4e38, 0.0), True),
+        ("F32", struct.pack("<3f", 1.0, float("nan"), 0.0), False),
+        ("F32", struct.pack("<f", float("-inf")), False),
+        ("F64", struct.pack("<2d", 1.7e308, -1.7e308), True),
+        ("F64", struct.pack("<2d", 0.0, float("inf")), False),
+        ("F16", struct.pack("<2e", 65504.0, -1.0), True),
+        ("F16", struct.pack("<2e", 1.0, float("inf")), False),
+        ("BF16", bytes([0x7F, 0x7F]), True),
+        ("BF16", bytes([0x00, 0x3F, 0x80, 0x7F]), False),
+        ("BF16", bytes([0xC0, 0xFF]), False),
+        ("I64", b"\xff" * 8, True),
+        ("F8_E4M3", b"\x00", False),
+        ("F32", b"\x00" * 7, False),
+    ],
+)
+def test_finite_numbers_of_every_type_are_told_from_others(dtype: str, numbers: bytes, found: bool) -> None:
+    """Also where a number lies across two pieces, and of the largest that there are."""
+    assert is_finite([numbers], dtype) is found
+    assert is_finite([numbers[:3], memoryview(numbers[3:])], dtype) is found
+
+
+def test_totals_with_figures_that_are_none_are_refused() -> None:
+    """``Infinity`` and a huge exponent are no figures, for whoever reads a node's JSON."""
+    for text in (b'{"peak_rss_bytes": Infinity}', b'{"cpu_s": 1e999}', json.dumps({"a": float("nan")}).encode()):
+        results = Results()
+        results.take("b", {"totals.json": Pieces.of(text)})
+        with pytest.raises(IntegrityError, match=r"totals\.json of node b is not JSON"):
+            dict(results.totals())
+    results = Results()
+    results.take("b", {"totals.json": Pieces.of(b" " * ((1 << 20) + 1))})
+    with pytest.raises(IntegrityError, match=r"node b sent totals\.json of 1,048,577 bytes"):
+        dict(results.totals())

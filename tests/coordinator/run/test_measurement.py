@@ -1,0 +1,448 @@
+"""Measurements of nodes and links, over real gRPC with agents that need no torch."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+
+from coordinator.client.follow import Outcome
+from coordinator.client.submit import Client
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.run import measurement
+from coordinator.run.members import LONGEST_AGE_S, LinkCache, Member
+from coordinator.run.requests import RunRequest
+from coordinator.screen.progress import Progress
+from ringtune.costs.links import LEAST_SAMPLES
+from ringtune.costs.measurement import hidden_bytes
+from ringtune.costs.profile import LinkFacts, Profile
+from ringtune.errors import (
+    BusyError,
+    CapacityError,
+    ConnectionFailedError,
+    DataError,
+    DeadlineError,
+    FrameError,
+    InterruptedRunError,
+    ModelError,
+    PeerLostError,
+)
+from ringtune.schedule.turns import Turn
+from ringtune.v1 import control_pb2
+from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, facts, job
+
+HOSTS: dict[str, dict[str, Any]] = {name: {"host": f"127.0.0.{index}"} for index, name in enumerate("abcd", start=1)}
+
+
+def run(cluster: FakeCluster, **options: Any) -> Outcome:
+    """Run the small job on every node."""
+    with Client(cluster.server.address) as client:
+        request = RunRequest(job=job(), num_nodes=len(cluster.agents), **options)
+        return client.run(request, progress=Progress(), folder=None)
+
+
+def links_asked(cluster: FakeCluster) -> list[str]:
+    """Which links were measured: source>target."""
+    return sorted(
+        f"{agent.node}>{entry.removeprefix('link ')}"
+        for agent in cluster.agents.values()
+        for entry in agent.log
+        if entry.startswith("link ")
+    )
+
+
+def test_run_on_several_machines_measures_every_link_once() -> None:
+    """Three machines have six links; the next run on them knows the links, and says so in its profile."""
+    with FakeCluster("a", "b", "c", agents=HOSTS) as cluster:
+        first = run(cluster)
+        asked = links_asked(cluster)
+        second = run(cluster)
+        asked_again = links_asked(cluster)
+    assert asked == asked_again == ["a>b", "a>c", "b>a", "b>c", "c>a", "c>b"]
+    for outcome in (first, second):
+        assert outcome.profile is not None
+        assert [link.rate_bytes_per_s for link in outcome.profile.links] == [1e6] * 6
+        assert not any(link.is_assumed for link in outcome.profile.links)
+
+
+def _near_or_far(request: control_pb2.MeasureLinkRequest, *, node: str) -> control_pb2.MeasureLinkReply:
+    is_near = {node, request.target} in ({"a", "c"}, {"b", "d"})
+    return control_pb2.MeasureLinkReply(rate_bytes_per_s=1e7 if is_near else 1e5, latency_s=0.001, samples=3)
+
+
+def test_run_orders_its_owners_by_their_links() -> None:
+    """Of four owners a and c, and b and d, are near each other: the order of turns is not that of the names."""
+    agents = {name: {**HOSTS[name], "on_link": partial(_near_or_far, node=name)} for name in "abcd"}
+    with FakeCluster(*"abcd", agents=agents) as cluster:
+        outcome = run(cluster, plan_only=True)
+    assert outcome.plan is not None
+    assert [owner.node for owner in outcome.plan.course.owners] == ["a", "c", "b", "d"]
+
+
+def test_run_on_one_machine_measures_no_link_and_knows_what_they_are() -> None:
+    """Two nodes of a machine talk through its memory: nothing is asked, and every link stands in the profile."""
+    with FakeCluster("a", "b") as cluster:
+        outcome = run(cluster)
+        assert links_asked(cluster) == []
+    assert outcome.profile is not None
+    assert [(link.source, link.target, link.is_assumed) for link in outcome.profile.links] == [
+        ("a", "b", True),
+        ("b", "a", True),
+    ]
+
+
+def test_run_with_a_given_profile_measures_no_link() -> None:
+    """The profile's links are taken, whatever they are."""
+    with FakeCluster("a", "b", agents={name: HOSTS[name] for name in "ab"}) as cluster:
+        first = run(cluster)
+        asked = links_asked(cluster)
+        run(cluster, profile=first.profile)
+        assert links_asked(cluster) == asked
+
+
+def test_run_with_a_given_plan_measures_no_link_and_has_those_that_are_known() -> None:
+    """Its plan is fixed, so nothing is asked for it; its profile is complete all the same where links are known."""
+    with FakeCluster("a", "b", agents={name: HOSTS[name] for name in "ab"}) as cluster:
+        first = run(cluster)
+        asked = links_asked(cluster)
+        assert first.plan is not None
+        assert first.profile is not None
+        given = run(cluster, plan=GivenPlan(plan=first.plan))
+        cluster.server.coordinator.links = LinkCache()
+        unknown = run(cluster, plan=GivenPlan(plan=first.plan))
+        assert links_asked(cluster) == asked
+    assert given.profile is not None
+    assert given.profile.links == first.profile.links != ()
+    assert unknown.profile is not None
+    assert unknown.profile.links == ()
+
+
+def _with_transfers(agent: FakeAgent, turns: list[Turn]) -> None:
+    """Report the turns as done, and that the other node's messages came at 1 MB/s."""
+    request = agent.report(turns)
+    for index in range(LEAST_SAMPLES):
+        request.transfers.add(
+            source="b" if agent.node == "a" else "a", bytes=20_000, seconds=0.021, at_unix_s=100.0 + index
+        )
+    agent.stub.Report(request, timeout=CALL_S)
+
+
+def test_links_that_a_run_does_not_use_grow_old_beside_it() -> None:
+    """Measured at 0 min and known at 50 to a run that sends nothing over them: at 61 min they are measured anew."""
+    now_s = [0.0]
+    with FakeCluster("a", "b", agents={name: HOSTS[name] for name in "ab"}) as cluster:
+        cluster.server.coordinator.links = LinkCache(lambda: now_s[0])
+        asked = []
+        for minutes in (0, 50, 61):
+            now_s[0] = 60.0 * minutes
+            run(cluster)
+            asked.append(len(links_asked(cluster)))
+    assert asked == [2, 2, 4]
+
+
+def test_links_that_a_run_uses_stay_young() -> None:
+    """The messages of the run at 50 min showed what they are, so at 61 min nothing is measured."""
+    now_s = [0.0]
+    agents = {name: {**HOSTS[name], "on_grant": _with_transfers} for name in "ab"}
+    with FakeCluster("a", "b", agents=agents) as cluster:
+        cluster.server.coordinator.links = LinkCache(lambda: now_s[0])
+        for minutes in (0, 50, 61):
+            now_s[0] = 60.0 * minutes
+            run(cluster)
+        assert links_asked(cluster) == ["a>b", "b>a"]
+
+
+def test_links_of_a_given_profile_are_not_known_to_the_next_run() -> None:
+    """Nobody here measured them, so a run without the profile asks for its own links."""
+    links = tuple(
+        LinkFacts(source=source, target=target, rate_bytes_per_s=7e3, latency_s=9.0) for source, target in ("ab", "ba")
+    )
+    agents = {name: {**HOSTS[name], "on_grant": _with_transfers} for name in "ab"}
+    with FakeCluster("a", "b", agents=agents) as cluster:
+        run(cluster, profile=Profile(nodes=(facts("a"), facts("b")), links=links))
+        assert links_asked(cluster) == []
+        run(cluster)
+        assert links_asked(cluster) == ["a>b", "b>a"]
+
+
+class Calls:
+    """Calls to a node that note what is asked and answer at once."""
+
+    def __init__(self, node: str, answers: list[measurement.LinkAnswer]) -> None:
+        self._node, self._answers = node, answers
+
+    def measure_link(self, target: str, address: str, message_bytes: int, **_: Any) -> None:
+        """Answer with 2 MB/s."""
+        reply = control_pb2.MeasureLinkReply(rate_bytes_per_s=2e6, latency_s=0.002, samples=3)
+        self._answers.append(measurement.LinkAnswer((self._node, target), reply))
+
+
+def test_measuring_stops_at_its_budget_and_says_what_it_assumes() -> None:
+    """Eight machines have 56 links. A wave a second and a budget of 3.5 s: four waves, the other links are assumed."""
+    names = [f"n{index}" for index in range(8)]
+    members = [Member(node=name, address=f"10.0.0.{index + 1}:7000", instance="i") for index, name in enumerate(names)]
+    now_s, answers = [0.0], list[measurement.LinkAnswer]()
+    calls: Any = {name: Calls(name, answers) for name in names}
+    measuring = measurement.LinkMeasuring(
+        members,
+        calls,
+        job(),
+        MODEL,
+        cache=LinkCache(),
+        put=answers.append,
+        budget_s=3.5,
+        now_s=lambda: now_s[0],
+    )
+    measuring.go_on()
+    while not measuring.is_done:
+        now_s[0] += 0.25
+        measuring.take(answers.pop(0))
+    links = measuring.links()
+    assert len(links) == 56
+    assert sum(not link.is_assumed for link in links) == 16
+    assert {link.rate_bytes_per_s for link in links} == {2e6}
+    assert "40 of 56 links were not measured" in measuring.note
+
+
+def test_cache_ages_and_knows_addresses_and_sizes() -> None:
+    """A link is known for an hour, at the very addresses, for messages of a like size; a later one replaces it."""
+    now_s = [100.0]
+    cache = LinkCache(lambda: now_s[0])
+    addresses, size = {"a": "10.0.0.1:7000", "b": "10.0.0.2:7000"}, hidden_bytes(job(), MODEL)
+    link = LinkFacts(source="a", target="b", rate_bytes_per_s=5.0, latency_s=0.1)
+    cache.put((link,), addresses, size)
+    assert cache.find(addresses, 2 * size) == cache.find(addresses, size // 2) == (link,)
+    assert cache.find(addresses, 3 * size) == ()
+    assert cache.find({**addresses, "b": "10.0.0.9:7000"}, size) == ()
+    corrected = LinkFacts(source="a", target="b", rate_bytes_per_s=3.0, latency_s=0.1)
+    assumed = LinkFacts(source="b", target="a", rate_bytes_per_s=3.0, latency_s=0.1, is_assumed=True)
+    cache.put((corrected, assumed), addresses, size)
+    assert cache.find(addresses, size) == (corrected,)
+    now_s[0] += LONGEST_AGE_S + 1
+    assert cache.find(addresses, size) == ()
+
+
+def measure(cluster: FakeCluster, **options: Any) -> Profile:
+    """Measure the small job on the nodes that are there."""
+    changes = options.pop("changes", {})
+    with Client(cluster.server.address) as client:
+        return client.measure(job(**changes), progress=Progress(), **{"join_s": 0.5, **options})
+
+
+def test_measurement_gives_every_node_and_every_directed_link() -> None:
+    """The facts as the nodes said them, links with quartiles, and everybody is free again."""
+    with FakeCluster("a", "b", "c") as cluster:
+        found = measure(cluster)
+        assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
+        assert {state for _, state, _ in cluster.server.coordinator.members()} == {"idle"}
+    assert found.nodes == tuple(facts(name) for name in "abc")
+    assert found.links == tuple(
+        LinkFacts(
+            source=source,
+            target=target,
+            rate_bytes_per_s=1e6,
+            latency_s=0.001,
+            rate_low_bytes_per_s=9e5,
+            rate_high_bytes_per_s=1.1e6,
+        )
+        for source, target in itertools.permutations("abc", 2)
+    )
+
+
+def test_measurement_asks_all_nodes_at_once_or_those_of_a_machine_one_by_one() -> None:
+    """All three are on this machine: each has two busy neighbours, or none while it is its turn."""
+    barrier, order = threading.Barrier(3), list[str]()
+    with FakeCluster("a", "b", "c") as cluster:
+        for agent in cluster.agents.values():
+            agent.on_inspect = lambda: barrier.wait(CALL_S)
+        measure(cluster, with_links=False)
+        assert [agent.inspected.neighbours for agent in cluster.agents.values()] == [2, 2, 2]
+        for name, agent in cluster.agents.items():
+            agent.on_inspect = partial(order.append, name)
+        measure(cluster, with_links=False, one_by_one=True, is_fresh=True)
+        asked = [agent.inspected for agent in cluster.agents.values()]
+    assert order == ["a", "b", "c"]
+    assert [(one.neighbours, one.fresh, one.measure, one.measure_s > 1) for one in asked] == [(0, True, True, True)] * 3
+
+
+def test_measurement_of_links_never_has_two_pairs_on_a_machine() -> None:
+    """Messages are as long as a hidden state of the job, and no link is measured beside another one."""
+    running, most, sizes = [0], [0], set()
+    lock = threading.Lock()
+
+    def watch(request: control_pb2.MeasureLinkRequest) -> control_pb2.MeasureLinkReply:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+            sizes.add(request.message_bytes)
+        try:
+            return control_pb2.MeasureLinkReply(rate_bytes_per_s=5.0, latency_s=0.1, samples=3)
+        finally:
+            with lock:
+                running[0] -= 1
+
+    options = {name: {"on_link": watch} for name in "abcd"}
+    with FakeCluster("a", "b", "c", "d", agents=options) as cluster:
+        found = measure(cluster)
+        logs = {name: [entry for entry in agent.log if "link" in entry] for name, agent in cluster.agents.items()}
+    assert len(found.links) == 12 and most == [1]
+    assert sizes == {hidden_bytes(job(), MODEL)}
+    assert all(len(log) == 3 for log in logs.values())
+
+
+def test_measurement_lets_all_nodes_compute_and_send_at_once() -> None:
+    """After the links all three are asked at one moment, each about its successor; what a byte took is in the facts."""
+    barrier, asked = threading.Barrier(3), dict[str, str]()
+
+    def answer(request: control_pb2.MeasureLinkRequest, node: str) -> control_pb2.MeasureLinkReply:
+        if request.computing_s:
+            asked[node] = request.target
+            barrier.wait(CALL_S)
+            return control_pb2.MeasureLinkReply(computing_lost_s_per_byte=1e-9 * (1 + ord(node) - ord("a")))
+        return control_pb2.MeasureLinkReply(rate_bytes_per_s=5.0, latency_s=0.1, samples=3)
+
+    with FakeCluster(
+        "a", "b", "c", agents={name: {"on_link": partial(answer, node=name)} for name in "abc"}
+    ) as cluster:
+        found = measure(cluster)
+    assert asked == {"a": "b", "b": "c", "c": "a"}
+    assert [node.message_s_per_byte for node in found.nodes] == pytest.approx([1e-9, 2e-9, 3e-9])
+
+
+def test_measurement_without_links_asks_for_none() -> None:
+    """Neither if the user says so, nor with a single node."""
+    with FakeCluster("a", "b") as cluster:
+        assert measure(cluster, with_links=False).links == ()
+    with FakeCluster("a") as cluster:
+        assert measure(cluster).links == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"fails_at": {"inspect": DataError("no column 'text'")}}, DataError, "node b: no column"),
+        (
+            {"fails_at": {"link a": ConnectionFailedError("b -> a can't be measured")}},
+            ConnectionFailedError,
+            "b -> a can't be measured",
+        ),
+        ({"facts_changes": {"node": "x"}}, Exception, "node b sent the facts of node x"),
+    ],
+)
+def test_measurement_that_fails_names_the_node_and_frees_the_others(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """Whatever a node answers is what the user hears."""
+    with FakeCluster("a", "b", agents={"b": options}) as cluster:
+        with pytest.raises(error, match=message):
+            measure(cluster)
+        assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
+
+
+def test_measurement_refuses_nodes_with_different_models() -> None:
+    """Their times have nothing to do with each other."""
+    import dataclasses
+
+    other = dataclasses.replace(MODEL, digest="cd" * 32)
+    with (
+        FakeCluster("a", "b", agents={"b": {"facts_changes": {"model": other}}}) as cluster,
+        pytest.raises(ModelError, match="different models"),
+    ):
+        measure(cluster)
+
+
+def test_measurement_waits_for_nodes_and_says_who_came() -> None:
+    """Like a run."""
+    with FakeCluster("a") as cluster, pytest.raises(DeadlineError, match="1 have joined"):
+        measure(cluster, num_nodes=2)
+    with FakeCluster() as cluster, pytest.raises(CapacityError, match="no node has joined"):
+        measure(cluster)
+
+
+def test_measurement_gives_up_on_a_node_that_does_not_answer() -> None:
+    """The deadline of the job ends it, and names the node."""
+    go_on = threading.Event()
+    with FakeCluster("a", "b") as cluster:
+        cluster.agents["b"].on_inspect = lambda: go_on.wait(CALL_S)
+        try:
+            with pytest.raises(PeerLostError, match="node b"):
+                measure(cluster, changes={"runtime__wait_s": 2.0})
+        finally:
+            go_on.set()
+
+
+def test_measurement_ends_when_a_node_is_lost() -> None:
+    """Its lease runs out while it measures; leases of the coordinator are short here."""
+    go_on = threading.Event()
+    with FakeCluster("a", lease_s=2.0) as cluster:
+        cluster.agents["a"].on_inspect = lambda: go_on.wait(CALL_S)
+        try:
+            with pytest.raises(PeerLostError, match="node a is lost"):
+                measure(cluster, changes={"runtime__lease_s": 2.0})
+        finally:
+            go_on.set()
+
+
+def test_measurement_and_run_exclude_each_other() -> None:
+    """One at a time: a run beside it would be in its figures. Whoever submits second is told who drives."""
+    asked, go_on = threading.Event(), threading.Event()
+    with FakeCluster("a") as cluster:
+
+        def hold() -> None:
+            asked.set()
+            go_on.wait(CALL_S)
+
+        cluster.agents["a"].on_inspect = hold
+        found: list[Profile] = []
+        first = threading.Thread(target=lambda: found.append(measure(cluster)))
+        first.start()
+        assert asked.wait(CALL_S)
+        status = cluster.server.coordinator.run_status()
+        assert status is not None and status.phase == "measuring nodes"
+        with pytest.raises(BusyError, match="drives run"):
+            measure(cluster)
+        with pytest.raises(FrameError, match="is a measurement"):
+            cluster.server.coordinator.report(control_pb2.ReportRequest(run_id=status.run_id, node="a"))
+        go_on.set()
+        first.join(CALL_S)
+        assert len(found) == 1
+
+
+def test_measurement_stops_when_it_is_told_to() -> None:
+    """Calls under way are cancelled and nodes released, as when the user goes away."""
+    asked, go_on = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+    with FakeCluster("a") as cluster:
+
+        def hold() -> None:
+            asked.set()
+            go_on.wait(CALL_S)
+
+        def run() -> None:
+            try:
+                measure(cluster)
+            except InterruptedRunError as error:
+                errors.append(error)
+
+        cluster.agents["a"].on_inspect = hold
+        caller = threading.Thread(target=run)
+        caller.start()
+        assert asked.wait(CALL_S)
+        assert cluster.server.coordinator.stop("enough", CALL_S)
+        caller.join(CALL_S)
+        go_on.set()
+        assert cluster.agents["a"].released.wait(CALL_S)
+    assert [str(error) for error in errors] == ["enough"]
+
+
+def test_measurement_times_frozen_weights_as_a_run_would_hold_them() -> None:
+    """Nodes are asked what they can do first: one that does not multiply bfloat16 lets all widen."""
+    with FakeCluster("a", "b", agents={"a": {"facts_changes": {"fast_bfloat16": True}}}) as cluster:
+        measure(cluster, changes={"runtime__frozen": "int8"})
+        asked = [agent.inspected for agent in cluster.agents.values()]
+        assert [(each.measure, each.frozen_dtype, each.frozen_native) for each in asked] == [(True, "int8", False)] * 2
+        measure(cluster)
+        assert [agent.inspected.frozen_dtype for agent in cluster.agents.values()] == ["", ""]

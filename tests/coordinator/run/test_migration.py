@@ -1,0 +1,335 @@
+"""A run looks for another placement when the pace of its nodes has changed, and says what it found."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from coordinator.planner.replan import Replanned
+from coordinator.run import migration
+from coordinator.run.migration import FIRST_MOVE_S, Considered, Replanning
+from ringtune.costs.links import RecordedLinks
+from ringtune.costs.profile import LinkFacts, Profile
+from ringtune.errors import PlanError
+from ringtune.job.job import Job, parse_job
+from ringtune.run_control import rounds
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Turn, turn_sequence
+from tests.support.plans import changed, make_plan
+from tests.support.profiles import all_pairs, profile_of
+
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=20, local_iterations=2, method="all")
+TURN: Turn = next(turn for turn in turn_sequence(PLAN.course) if turn.first_step)
+OTHER = changed(PLAN, slices=(("a", 0, 3), ("b", 3, 4))).placement
+COMPARED = "compared with earlier turns of the same work"
+
+
+def job_of(**changes: object) -> Job:
+    """Any job: what counts of it is ``[placement]``."""
+    wanted = parse_job('[model]\npath = "model"', source="test")
+    return wanted.with_overrides({name.replace("__", "."): value for name, value in changes.items()})
+
+
+def measured(*, assumed: bool = False) -> Profile:
+    """The plan's nodes with measured links, or assumed ones."""
+    profile = profile_of(PLAN, links=all_pairs(PLAN.nodes, 1e8, 1e-3))
+    links = tuple(dataclasses.replace(link, is_assumed=assumed) for link in profile.links)
+    return dataclasses.replace(profile, links=links)
+
+
+class FewBooks:
+    """What replanning needs of the books of a run."""
+
+    def __init__(self, end_step: int = 0) -> None:
+        self.end_step = end_step
+        self.links = RecordedLinks()
+
+
+def moved(seconds: float, part: Plan = PLAN, *, placement_number: int = 0, problem: str = "") -> rounds.LogMove:
+    """What the state machine logs of a move."""
+    return rounds.LogMove(
+        TURN.end_step, placement_number or part.placement.placement_number, part, seconds, (), problem
+    )
+
+
+class Run:
+    """A run's part in replanning: what came into its queue, and what the user was told."""
+
+    def __init__(
+        self, *, job: Job | None = None, plan: Plan = PLAN, placement_number: int = 0, assumed: bool = False
+    ) -> None:
+        self.answers: queue.Queue[Considered] = queue.Queue()
+        self.notes: list[str] = []
+        self.replanning = Replanning(
+            plan,
+            plan.at(placement_number),
+            job or job_of(),
+            measured(assumed=assumed),
+            put=self.answers.put,
+            note=self.notes.append,
+        )
+
+    def consider(
+        self,
+        changed_nodes: dict[str, float],
+        *,
+        links: dict[tuple[str, str], float] | None = None,
+        part: Plan = PLAN,
+        end_step: int = 0,
+        living: Sequence[str] = "ab",
+    ) -> None:
+        """Look for a placement after these nodes and links have changed, with turns granted up to this step."""
+        pace: Any = self.replanning.pace
+        pace.changed = lambda: changed_nodes
+        pace.links.changed = lambda: links or {}
+        books = FewBooks(end_step)
+        self.replanning.turn_done(part, TURN, books, prepare_s=1.0, living=frozenset(living))
+
+    def take(self, living: Sequence[str] = "ab") -> rounds.Replanned | None:
+        """Take what was found."""
+        return self.replanning.take(self.answers.get(timeout=20), frozenset(living))
+
+
+def found(
+    patch: pytest.MonkeyPatch, stays_s: float, moves_s: float, *, step: int = TURN.end_step, nodes: str = "ab"
+) -> list[float]:
+    """Let the planner find the other placement with these seconds; the list gets the costs that it was told."""
+    costs: list[float] = []
+    wanted = (step, set(nodes))
+
+    def planned(part: Plan, job: Job, profile: Profile, *, step: int, move_s: float, **more: object) -> Replanned:
+        assert (step, set(profile.by_name)) == wanted
+        costs.append(move_s)
+        return Replanned(OTHER, "the other one", stays_s, moves_s, move_s)
+
+    patch.setattr(migration, "replanned", planned)
+    return costs
+
+
+def test_replanning_tells_who_changed_and_moves_where_that_gains_more_than_it_costs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The state machine gets the placement with both numbers; they are told too."""
+    costs, run = found(monkeypatch, 60.0, 40.0), Run()
+    run.consider({"b": 2.0})
+    answer = run.take()
+    assert answer == rounds.Replanned(OTHER, 60.0, 40.0, FIRST_MOVE_S)
+    assert costs == [FIRST_MOVE_S]
+    assert (
+        run.notes[0]
+        == "after step 4 actions of nodes take, compared with earlier turns of the same work: b 2.00 times as long"
+    )
+    assert run.notes[1].startswith("the run is to move: the other one: gains 20") and "costs 5" in run.notes[1]
+
+
+def test_replanning_looks_for_a_placement_when_a_link_has_changed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told which, once, and again when it changes anew or a node does."""
+    _, run = found(monkeypatch, 60.0, 58.0), Run()
+    run.consider({}, links={("a", "b"): 4.0})
+    assert run.take() is None
+    assert (
+        run.notes[0]
+        == "after step 4 messages take, compared with earlier turns of the same work: a to b 4.00 times as long"
+    )
+    run.consider({}, links={("a", "b"): 4.1})
+    assert len(run.notes) == 2
+    run.consider({"b": 2.0}, links={("a", "b"): 4.1})
+    assert run.take() is None
+    assert [note.split(", ")[0] for note in run.notes[2:4]] == [
+        "after step 4 actions of nodes take",
+        "after step 4 messages take",
+    ]
+
+
+def test_replanning_stays_where_the_gain_is_less_than_the_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told, with both numbers, and not looked for again until nodes change anew."""
+    found(monkeypatch, 60.0, 58.0)
+    run = Run()
+    run.consider({"b": 2.0})
+    assert run.take() is None
+    assert run.notes[-1].startswith("the run stays on its placement: the other one: gains 2")
+    run.consider({"b": 2.1})
+    assert len(run.notes) == 2
+    run.consider({"b": 4.0})
+    assert run.take() is None
+    assert len(run.notes) == 4
+
+
+def test_replanning_after_a_move_watches_anew_and_knows_what_a_move_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds of the last move count from then on."""
+    costs, run = found(monkeypatch, 60.0, 40.0), Run()
+    run.consider({"b": 2.0})
+    run.take()
+    first = run.replanning.pace
+    assert run.replanning.moved(moved(7.5)) is run.replanning.pace is not first
+    run.consider({"a": 3.0})
+    run.answers.get(timeout=20)
+    assert costs == [FIRST_MOVE_S, 7.5]
+
+
+def test_replanning_follows_what_the_losses_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``placement.follow`` a placement is looked for when another block trains, once for each decision."""
+    costs = found(monkeypatch, 60.0, 40.0)
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=20, local_iterations=2, unfreeze="auto")
+    decided = dataclasses.replace(TURN, unfreeze_at=(2,))
+    for follow, looked in (("never", 0), ("auto", 1)):
+        run = Run(plan=plan, job=job_of(placement__follow=follow))
+        for turn in (TURN, decided, decided):
+            run.replanning.turn_done(plan, turn, FewBooks(), prepare_s=9.0, living=frozenset("ab"))
+            if turn is decided and looked and run.replanning._is_thinking:
+                assert run.take() is not None
+        assert costs == [9.0] * looked
+
+
+def test_replanning_that_finds_nothing_leaves_the_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other placement fits, or looking for one fails."""
+
+    def fails(*arguments: object, **options: object) -> Replanned:
+        raise PlanError("a link is missing")
+
+    monkeypatch.setattr(migration, "replanned", fails)
+    run = Run()
+    run.consider({"b": 2.0})
+    assert run.take() is None
+    assert run.notes[-1] == "no other placement was found: a link is missing; the run stays on its own"
+    monkeypatch.setattr(migration, "replanned", lambda *arguments, **options: None)
+    run.consider({"b": 4.0})
+    assert run.take() is None
+    assert run.notes[-1] == "there is no other placement that fits the nodes; the run stays on its own"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Run(job=job_of(placement__replan="never")),
+        Run(assumed=True),
+        Run(plan=make_plan([("a", 0, 4)], ["a"])),
+        Run(plan=changed(PLAN, method=make_plan([("a", 0, 4)], ["a"], method="pipeadapter").course.method)),
+    ],
+    ids=["never", "assumed links", "one node", "stale weights"],
+)
+def test_run_that_stays_anyway_is_not_watched(run: Run) -> None:
+    """Nothing is watched where the job says so, links were assumed, or the course can't move."""
+    assert run.replanning.pace is None
+    run.replanning.turn_done(PLAN, TURN, FewBooks(), prepare_s=1.0, living=frozenset("ab"))
+    assert run.replanning.moved(moved(1.0)) is None
+    assert run.notes == []
+
+
+def test_resumed_run_is_watched_once_its_last_placement_holds() -> None:
+    """Where another one is to come, the plan says when the run moves; after it a slow board is worth a move again."""
+    plan = PLAN.extended(OTHER, first_turn=1)
+    assert Run(plan=plan).replanning.pace is None
+    assert Run(plan=plan, placement_number=1).replanning.pace is not None
+
+
+def test_run_is_watched_once_it_has_tried_all_moves_of_its_plan() -> None:
+    """Whether the last of them was made or failed: no other one is to come."""
+    plan = PLAN.extended(OTHER, first_turn=1).extended(PLAN.placement, first_turn=2)
+    for last in (moved(2.0, plan.at(2)), moved(2.0, plan.at(1), placement_number=2, problem="node b has no room")):
+        run = Run(plan=plan)
+        assert run.replanning.moved(moved(2.0, plan.at(1))) is None
+        assert run.replanning.moved(last) is run.replanning.pace is not None
+
+
+def test_replanning_counts_the_steps_that_could_be_done_on_another_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns that are granted are done where the run is; where no other is left nothing is looked for."""
+    found(monkeypatch, 60.0, 40.0, step=10)
+    run = Run()
+    run.consider({"b": 2.0}, end_step=9)
+    assert run.take() is not None
+    run.consider({"b": 4.0}, end_step=19)
+    assert run.answers.empty() and len(run.notes) == 2
+
+
+def test_replanning_leaves_lost_nodes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that the placement does not need may be lost, before the search or while it goes on."""
+    found(monkeypatch, 60.0, 40.0, nodes="a")
+    run = Run()
+    run.consider({"a": 2.0}, living="a")
+    assert run.take("a") is None
+    assert run.notes[-1].endswith("as predicted from the newest turns, and node b is lost")
+
+
+def test_replanning_forgets_what_it_looked_for_before_a_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was judged beside a placement that the run has no longer, with times of a node that is lost."""
+    found(monkeypatch, 60.0, 40.0)
+    run = Run()
+    run.consider({"b": 2.0})
+    plan = PLAN.extended(OTHER, first_turn=1, placement_number=3)
+    told = len(run.notes)
+    recovered = rounds.LogRecovery(2, ("c",), plan, plan.at(3), 9.0, ())
+    assert run.replanning.recovered(recovered) is run.replanning.pace is not None
+    assert run.take() is None and len(run.notes) == told
+    assert not run.replanning._is_thinking and run.replanning._move_s == 0.0
+
+
+def comer() -> tuple[Any, list[LinkFacts]]:
+    """A third node, with its links to the others."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 3), ("c", 3, 4)], ["a"], num_steps=20, local_iterations=2, method="all")
+    profile = profile_of(plan, links=all_pairs(plan.nodes, 1e8, 1e-3))
+    return profile.by_name["c"], [link for link in profile.links if "c" in (link.source, link.target)]
+
+
+def test_replanning_looks_once_for_a_placement_with_a_node_that_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the next turn, without any other change; both numbers are told, and who it was for."""
+    found(monkeypatch, 60.0, 40.0, nodes="abc")
+    run = Run()
+    assert run.replanning.why_closed == ""
+    facts, links = comer()
+    run.replanning.joined(facts, links, looks=True)
+    run.consider({}, living="abc")
+    assert run.take("abc") == rounds.Replanned(OTHER, 60.0, 40.0, FIRST_MOVE_S)
+    assert run.notes[-1].startswith("with node c: the run is to move: the other one: gains 20")
+    run.consider({}, living="abc")
+    assert run.answers.empty() and not run.replanning._is_thinking
+
+
+def test_replanning_leaves_a_comer_where_it_does_not_pay_and_counts_on_it_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next search, for another reason, has it too; one that was lost meanwhile is in none."""
+    found(monkeypatch, 60.0, 58.0, nodes="abc")
+    run = Run()
+    run.replanning.joined(*comer(), looks=True)
+    run.consider({}, living="abc")
+    assert run.take("abc") is None
+    assert run.notes[-1].startswith("with node c: the run stays on its placement: the other one: gains 2")
+    run.consider({"b": 2.0}, living="abc")
+    assert run.take("abc") is None
+    found(monkeypatch, 60.0, 58.0)
+    run.consider({"b": 4.0}, living="ab")
+    assert run.take("ab") is None
+
+
+def test_replanning_has_a_node_that_came_back_with_its_new_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of what was known of it; nobody looks for its sake where the run has waited for it."""
+    run = Run()
+    before = run.replanning.profile.by_name["b"]
+    now = dataclasses.replace(before, memory_bytes=before.memory_bytes + 1)
+    links = [link for link in run.replanning.profile.links if "b" in (link.source, link.target)]
+    run.replanning.joined(now, links, looks=False)
+    assert run.replanning.profile.by_name["b"] == now
+    assert len(run.replanning.profile.links) == 2
+    run.consider({})
+    assert run.answers.empty() and not run.replanning._is_thinking
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"assumed": True}, "its nodes share a machine"),
+        ({"job": job_of(placement__replan="never")}, "placement.replan is 'never'"),
+        (
+            {"plan": make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], method="pipeadapter")},
+            "the run stays on its placement",
+        ),
+    ],
+)
+def test_replanning_says_why_nobody_may_join(values: dict[str, Any], why: str) -> None:
+    """As for boards that change their pace."""
+    assert Run(**values).replanning.why_closed.startswith(why)

@@ -1,0 +1,248 @@
+"""What a failed call to a node means."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from coordinator.run import node_client as file_calls
+from coordinator.run.node_client import AgentCalls, node_error
+from ringtune.errors import DataError, DeadlineError, PeerLostError, RingTuneError
+from ringtune.schedule.turns import turn_sequence
+from ringtune.storage.chunks import CHUNK_BYTES, cut_pieces
+from ringtune.storage.pieces import Pieces
+from ringtune.transport.channels import Server
+from ringtune.transport.retry import RETRY_S
+from ringtune.transport.status import abort, status_of_error
+from ringtune.v1 import control_pb2, control_pb2_grpc
+from tests.support.plans import make_plan
+
+WAIT_S = 30.0
+TURNS = tuple(turn_sequence(make_plan([("a", 0, 4)], ["a"]).course))
+
+
+class Node(control_pb2_grpc.AgentServicer):
+    """Answers each grant as it is told; ``None`` = well."""
+
+    def __init__(self, answers: Sequence[grpc.StatusCode | RingTuneError | None]) -> None:
+        self._answers = iter(answers)
+        self.loaded = 0
+        self.grants: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+        self.moves: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def Grant(self, request: control_pb2.GrantRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
+        """Answer, and remember which turns came."""
+        self.grants.put([turn.index for turn in request.turns])
+        answer = next(self._answers, grpc.StatusCode.UNAVAILABLE)
+        if isinstance(answer, grpc.StatusCode):
+            context.abort(answer, "the network is away")
+        if isinstance(answer, RingTuneError):
+            abort(context, answer)
+        return control_pb2.Empty()
+
+    def Move(self, request: control_pb2.MoveRequest, context: grpc.ServicerContext) -> control_pb2.MoveReply:
+        """Remember where to; a move to placement 1 waits until the test ends or it is called off."""
+        self.moves.put(request.prepare.placement_number)
+        if request.prepare.placement_number == 1:
+            called_off = threading.Event()
+            context.add_callback(called_off.set)
+            called_off.wait(WAIT_S)
+        return control_pb2.MoveReply()
+
+    def FetchAhead(
+        self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext
+    ) -> control_pb2.FetchAheadReply:
+        """Fetch 9 bytes for placement 2, nothing for placement 3, and for placement 1 until it is called off."""
+        if request.placement_number == 1:
+            called_off = threading.Event()
+            context.add_callback(called_off.set)
+            self.moves.put(0)
+            called_off.wait(WAIT_S)
+            self.moves.put(1)
+        if request.placement_number == 3:
+            abort(context, DataError("no room on its disk"))
+        return control_pb2.FetchAheadReply(fetched_bytes=9)
+
+    def Collect(
+        self, request: control_pb2.CollectRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.FileChunk]:
+        """Send a file of three messages, if it may take as long as it does."""
+        left_s = context.time_remaining()
+        name = "totals.json" if left_s is None or left_s > 1e6 else "too_late"
+        yield from cut_pieces(name, [bytes(3 * CHUNK_BYTES)])
+
+    def Load(
+        self, request_iterator: Iterator[control_pb2.LoadChunk], context: grpc.ServicerContext
+    ) -> control_pb2.Empty:
+        """Take all messages, if that may take as long as it does."""
+        left_s = context.time_remaining()
+        self.loaded = sum(len(message.file.chunk) for message in request_iterator)
+        if left_s is not None and left_s < 1e6:
+            abort(context, DeadlineError("it has a deadline"))
+        return control_pb2.Empty()
+
+    def Prepare(self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext) -> control_pb2.PrepareReply:
+        """Host nothing."""
+        return control_pb2.PrepareReply(hosted_bytes=7)
+
+
+def wait_for(event: threading.Event) -> None:
+    """Wait until somebody sets the event."""
+    event.wait(WAIT_S)
+
+
+@contextmanager
+def calls_to(node: Node, *, lease_s: float) -> Iterator[tuple[AgentCalls, Callable[[], RingTuneError]]]:
+    """Calls to a node, and its first failure."""
+    failures: queue.SimpleQueue[RingTuneError] = queue.SimpleQueue()
+    server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_AgentServicer_to_server(node, made))
+    calls = AgentCalls("pi", server.address, "r", lease_s=lease_s, on_failure=lambda _, error: failures.put(error))
+    try:
+        yield calls, lambda: failures.get(timeout=WAIT_S)
+    finally:
+        calls.close()
+        server.stop(0.0)
+
+
+def test_result_may_take_as_long_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call has no deadline of its own: whoever waits hears of each message, and gives up when none comes."""
+    monkeypatch.setattr(file_calls, "_PROGRESS_S", 0.0)
+    heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with calls_to(Node([]), lease_s=60.0) as (calls, _):
+        calls.collect(
+            tmp_path,
+            with_head=False,
+            with_private=False,
+            max_bytes=4 * CHUNK_BYTES,
+            on_result=lambda files: heard.put(f"{files['totals.json'].size_bytes}"),
+            on_progress=lambda: heard.put("progress"),
+        )
+        found = [heard.get(timeout=WAIT_S) for _ in range(4)]
+    assert found == ["progress"] * 3 + [f"{3 * CHUNK_BYTES}"]
+
+
+def test_saved_result_may_take_as_long_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, on the way to a node."""
+    monkeypatch.setattr(file_calls, "_PROGRESS_S", 0.0)
+    node, heard = Node([]), queue.SimpleQueue[str]()
+    with calls_to(node, lease_s=60.0) as (calls, _):
+        calls.prepare(
+            "{}",
+            "",
+            {},
+            timeout_s=WAIT_S,
+            saved={"adapter.safetensors": Pieces.of(bytes(3 * CHUNK_BYTES))},
+            on_result=lambda hosted_bytes: heard.put(f"{hosted_bytes}"),
+            on_progress=lambda: heard.put("progress"),
+        )
+        found = [heard.get(timeout=WAIT_S) for _ in range(4)]
+    assert found == ["progress"] * 3 + ["7"]
+    assert node.loaded == 3 * CHUNK_BYTES
+
+
+def test_node_fetches_ahead_beside_all_other_calls() -> None:
+    """Grants do not wait for it, and whoever asks for something else, or closes, calls it off."""
+    node, heard = Node([None]), queue.SimpleQueue[int | str]()
+
+    def ask(placement_number: int) -> None:
+        request = control_pb2.PrepareRequest(placement_number=placement_number)
+        calls.fetch_ahead(request, timeout_s=WAIT_S, on_result=heard.put, on_failed=lambda error: heard.put(str(error)))
+
+    with calls_to(node, lease_s=60.0) as (calls, _):
+        ask(1)
+        assert node.moves.get(timeout=WAIT_S) == 0
+        calls.grant(TURNS[:1])
+        assert node.grants.get(timeout=WAIT_S) == [0]
+        ask(2)
+        assert (node.moves.get(timeout=WAIT_S), heard.get(timeout=WAIT_S)) == (1, 9)
+        ask(3)
+        assert heard.get(timeout=WAIT_S) == "node pi: no room on its disk"
+        ask(1)
+    assert heard.empty()  # who closes does not want to hear of it
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_node_moves_elsewhere_instead_at_once(*, has_begun: bool) -> None:
+    """A move that the node has not heard of yet is never asked for, and one that it works on is called off."""
+    node, heard, free = Node([]), queue.SimpleQueue[int](), threading.Event()
+    with calls_to(node, lease_s=60.0) as (calls, _):
+
+        def move(placement_number: int) -> None:
+            request = control_pb2.MoveRequest(prepare=control_pb2.PrepareRequest(placement_number=placement_number))
+            calls.move(
+                request,
+                timeout_s=10 * WAIT_S,
+                on_result=lambda _: heard.put(placement_number),
+                on_failed=lambda error: heard.put(-1),
+            )
+
+        # another call of this node is under way, so that moves wait for their turn
+        calls.prepare("{}", "", {}, timeout_s=WAIT_S, on_result=lambda _: wait_for(free))
+        if has_begun:
+            free.set()
+        move(1)
+        began = [node.moves.get(timeout=WAIT_S)] if has_begun else []
+        move(0)
+        free.set()
+        assert heard.get(timeout=WAIT_S) == 0
+        assert [*began, node.moves.get(timeout=WAIT_S)] == ([1, 0] if has_begun else [0])
+
+
+def test_grant_is_given_again_while_a_node_is_silent_and_stays_in_order() -> None:
+    """A network that was away for two calls costs no run; the next grant comes after the one that was repeated."""
+    away = grpc.StatusCode.UNAVAILABLE
+    node = Node([away, grpc.StatusCode.DEADLINE_EXCEEDED, None, None])
+    with calls_to(node, lease_s=60.0) as (calls, _):
+        calls.grant(TURNS[:2])
+        calls.grant(TURNS[2:3])
+        assert [node.grants.get(timeout=WAIT_S) for _ in range(4)] == [[0, 1], [0, 1], [0, 1], [2]]
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_grant_to_a_node_that_stays_silent_fails_after_the_lease() -> None:
+    """As long as heartbeats may be missing and no longer; the node is named."""
+    node = Node([])
+    with calls_to(node, lease_s=2.0) as (calls, failure):
+        calls.grant(TURNS)
+        assert type(error := failure()) is PeerLostError
+        assert "node pi at 127.0.0.1" in str(error)
+    assert 2 <= node.grants.qsize() <= 1 + 2.0 / RETRY_S
+
+
+def test_grant_that_the_node_refuses_is_not_repeated() -> None:
+    """What the node itself says is its answer."""
+    node = Node([DataError("train.csv has no rows")])
+    with calls_to(node, lease_s=60.0) as (calls, failure):
+        calls.grant(TURNS)
+        assert type(failure()) is DataError
+    assert node.grants.qsize() == 1
+
+
+@pytest.mark.parametrize("status", ["UNAVAILABLE", "DEADLINE_EXCEEDED"])
+def test_node_error_of_silence_is_a_lost_node(status: str) -> None:
+    """If the node itself said nothing, it is lost; the name and address are in the message."""
+    error = node_error(status, "socket closed", node="pi", address="10.0.0.2:1")
+    assert type(error) is PeerLostError
+    assert "node pi at 10.0.0.2:1" in str(error)
+
+
+def test_node_error_keeps_what_the_node_said() -> None:
+    """The node's own error keeps its class, and its name is added if it is missing."""
+    said = status_of_error(DataError("train.csv has no rows"))
+    error = node_error(said.name, said.details, node="pi", address="x:1")
+    assert type(error) is DataError
+    assert str(error) == "node pi: train.csv has no rows"
+    waited = status_of_error(DeadlineError("node pi waited for b"))
+    assert type(node_error(waited.name, waited.details, node="pi", address="x:1")) is DeadlineError
+
+
+def test_node_error_names_its_node_though_a_path_has_the_same_letters() -> None:
+    """A path that contains the node's name does not say which node it is."""
+    said = status_of_error(DataError("/data/pi/train.csv has no rows"))
+    assert str(node_error(said.name, said.details, node="pi", address="x:1")).startswith("node pi: ")

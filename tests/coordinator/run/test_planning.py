@@ -1,0 +1,218 @@
+"""Planning of a run: what is refused before nodes measure, and a run that is watched and stopped meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from coordinator.client.submit import Client
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.limits import Choices
+from coordinator.planner.make_plan import make_plan
+from coordinator.planner.planned import Planned
+from coordinator.run import planning
+from coordinator.run.planning import FirstLook, Looked, check_waits
+from coordinator.run.requests import RunRequest
+from coordinator.screen.progress import Progress
+from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.errors import CapacityError, DeadlineError, InterruptedRunError, PeerLostError, PlanError
+from ringtune.job.job import Job
+from ringtune.schedule.plan import Plan
+from tests.coordinator.planner.test_replicas import boards, job_of
+from tests.support.fake_agents import CALL_S, NO_TIMES, FakeCluster, facts, job
+
+WHOLE: Any = {"train__batch_size": 8, "train__microbatches": 1}
+
+
+def nodes(**changes: Any) -> dict[str, NodeFacts]:
+    """Two nodes that were not measured."""
+    return {name: facts(name, **NO_TIMES, **changes) for name in "ab"}
+
+
+def looked(job: Job, members: dict[str, NodeFacts], **options: Any) -> Looked:
+    """What the look at these nodes says."""
+    verdicts: queue.SimpleQueue[Looked] = queue.SimpleQueue()
+    request = RunRequest(job=job, plan_only=False, num_nodes=2, join_s=1.0, **options)
+    look = FirstLook(request, tuple(members), verdicts.put)
+    for node in members.values():
+        look.take(node)
+    return verdicts.get(timeout=CALL_S)
+
+
+def between(wanted: Job, microbatches: int) -> dict[str, NodeFacts]:
+    """Nodes on which the job fits with so many micro-batches, but not with its own number."""
+    least, own = (
+        max(make_plan(wanted, nodes(), microbatches=numbers).memory_bytes.values()) for numbers in ((microbatches,), ())
+    )
+    assert least < own
+    small = nodes(memory_bytes=least)
+    with pytest.raises(CapacityError):
+        make_plan(wanted, small)
+    return small
+
+
+def test_look_refuses_a_job_that_no_plan_fits() -> None:
+    """With the error of the planner itself."""
+    small = nodes(memory_bytes=10)
+    with pytest.raises(CapacityError) as refused:
+        make_plan(job(), small)
+    error = looked(job(), small).error
+    assert (type(error), str(error)) == (CapacityError, str(refused.value))
+
+
+def test_look_lets_a_job_pass_that_fits_with_a_number_of_microbatches_that_may_be_chosen() -> None:
+    """A batch of eight rows fits only in parts: with ``--microbatches`` the nodes measure, without it is refused."""
+    wanted = job(**WHOLE)
+    small = between(wanted, 8)
+    assert isinstance(looked(wanted, small).error, CapacityError)
+    assert looked(wanted, small, choices=Choices(microbatches=(1, 2, 4, 8))).error is None
+
+
+def test_look_judges_the_given_plan() -> None:
+    """A plan with eight micro-batches fits although the job's one would not; a plan of another job is refused."""
+    wanted = job(**WHOLE)
+    small = between(wanted, 8)
+    given = GivenPlan(plan=make_plan(wanted, small, microbatches=(8,)).plan)
+    assert looked(wanted, small, plan=given).error is None
+    assert isinstance(looked(wanted.with_overrides({"train.seed": 3}), small, plan=given).error, PlanError)
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_look_leaves_the_nodes_half_of_the_wait_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers came 6 s into a wait of 20 s: the look takes 7 s at most; one that is cut refuses nothing."""
+    seconds: list[float] = []
+
+    def slow(*_: Any, **options: Any) -> Planned:
+        seconds.append(options["effort"].seconds)
+        raise DeadlineError("planning found nothing in time")
+
+    monkeypatch.setattr(planning, "make_plan", slow)
+    now_s, verdicts = [100.0], queue.SimpleQueue[Looked]()
+    for plan_s in (60.0, 2.0):
+        wanted = job(runtime__wait_s=20.0, runtime__plan_s=plan_s)
+        request = RunRequest(job=wanted, plan_only=False, num_nodes=1, join_s=1.0)
+        look = FirstLook(request, ("a",), verdicts.put, now_s=lambda: now_s[0])
+        now_s[0] += 6.0
+        look.take(facts("a", **NO_TIMES))
+        assert verdicts.get(timeout=CALL_S).error is None
+    assert seconds == [7.0, 2.0]
+
+
+class SlowPlanner:
+    """Plans when it is let go on; sees when nobody waits for its plan any more."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end, self.ended = threading.Event(), threading.Event(), threading.Event()
+        self.was_cancelled = False
+
+    def __call__(self, *args: Any, **options: Any) -> Planned:
+        """Wait, then plan as ever; the look before anything is measured, which has no links, goes on at once."""
+        if not options["links"]:
+            return make_plan(*args, **options)
+        self.began.set()
+        self.may_end.wait(4 * CALL_S)
+        self.was_cancelled = options["effort"].is_cancelled()
+        self.ended.set()
+        return make_plan(*args, **options)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowPlanner]:
+    """A planner in the place of the real one."""
+    planner = SlowPlanner()
+    monkeypatch.setattr(planning, "make_plan", planner)
+    yield planner
+    planner.may_end.set()
+    assert not planner.began.is_set() or planner.ended.wait(CALL_S)
+
+
+def test_run_is_stopped_while_it_is_planned(slow: SlowPlanner) -> None:
+    """A Ctrl-C ends the run at once, and the planner hears that nobody waits for it."""
+    with FakeCluster("a", "b") as cluster:
+        run = cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=2, join_s=CALL_S))
+        assert slow.began.wait(CALL_S)
+        with Client(cluster.server.address) as client:
+            status = client.status()
+        assert (status.run.phase, [node.state for node in status.nodes]) == ("planning", ["running", "running"])
+        run.drain("Ctrl-C")
+        assert run.join(CALL_S)
+        assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
+        slow.may_end.set()
+        assert slow.ended.wait(CALL_S) and slow.was_cancelled
+    assert run.board.read().message.startswith("Ctrl-C")
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_run_loses_a_node_while_it_is_planned(slow: SlowPlanner) -> None:
+    """A node that fails during planning is named at once, not after the plan."""
+    with FakeCluster("a", "b") as cluster:
+        run = cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=2, join_s=CALL_S))
+        assert slow.began.wait(CALL_S)
+        run.node_failed("b", PeerLostError("node b is gone"))
+        assert run.join(CALL_S)
+    assert run.board.read().message == "node b is gone"
+
+
+def test_run_says_that_the_clock_cut_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The submitter hears what a plan that was cut means."""
+
+    def cut(*args: Any, **options: Any) -> Planned:
+        made = make_plan(*args, **options)
+        assert made.choice is not None
+        return dataclasses.replace(made, choice=dataclasses.replace(made.choice, cut_after_s=60.0))
+
+    class Notes(Progress):
+        def __init__(self) -> None:
+            self.texts: list[str] = []
+
+        def note(self, text: str) -> None:
+            self.texts.append(text)
+
+    monkeypatch.setattr(planning, "make_plan", cut)
+    notes = Notes()
+    with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
+        client.run(RunRequest(job=job(), num_nodes=2), progress=notes, folder=None)
+    assert [text for text in notes.texts if text.startswith("planning was cut after 60 s")]
+
+
+def test_given_up_planning_raises() -> None:
+    """The planner itself ends where it would look at its clock."""
+    from coordinator.planner.limits import Effort
+    from tests.support.fake_agents import facts
+
+    members = {name: facts(name) for name in "ab"}
+    with pytest.raises(InterruptedRunError, match="given up"):
+        make_plan(job(), members, effort=Effort(is_cancelled=lambda: True))
+
+
+def planned(rate: float, **changes: object) -> tuple[Job, Plan, Profile]:
+    """A plan for three boards, and their profile with links of another rate."""
+    job = job_of(placement__replicas="never", **changes)
+    facts, links = boards((1, 1, 1))
+    found = make_plan(job, facts, links=links)
+    slow = tuple(dataclasses.replace(link, rate_bytes_per_s=rate) for link in links)
+    return job, found.plan, Profile(nodes=tuple(facts.values()), links=slow)
+
+
+def test_waits_are_long_enough_for_links_of_a_common_rate() -> None:
+    """1 Mbit/s and the default of five minutes."""
+    check_waits(*planned(125e3))
+
+
+def test_waits_that_a_message_outlasts_are_refused() -> None:
+    """Both times and the link are named; a longer wait is a remedy, and so are smaller messages."""
+    with pytest.raises(PlanError, match=r"from n\d to n\d \(0.008 Mbit/s\), but nodes wait for .*wait_s = 300 s"):
+        check_waits(*planned(1e3))
+    check_waits(*planned(1e3, runtime__wait_s=100_000))
+
+
+def test_waits_at_links_that_nobody_measured_are_not_judged() -> None:
+    """What is assumed of them may be far from the truth."""
+    job, plan, profile = planned(1e3)
+    links = tuple(dataclasses.replace(link, is_assumed=True) for link in profile.links)
+    check_waits(job, plan, dataclasses.replace(profile, links=links))

@@ -1,0 +1,316 @@
+"""A run that fails, over real gRPC with agents that need no torch: its error, its end, and nobody left waiting."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.client.submit import Client
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.make_plan import make_plan
+from coordinator.run import node_client as file_calls
+from coordinator.run.node_client import Reported
+from coordinator.run.requests import RunRequest
+from coordinator.run.run_driver import RunDriver
+from coordinator.screen.progress import Progress
+from ringtune.errors import (
+    CapacityError,
+    DataError,
+    DeadlineError,
+    IntegrityError,
+    JobError,
+    ModelError,
+    PeerLostError,
+    RingTuneError,
+    StorageError,
+)
+from ringtune.run_control import rounds
+from ringtune.schedule.turns import Turn
+from ringtune.techniques.offload import helped
+from ringtune.v1 import control_pb2
+from tests.support.fake_agents import CALL_S, MODEL, NO_TIMES, FakeAgent, FakeCluster, job
+from tests.support.fake_agents import facts as fake_facts
+from tests.support.fake_runs import run
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_run_that_can_not_fit_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    """Train and plan refuse with the same two numbers; a measurement of such a job would itself use up the memory."""
+    little = {"facts_changes": {"memory_bytes": 1500, "activation_token_bytes": 250}}
+    with FakeCluster("a", "b", agents={"a": little, "b": little}) as cluster:
+        with pytest.raises(CapacityError) as refused:
+            run(cluster)
+        asked = [agent.inspected.measure for agent in cluster.agents.values()]
+        facts = {name: fake_facts(name, memory_bytes=1500, **NO_TIMES) for name in ("a", "b")}
+        with pytest.raises(CapacityError) as planned:
+            make_plan(job(), facts)
+    assert asked == [False, False]
+    assert str(refused.value) == str(planned.value)
+
+
+def test_run_whose_state_has_no_room_on_a_disk_is_refused_before_anything_is_measured() -> None:
+    """The timing of a checkpoint would fill the disk, and refuse the run without the numbers."""
+    little = {"facts_changes": {"state_free_bytes": 100}}
+    with FakeCluster("a", "b", agents={"a": little, "b": little}) as cluster:
+        with pytest.raises(StorageError, match=r"node a needs 500 B in its folder for state .* but 100 B are free"):
+            run(cluster, train__method="hift", hift__state="disk")
+        asked = [agent.inspected.measure for agent in cluster.agents.values()]
+    assert asked == [False, False]
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_run_that_fails_with_text_that_can_not_be_encoded_ends_for_its_submitter() -> None:
+    """Half an emoji in a label is valid JSON; the error that names it is escaped, and the submitter hears it."""
+    other = {"facts_changes": {"labels": ("\ud83d", "pos")}}
+    with FakeCluster("a", "b", agents={"b": other}) as cluster, pytest.raises(DataError, match="ud83d"):
+        run(cluster, data__labels=["neg", "pos"])
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_run_whose_last_files_fail_by_a_bug_ends_for_its_submitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last event comes all the same, and says what failed."""
+    finish = RunDriver._finish_files
+
+    def broken(driver: RunDriver) -> None:
+        finish(driver)
+        raise ValueError("no such figure")
+
+    heard: list[control_pb2.RunEvent] = []
+    monkeypatch.setattr(RunDriver, "_finish_files", broken)
+    with FakeCluster("a", "b") as cluster:
+        cluster.server.coordinator.sinks.append(heard.append)
+        with pytest.raises(RingTuneError, match=r"internal error, ValueError at coordinator\.\S+; please"):
+            run(cluster)
+    assert heard[-1].WhichOneof("event") == "failure"
+
+
+@pytest.mark.parametrize("name", ["gettempdir", "TemporaryDirectory"])
+def test_run_without_room_for_what_nodes_send_names_the_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A full temporary folder is no bug: exit code 9 and the folder, whether it is found or only can't be written."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, name, full)
+    with FakeCluster("a", "b") as cluster, pytest.raises(StorageError, match="No space left on device"):
+        run(cluster)
+
+
+@pytest.mark.parametrize("phase", ["inspect", "prepare", "grant", "collect"])
+def test_run_ends_with_the_error_of_a_node(phase: str) -> None:
+    """Whenever a node fails, its own error comes out, named, and every node is released."""
+    failing = {"fails_at": {phase: ModelError("the weights are gone; copy them again")}}
+    with FakeCluster("a", "b", agents={"b": failing}) as cluster:
+        with pytest.raises(ModelError, match="node b: the weights are gone"):
+            run(cluster)
+        assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
+        assert not any(agent.is_finished for agent in cluster.agents.values())
+
+
+def test_run_ends_when_a_node_reports_an_error() -> None:
+    """An error in a report counts like one in an answer, and names its node."""
+
+    def fail(agent: FakeAgent, turns: list[Turn]) -> None:
+        request = agent.report([])
+        request.error, request.message = "DataError", "data/b.csv: row 7 has no text"
+        agent.stub.Report(request, timeout=CALL_S)
+
+    with (
+        FakeCluster("a", "b", agents={"b": {"on_grant": fail}}) as cluster,
+        pytest.raises(DataError, match=r"node b: .*row 7"),
+    ):
+        run(cluster)
+
+
+def test_run_blames_the_node_that_others_lost() -> None:
+    """If a node is silent and its neighbour lost its link, the neighbour's report ends the run after a moment."""
+
+    def complain(agent: FakeAgent, turns: list[Turn]) -> None:
+        request = agent.report([])
+        request.error, request.message, request.lost_peer = "PeerLostError", "node a lost its link with node b", "b"
+        agent.stub.Report(request, timeout=CALL_S)
+
+    silent = {"on_grant": lambda agent, turns: None}
+    with (
+        FakeCluster("a", "b", agents={"a": {"on_grant": complain}, "b": silent}) as cluster,
+        pytest.raises(PeerLostError, match="lost its link with node b"),
+    ):
+        run(cluster)
+
+
+def test_run_ends_when_a_node_was_started_again() -> None:
+    """The process that was prepared is gone although its name is alive: nobody would wait for its lease in vain."""
+
+    def restart(agent: FakeAgent, turns: list[Turn]) -> None:
+        agent.stub.Leave(control_pb2.LeaveRequest(node=agent.node, instance=agent.address), timeout=CALL_S)
+        agent.join(instance="another process")
+
+    with (
+        FakeCluster("a", agents={"a": {"on_grant": restart}}) as cluster,
+        pytest.raises(PeerLostError, match="node a is lost: it has left, or was started again"),
+    ):
+        run(cluster, num_nodes=1, runtime__wait_s=2.0)
+
+
+def test_run_ends_when_a_call_fails_by_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody foresaw ends the run at once, by name, instead of being waited for."""
+
+    def broken(*_: object, **__: object) -> dict[str, bytes]:
+        raise KeyError("oops")
+
+    monkeypatch.setattr(file_calls, "write_any_files", broken)
+    with (
+        FakeCluster("a") as cluster,
+        pytest.raises(RingTuneError, match="node a: internal error, KeyError at coordinator"),
+    ):
+        run(cluster, num_nodes=1, runtime__wait_s=2.0)
+
+
+def test_run_begins_with_a_node_that_joined_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it has joined is heard behind that it is one of the run: it was not started again."""
+    recruit = RunDriver._recruit
+
+    def late(driver: RunDriver, *arguments: Any, **options: Any) -> Any:
+        members = recruit(driver, *arguments, **options)
+        for member in members:
+            driver.joined(member)
+        return members
+
+    monkeypatch.setattr(RunDriver, "_recruit", late)
+    with FakeCluster("a", "b") as cluster:
+        assert run(cluster).report["steps"]
+
+
+def test_deadline_is_over_only_behind_what_was_heard_already() -> None:
+    """A coordinator that stood still has what it waits for in its queue."""
+    with FakeCluster("a") as cluster:
+        request = RunRequest(job=job(), num_nodes=1)
+        driver = RunDriver("r", request, cluster.server.coordinator, lease_s=60.0, on_end=lambda: None)
+        driver._timers["phase"] = -1.0
+        driver._queue.put(rounds.DrainAsked("test"))
+        driver._fire_timers()
+        assert "phase" in driver._timers
+        driver._queue.get()
+        driver._fire_timers()
+        assert not driver._timers
+
+
+def test_run_declares_a_silent_node_lost() -> None:
+    """A node that was not heard of for a whole lease ends the run with its name and both numbers."""
+    silent = {"on_grant": lambda agent, turns: None}
+    with (
+        FakeCluster("a", lease_s=2.0, agents={"a": silent}) as cluster,
+        pytest.raises(PeerLostError, match=r"node a is lost: last heard of .* lease is 2 s"),
+    ):
+        run(cluster, num_nodes=1, runtime__lease_s=2.0)
+
+
+def test_run_names_a_silent_helper_with_what_it_did() -> None:
+    """A node that only helps is lost like every other one, and the remedy says that another one could help."""
+    wanted = job(offload__mode="auto", train__method="all", runtime__lease_s=2.0)
+    plan = helped(make_plan(wanted, {"b": fake_facts("b", **NO_TIMES)}).plan, {"b": "a"})
+    silent = {"on_grant": lambda agent, turns: None, "facts_changes": {"train_rows": 0, "eval_rows": 0}}
+    request = RunRequest(job=wanted, join_s=0.5, plan=GivenPlan(plan=plan))
+    with (
+        FakeCluster("a", "b", lease_s=2.0, agents={"a": silent}) as cluster,
+        Client(cluster.server.address) as client,
+        pytest.raises(PeerLostError, match=r"node a is lost: .*; helper a fits the adapters of b's blocks \[0, 4\)"),
+    ):
+        client.run(request, progress=Progress(), folder=None)
+
+
+def test_run_ends_when_a_node_is_gone() -> None:
+    """A node whose port is closed is lost, not an unreachable coordinator."""
+    with FakeCluster("a", "b") as cluster:
+        cluster.agents["b"].close()
+        with pytest.raises(PeerLostError, match=r"node b at .* does not answer"):
+            run(cluster, runtime__wait_s=2.0)
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_run_ends_when_nobody_makes_progress() -> None:
+    """The longest wait of the job has an end, and the error names who was awaited."""
+    silent = {"on_grant": lambda agent, turns: None}
+    with (
+        FakeCluster("a", "b", agents={"b": silent}) as cluster,
+        pytest.raises(DeadlineError, match=r"waited [0-9.]+ s for turn 0 .* not done by b"),
+    ):
+        run(cluster, runtime__wait_s=3.0)
+
+
+def test_run_refuses_reports_without_a_number() -> None:
+    """A node of another version, whose reports could not be told apart, ends the run by name."""
+
+    def send(agent: FakeAgent, turns: list[Turn]) -> None:
+        request = agent.report(turns)
+        request.number = 0
+        agent.stub.Report(request, timeout=CALL_S)
+
+    agents: dict[str, Any] = {"b": {"on_grant": send}}
+    with FakeCluster("a", "b", agents=agents) as cluster, pytest.raises(IntegrityError, match="node b has no number"):
+        run(cluster)
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_run_waits_for_nodes_no_longer_than_asked() -> None:
+    """Two nodes are wanted and one is there: the error says who has joined."""
+    with (
+        FakeCluster("a") as cluster,
+        pytest.raises(DeadlineError, match=r"waited 0\.5 s for 2 nodes, 1 have joined \(a\)"),
+    ):
+        run(cluster)
+
+
+def test_run_needs_a_node() -> None:
+    """Without any member a run that takes whoever is there ends at once."""
+    with FakeCluster() as cluster, pytest.raises(CapacityError, match="no node has joined"):
+        run(cluster, num_nodes=0)
+
+
+def test_run_refuses_a_shorter_lease_than_the_coordinators() -> None:
+    """A lease that the coordinator can't keep is refused by name instead of ignored."""
+    with FakeCluster("a") as cluster, pytest.raises(JobError, match=r"runtime\.lease_s = 3 is shorter"):
+        run(cluster, num_nodes=1, runtime__lease_s=3.0)
+
+
+def test_run_refuses_facts_of_another_model() -> None:
+    """Nodes with different models are named before anything is built."""
+    other = {"facts_changes": {"model": dataclasses.replace(MODEL, digest="cd" * 32)}}
+    with (
+        FakeCluster("a", "b", agents={"b": other}) as cluster,
+        pytest.raises(ModelError, match="a and b have different"),
+    ):
+        run(cluster)
+
+
+def test_run_ends_with_the_last_words_of_a_node_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that is busy hears that it left before it reads them; they were said first all the same."""
+    has_left = threading.Event()
+    take = RunDriver._take
+
+    def busy(driver: RunDriver, entry: Any) -> None:
+        if isinstance(entry, Reported) and entry.request.node == "b":
+            assert has_left.wait(CALL_S)
+        take(driver, entry)
+
+    def leaves(agent: FakeAgent, turns: list[Turn]) -> None:
+        agent.stub.Report(agent.report([]), timeout=CALL_S)
+        last = agent.report([])
+        last.error, last.message = "PeerLostError", "node b was stopped (it rains); start it again"
+        agent.stub.Report(last, timeout=CALL_S)
+        agent.stub.Leave(control_pb2.LeaveRequest(node="b", instance=agent.address), timeout=CALL_S)
+        has_left.set()
+
+    monkeypatch.setattr(RunDriver, "_take", busy)
+    with (
+        FakeCluster("a", "b", agents={"b": {"on_grant": leaves}}) as cluster,
+        pytest.raises(PeerLostError, match="it rains"),
+    ):
+        run(cluster)

@@ -1,0 +1,40 @@
+"""A line for each class, and which were taken for which."""
+
+from __future__ import annotations
+
+from coordinator.screen.tables import class_lines
+from ringtune.run_control.evaluation import class_figures, entity_figures
+
+
+def test_class_text_shows_figures_and_counts() -> None:
+    """Titles name the predicted classes; a class that nobody has is no line."""
+    found = {**class_figures(((3, 1, 0), (0, 4, 0), (0, 0, 0)), ("neg", "pos", "odd")), "count": 8}
+    assert class_lines({**found, "count": 10})[-1].startswith("classes are counted on 8 of 10 rows")
+    assert class_lines(found) == [
+        "  class  rows  precision  recall      F1  as neg  as pos  as odd",
+        "  neg       4     1.0000  0.7500  0.8571       3       1       0",
+        "  pos       4     0.8000  1.0000  0.8889       0       4       0",
+    ]
+    assert class_lines({"accuracy": 0.5}) == []
+
+
+def test_class_text_shows_the_worst_of_many_classes() -> None:
+    """Thirty lines at most, without counts, and a word about the others."""
+    labels = [f"c{index}" for index in range(40)]
+    table = tuple(tuple(index if index == other else 1 for other in range(40)) for index in range(40))
+    lines = class_lines({**class_figures(table, labels), "count": sum(map(sum, table))})
+    assert len(lines) == 32 and lines[0].endswith("F1") and lines[1].split()[0] == "c0"
+    assert lines[-1] == "and 10 classes with a higher F1; report.json has them"
+
+
+def test_class_text_shows_tags_by_word_and_entities_by_type() -> None:
+    """Words instead of rows, and a table of entities with all types together at its end."""
+    values = {f"entity:0:{kind}": count for kind, count in (("true", 4.0), ("predicted", 3.0), ("right", 2.0))}
+    found = {**class_figures(((3, 1), (0, 4)), ("B-X", "O")), "words": 8, "count": 8}
+    lines = class_lines({**found, **entity_figures(values, ("B-X", "O"))})
+    assert lines[0].split()[:2] == ["tag", "words"]
+    assert lines[3:] == [
+        "  entity  entities  predicted  precision  recall      F1",
+        "  X              4          3     0.6667  0.5000  0.5714",
+        "  all            4          3     0.6667  0.5000  0.5714",
+    ]

@@ -1,0 +1,322 @@
+"""What is said of training before it starts: rows, groups of units, helpers and operations."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from coordinator.run.run_text import training_facts
+from coordinator.screen.plan_text import plan_text
+from coordinator.screen.progress import PlainProgress
+from coordinator.screen.training_text import (
+    choice_lines,
+    groups_lines,
+    helper_lines,
+    operations_lines,
+    saved_lines,
+    training_lines,
+)
+from ringtune.costs.memory_terms import MemoryEstimate, Term
+from ringtune.costs.profile import KindFacts
+from ringtune.schedule.course import Course, Manner
+from ringtune.schedule.methods import Hift
+from ringtune.schedule.operation_tables import BatchOperations, BlockCapacity, Choice, Operations
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import Owner, UserRows
+from ringtune.schedule.units import Units, units_text
+from ringtune.techniques.offload import helped
+from ringtune.techniques.offload_report import offload_facts
+from tests.support.plans import changed, make_plan
+from tests.support.profiles import node
+
+
+def course(*rows: int, **values: object) -> Course:
+    """A course of owners with so many rows, in turns of two steps."""
+    names = [f"node-{index}" for index in range(len(rows))]
+    plan = make_plan([("node-0", 0, 4)], names, local_iterations=2, batch_size=4)
+    owners = tuple(replace(owner, train_rows=own) for owner, own in zip(plan.course.owners, rows, strict=True))
+    return changed(plan, **{"owners": owners, **values}).course
+
+
+def test_training_lines_say_which_part_of_the_rows_is_used() -> None:
+    """Twelve steps of four rows are 14 % of 343 rows, and that is said, with what would use them all."""
+    assert training_lines(course(172, 171, num_steps=12)) == [
+        "trains 12 steps in 3 rounds (turns of 2 steps, equal): 48 of 343 rows (14%), 0.14 epochs",
+        "  node-0  6 steps of 4 rows: 24 of its 172 rows, each once",
+        "  node-1  6 steps of 4 rows: 24 of its 171 rows, each once",
+        "2 classes: neg, pos",
+        "note: not every row is used; train.epochs = 1 would use each about once",
+    ]
+
+
+def test_training_lines_name_rows_that_are_used_more_often_than_others() -> None:
+    """Equal turns of owners with unequal rows: how unequal, and the key that mends it; not with that key."""
+    equal, by_rows = (training_lines(course(120, 40, num_steps=40, turns=turns)) for turns in ("equal", "rows"))
+    assert [line for line in equal if "as often" in line] == [
+        "note: rows of node-1 are used 3.0 times as often as those of node-0, because every owner has as many steps; "
+        "train.turns = 'rows' gives steps by rows"
+    ]
+    assert not [line for line in by_rows if "as often" in line]
+    assert by_rows[1:3] == [
+        "  node-0  30 steps of 4 rows: 120 of its 120 rows, each once",
+        "  node-1  10 steps of 4 rows: 40 of its 40 rows, each once",
+    ]
+
+
+def test_training_lines_name_owners_with_few_rows_and_with_none_used() -> None:
+    """An owner with fewer rows than a batch, and one that has no turn at all."""
+    small = training_lines(course(40, 3, num_steps=20))
+    assert "note: fewer rows than a batch of 4, so smaller batches: node-1 3" in small
+    idle = training_lines(course(40, 40, num_steps=2))
+    assert idle[-1].startswith("note: no turn in 2 steps, so no row is used: node-1; train longer")
+
+
+def test_training_lines_name_classes_that_look_alike() -> None:
+    """A space before a name makes another class: that is seen, and quoted."""
+    lines = training_lines(course(16, labels=(" pos", "Neg", "neg", "pos")))
+    assert "4 classes: ' pos', Neg, neg, pos" in lines
+    assert [line for line in lines if "different classes" in line] == [
+        f"note: {names} are different classes, though they differ in spaces or capitals only; correct the rows?"
+        for names in ("' pos' and 'pos'", "'Neg' and 'neg'")
+    ]
+
+
+def test_training_lines_of_many_owners_and_classes_stay_short() -> None:
+    """Eight of each, and how many more."""
+    labels = tuple(f"class-{index:02}" for index in range(30))
+    lines = training_lines(course(*[40] * 20, num_steps=400, labels=labels))
+    assert len(lines) == 1 + 8 + 1 + 1
+    assert lines[9] == "  and 12 more owners, 2 to 2 epochs each"
+    assert lines[10].endswith("class-07 and 22 more")
+
+
+def test_training_facts_are_those_of_an_evaluation_too() -> None:
+    """Nothing is trained: no lines, and no row is used."""
+    evaluation = course(16, num_steps=0)
+    assert training_lines(evaluation) == []
+    assert training_facts(evaluation)["used_rows"] == 0
+
+
+def test_training_lines_warn_of_turns_that_keep_step_with_sweeps() -> None:
+    """Six groups, two owners, turns of three steps: each owner's rows would train one half of the model."""
+    plan = make_plan([("a", 0, 4)], ["a", "b"], method=Hift(), local_iterations=3, num_steps=60)
+    lines = training_lines(plan.course)
+    note = "note: turns of 3 steps keep step with sweeps of 6, so that rows of a, b train some of the groups only; "
+    assert note + "train.local_iterations = 4 would mix them" in lines
+    mixed = make_plan([("a", 0, 4)], ["a", "b"], method=Hift(), local_iterations=4, num_steps=60)
+    assert not any("keep step" in line for line in training_lines(mixed.course))
+
+
+MEMORY = {"a": MemoryEstimate((Term("buffers", "gradient of the embedding on its way", 2, 3 << 20),))}
+
+
+def plan(owners: tuple[str, ...] = ("a", "b"), **settings: Any) -> Plan:
+    """Four blocks on two nodes, ten steps."""
+    return make_plan([("a", 0, 2), ("b", 2, 4)], owners, method=Hift(**settings), num_steps=10)
+
+
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [
+        ([-1], "embedding"),
+        ([-1, 0], "embedding, block 0"),
+        ([0, 1, 2], "blocks 0 to 2"),
+        ([3, 4], "block 3, head"),
+        ([-1, 0, 1, 2, 3, 4], "embedding, blocks 0 to 3, head"),
+        ([-1, 1, 4], "embedding, block 1, head"),
+        ([4], "head"),
+    ],
+)
+def test_units_have_names(units: list[int], expected: str) -> None:
+    """Neighbouring blocks are a range."""
+    assert units_text(Units.of(4, units)) == expected
+
+
+def test_a_plan_of_hift_says_groups_sweeps_and_what_owners_send() -> None:
+    """Groups in the order of a sweep, the sweeps of the run, and plainly what the rows of a gradient tell."""
+    lines = groups_lines(plan(group_size=2, order="top2down").course, MEMORY)
+    assert lines == [
+        "trains all parameters, one group a step: block 3, head | blocks 1 to 2 | embedding, block 0",
+        "a sweep over all groups is 3 steps; the run has 4 sweeps, and the learning rate advances once a sweep",
+        "every owner has a copy of embedding and head; a step that trains one sends its gradient to the other owners: "
+        "embedding (at most 3.0 MiB), head",
+        "note: these gradients tell the other owners much of a batch: with texts, the embedding's which tokens it had "
+        "and, of learned positions, where they stood; the head's about how many rows of each class",
+    ]
+
+
+def test_a_plan_with_one_owner_sends_no_gradients_of_units() -> None:
+    """Nobody else has a copy."""
+    assert len(groups_lines(plan(("a",)).course, {})) == 2
+
+
+def test_a_plan_with_adapters_says_nothing_of_groups() -> None:
+    """Methods whose blocks have adapters train the head and some blocks."""
+    assert groups_lines(make_plan([("a", 0, 4)], ["a"]).course, {}) == []
+
+
+def test_the_table_of_a_plan_of_hift_names_the_units_of_its_step() -> None:
+    """Step 1 of groups of one trains block 0."""
+    text = plan_text(plan(), {}, at_step=1, measured=False)
+    assert "actions from step 1, which trains block 0:" in text
+
+
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_blocks=4, method="all")
+
+
+def test_helpers_in_step_leave_the_result_as_it_is() -> None:
+    """The placement alone knows them."""
+    lines = helper_lines(helped(PLAN, {"a": "z"}))
+    assert lines[0] == "z fits the adapters of a's blocks [0, 2)"
+    assert lines[1].endswith("the result is that of a run without helpers")
+    assert helper_lines(PLAN) == []
+
+
+@pytest.mark.parametrize(
+    ("manner", "words"),
+    [
+        ({"interval": 3}, "add up 3 steps for one update"),
+        ({"pairs": "bfloat16"}, "rounded to 16 bits"),
+        ({"merged": True}, "inside matrices"),
+        ({"overlap": True}, "one step behind within a turn"),
+    ],
+)
+def test_helpers_in_another_manner_say_what_they_change(manner: dict[str, Any], words: str) -> None:
+    """Each word of the job has a sentence, and the report its fact."""
+    plan = helped(PLAN, {"a": "z"}, Manner(**manner))
+    assert words in helper_lines(plan)[-1]
+    assert helper_lines(plan)[-1].endswith("the result is not that of a run without helpers")
+    facts = offload_facts(plan)["offload"]
+    assert {name: facts[name] for name in manner} == manner
+    assert (facts["staleness"] == "none") is not ("overlap" in manner)
+
+
+@pytest.mark.parametrize(
+    ("manner", "words"),
+    [
+        (Manner(users="alone"), "2 users train adapters of their own, which only their rows go through: the result"),
+        (
+            Manner(users="collaboration", merged=True),
+            "2 users train adapters of their own, and every row goes through the sum of all; hosts hold",
+        ),
+    ],
+)
+def test_users_with_adapters_of_their_own_are_counted_and_say_what_a_row_goes_through(
+    manner: Manner, words: str
+) -> None:
+    """Before the run begins; a user is an owner where nothing else is said."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_blocks=4, method="all")
+    found = helped(plan, {"a": "z", "b": "z"}, manner)
+    assert helper_lines(found)[-1].startswith(words)
+    rows = {owner.node: {"train": owner.train_rows, "eval": owner.eval_rows} for owner in plan.course.owners}
+    assert offload_facts(found)["offload"]["rows_by_user"] == rows
+    assert "rows_by_user" not in offload_facts(helped(plan, {"a": "z"}))["offload"]
+
+
+def test_users_are_named_with_their_rows_and_many_are_cut_short() -> None:
+    """Rows of a user at two owners are told together."""
+    mixed = (UserRows(name="anna", train_rows=3, eval_rows=1), UserRows(name="ben", train_rows=5))
+    plan = make_plan([("a", 0, 4)], ["a", "b"], num_blocks=4, method="all")
+    first = Owner(node="a", train_rows=8, eval_rows=1, users=mixed)
+    second = Owner(node="b", train_rows=4, users=(UserRows(name="ben", train_rows=4),))
+    several = changed(plan, owners=(first, second))
+    lines = helper_lines(helped(several, {"a": "z"}, Manner(users="alone")))
+    assert "users, with training and evaluation rows: anna (3 and 1), ben (9 and 0)" in lines
+    crowd = tuple(UserRows(name=f"u{at}", train_rows=1) for at in range(10))
+    many = changed(plan, owners=(Owner(node="a", train_rows=10, users=crowd),))
+    assert helper_lines(helped(many, {"a": "z"}, Manner(users="alone")))[1].endswith("u7 (1 and 0), and 2 more")
+
+
+def test_helpers_are_shown_when_a_run_begins() -> None:
+    """As hosts and owners are."""
+    shown = io.StringIO()
+    PlainProgress(shown).plan(helped(PLAN, {"a": "b"}), {"a": 1, "b": 1})
+    assert "b fits the adapters of a's blocks [0, 2)" in shown.getvalue()
+
+
+@pytest.mark.parametrize("private", [0, 1])
+def test_plan_says_what_helpers_see(private: int) -> None:
+    """They count among those that see hidden states, but never those of private blocks; of block 0 tokens are told."""
+    plan = make_plan([("a", private, 2), ("b", 2, 4)], ["a"], method="all", private_blocks=private)
+    words = "; helpers see the hidden states inside the blocks that they help with: z of "
+    tells = "" if private else "; z can tell the tokens from those of block 0"
+    found = [line for line in plan_text(helped(plan, {"a": "z"}), {}, measured=True, num_steps=0) if words in line]
+    assert len(found) == 1 and found[0].endswith(f"{words}[{private}, 2){tells}")
+    assert not any(words in line for line in plan_text(plan, {}, measured=True, num_steps=0))
+
+
+def test_users_who_chose_another_adapter_are_named_with_it() -> None:
+    """Where the sizes of nodes are known; who chose and is none of the run is not told."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_blocks=4, method="all")
+    found = helped(plan, {"a": "z", "b": "z"}, Manner(users="alone"))
+    kind = KindFacts(
+        config="linear",
+        users=("b", "zoe"),
+        adapter_block_bytes=1,
+        adapter_block_factor_bytes=1,
+        pair_token_bytes=1,
+        pair_rounded_token_bytes=1,
+        pair_projected_token_bytes=1,
+        more_activation_token_bytes=0.0,
+    )
+    facts = node(plan, "a")
+    facts = dataclasses.replace(facts, model=dataclasses.replace(facts.model, kinds=(kind,)))
+    assert "adapters in place of the job's: linear: b" in helper_lines(found, facts)
+
+
+EACH = BlockCapacity(full=2.0, forward_only=1.0, forward=1.0, backward=1.0)
+SLICES = [("a", 0, 1), ("b", 1, 2)]
+
+
+def test_given_operations_are_written_by_micro_batch_and_block() -> None:
+    """The first batches, a word for each block, and how many more there are."""
+    batches = tuple(BatchOperations(owner="a", batch_id=at, rows=("1132", "3333")) for at in range(3))
+    plan = make_plan(SLICES, ["a"], num_blocks=2, microbatches=2, operations=Operations(batches=batches, subnets=2))
+    lines = operations_lines(plan, most_batches=1)
+    assert lines == [
+        "operations: 1 full, 2 forward-only, 3 shortcut; a word for each block, a code for each subnet",
+        "  owner a, batch 0",
+        "    micro-batch 0  11 32",
+        "    micro-batch 1  33 33",
+        "  and 2 more batches",
+    ]
+    text = plan_text(plan, {}, measured=False)
+    assert text[-len(operations_lines(plan)) :] == operations_lines(plan)
+    assert "operations are given, for 3 batches" in text
+
+
+def test_operations_to_be_chosen_are_marked_as_assumed() -> None:
+    """Nobody takes the expected table for that of the run."""
+    choice = Choice(policy="two-stage", subnets=2, capacities=(EACH,), refresh_steps=12)
+    even = make_plan(SLICES, ["a"], num_blocks=2, microbatches=2)
+    plan = Plan(dataclasses.replace(even.course, choice=choice), even.placements)
+    assert operations_lines(plan)[0].startswith("operations, assumed until the run has chosen: 1 full")
+    assert choice_lines(plan) == [
+        "operations of 2 subnets a block are chosen by the policy two-stage by weight-magnitude and fisher before "
+        "training, and anew every 12 steps"
+    ]
+
+
+def test_plan_without_operations_says_nothing_of_them() -> None:
+    """Whoever asks for none sees none."""
+    plan = make_plan(SLICES, ["a"], num_blocks=2)
+    assert operations_lines(plan) == choice_lines(plan) == []
+    assert "operations" not in "\n".join(plan_text(plan, {}, measured=False))
+
+
+def test_saved_operations_are_told_by_node_then_as_compute_and_bytes() -> None:
+    """Measured, predicted and the paper's count stand side by side; what is not known is left out."""
+    node = {"full": 0.6, "forward_only": 0.2, "skipped": 0.2}
+    figures = {"measured": 0.7, "predicted": 0.69, "paper": 0.68}
+    lines = saved_lines({"nodes": {"a": node}, "compute": figures, "bytes": {**figures, "measured": None}})
+    assert lines == [
+        "operations of its train steps, as shares of all full:",
+        "  a  60% full, 20% forward-only, 20% skipped",
+        "  compute  70% measured, 69% predicted, 68% by the paper's count",
+        "  bytes  69% predicted, 68% by the paper's count",
+    ]
+    assert saved_lines(None) == []

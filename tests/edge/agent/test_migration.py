@@ -1,0 +1,311 @@
+"""A node fetches weights ahead, rests, moves, goes back, and gives what it keeps to others."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from edge.agent.active_run import ActiveRun
+from edge.agent.migration import NextPlacement, fetch_ahead, read_ahead
+from edge.checkpoint.snapshot_servicer import SnapshotServicer, fetch
+from edge.checkpoint.snapshots import KeptTurns, SnapshotShelf
+from edge.checkpoint.state_folder import StateFolder
+from edge.options import AgentOptions
+from edge.weights.weight_fetch import Borrower
+from ringtune.errors import FrameError, InterruptedRunError, ModelError, PlanError
+from ringtune.job.job import Job, Model
+from ringtune.models.folder import read_headers
+from ringtune.schedule.migration import Source
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, StepKind, Turn, turn_sequence
+from ringtune.storage.pieces import Pieces
+from ringtune.transport.channels import Server
+from ringtune.v1 import control_pb2_grpc
+from tests.support.fakes import WAIT_S
+from tests.support.moves import moving
+from tests.support.plans import make_plan
+from tests.support.two_agents import ADDRESSES, OTHER, FakeSnapshot, TwoAgents
+from tests.support.two_agents import JOB as TWO_AGENTS_JOB
+from tests.support.two_agents import PLAN as TWO_AGENTS_PLAN
+from tests.support.two_agents import RUN as TWO_AGENTS_RUN
+from tests.support.weights_parts import RUN, TIMEOUT_S, serving, write_bert
+
+PLAN = moving(make_plan([("a", 0, 3), ("b", 3, 4)], ["a"], num_steps=4), (1, (("a", 0, 1), ("b", 1, 4))))
+JOB = Job(model=Model(path="elsewhere/all-MiniLM-L6-v2")).with_overrides({"train.max_length": 16})
+
+
+class Host:
+    """The parts of an agent that know its run and where base weights are."""
+
+    def __init__(self, cache: Path, port: int, *, path: Path | None = None) -> None:
+        settings = AgentOptions(coordinator=f"127.0.0.1:{port}", name="b", cache=cache)
+        self.models: Any = Borrower(settings, list)
+        self.active: ActiveRun | None = ActiveRun(RUN, "b", 0, PLAN.at(0))
+        self._job = JOB if path is None else JOB.with_overrides({"model.path": str(path)})
+
+    def current(self) -> ActiveRun | None:
+        """Return the run that is under way."""
+        return self.active
+
+    def job_of(self, run_id: str, job_toml: str) -> Job:
+        """Return the job of all runs."""
+        return self._job
+
+
+def ask(host: Host, plan: Plan, *, run_id: str = RUN) -> int:
+    """Let node b fetch ahead for a part of the plan."""
+    return fetch_ahead(host, "b", run_id, json.dumps(plan.to_json()), "", timeout_s=TIMEOUT_S)
+
+
+def test_node_fetches_the_tensors_of_its_next_slice_and_no_others(tmp_path: Path) -> None:
+    """Those of its present slice are there already; the move finds all, and needs nobody for it."""
+    folder = write_bert(tmp_path / "m")
+    blocks = [
+        sum(one.info.nbytes for name, one in read_headers(folder).items() if f".{at}." in name) for at in range(4)
+    ]
+    with serving(folder) as server:
+        host = Host(tmp_path / "cache", server.port)
+        host.models.for_run(RUN, JOB, PLAN.at(0), timeout_s=TIMEOUT_S)
+        assert ask(host, PLAN.at(1)) == sum(blocks[1:3])
+        assert ask(host, PLAN.at(1)) == 0
+        host.active = None  # a node of the next placement alone
+        assert ask(host, PLAN.at(1)) == 0
+    found = Path(host.models.for_run(RUN, JOB, PLAN.at(1), timeout_s=TIMEOUT_S).model.path)
+    assert {name.split(".")[2] for name in read_headers(found)} == {"1", "2", "3"}
+
+
+def test_node_with_a_copy_only_asks_for_the_next_slice_to_be_read(tmp_path: Path) -> None:
+    """Nothing has to come."""
+    folder = write_bert(tmp_path / "m", prefix="bert.", num_files=3)
+    assert ask(Host(tmp_path / "cache", 1, path=folder), PLAN.at(1)) == 0
+    block = sum(one.info.nbytes for name, one in read_headers(folder).items() if ".2." in name)
+    assert read_ahead(folder, range(2, 3)) == block > 0
+    assert read_ahead(folder, range(0)) == 0
+
+
+def test_node_fetches_nothing_for_another_run(tmp_path: Path) -> None:
+    """The run under way keeps what it has, and a plan that is none is refused."""
+    host = Host(tmp_path / "cache", 1)
+    with pytest.raises(FrameError, match="prepare it first"):
+        ask(host, PLAN.at(1), run_id="r20260101-000000-11111111")
+    with pytest.raises(PlanError):
+        fetch_ahead(host, "b", RUN, "{}", "", timeout_s=TIMEOUT_S)
+
+
+def test_node_that_nobody_gives_weights_says_so(tmp_path: Path) -> None:
+    """The run goes on where it is."""
+    with serving(None) as server:
+        host = Host(tmp_path / "cache", server.port)
+        with pytest.raises(ModelError, match="has no model folder"):
+            ask(host, PLAN.at(1))
+
+
+def test_release_of_the_run_ends_the_fetching(tmp_path: Path) -> None:
+    """Whoever waits for the tensors hears that the run is over."""
+    folder = write_bert(tmp_path / "m")
+    with serving(folder) as server:
+        host = Host(tmp_path / "cache", server.port)
+        peers = host.models._sources
+        host.models._sources = lambda: [host.models.release(RUN)] and peers()
+        with pytest.raises(InterruptedRunError, match="was released"):
+            ask(host, PLAN.at(1))
+
+
+MOVES = moving(TWO_AGENTS_PLAN, (1, (("b", 0, 4),)))
+START = StartPoint(step=2, holder="a", first_turn=1, first_seq=2, placement_number=1)
+
+
+@pytest.fixture
+def ring() -> Iterator[TwoAgents]:
+    """Two agents that have prepared the first placement."""
+    made = TwoAgents()
+    try:
+        yield made
+    finally:
+        for agent in made.agents.values():
+            agent.close(WAIT_S)
+
+
+def prepare(ring: TwoAgents) -> None:
+    """Both nodes at once, as they wait for each other's links."""
+    part = json.dumps(MOVES.at(0).to_json())
+    in_parallel(
+        lambda: ring.agents["a"].prepare(
+            TWO_AGENTS_RUN, 0, plan_json=part, job_toml=TWO_AGENTS_JOB, addresses=ADDRESSES, timeout_s=WAIT_S
+        ),
+        lambda: ring.agents["b"].prepare(
+            TWO_AGENTS_RUN, 0, plan_json=part, job_toml=TWO_AGENTS_JOB, addresses=ADDRESSES, timeout_s=WAIT_S
+        ),
+    )
+
+
+def in_parallel(*calls: object) -> None:
+    """Each on a thread of its own."""
+    threads = [threading.Thread(target=call) for call in calls]  # type: ignore[arg-type]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def to(part: Plan, *sources: Source, start: StartPoint = START) -> NextPlacement:
+    """The request to move to a part of the plan, from placement 0."""
+    return NextPlacement(
+        run_id=TWO_AGENTS_RUN,
+        placement_number=part.placement.placement_number,
+        plan_json=json.dumps(part.to_json()),
+        job_toml=TWO_AGENTS_JOB,
+        addresses=ADDRESSES,
+        shards_run=TWO_AGENTS_RUN,
+        start=start,
+        from_placement_number=0,
+        sources=sources,
+    )
+
+
+def test_node_keeps_its_snapshot_until_the_first_turn_after_a_move(ring: TwoAgents) -> None:
+    """It goes on with its own blocks, and with the head if it held it; a grant lets the snapshot go."""
+    prepare(ring)
+    agent, other = ring.agents["a"], ring.agents["b"]
+    totals = json.loads(agent.moves.rest(TWO_AGENTS_RUN, 0, timeout_s=WAIT_S))
+    assert totals["node"] == "a" and totals["hosted_bytes"] == 7
+    other.moves.rest(TWO_AGENTS_RUN, 0, timeout_s=WAIT_S)
+    part, own = MOVES.at(0), Source("a", 0, 2)
+    in_parallel(
+        lambda: agent.moves.move(to(part, own), timeout_s=WAIT_S),
+        lambda: other.moves.move(to(part, Source("b", 2, 4)), timeout_s=WAIT_S),
+    )
+    assert ring.shops["a"].executor.log == ["a [0, 2)", b"head of a"]
+    assert ring.shops["b"].executor.log == ["b [2, 4)"]
+    assert agent.moves.shelf.get(TWO_AGENTS_RUN, 0).metadata == {"run": TWO_AGENTS_RUN, "epoch": "0"}
+    agent.grant(TWO_AGENTS_RUN, 0, ())  # only lets shards go
+    agent.moves.shelf.get(TWO_AGENTS_RUN, 0)
+    agent.grant(TWO_AGENTS_RUN, 0, [turn(1)])
+    with pytest.raises(FrameError, match=f"node a keeps no snapshot of run {TWO_AGENTS_RUN} in placement 0"):
+        agent.moves.shelf.get(TWO_AGENTS_RUN, 0)
+
+
+def turn(index: int) -> Turn:
+    """A train turn of the plan."""
+    return [one for one in turn_sequence(TWO_AGENTS_PLAN.course) if one.kind is StepKind.TRAIN][index]
+
+
+def test_grants_of_another_placement_are_refused(ring: TwoAgents) -> None:
+    """A node that has moved knows only turns of its present placement."""
+    prepare(ring)
+    with pytest.raises(FrameError, match="node a has placement 0, not 1; prepare it first"):
+        ring.agents["a"].grant(TWO_AGENTS_RUN, 1, [turn(0)])
+    with pytest.raises(FrameError, match="node a has placement 0, not 1; prepare it first"):
+        ring.agents["a"].moves.rest(TWO_AGENTS_RUN, 1, timeout_s=WAIT_S)
+
+
+def test_node_without_a_place_only_stops_and_still_has_its_snapshot(ring: TwoAgents) -> None:
+    """Others may ask for its blocks until the run trains again."""
+    prepare(ring)
+    agent = ring.agents["b"]
+    agent.moves.rest(TWO_AGENTS_RUN, 0, timeout_s=WAIT_S)
+    alone = moving(TWO_AGENTS_PLAN, (1, (("a", 0, 4),))).at(1)
+    assert agent.moves.move(to(alone), timeout_s=WAIT_S) == (0, 0)
+    assert agent.current_run == ""
+    assert bytes(agent.moves.shelf.get(TWO_AGENTS_RUN, 0).part(2, 3)) == b"b [2, 3)"
+    agent.release(OTHER, "another run")
+    agent.moves.shelf.get(TWO_AGENTS_RUN, 0)
+    agent.release(TWO_AGENTS_RUN, "over")
+    with pytest.raises(FrameError, match="keeps no snapshot"):
+        agent.moves.shelf.get(TWO_AGENTS_RUN, 0)
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_node_that_left_a_run_marks_its_shards_when_the_run_is_finished(tmp_path: Path, is_finished: bool) -> None:
+    """Nobody goes on from them then, so that they may go like those of any finished run."""
+    ring = TwoAgents(state=tmp_path)
+    prepare(ring)
+    agent = ring.agents["b"]
+    with StateFolder(tmp_path, timeout_s=WAIT_S) as folder:
+        folder.run(TWO_AGENTS_RUN).keep_rows("what the run left here")
+    agent.moves.rest(TWO_AGENTS_RUN, 0, timeout_s=WAIT_S)
+    agent.moves.move(to(moving(TWO_AGENTS_PLAN, (1, (("a", 0, 4),))).at(1)), timeout_s=WAIT_S)
+    agent.release(TWO_AGENTS_RUN, "over", is_finished=is_finished)
+    ring.close()
+    with StateFolder(tmp_path, timeout_s=WAIT_S) as folder:
+        assert folder.run(TWO_AGENTS_RUN).is_finished() is is_finished
+
+
+def test_snapshot_of_a_run_whose_coordinator_died_goes_when_another_begins(ring: TwoAgents) -> None:
+    """Nobody released the node that had left it."""
+    prepare(ring)
+    agent = ring.agents["b"]
+    agent.moves.rest(TWO_AGENTS_RUN, 0, timeout_s=WAIT_S)
+    agent.moves.move(to(moving(TWO_AGENTS_PLAN, (1, (("a", 0, 4),))).at(1)), timeout_s=WAIT_S)
+    agent.inspect(OTHER, TWO_AGENTS_JOB, None, timeout_s=WAIT_S)
+    with pytest.raises(FrameError, match="keeps no snapshot"):
+        agent.moves.shelf.get(TWO_AGENTS_RUN, 0)
+
+
+def test_links_that_break_while_the_node_rests_are_no_failure(ring: TwoAgents) -> None:
+    """Others move first; a node that trains again minds its links."""
+    prepare(ring)
+    agent = ring.agents["a"]
+    active, run = agent.of(TWO_AGENTS_RUN, 0)
+    agent.moves.rest(TWO_AGENTS_RUN, 0, timeout_s=WAIT_S)
+    active.on_link_lost("b", "it moved")
+    active._report_lost("b", "it moved")
+    assert not run._failed
+    agent.grant(TWO_AGENTS_RUN, 0, [turn(0)])
+    active._report_lost("b", "it broke")
+    assert run._failed
+
+
+def test_move_ends_where_another_call_came_meanwhile(ring: TwoAgents) -> None:
+    """A run that is over does not come back because a move was still fetching."""
+    prepare(ring)
+    agent = ring.agents["a"]
+
+    class Slow(FakeSnapshot):
+        """While it is read, the run is released."""
+
+        def part(self, start: int, stop: int) -> Pieces:
+            agent.release(TWO_AGENTS_RUN, "over")
+            return super().part(start, stop)
+
+    agent.moves.shelf.put(TWO_AGENTS_RUN, 0, Slow("a", {}))
+    with pytest.raises(InterruptedRunError, match=f"run {TWO_AGENTS_RUN} goes on otherwise, so node a does not move"):
+        agent.moves.move(to(MOVES.at(0), Source("a", 0, 2)), timeout_s=WAIT_S)
+    assert agent.current() is None
+
+
+@pytest.fixture
+def shelf() -> Iterator[tuple[SnapshotShelf, str]]:
+    """The shelf of node b, and where it is served."""
+    shelf = SnapshotShelf("b")
+
+    def add(server: grpc.Server) -> None:
+        control_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotServicer(shelf, KeptTurns("b")), server)
+
+    server = Server("127.0.0.1:0", add)
+    yield shelf, f"127.0.0.1:{server.port}"
+    server.stop()
+
+
+def fetch_from(address: str) -> bytes:
+    """What node b kept of blocks 1 and 2."""
+    deadline_s = time.monotonic() + WAIT_S
+    (file,) = fetch(TWO_AGENTS_RUN, 0, [Source("b", 1, 3)], {"b": address}, deadline_s, lambda node, at: None)
+    return bytes(file)
+
+
+def test_snapshot_is_fetched_from_the_node_that_hosted_the_blocks(shelf: tuple[SnapshotShelf, str]) -> None:
+    """Only what is kept of this run in this placement."""
+    kept, address = shelf
+    kept.put(TWO_AGENTS_RUN, 0, FakeSnapshot("b", {}))
+    assert fetch_from(address) == b"b [1, 3)"
+    kept.put(TWO_AGENTS_RUN, 1, FakeSnapshot("b", {}))
+    with pytest.raises(FrameError, match="node b keeps no snapshot of run"):
+        fetch_from(address)

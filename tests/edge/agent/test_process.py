@@ -1,0 +1,108 @@
+"""The process of an agent: rows that it counts, and a run that nobody drives any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edge.agent.process import count_rows, give_up
+from edge.checkpoint.snapshots import KeptTurns
+from ringtune.errors import DataError, DeadlineError
+
+
+def test_count_rows_of_a_table_is_that_of_its_share(tmp_path: Path) -> None:
+    """Ten records, one over two lines, are shared by four nodes as 2, 3, 2 and 3."""
+    table = tmp_path / "rows.csv"
+    table.write_text("text,label\n" + "good,a\n" * 9 + '"two\nlines",b\n', encoding="utf-8")
+    assert count_rows(table, (0, 1)) == 10
+    assert [count_rows(table, (index, 4)) for index in range(4)] == [2, 3, 2, 3]
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text('{"text": "a"}\n\n{"text": "b"}\n', encoding="utf-8")
+    assert count_rows(lines, (0, 1)) == 2
+
+
+def test_count_rows_leaves_other_forms_to_the_task(tmp_path: Path) -> None:
+    """A plain text has as many rows as a job's length makes of it; no file has none."""
+    text = tmp_path / "all.txt"
+    text.write_text("to be or not to be", encoding="utf-8")
+    assert count_rows(text, (0, 1)) is None
+    assert count_rows(tmp_path, (0, 1)) is None
+    assert count_rows(None, (0, 1)) is None
+
+
+def test_count_rows_refuses_what_no_run_could_read(tmp_path: Path) -> None:
+    """A node says so when it starts."""
+    broken = tmp_path / "rows.jsonl"
+    broken.write_text("not json\n", encoding="utf-8")
+    with pytest.raises(DataError, match="line 1: it is not JSON"):
+        count_rows(broken, (0, 1))
+
+
+class FakeAgent:
+    """Writes down what is asked of it, in order."""
+
+    def __init__(self, *, error: Exception | None = None) -> None:
+        self.asked: list[str] = []
+        self.active: Any = SimpleNamespace(run_id="run")
+        self.moves = SimpleNamespace(kept=KeptTurns("b"), save=lambda: self.asked.append("save"))
+        self.moves.kept.begin("run")
+        self._error = error
+
+    def current(self) -> Any:
+        """The run that is under way."""
+        return self.active
+
+    def end(self, active: Any, reason: str) -> None:
+        """Stop it."""
+        self.asked.append(f"end {active.run_id}: {reason}")
+
+    def on_compute_thread(self, work: Callable[[], None], what: str, *, timeout_s: float) -> None:
+        """Carry it out at once, or fail."""
+        if self._error is not None:
+            raise self._error
+        work()
+
+    def release(self, run_id: str, reason: str) -> None:
+        """Let go of what is kept."""
+        self.asked.append(f"release {run_id or 'any'}")
+
+
+def test_last_turns_are_saved_between_the_end_of_a_run_and_its_release() -> None:
+    """The node's folder is free then, and what is kept in memory still there."""
+    agent = FakeAgent()
+    agent.moves.kept.keep("run", 8, "b", b"file")
+    give_up(agent, "", "gone")  # type: ignore[arg-type]
+    assert agent.asked == ["end run: gone", "save", "release any"]
+
+
+def test_run_that_ended_before_by_itself_is_saved_too() -> None:
+    """A peer that gave up first closed its links."""
+    agent = FakeAgent()
+    agent.active = None
+    agent.moves.kept.keep("run", 8, "b", b"file")
+    give_up(agent, "", "gone")  # type: ignore[arg-type]
+    assert agent.asked == ["save", "release any"]
+
+
+def test_run_that_keeps_nothing_or_is_another_one_is_only_released() -> None:
+    """Nothing is written."""
+    agent = FakeAgent()
+    give_up(agent, "run", "gone")  # type: ignore[arg-type]
+    assert agent.asked == ["end run: gone", "release run"]
+    other = FakeAgent()
+    other.moves.kept.keep("run", 8, "b", b"file")
+    give_up(other, "another", "gone")  # type: ignore[arg-type]
+    assert other.asked == ["release another"]
+
+
+def test_run_whose_last_action_takes_too_long_is_released_unsaved(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says that its last turns are lost."""
+    agent = FakeAgent(error=DeadlineError("waited 60 s"))
+    agent.moves.kept.keep("run", 8, "b", b"file")
+    give_up(agent, "", "gone")  # type: ignore[arg-type]
+    assert agent.asked == ["end run: gone", "release any"]
+    assert "the last turns of run run are not saved: waited 60 s" in caplog.text

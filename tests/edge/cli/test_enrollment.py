@@ -1,0 +1,287 @@
+"""Enrollment of a node: as whom it speaks, and how it finds its coordinator."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.server.certificate_authority import Authority
+from coordinator.server.server import announcing
+from edge.agent.process import refuse_removed
+from edge.cli import enrollment
+from edge.cli import enrollment as chosen
+from edge.cli.enrollment import choose_trust, find_coordinator, own_name, read_token
+from edge.options import AgentOptions, default_name, default_state
+from ringtune import __version__, cli
+from ringtune.errors import ConnectionFailedError, TokenError, TrustError, UsageError
+from ringtune.transport.discovery import Announcement
+from ringtune.transport.parties import IDENTITY, Party, Token, make_secret, node_party, node_trust
+from ringtune.transport.speaker import speak_as, speaker
+from tests.support.trust_parts import DAY_S, keep, speaker_of
+
+HASH = "0123456789abcdef" * 4
+
+
+@pytest.fixture(autouse=True)
+def _silence() -> Iterator[None]:
+    yield
+    speak_as(None)
+
+
+def choose(tmp_path: Path, **changes: Any) -> Path | None:
+    """What node ``pi`` chooses with its state folder in ``tmp_path``."""
+    asked: dict[str, Any] = {"trust": None, "token_file": None, "insecure": False} | changes
+    trust, token_file = asked.pop("trust"), asked.pop("token_file")
+    return choose_trust("pi", trust, token_file, state=tmp_path, coordinator="127.0.0.1:1", **asked)
+
+
+def spoken() -> str:
+    """As whom this process speaks."""
+    who = speaker()
+    return str(who.identity.party) if who else ""
+
+
+def test_choosing_is_plain_without_an_identity(tmp_path: Path) -> None:
+    """As it was before there were certificates."""
+    assert (choose(tmp_path), spoken()) == (None, "")
+
+
+def test_choosing_takes_the_identity_that_is_there(tmp_path: Path) -> None:
+    """In the state folder, or where the user says; not in a local run, and not with ``--insecure``."""
+    keep(node_trust(tmp_path), speaker_of("pi"))
+    assert (choose(tmp_path), spoken()) == (node_trust(tmp_path), "node pi")
+    assert (choose(tmp_path, insecure=True), spoken()) == (None, "")
+    assert (choose(tmp_path, is_local=True), spoken()) == (None, "")
+    keep(tmp_path / "elsewhere", speaker_of("pi"))
+    assert choose(tmp_path, trust=tmp_path / "elsewhere", is_local=True) == tmp_path / "elsewhere"
+    assert spoken() == "node pi"
+
+
+def test_choosing_joins_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that joined may stay as it is: a token counts where there is no identity yet."""
+    asked: list[Path] = []
+
+    def join_as(
+        party: Party, token_file: Path, folder: Path, coordinator: str, join_s: float, *, token: Token | None
+    ) -> None:
+        asked.append(token_file)
+        keep(folder, speaker_of(party.name))
+
+    monkeypatch.setattr(chosen, "join_as", join_as)
+    for _ in range(2):
+        assert choose(tmp_path, token_file=Path("t")) == node_trust(tmp_path)
+        assert spoken() == "node pi"
+    assert asked == [Path("t")]
+
+
+def test_choosing_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
+    """Another node's identity or token, a folder without one, certificates with plain text."""
+    keep(tmp_path / "b", speaker_of("b"))
+    with pytest.raises(TrustError, match="is of node b, not of node pi"):
+        choose(tmp_path, trust=tmp_path / "b")
+    assert spoken() == ""
+    with pytest.raises(TrustError, match="No such file"):
+        choose(tmp_path, trust=tmp_path / "none")
+    for changes in ({"trust": tmp_path / "b"}, {"token_file": tmp_path / "t"}):
+        with pytest.raises(UsageError, match="--insecure does not"):
+            choose(tmp_path, insecure=True, **changes)
+    (tmp_path / "t").write_text(str(Token(node_party("b"), 7071, HASH, make_secret())))
+    with pytest.raises(TokenError, match="is for node b, not for node pi; leave --name out, or give --name b"):
+        choose(tmp_path, token_file=tmp_path / "t")
+
+
+def test_choosing_a_name_of_the_user_the_token_the_certificate_or_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this order; two certificates name nobody, and a token that is gone leaves the name to the certificate."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "states"))
+    host, file = default_name(), tmp_path / "t"
+
+    def named(name: str = "", trust: Path | None = None, token_file: Path | None = file, **more: Any) -> str:
+        asked: dict[str, Any] = {"state": None, "insecure": False} | more
+        return own_name(name, trust, token_file, **asked)[0]
+
+    assert named(token_file=None) == named() == host
+    keep(node_trust(default_state("pi")), speaker_of("pi"))
+    assert (named(), named(token_file=None), named("b"), named(insecure=True)) == ("pi", "pi", "b", host)
+    token = Token(node_party("c"), 7071, HASH, make_secret())
+    file.write_text(str(token))
+    assert own_name("", None, file, state=None, insecure=False) == ("c", token)
+    assert named("b") == "b"
+    keep(node_trust(tmp_path / "own"), speaker_of("d"))
+    assert named(token_file=None, state=tmp_path / "own") == "d"
+    assert named(token_file=None, trust=node_trust(tmp_path / "own")) == "d"
+    keep(node_trust(default_state("e")), speaker_of("e"))
+    assert named(token_file=None) == host
+    file.write_text(str(Token(Party("submitter", "alice"), 7071, HASH, make_secret())))
+    with pytest.raises(TokenError, match="is for submitter alice, not for a node; make one for the node with"):
+        named()
+
+
+def test_choosing_reads_a_token_from_a_file_or_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is no token is not repeated, however long it is."""
+    token = Token(node_party("pi"), 7071, HASH, make_secret())
+    (tmp_path / "t").write_text(f"{token}\n")
+    assert read_token(tmp_path / "t") == token
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{token}\n"))
+    assert read_token(Path("-")) == token
+    for content in (b"", b"secret" * 1000, b"\xff\x00"):
+        (tmp_path / "t").write_bytes(content)
+        with pytest.raises(TokenError) as refused:
+            read_token(tmp_path / "t")
+        assert "secret" not in str(refused.value)
+    with pytest.raises(UsageError, match="can't read --token-file"):
+        read_token(tmp_path / "none")
+
+
+def test_choosing_an_identity_opens_the_way_to_other_machines(tmp_path: Path) -> None:
+    """Without ``--insecure`` an address beyond this machine needs a certificate, and with one it is allowed."""
+    with pytest.raises(UsageError, match="no certificate to encrypt with"):
+        AgentOptions(coordinator="10.0.0.1:7070", name="pi")
+    keep(node_trust(tmp_path), speaker_of("pi"))
+    choose(tmp_path)
+    AgentOptions(coordinator="10.0.0.1:7070", name="pi")
+
+
+def test_choosing_to_refuse_who_was_removed(tmp_path: Path) -> None:
+    """What the coordinator tells holds for calls of other nodes here; in plain text there is nobody to refuse."""
+    refuse_removed({"1f": "gone"})
+    keep(node_trust(tmp_path), speaker_of("pi"))
+    choose(tmp_path)
+    other = speaker_of("b").identity.facts
+    who = speaker()
+    assert who is not None
+    assert who.refusal(other) == ""
+    refuse_removed({other.serial: "node b was removed"})
+    assert who.refusal(other) == "node b was removed"
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("missing", "can't read the certificate"),
+        ("readable", "can be read by other users"),
+        ("expired", "has expired"),
+        ("early", "is not valid before"),
+        ("foreign", "is of another authority"),
+        ("damaged", "is damaged"),
+        ("other name", "is of node b, not of node pi"),
+    ],
+)
+def test_choosing_a_bad_identity_ends_the_command_in_a_line(tmp_path: Path, case: str, text: str) -> None:
+    """Exit code 3 before anything is started, and the file or the clock is named."""
+    later_s = {"expired": -31 * DAY_S, "early": 3 * DAY_S}.get(case, 0.0)
+    identity = keep(tmp_path, speaker_of("b" if case == "other name" else "pi", later_s=later_s))
+    file = tmp_path / IDENTITY
+    if case == "missing":
+        file.unlink()
+    if case == "readable":
+        file.chmod(0o644)
+    if case == "damaged":
+        file.write_bytes(file.read_bytes()[:400])
+    if case == "foreign":
+        other = Authority.make(time.time()).certificate_pem
+        file.write_bytes(file.read_bytes().replace(identity.authority_pem, other))
+    asked = CliRunner().invoke(cli.app, ["node", "--name", "pi", "--trust", str(tmp_path)])
+    assert asked.exit_code == 3, asked.output
+    assert text in asked.stderr
+    assert len(asked.stderr.strip().splitlines()) == 1
+
+
+def test_choosing_to_join_waits_for_a_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A board may be up before the coordinator is; whatever else fails is said at once."""
+    tries: list[str] = []
+
+    def join(coordinator: str, token: Token, folder: Path) -> None:
+        tries.append(coordinator)
+        if len(tries) < 3:
+            raise ConnectionFailedError("nobody answers")
+        keep(folder, speaker_of("pi"))
+
+    monkeypatch.setattr("ringtune.transport.enrollment.join", join)
+    monkeypatch.setattr(chosen, "_RETRY_S", 0.0)
+    (tmp_path / "t").write_text(str(Token(node_party("pi"), 0, HASH, make_secret())))
+    assert choose(tmp_path, token_file=tmp_path / "t", join_s=60.0) == node_trust(tmp_path)
+    assert tries == ["127.0.0.1:1"] * 3
+    monkeypatch.setattr(chosen, "_RETRY_S", 1.0)
+    tries.clear()
+    with pytest.raises(ConnectionFailedError):
+        choose(tmp_path / "other", token_file=tmp_path / "t")
+    assert len(tries) == 1
+
+
+FOUND = Announcement(name="desk", address="192.168.1.10:7070", version="0.2.0", authority=HASH[:16])
+
+
+@pytest.fixture(autouse=True)
+def _nobody_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enrollment, "_listens", lambda address: False)
+
+
+def token_in(folder: Path, authority_sha256: str = HASH) -> Path:
+    """A file with a token of node ``pi``."""
+    token = Token(node_party("pi"), 0, authority_sha256, make_secret())
+    (folder / "token").write_text(str(token))
+    return folder / "token"
+
+
+def find(tmp_path: Path, *, token: Path | None = None, insecure: bool = False) -> str:
+    """The address that node ``pi`` finds."""
+    return find_coordinator("pi", None, token, state=tmp_path, insecure=insecure)[0]
+
+
+def test_node_takes_the_coordinator_of_this_machine_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without looking further."""
+    monkeypatch.setattr(enrollment, "_listens", lambda address: True)
+    monkeypatch.setattr(enrollment, "announced", lambda look_s: pytest.fail("looked"))
+    assert find(tmp_path) == "127.0.0.1:7070"
+
+
+def test_node_trusts_its_token_and_later_its_certificate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With neither, or with ``--insecure``, it joins none by itself."""
+    monkeypatch.setattr(enrollment, "announced", lambda look_s: [FOUND])
+    address, token = find_coordinator("pi", None, token_in(tmp_path), state=tmp_path, insecure=False)
+    assert address == FOUND.address and token is not None and token.authority_sha256 == HASH
+    for insecure in (False, True):
+        with pytest.raises(UsageError, match="joins none by itself"):
+            find(tmp_path, insecure=insecure)
+    keep(node_trust(tmp_path), speaker_of("pi"))
+    with pytest.raises(TrustError, match="of the certificate in"):
+        find(tmp_path, token=token_in(tmp_path))
+
+
+def test_node_without_the_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Looking is an extra; an address needs none."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, "zeroconf", None)
+    with pytest.raises(UsageError, match=r"give --coordinator HOST:PORT, or install .*\[discovery\]"):
+        find(tmp_path, token=token_in(tmp_path))
+
+
+def test_announced_coordinator_is_found_on_the_loopback_interface(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Announced and found by the real library; with the token of another authority it is refused."""
+    said: list[str] = []
+    with announcing("127.0.0.1:7171", asked=True, authority_sha256=HASH, say=said.append) as is_announced:
+        assert is_announced and not said
+        found = enrollment.announced(60.0, interfaces=["127.0.0.1"], enough=lambda one: one.authority == HASH[:16])
+    assert [(one.address, one.version) for one in found] == [("127.0.0.1:7171", __version__)]
+    monkeypatch.setattr(enrollment, "announced", lambda look_s: found)
+    assert find(tmp_path, token=token_in(tmp_path)) == "127.0.0.1:7171"
+    with pytest.raises(TrustError, match=r"127\.0\.0\.1:7171 .*none has the authority"):
+        find(tmp_path, token=token_in(tmp_path, "f" * 64))
+
+
+@pytest.mark.parametrize(("address", "asked"), [("127.0.0.1:7070", None), ("192.0.2.1:7070", False)])
+def test_coordinator_keeps_quiet(address: str, asked: bool | None) -> None:
+    """On this machine only, or because it was told so."""
+    with announcing(address, asked=asked, authority_sha256=HASH, say=pytest.fail) as is_announced:
+        assert not is_announced

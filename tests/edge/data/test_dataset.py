@@ -1,0 +1,388 @@
+"""An owner's rows: read strictly, shared out without loss, padded, and known by their digest."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from edge.data.dataset import OwnerDataset, RowsDigest
+from edge.data.tokens import Encoder, NoTokenError, load_tokenizer
+from edge.model.owner import HeadResult
+from ringtune.config.sections import Data
+from ringtune.errors import DataError, ModelError
+from ringtune.job.job import parse_job
+from ringtune.job.rows import read_rows
+from ringtune.models.family import CLASSIFICATION
+from ringtune.schedule.batches import BatchStream
+from ringtune.schedule.turns import Item, StepKind
+from tests.support import hand_ring as ring
+from tests.support import tiny
+from tests.support.tiny_data import SUFFIXES, shuffle_rows, write_task_rows
+from tests.support.tiny_families import write_family
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One tiny model for all tests of this file."""
+    return tiny.write_model(tmp_path_factory.mktemp("model"))
+
+
+def _pairs(path: Path) -> list[tuple[str, str]]:
+    found = read_rows(path, CLASSIFICATION, Data())
+    return list(zip(found.rows, found.labels, strict=True))
+
+
+def _item(kind: StepKind, batch: int, rows: int, owner: str = "a") -> Item:
+    return Item(seq=0, kind=kind, step=0, owner=owner, batch=batch, rows=rows, turn=0)
+
+
+def test_data_of_csv_and_jsonl_are_equal(tmp_path: Path) -> None:
+    """Both formats give the rows that were written."""
+    expected = tiny.make_rows(20, seed=4)
+    for suffix in ("csv", "jsonl"):
+        path = tiny.write_rows(tmp_path / f"rows.{suffix}", 20, seed=4)
+        assert _pairs(path) == expected
+
+
+def test_data_keeps_quoted_and_foreign_text(tmp_path: Path) -> None:
+    """Commas, quotes, line breaks, a byte order mark and other scripts survive; integers become class names."""
+    path = tmp_path / "rows.csv"
+    path.write_text('\ufefftext,label\n"a, ""b""\nc",1\nhéllo 你好,0\n', encoding="utf-8")
+    assert _pairs(path) == [
+        ('a, "b"\nc', "1"),
+        ("héllo 你好", "0"),
+    ]
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text('{"text": "x", "label": 3}\n\n', encoding="utf-8")
+    assert _pairs(lines) == [("x", "3")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "rows.csv",
+            "text,class\na,b\n",
+            r"has no column 'label'; it has the columns 'text', 'class'; set data\.label",
+        ),
+        ("rows.csv", "text,label\n", "has no rows"),
+        ("rows.csv", "", "has no rows"),
+        (
+            "rows.csv",
+            "text,label\na\n",
+            "line 2: column 'label' is empty; fill it in or remove the row, or set data.missing",
+        ),
+        ("rows.csv", "text,label\na,\n", "line 2: column 'label' is empty"),
+        ("rows.txt", "a", "read from .csv, .tsv, .jsonl, .xlsx or .gz"),
+        ("rows.jsonl", '{"text": "a", "label": "b"}\n{"text"\n', "line 2: it is not JSON"),
+        ("rows.jsonl", "[1]\n", "line 1: it is not a JSON object"),
+        ("rows.jsonl", '{"text": 1, "label": "b"}\n', "line 1: column 'text' is not text"),
+        ("rows.jsonl", '{"text": "a", "label": 0.5}\n', "is not a class name"),
+    ],
+)
+def test_data_errors_name_file_line_and_column(tmp_path: Path, name: str, content: str, message: str) -> None:
+    """A wrong file says where it is wrong."""
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=message) as caught:
+        read_rows(path, CLASSIFICATION, Data())
+    assert str(path) in str(caught.value)
+
+
+def test_data_errors_of_missing_files(model_folder: Path, tmp_path: Path) -> None:
+    """A missing file, bytes that are no text, and a folder without tokenizer are told apart."""
+    with pytest.raises(DataError, match="is not there"):
+        read_rows(tmp_path / "no.csv", CLASSIFICATION, Data())
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"text,label\n\x81,a\n")
+    with pytest.raises(DataError, match="UTF-8"):
+        read_rows(path, CLASSIFICATION, Data())
+    rows = tiny.write_rows(tmp_path / "good.csv", 5)
+    job = ring.make_job(model_folder)
+    with pytest.raises(ModelError, match="is not a folder"):
+        OwnerDataset.load(job, rows, None, tokenizer_folder=tmp_path / "none")
+    with pytest.raises(ModelError, match="no tokenizer"):
+        OwnerDataset.load(job, rows, None, tokenizer_folder=tmp_path)
+
+
+def test_data_shares_cover_all_rows_once(model_folder: Path, tmp_path: Path) -> None:
+    """The shares of training and evaluation rows are disjoint and complete; a short evaluation may leave some empty."""
+    job = ring.make_job(model_folder)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a", "b", "c"), num_rows=31, eval_rows=2)
+    assert sorted(dataset.train_rows for dataset in datasets.values()) == [10, 10, 11]
+    assert sum(dataset.eval_rows for dataset in datasets.values()) == 2
+    texts = [text for dataset in datasets.values() for text in dataset._train._encoder._texts]  # type: ignore[attr-defined]
+    labels = [label for dataset in datasets.values() for label in dataset._train._labels]  # type: ignore[attr-defined]
+    assert sorted(zip(texts, labels, strict=True)) == sorted(tiny.make_rows(31, seed=1))
+
+
+def test_tokenizer_whose_package_is_missing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To fetch the model again would not help: the package is named, however the library tells it."""
+    from transformers import AutoTokenizer
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ImportError("LlamaTokenizer requires the SentencePiece library")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AutoTokenizer, "from_pretrained", refuse)
+        with pytest.raises(
+            ModelError, match=r"needs a package that is missing \(LlamaTok.*SentencePiece.*; install it$"
+        ):
+            load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"pieces")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    monkeypatch.setattr("edge.data.tokens.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"needs the package sentencepiece; install it$"):
+        load_tokenizer(tmp_path)
+
+
+def test_data_batch_is_what_the_tokenizer_pads(model_folder: Path, tmp_path: Path) -> None:
+    """A batch holds the stream's rows, padded to the longest of the batch and cut at max_length."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    job = ring.make_job(model_folder, train__max_length=12)
+    path = tiny.write_rows(tmp_path / "train.csv", 25, seed=1)
+    dataset = OwnerDataset.load(job, path, None, tokenizer_folder=model_folder)
+    dataset.set_labels(tiny.LABELS)
+    plan = ring.make_plan(job, {"a": dataset}, {"b": (0, 4)})
+    rows = tiny.make_rows(25, seed=1)
+    stream = BatchStream(25, 6, plan.course.seed, "a")
+    widths = set()
+    for index in range(9):
+        batch = dataset.batch(plan.course, _item(StepKind.TRAIN, index, 6))
+        picked = [rows[row] for row in stream.rows(index)]
+        want = tokenizer(
+            [text for text, _ in picked], padding="longest", truncation=True, max_length=12, return_tensors="pt"
+        )
+        assert torch.equal(batch.ids, want["input_ids"])
+        assert torch.equal(batch.mask, want["attention_mask"])
+        assert torch.equal(batch.token_type_ids, want["token_type_ids"])
+        assert batch.labels.tolist() == [tiny.LABELS.index(label) for _, label in picked]
+        widths.add(batch.ids.shape[1])
+    assert max(widths) == 12
+
+
+def test_data_evaluation_ends_with_a_short_batch(model_folder: Path, tmp_path: Path) -> None:
+    """Evaluation batches go through the rows in order, each once."""
+    job = ring.make_job(model_folder)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",), eval_rows=14)
+    dataset = datasets["a"]
+    dataset.set_labels(tiny.LABELS)
+    plan = ring.make_plan(job, datasets, {"b": (0, 4)})
+    labels = [
+        label
+        for index, rows in enumerate((6, 6, 2))
+        for label in dataset.batch(plan.course, _item(StepKind.EVALUATE, index, rows)).labels.tolist()
+    ]
+    assert labels == [tiny.LABELS.index(label) for _, label in tiny.make_rows(14, seed=2)]
+
+
+def test_data_refuses_a_class_outside_the_labels(model_folder: Path, tmp_path: Path) -> None:
+    """A class that the run doesn't have is named, in training and in evaluation rows."""
+    job = ring.make_job(model_folder)
+    train = tiny.write_rows(tmp_path / "train.csv", 20, labels=("bad", "good"))
+    evaluation = tiny.write_rows(tmp_path / "eval.csv", 20, labels=("bad", "fair"))
+    dataset = OwnerDataset.load(job, train, evaluation, tokenizer_folder=model_folder)
+    assert dataset.labels == ("bad", "good")
+    assert dataset.eval_labels == ("bad", "fair")
+    with pytest.raises(DataError, match="'fair'"):
+        dataset.set_labels(("bad", "good"))
+    dataset.set_labels(("bad", "fair", "good"))
+
+
+def test_data_holds_rows_out_of_what_is_trained_on(model_folder: Path, tmp_path: Path) -> None:
+    """Owners train on the other rows and evaluate these, all rows once; with a file for evaluation all rows train."""
+    job = ring.make_job(model_folder, data__held_out=0.25)
+    path, other = tiny.write_rows(tmp_path / "all.csv", 24, seed=1), tiny.write_rows(tmp_path / "eval.csv", 3, seed=2)
+    shares = [
+        OwnerDataset.load(job, path, None, share=share, num_owners=2, tokenizer_folder=model_folder)
+        for share in range(2)
+    ]
+    assert [(owner.train_rows, owner.eval_rows) for owner in shares] == [(9, 3), (9, 3)]
+    found = [
+        text for owner in shares for examples in (owner._train, owner._evaluation) for text in examples._encoder._texts
+    ]
+    assert sorted(found) == sorted(text for text, _ in tiny.make_rows(24, seed=1))
+    with_file = OwnerDataset.load(job, path, other, tokenizer_folder=model_folder)
+    assert (with_file.train_rows, with_file.eval_rows) == (24, 3)
+
+
+@pytest.mark.parametrize(("eval_rows", "hides", "counted_at"), [(14, True, "end"), (9, True, ""), (9, False, "all")])
+def test_data_counts_classes_where_that_tells_nobody_a_label(
+    model_folder: Path, tmp_path: Path, eval_rows: int, hides: bool, counted_at: str
+) -> None:
+    """After the last step only, and of nine rows never, unless whoever hears of it owns the rows."""
+    job = ring.make_job(model_folder)
+    train, judged = (
+        tiny.write_rows(tmp_path / f"{count}.csv", count, seed=seed) for count, seed in ((12, 1), (eval_rows, 2))
+    )
+    dataset = OwnerDataset.load(job, train, judged, tokenizer_folder=model_folder, hides_counts=hides)
+    dataset.set_labels(tiny.LABELS)
+    course = ring.make_plan(job, {"a": dataset}, {"b": (0, 4)}).course
+    for step, is_counted in ((0, counted_at == "all"), (course.num_steps, counted_at != "")):
+        told, truths = [], Counter[int]()
+        for index, first in enumerate(range(0, eval_rows, 6)):
+            count = min(6, eval_rows - first)
+            item = dataclasses.replace(_item(StepKind.EVALUATE, index, count), step=step)
+            batch = dataset.batch(course, item)
+            truths.update(batch.labels.tolist())
+            said = HeadResult((), None, torch.zeros(count, dtype=torch.int64))
+            told.append(dataset.score(course, item, batch, said))
+        counts = tuple((f"class:{true}:0", float(count)) for true, count in sorted(truths.items()))
+        assert told[:-1] == [()] * (len(told) - 1) and told[-1] == (counts if is_counted else ())
+
+
+def test_encoder_counts_what_it_cuts_and_refuses_what_has_no_token() -> None:
+    """A text of exactly the longest length is whole; one without a token would have no place for a loss."""
+
+    def tokenizer(*texts: str, max_length: int = 99, **_: object) -> dict[str, list[int]]:
+        return {"input_ids": [len(word) for text in texts for word in text.split()][:max_length]}
+
+    encoder = Encoder(tokenizer, ["a b c", "a b c d", ("a", "b c d"), "a", "\u200b\t"])
+    assert [len(row.ids) for row in encoder.rows(range(4), max_length=3)] == [3, 3, 3, 1]
+    assert encoder.cut_rows == 2
+    empty = Encoder(lambda *_, **__: {"input_ids": []}, ["\u200b"])
+    with pytest.raises(
+        NoTokenError, match="a text of 1 characters has no token that the tokenizer knows; remove its row"
+    ):
+        empty.rows([0], max_length=3)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+@pytest.mark.parametrize("of_evaluation", [False, True])
+def test_a_text_without_a_token_is_refused_by_file_and_line(
+    tmp_path: Path, suffix: str, *, of_evaluation: bool
+) -> None:
+    """Before the first step where lengths are asked for, and in a batch; a tokenizer without special tokens."""
+    folder = tiny.write_model(tmp_path / "model", num_blocks=1)
+    saved = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(saved | {"post_processor": None}))
+    good, bad = tmp_path / f"good.{suffix}", tmp_path / f"bad.{suffix}"
+    rows = [("w1", "bad"), ("w2", "good"), ("\u200d", "bad")]
+    for path, count in ((good, 2), (bad, 3)):
+        lines = [json.dumps({"text": text, "label": label}) for text, label in rows[:count]]
+        table = ["text,label", *(f"{text},{label}" for text, label in rows[:count])]
+        path.write_text("\n".join(lines if suffix == "jsonl" else table) + "\n", encoding="utf-8")
+    files = (good, bad) if of_evaluation else (bad, good)
+    job = ring.make_job(folder)
+    dataset = OwnerDataset.load(job, *files, tokenizer_folder=folder)
+    dataset.set_labels(("bad", "good"))
+    item = _item(StepKind.EVALUATE if of_evaluation else StepKind.TRAIN, 0, 3)
+    course = ring.make_plan(job, {"a": dataset}, {"b": (0, 4)}).course
+    for ask in (lambda: dataset.mean_tokens(4, 0, "a"), lambda: dataset.batch(course, item)):
+        with pytest.raises(DataError, match=rf"bad\.{suffix}, line {3 if suffix == 'jsonl' else 4}: a text of 1 char"):
+            ask()
+
+
+def test_rows_that_are_left_out_or_cut_are_counted_by_owner(model_folder: Path, tmp_path: Path) -> None:
+    """Shares of what is left out add up to the file's number; lengths are known once they were asked for."""
+    rows = [*tiny.make_rows(9, seed=1), ("", "bad"), (" ", "bad"), ("w1", ""), (" ".join(["w2"] * 40), "bad")]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows))
+    job = ring.make_job(model_folder, data__missing="skip", train__max_length=32)
+    parts = [
+        OwnerDataset.load(job, path, None, share=share, num_owners=2, tokenizer_folder=model_folder)
+        for share in range(2)
+    ]
+    assert sum(part.train_rows for part in parts) == 10
+    found = sum((Counter(part.left_out) for part in parts), Counter[str]())
+    assert found == {"column 'text' is empty": 2, "column 'label' is empty": 1}
+    for part in parts:
+        part.mean_tokens(4, 1, "a")
+    assert sum(part.cut_rows for part in parts) == 1
+
+
+def test_class_that_differs_in_blanks_only_from_one_of_the_run_says_so(model_folder: Path, tmp_path: Path) -> None:
+    """Nobody finds that in two lists of names."""
+    (tmp_path / "rows.csv").write_text("text,label\na,good\nb,Bad \n")
+    job = ring.make_job(model_folder)
+    data = OwnerDataset.load(job, tmp_path / "rows.csv", None, tokenizer_folder=model_folder)
+    with pytest.raises(DataError, match=r"class 'Bad ', which differs in spaces or capitals only from 'bad' of"):
+        data.set_labels(("bad", "good"))
+
+
+RUN = "r20260101-000000-00000000"
+TASKS = {
+    "sequence-classification": "bert",
+    "regression": "bert",
+    "token-classification": "bert",
+    "question-answering": "bert",
+    "causal-lm": "gpt2",
+    "image-classification": "vit",
+}
+
+
+def digest_of(*parts: list[object]) -> str:
+    """The digest of these lists of rows."""
+    digest = RowsDigest()
+    for rows in parts:
+        digest.add(rows)
+    return digest.keyed(RUN)
+
+
+ROWS: list[object] = ["a", "bc", ("q", "c", ("x", "y"), 3), np.arange(6.0).reshape(2, 3)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [ROWS[::-1]],
+        [["ab", "c", *ROWS[2:]]],
+        [ROWS[:2], ROWS[2:]],
+        [[*ROWS[:2], ("q", "c", ("x",), "y", 3), ROWS[3]]],
+        [[*ROWS[:3], np.arange(6.0).reshape(3, 2)]],
+        [[*ROWS[:3], np.arange(6.0, dtype=np.float32).reshape(2, 3)]],
+        [[*ROWS[:2], ("q", "c", ("x", "y"), "3"), ROWS[3]]],
+    ],
+)
+def test_rows_digest_sees_what_differs(other: list[list[object]]) -> None:
+    """Order, where a row ends, nesting, shape and type."""
+    assert digest_of(ROWS) == digest_of(list(ROWS))
+    assert digest_of(ROWS) != digest_of(*other)
+
+
+def test_rows_digest_of_equal_rows_differs_between_runs() -> None:
+    """Who sees the digests of two runs learns nothing about whether their rows were equal."""
+    digest = RowsDigest()
+    digest.add(ROWS)
+    keyed = {digest.keyed(run) for run in (RUN, "r20260101-000000-00000001", "r20260102-000000-00000000")}
+    assert len(keyed) == 3
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+def test_rows_digest_of_every_task_follows_its_files(tmp_path: Path, task: str) -> None:
+    """The same files give the same digest; other training or evaluation rows another one."""
+    write_family(tmp_path / "model", TASKS[task], with_decoder=task == "causal-lm")
+    names = {"train": 1, "same": 1, "other": 2, "eval": 3}
+    for name, seed in names.items():
+        write_task_rows(tmp_path, task, name, 12, seed=seed)
+    job = parse_job(f'[model]\npath = "{tmp_path / "model"}"\ntask = "{task}"\n[train]\nmax_length = 32', source="test")
+
+    def digest(train: str, evaluation: str = "eval", *, share: int = 0) -> str:
+        paths = [tmp_path / f"{name}.{SUFFIXES[task]}" for name in (train, evaluation)]
+        data = OwnerDataset.load(job, *paths, share=share, num_owners=2, tokenizer_folder=tmp_path / "model")
+        return data.digest(RUN)
+
+    assert digest("train") == digest("same")
+    assert len({digest("train"), digest("other"), digest("train", "other"), digest("train", share=1)}) == 4
+
+
+def test_rows_digest_sees_shuffled_rows_and_labels(tmp_path: Path) -> None:
+    """As many rows of the same classes, in another order."""
+    model = tiny.write_model(tmp_path / "model")
+    path = tiny.write_rows(tmp_path / "train.csv", 20, seed=1)
+    job = parse_job(f'[model]\npath = "{model}"', source="test")
+
+    def digest() -> str:
+        return OwnerDataset.load(job, path, None, tokenizer_folder=model).digest(RUN)
+
+    before = digest()
+    shuffle_rows(path)
+    assert digest() != before

@@ -1,0 +1,225 @@
+"""What a process may use of its machine, and what it does with freed memory."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from edge.machine import resources
+from edge.machine.resources import cpu_model, describe_hardware, memory_budget
+from ringtune.job.job import Job, Model
+from ringtune.machine.resources import LIBRARY_BYTES
+from tests.support.fake_system import FakeSystem, fake_system
+from tests.support.plans import make_plan
+from tests.support.tiny import write_model
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "model"),
+    [
+        ("processor\t: 0\nmodel name\t: Made-up 3000\n", "Made-up 3000"),
+        ("processor\t: 0\nCPU part\t: 0xd08\n\nModel\t\t: Raspberry Pi 4 Model B\n", "Raspberry Pi 4 Model B"),
+    ],
+)
+def test_cpu_model_is_what_the_kernel_calls_it(tmp_path: Path, cpuinfo: str, model: str) -> None:
+    """On x86 a name for each core, on ARM one for the board."""
+    proc, _ = fake_system(tmp_path, {"proc/cpuinfo": cpuinfo})
+    assert cpu_model(proc=proc) == model
+
+
+def test_hardware_text_changes_with_everything_that_changes_timings(tmp_path: Path) -> None:
+    """Another processor, quota, number of threads or accelerator: another text."""
+    plain = fake_system(tmp_path / "a", {"proc/cpuinfo": "model name: A\n"})
+    limited = fake_system(tmp_path / "b", {"proc/cpuinfo": "model name: A\n", "cgroup/cpu.max": "50000 100000\n"})
+    other = fake_system(tmp_path / "c", {"proc/cpuinfo": "model name: B\n"})
+    texts = [describe_hardware(threads=1, proc=proc, cgroup=cgroup) for proc, cgroup in (plain, limited, other)]
+    texts.append(describe_hardware(threads=2, proc=plain[0], cgroup=plain[1]))
+    texts.append(describe_hardware(threads=1, accelerator="GPU", proc=plain[0], cgroup=plain[1]))
+    assert len(set(texts)) == 5
+    assert texts[0].startswith("A, ") and texts[0].endswith("no quota, 1 thread")
+    assert "quota 0.5 cores per 100 ms" in texts[1]
+
+
+MIB = 1 << 20
+KIB_OF_MIB = 1024
+
+
+def board(root: Path, *, resident: int, of_files: int, limit: int, used: int, page_cache: int = 0) -> FakeSystem:
+    """Fake a board with a memory limit, and an agent on it that has so much resident; sizes are in MiB."""
+    status = f"VmRSS: {resident * KIB_OF_MIB} kB\nRssFile: {of_files * KIB_OF_MIB} kB\n"
+    return fake_system(
+        root,
+        {
+            "proc/meminfo": f"MemAvailable: {8000 * KIB_OF_MIB} kB\n",
+            "proc/self/status": status,
+            "proc/self/cgroup": "0::/\n",
+            "cgroup/memory.max": f"{limit * MIB}\n",
+            "cgroup/memory.current": f"{used * MIB}\n",
+            "cgroup/memory.stat": f"active_file {page_cache * MIB}\n",
+        },
+    )
+
+
+def budget(system: FakeSystem) -> int:
+    """Ask for the budget there."""
+    return memory_budget(proc=system.proc, cgroup=system.cgroup)
+
+
+def test_budget_is_the_limit_less_the_libraries_whether_they_are_loaded_or_not(tmp_path: Path) -> None:
+    """An agent that joins has 60 MiB, one that has loaded its libraries has all of it, files' pages included."""
+    libraries = LIBRARY_BYTES // MIB
+    joins = board(tmp_path / "joins", resident=60, of_files=20, limit=1000, used=60, page_cache=20)
+    loaded = board(
+        tmp_path / "loaded", resident=libraries, of_files=114, limit=1000, used=libraries + 300, page_cache=414
+    )
+    assert budget(joins) == budget(loaded) == 1000 * MIB - LIBRARY_BYTES
+
+
+def test_budget_has_no_room_that_is_used_already(tmp_path: Path) -> None:
+    """What other processes hold of the group is gone, and what this one holds above its libraries too."""
+    system = board(tmp_path, resident=500, of_files=100, limit=1000, used=600, page_cache=100)
+    assert budget(system) == (1000 - 100 - 500) * MIB
+
+
+def test_budget_is_never_zero(tmp_path: Path) -> None:
+    """A full group gives a small number, so that the planner can say what does not fit."""
+    assert budget(board(tmp_path, resident=100, of_files=0, limit=100, used=100)) == MIB
+
+
+_SCRIPT = """
+import resource, sys
+from edge.machine.allocator import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+def touch():
+    for _ in range(20):
+        block = [bytearray(4 << 20) for _ in range(3)]
+touch()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+touch()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+_THREADS_SCRIPT = """
+import ctypes, sys, threading
+from edge.machine.allocator import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+library = ctypes.CDLL(None)
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+heaps, wait = set(), threading.Barrier(6)
+def take():
+    wait.wait()
+    heaps.add(library.malloc(1 << 16) >> 26)  # the heap of a thread begins at a multiple of 64 MiB
+    wait.wait()
+threads = [threading.Thread(target=take) for _ in range(6)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(heaps))
+"""
+
+_PIECES_SCRIPT = """
+import ctypes, pathlib, sys
+from edge.machine import allocator
+assert allocator.keep_freed_memory()
+if sys.argv[1] == "return":
+    assert allocator.return_freed_memory()
+library = ctypes.CDLL(None)
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+library.free.argtypes = (ctypes.c_void_p,)
+library.posix_memalign.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t)
+def tensor():
+    address = ctypes.c_void_p()
+    assert not library.posix_memalign(address, 64, 3 << 20)
+    ctypes.memset(address, 1, 3 << 20)
+    return address
+def resident():
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) >> 10
+before = resident()
+for _ in range(2):
+    tensors = [tensor() for _ in range(40)]
+    small = [library.malloc(size) for size in range(24, 1024, 8) for _ in range(40)]
+    peak = resident() - before
+    for each in tensors: library.free(each)
+print(peak)
+"""
+
+
+def _answer(script: str, mode: str) -> int:
+    command = [sys.executable, "-c", script, mode]
+    return int(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)  # noqa: S603
+
+
+def _faults(mode: str) -> int:
+    return _answer(_SCRIPT, mode)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
+def test_allocator_keeps_blocks_of_some_mib() -> None:
+    """Blocks of 4 MiB that come and go cost almost no page faults, which they do otherwise."""
+    assert _faults("keep") < 1000 < _faults("leave")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
+def test_allocator_has_one_heap_for_all_threads() -> None:
+    """What one thread frees every other one can use; by default the memory of six threads lies in several heaps."""
+    assert _answer(_THREADS_SCRIPT, "keep") <= 2 < _answer(_THREADS_SCRIPT, "leave")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
+def test_allocator_that_returns_memory_keeps_no_pieces() -> None:
+    """Where small things took the slivers beside 120 MiB of tensors, the next 120 MiB do not fit into a kept heap."""
+    assert _answer(_PIECES_SCRIPT, "return") < 140 < 200 < _answer(_PIECES_SCRIPT, "keep")
+
+
+PLAN = make_plan([("a", 0, 2)], ["a"], num_blocks=2)
+
+
+def job_of(folder: Path) -> Job:
+    """A job on a tiny model."""
+    return Job(model=Model(path=str(folder))).with_overrides({"train.max_length": 64})
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch, folder: Path, memory_bytes: int) -> str:
+    """What a heap is told with such a budget."""
+    found: list[str] = []
+    monkeypatch.setattr(resources, "keep_freed_memory", lambda: found.append("keep"))
+    monkeypatch.setattr(resources, "return_freed_memory", lambda: found.append("return"))
+    job = job_of(folder)
+    model, besides_bytes = resources.facts_here(folder, job)
+    resources.set_up_heap(PLAN, "a", job, model, memory_bytes=memory_bytes, data_bytes=0, besides_bytes=besides_bytes)
+    return found[-1]
+
+
+@pytest.mark.parametrize(("memory_bytes", "what"), [(1 << 30, "keep"), (1 << 10, "return")])
+def test_heap_keeps_freed_memory_only_with_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_bytes: int, what: str
+) -> None:
+    """A budget near what the plan needs leaves nothing for a heap in pieces."""
+    assert chosen(monkeypatch, write_model(tmp_path), memory_bytes) == what
+
+
+@pytest.mark.parametrize(("memory_bytes", "what"), [(1 << 30, "keep"), (1 << 10, "return")])
+def test_heap_of_a_node_with_some_of_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory_bytes: int, what: str
+) -> None:
+    """A node that fetched the blocks that it hosts has no whole model; its files say what weights take."""
+    path = write_model(tmp_path) / "model.safetensors"
+    tensors = {name: value for name, value in load_file(path).items() if ".layer.0." not in name}
+    save_file(tensors, path)
+    _, besides_bytes = resources.facts_here(tmp_path, job_of(tmp_path))
+    assert besides_bytes >= path.stat().st_size
+    assert chosen(monkeypatch, tmp_path, memory_bytes) == what
+
+
+def test_heap_of_a_node_that_only_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the configuration alone."""
+    (write_model(tmp_path) / "model.safetensors").unlink()
+    assert chosen(monkeypatch, tmp_path, 1 << 30) == "keep"

@@ -1,0 +1,188 @@
+"""The loss over a large vocabulary in chunks of tokens, against the one with all logits."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from edge.data.tokens import IGNORED, Batch
+from edge.model import heads
+from edge.model.heads import CausalLanguageModel, HeadCounts, token_loss
+from ringtune.costs.memory_sizes import MOST_LOGIT_BYTES
+
+ROWS, TOKENS, WIDTH, VOCAB = 3, 40, 8, 97
+EXACT = 1e-9
+
+
+class LogitBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of tensors over a vocabulary that live at the same time; operations are watched as they run."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.vocabulary = vocabulary
+        self.live: dict[int, int] = {}
+        self.peak_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, then look at what it made."""
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if torch.is_tensor(tensor) and self.vocabulary in tensor.shape and WIDTH not in tensor.shape:
+                self._note(tensor.untyped_storage())
+        return made
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        address = storage.data_ptr()
+        if address not in self.live:
+            self.live[address] = storage.nbytes()
+            self.peak_bytes = max(self.peak_bytes, sum(self.live.values()))
+            weakref.finalize(storage, self.live.pop, address, None)
+
+
+def head_of(weight_VD: torch.Tensor) -> Any:
+    """A frozen decoder, as AdapterHub's heads answer."""
+    decoder = torch.nn.Linear(weight_VD.shape[1], weight_VD.shape[0], bias=False)
+    decoder.weight = torch.nn.Parameter(weight_VD, requires_grad=False)
+
+    def call(outputs: Any, **_: Any) -> types.SimpleNamespace:
+        return types.SimpleNamespace(logits=decoder(outputs.last_hidden_state))
+
+    call.get_output_embeddings = lambda: decoder  # type: ignore[attr-defined]
+    return call
+
+
+def a_batch(rows: int = ROWS, tokens: int = TOKENS, vocabulary: int = VOCAB) -> Batch:
+    """Rows of which some end early."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(0, vocabulary, (rows, tokens), generator=generator)
+    labels = ids.clone()
+    labels[:, 0] = IGNORED
+    labels[0, tokens // 2 :] = IGNORED
+    return Batch(ids=ids, mask=(labels != IGNORED).long(), token_type_ids=torch.zeros_like(ids), labels=labels)
+
+
+def computed(hidden_BTD: torch.Tensor, weight_VD: torch.Tensor, batch: Batch) -> tuple[HeadCounts, torch.Tensor]:
+    """Loss, hits, and the gradient of the hidden state."""
+    leaf = hidden_BTD.clone().requires_grad_(True)
+    counts = CausalLanguageModel().run(head_of(weight_VD), leaf * 2.0, batch, {})
+    torch.autograd.backward([counts.loss_sum / 7])
+    assert leaf.grad is not None
+    return counts, leaf.grad
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunks_give_the_loss_and_gradient_of_all_logits(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    """In double precision both ways agree to 1e-9, with a chunk that divides nothing, one token, and one for all."""
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(ROWS, TOKENS, WIDTH, dtype=torch.float64, generator=generator)
+    weight = torch.randn(VOCAB, WIDTH, dtype=torch.float64, generator=generator)
+    whole, whole_grad = computed(hidden, weight, a_batch())
+    monkeypatch.setattr(heads, "logits_fit", lambda *_: False)
+    monkeypatch.setattr(heads, "MOST_LOGIT_BYTES", chunk * VOCAB * 8)
+    parts, parts_grad = computed(hidden, weight, a_batch())
+    assert float(parts.loss_sum.detach()) == pytest.approx(float(whole.loss_sum.detach()), abs=EXACT)
+    assert torch.allclose(parts_grad, whole_grad, rtol=0.0, atol=EXACT)
+    assert (parts.num_targets, parts.more) == (whole.num_targets, whole.more)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_chunks_with_a_cap_give_the_loss_and_gradients_of_capped_logits(chunk: int) -> None:
+    """Of hidden state and table, in double precision; without the cap the loss is another."""
+    generator = torch.Generator().manual_seed(2)
+    hidden, table = (torch.randn(n, 4, dtype=torch.float64, generator=generator).mul_(3) for n in (9, 11))
+    labels = torch.tensor([0, 5, IGNORED, 10, 3, 3, IGNORED, 1, 2])
+    hidden.requires_grad_(True)
+    table.requires_grad_(True)
+    got = token_loss(hidden, table, labels, chunk=chunk, ignored=IGNORED, cap=2.5).loss_sum
+    logits = 2.5 * torch.tanh(hidden @ table.T / 2.5)
+    want = torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    found, wanted = (torch.autograd.grad(2 * loss, (hidden, table)) for loss in (got, want))
+    assert float(got.detach()) == pytest.approx(float(want.detach()), abs=EXACT)
+    assert all(torch.allclose(*pair, rtol=0.0, atol=EXACT) for pair in zip(found, wanted, strict=True))
+    plain = token_loss(hidden.detach(), table, labels, chunk=chunk, ignored=IGNORED).loss_sum
+    assert abs(float(plain.detach() - got.detach())) > 1.0
+
+
+def test_chunks_survive_logits_that_overflow_alone() -> None:
+    """Large logits are brought down by their largest first, as the library's loss does."""
+    hidden = torch.full((4, 2), 500.0, requires_grad=True)
+    table, labels = torch.tensor([[1.0, 1.0], [0.5, 0.5], [-1.0, 0.0]]), torch.tensor([0, 1, 2, 0])
+    found = token_loss(hidden, table, labels, chunk=3, ignored=IGNORED)
+    wanted = torch.nn.functional.cross_entropy(hidden @ table.T, labels, reduction="sum")
+    assert float(found.loss_sum.detach()) == pytest.approx(float(wanted.detach()))
+    assert found.num_correct == 2
+    torch.autograd.backward([found.loss_sum])
+    assert hidden.grad is not None and bool(torch.isfinite(hidden.grad).all())
+
+
+@pytest.mark.parametrize("hidden_trains", [True, False])
+def test_chunks_give_the_gradient_of_a_table_that_trains(hidden_trains: bool) -> None:
+    """As autograd does through all logits, whether the hidden state wants a gradient or not."""
+    generator = torch.Generator().manual_seed(2)
+    hidden, table = (torch.randn(n, 3, dtype=torch.float64, generator=generator) for n in (7, 5))
+    labels = torch.tensor([0, 4, IGNORED, 2, 2, IGNORED, 1])
+    grads = []
+    for chunk in (None, 2):
+        leaves = [hidden.clone().requires_grad_(hidden_trains), table.clone().requires_grad_(True)]
+        if chunk is None:
+            loss = torch.nn.functional.cross_entropy(
+                leaves[0] @ leaves[1].T, labels, reduction="sum", ignore_index=IGNORED
+            )
+        else:
+            loss = token_loss(leaves[0], leaves[1], labels, chunk=chunk, ignored=IGNORED).loss_sum
+        torch.autograd.backward([loss / 5])
+        grads.append([leaf.grad for leaf in leaves])
+    (whole_hidden, whole_table), (hidden_grad, table_grad) = grads
+    assert (hidden_grad is None) is not hidden_trains
+    assert table_grad is not None and whole_table is not None
+    assert torch.allclose(table_grad, whole_table, rtol=0.0, atol=EXACT)
+    if hidden_grad is not None and whole_hidden is not None:
+        assert torch.allclose(hidden_grad, whole_hidden, rtol=0.0, atol=EXACT)
+
+
+def test_chunks_of_nothing_are_no_loss() -> None:
+    """A micro-batch of padding alone counts nothing and moves nothing."""
+    hidden = torch.randn(5, 2, requires_grad=True)
+    found = token_loss(hidden, torch.randn(3, 2), torch.full((5,), IGNORED), chunk=2, ignored=IGNORED)
+    torch.autograd.backward([found.loss_sum])
+    assert (float(found.loss_sum.detach()), found.num_correct) == (0.0, 0)
+    assert hidden.grad is not None and not hidden.grad.any()
+
+
+def test_chunks_of_an_evaluation_keep_no_gradient() -> None:
+    """Without a graph there is nothing to go backward through."""
+    hidden = torch.randn(5, 2, requires_grad=True)
+    with torch.no_grad():
+        found = token_loss(hidden, torch.randn(3, 2), torch.tensor([0, 1, 2, 0, 1]), chunk=2, ignored=IGNORED)
+    assert not found.loss_sum.requires_grad
+
+
+def test_logits_of_a_large_vocabulary_are_never_there_at_once() -> None:
+    """Of 4 x 128 tokens over 32,000 words (65 MB) no more lives at any moment than the bound says."""
+    vocabulary, batch = 32_000, a_batch(4, 128, 32_000)
+    hidden, weight = torch.randn(4, 128, WIDTH), torch.randn(vocabulary, WIDTH)
+    with LogitBytes(vocabulary) as seen:
+        computed(hidden, weight, batch)
+    assert MOST_LOGIT_BYTES // 2 < seen.peak_bytes <= MOST_LOGIT_BYTES
+
+
+def test_logits_of_a_small_vocabulary_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below the bound nothing is chunked: the head is called as before."""
+    monkeypatch.delattr(heads, "token_loss")
+    counts, _ = computed(torch.randn(ROWS, TOKENS, WIDTH), torch.randn(VOCAB, WIDTH), a_batch())
+    assert counts.num_targets > 0
+
+
+def test_task_that_does_not_say_how_it_is_judged_can_not_be_made() -> None:
+    """It is told when the tasks are listed, not at the first loss of a run."""
+
+    class Unjudged(heads._OneOutput):
+        """A task without ``evaluate``."""
+
+    with pytest.raises(TypeError, match="evaluate"):
+        Unjudged()  # type: ignore[abstract]

@@ -1,0 +1,443 @@
+"""What the ring saves is an ordinary AdapterHub folder, passes the checks, and comes back into slices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+import torch
+
+from coordinator.run.collect import Wanted, check_parts
+from edge.model.heads import task_of
+from edge.model.result import result_files, users_files
+from edge.model.skeleton import ADAPTER, build_skeleton
+from edge.model.slice import materialise
+from edge.model.tensor_files import SafetensorsFiles
+from edge.techniques.offload.sites import adapter_weights
+from ringtune.costs.model_facts import model_facts
+from ringtune.errors import DivergedError, IntegrityError, PlanError
+from ringtune.job.job import Job, parse_job
+from ringtune.models.families import FAMILIES
+from ringtune.models.result_files import ADAPTER_FILES, BLOCKS_FILES
+from ringtune.models.result_files import result_files as result_files_result_files
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Item, items, turn_sequence
+from ringtune.storage.pieces import Pieces
+from tests.edge.model.test_sizes import CONFIGS, LORA_EVERYWHERE, OWN_KINDS
+from tests.support import hand_ring as ring
+from tests.support import reference, tiny, tiny_families, whole_models
+from tests.support.plans import changed, make_plan
+from tests.support.tiny_data import labels_of
+
+FILES = {"adapter_config.json", "adapter.safetensors", "head_config.json", "model_head.safetensors"}
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One tiny model for all tests of this file."""
+    return tiny.write_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+def _merge(hand: ring.HandRing, folder: Path) -> Path:
+    """Write the nodes' parts into one folder, as the coordinator does by bytes."""
+    from safetensors.torch import load, save_file
+
+    folder.mkdir()
+    adapters: dict[str, torch.Tensor] = {}
+    for files in hand.files().values():
+        for name, content in files.items():
+            if name == "adapter.safetensors":
+                part = load(content)
+                assert not part.keys() & adapters.keys()
+                adapters |= part
+            else:
+                assert not (folder / name).exists()
+                (folder / name).write_bytes(content)
+    save_file(adapters, folder / "adapter.safetensors")
+    return folder
+
+
+@pytest.mark.promise("8 adapterhub folder")
+@pytest.mark.parametrize(
+    ("config", "dtype"), [("seq_bn", "float32"), ("seq_bn", "float64"), ("lora", "float64"), ("loreft", "float32")]
+)
+@pytest.mark.parametrize("private", [0, 1])
+@pytest.mark.sampled(2)
+def test_saving_loads_with_nothing_of_ours(
+    model_folder: Path, tmp_path: Path, config: str, dtype: str, private: int
+) -> None:
+    """load_adapter into the plain base model gives the logits of the trained model, with class names."""
+    from adapters import AutoAdapterModel
+
+    job = ring.make_job(
+        model_folder,
+        adapter__config=config,
+        model__dtype=dtype,
+        train__dropout=0.1,
+        train__max_steps=8,
+        privacy__private_blocks=private,
+    )
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a", "c"))
+    plan = ring.make_plan(job, datasets, {"b": (private, 2), "c": (2, 4)})
+    hand = ring.HandRing(plan, job, model_folder, datasets).train()
+    folder = _merge(hand, tmp_path / "adapter")
+    assert {path.name for path in folder.iterdir()} == FILES
+    trained = reference.train(job, plan, model_folder, datasets)
+
+    plain = AutoAdapterModel.from_pretrained(str(model_folder))
+    plain.load_adapter(str(folder), use_safetensors=True, set_active=True)
+    plain.to(getattr(torch, dtype)).eval()
+    batch = datasets["a"].batch(plan.course, _first_item(plan))
+    inputs = {"input_ids": batch.ids, "attention_mask": batch.mask, "token_type_ids": batch.token_type_ids}
+    with torch.no_grad():
+        got, want = plain(**inputs).logits, trained.model.eval()(**inputs).logits
+    assert float((got - want).abs().max()) <= 1e-5
+    untrained = reference.whole_model(job, plan, model_folder).eval()
+    with torch.no_grad():
+        assert float((got - untrained(**inputs).logits).abs().max()) > 1e-3
+    assert plain.active_head == "ringtune"
+    assert tuple(plain.get_labels()) == tiny.LABELS
+
+
+def _first_item(plan: Plan) -> Item:
+    return items(plan.course, next(turn_sequence(plan.course)))[0]
+
+
+def test_saving_holds_no_local_path(model_folder: Path, tmp_path: Path) -> None:
+    """The configs name the model by its folder's name only."""
+    job = ring.make_job(model_folder, train__max_steps=1)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, {"b": (0, 4)})
+    files = ring.HandRing(plan, job, model_folder, datasets).files()["a"]
+    assert files.keys() == FILES - {"adapter.safetensors"}
+    for name in ("adapter_config.json", "head_config.json"):
+        config = json.loads(files[name])
+        assert config["model_name"] == model_folder.name
+        assert str(model_folder.parent) not in files[name].decode()
+        assert config["name"] == "ringtune"
+
+
+def test_saving_leaves_out_private_blocks_unless_asked(model_folder: Path, tmp_path: Path) -> None:
+    """Every owner has the private blocks' adapters, so only one of them is asked for them."""
+    from safetensors.torch import load
+
+    job = ring.make_job(model_folder, train__max_steps=1, privacy__private_blocks=1)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, {"b": (1, 4)})
+    owner = ring.HandRing(plan, job, model_folder, datasets).nodes["a"]
+    assert owner.adapter_files(with_head=False) == {}
+    private = load(bytes(owner.adapter_files(with_head=False, with_private=True)["adapter.safetensors"]))
+    assert {name.split(".layer.")[1].split(".")[0] for name in private} == {"0"}
+
+
+def _saving(model_folder: Path, folder: Path, adapter: str) -> tuple[ring.HandRing, dict[str, dict[str, torch.Tensor]]]:
+    """A ring whose owner has a private block; and sets of two users for the others, at the node that hosts them."""
+    job = ring.make_job(model_folder, adapter__config=adapter, train__max_steps=1, privacy__private_blocks=1)
+    datasets = ring.make_datasets(job, model_folder, folder, ("a",))
+    hand = ring.HandRing(ring.make_plan(job, datasets, {"b": (1, 4)}), job, model_folder, datasets)
+    like = adapter_weights(hand.nodes["b"]._hosted.skeleton, range(1, 4))
+    return hand, {
+        user: {name: torch.full_like(value, number) for name, value in like.items()}
+        for number, user in enumerate(("anna", "ben"), start=1)
+    }
+
+
+def _loaded(files: dict[str, Pieces], name: str) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load
+
+    return load(bytes(files[name]))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "is_taken_away"),
+    [("seq_bn[ln_before=True]", False), ("mlp[hidden=4]", False), ("lora[r=2]", False), ("lora[r=2]", True)],
+)
+def test_each_user_gets_a_file_with_their_set_and_what_is_the_same_for_all(
+    model_folder: Path, tmp_path: Path, adapter: str, is_taken_away: bool
+) -> None:
+    """Also of a tensor that a file has under two names, and with modules that have something else or are away."""
+    hand, sets = _saving(model_folder, tmp_path, adapter)
+    host, owner = (hand.nodes[name]._hosted.skeleton for name in "ba")
+    want = {name for files in hand.files().values() for name in _names(files)}
+    if is_taken_away:
+        for block in host.blocks:
+            for name in [path for path, _ in block.named_modules() if path.endswith(f".{ADAPTER}")]:
+                delattr(block.get_submodule(name.rpartition(".")[0]), ADAPTER)
+    own = users_files(host, sets, without_blocks=(0,), with_head=False)
+    rest = users_files(owner, {user: {} for user in sets}, without_blocks=(), with_head=True)
+    assert own.keys() == {"users/anna/adapter.safetensors", "users/ben/adapter.safetensors"}
+    config = "adapter.json" if adapter.startswith("mlp") else "adapter_config.json"
+    assert rest.keys() == own.keys() | {config, "head_config.json", "model_head.safetensors"}
+    for number, file in enumerate(sorted(own), start=1):
+        mine, common = _loaded(own, file), _loaded(rest, file)
+        assert mine.keys() | common.keys() == want and not mine.keys() & common.keys()
+        assert all(bool((value == number).all()) for value in mine.values())
+        assert common.keys() == _loaded(rest, "users/anna/adapter.safetensors").keys() and common
+
+
+def _names(files: dict[str, bytes]) -> set[str]:
+    from safetensors.torch import load
+
+    return set(load(files["adapter.safetensors"])) if "adapter.safetensors" in files else set()
+
+
+def test_a_users_set_that_diverged_or_a_name_that_is_none_is_refused(model_folder: Path, tmp_path: Path) -> None:
+    """The error names the user; no file gets a path of somebody else."""
+    hand, sets = _saving(model_folder, tmp_path, "lora[r=2]")
+    host = hand.nodes["b"]._hosted.skeleton
+    with pytest.raises(PlanError, match=r"user name '\.\./ben' is not allowed"):
+        users_files(host, {"../ben": sets["ben"]}, without_blocks=(), with_head=False)
+    next(iter(sets["ben"].values())).fill_(float("nan"))
+    with pytest.raises(DivergedError, match="of user ben is not finite"):
+        users_files(host, sets, without_blocks=(), with_head=False)
+
+
+LABELS = ("neg", "pos")
+PLAN = make_plan([("a", 0, 1), ("b", 1, 2)], ["b"], num_blocks=2, labels=LABELS)
+LEFT_OUT = ("seq_bn[leave_out=[0]]", "seq_bn[leave_out=[0]]|lora[r=2]", "linear[leave_out=[0]]", "loreft[layers=[1]]")
+
+
+def _job(folder: Path, task: str, adapter: str, dtype: str = "float32", method: str = "all") -> Job:
+    text = f'[model]\npath = "{folder}"\ntask = "{task}"\ndtype = "{dtype}"\n'
+    text += f'[adapter]\nconfig = "{adapter}"\n' if method == "all" else ""
+    return parse_job(f'{text}[train]\nmax_length = 16\nmethod = "{method}"\n', source="test")
+
+
+WITHOUT_MTL = ("gpt2", *tiny_families.PLUGGED)
+
+
+def _part(folder: Path, job: Job, blocks: Iterable[int], *, is_owner: bool) -> dict[str, Pieces]:
+    """What a node hands in that hosts these blocks."""
+    skeleton, head, task = build_skeleton(folder, job), None, job.model.task
+    if is_owner:
+        head = task_of(task).add(skeleton.model, LABELS if labels_of(task) else ())
+    kind = getattr(torch, job.model.dtype)
+    with SafetensorsFiles(folder) as weights:
+        materialise(skeleton, weights, blocks=blocks, with_embedding=is_owner, dtype=kind, device=torch.device("cpu"))
+        if head is not None:
+            task_of(task).connect(skeleton, head, weights)
+            head.to(kind)
+    return result_files(skeleton, task, folder, without_blocks=(), with_head=is_owner)
+
+
+@pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
+@pytest.mark.sampled(1)
+def test_adapters_and_own_weights_of_every_family_pass(tmp_path: Path, model_type: str) -> None:
+    """Every configuration, also those that leave blocks out or have a tensor under two names."""
+    folder = tiny_families.write_family(tmp_path, model_type, num_blocks=2)
+    for task in FAMILIES[model_type].tasks:
+        first = task == FAMILIES[model_type].tasks[0]
+        for adapter in (*CONFIGS, LORA_EVERYWHERE, *OWN_KINDS, *LEFT_OUT, "full") if first else ("seq_bn",):
+            if (model_type, adapter) == ("gpt2", "dora") or (adapter == "mtl_lora" and model_type in WITHOUT_MTL):
+                continue  # the library itself fails
+            job = _job(folder, task, adapter)
+            files = {
+                "a": _part(folder, job, [0], is_owner=False),
+                "b": _part(folder, job, [1], is_owner=True),
+            }
+            wanted = Wanted(job, PLAN, model_facts(folder, job), "b")
+            check_parts(files, wanted)
+            for node, own in files.items():
+                assert sum(content.size_bytes for content in own.values()) < wanted.most_bytes(node)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
+@pytest.mark.sampled(5)
+def test_whole_models_of_every_family_pass(tmp_path: Path, model_type: str, dtype: str) -> None:
+    """With each task, with a pooler that nobody trains and without."""
+    folder = tiny_families.write_family(tmp_path, model_type)
+    for task in FAMILIES[model_type].tasks:
+        job = _job(folder, task, "", dtype, "hift")
+        files = whole_models.parts(folder, task, dtype=dtype)
+        plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["b"], labels=labels_of(task))
+        wanted = Wanted(job, plan, model_facts(folder, job), "b")
+        check_parts(files, wanted)
+        for node, own in files.items():
+            assert sum(content.size_bytes for content in own.values()) < wanted.most_bytes(node)
+
+
+SPLITS = ({"b": (0, 2), "c": (2, 4)}, {"a": (0, 4)}, {"c": (0, 1), "a": (1, 3), "b": (3, 4)})
+
+
+def write(hand: ring.HandRing, folder: Path, names: tuple[str, ...] = ADAPTER_FILES) -> Path:
+    """The folder of a ring, as the coordinator merges it."""
+    from coordinator.run.result_files import adapter_folder
+
+    folder.mkdir(exist_ok=True)
+    files = {node: {name: Pieces.of(part) for name, part in own.items()} for node, own in hand.files().items()}
+    for name, content in adapter_folder(files, names).items():
+        (folder / name).write_bytes(bytes(content))
+    return folder
+
+
+def make(
+    model_folder: Path, folder: Path, slices: dict[str, tuple[int, int]], **overrides: object
+) -> tuple[Plan, ring.HandRing]:
+    """A ring of two owners over the given slices; it has not trained."""
+    job = ring.make_job(model_folder, **overrides)
+    datasets = ring.make_datasets(job, model_folder, folder, ("a", "c"), eval_rows=12)
+    plan = ring.make_plan(job, datasets, slices)
+    return plan, ring.HandRing(plan, job, model_folder, datasets)
+
+
+@pytest.fixture(scope="module")
+def saved(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[float, float, float]]:
+    """A trained run's folder, and its evaluation."""
+    folder = tmp_path_factory.mktemp("saved")
+    _, hand = make(model_folder, folder, SPLITS[0], train__max_steps=8)
+    hand.train()
+    return write(hand, folder / "adapter"), hand.evaluations[8]
+
+
+@pytest.mark.parametrize("slices", SPLITS)
+def test_loading_gives_the_evaluation_of_the_trained_ring(
+    model_folder: Path,
+    tmp_path: Path,
+    saved: tuple[Path, tuple[float, float, float]],
+    slices: dict[str, tuple[int, int]],
+) -> None:
+    """Whatever the split, a ring that loads the folder counts what the trained one counted, without a step."""
+    plan, hand = make(model_folder, tmp_path, slices, train__max_steps=1)
+    for node, executor in hand.nodes.items():
+        executor.load_saved(saved[0])
+        assert node in plan.nodes
+    hand.plan = changed(plan, num_steps=0)
+    hand.train()
+    assert hand.evaluations[0] == pytest.approx(saved[1], rel=1e-12)
+
+
+def test_loading_fills_the_private_blocks_of_an_owner(model_folder: Path, tmp_path: Path) -> None:
+    """Blocks that every owner runs itself get the saved values at each owner."""
+    values: dict[str, object] = {"privacy__private_blocks": 1, "train__max_steps": 4}
+    split = {"b": (1, 2), "c": (2, 4)}
+    _, hand = make(model_folder, tmp_path, split, **values)
+    hand.train()
+    folder = write(hand, tmp_path / "adapter")
+    _, other = make(model_folder, tmp_path, split, **values, train__seed=5)
+    for executor in other.nodes.values():
+        executor.load_saved(folder)
+    for holder in ("a", "c"):
+        other.holder = holder
+        again = other.tensors()
+        assert all(torch.equal(value, again[name]) for name, value in hand.tensors().items())
+
+
+@pytest.mark.parametrize("config", ["double_seq_bn", "par_bn", "lora", "ia3", "loreft", "linear", "mlp[hidden=8]"])
+def test_loading_round_trips_other_adapters(model_folder: Path, tmp_path: Path, config: str) -> None:
+    """What one ring saved another ring with other initial values saves again, bit for bit."""
+    values = {"adapter__config": config, "model__dtype": "float32", "wire__dtype": "float32", "train__max_steps": 4}
+    _, hand = make(model_folder, tmp_path, SPLITS[0], **values)
+    hand.train()
+    names = result_files_result_files("sequence-classification", config)
+    folder = write(hand, tmp_path / "adapter", names)
+    _, other = make(model_folder, tmp_path, SPLITS[0], **values, train__seed=5)
+    other.holder = hand.holder
+    for executor in other.nodes.values():
+        executor.load_saved(folder)
+    again = other.tensors()
+    assert all(torch.equal(value, again[name]) for name, value in hand.tensors().items())
+
+
+def test_loading_of_own_weights_gives_the_evaluation_of_the_trained_ring(model_folder: Path, tmp_path: Path) -> None:
+    """Also on another split and with private blocks, which had been of the slices; norms are the base model's own."""
+    values: dict[str, object] = {"adapter__config": "full"}
+    _, hand = make(model_folder, tmp_path, SPLITS[0], **values, train__max_steps=8)
+    hand.train()
+    folder = write(hand, tmp_path / "adapter", BLOCKS_FILES)
+    split = {"b": (1, 2), "c": (2, 4)}
+    plan, other = make(model_folder, tmp_path, split, **values, privacy__private_blocks=1, train__max_steps=1)
+    for executor in other.nodes.values():
+        executor.load_saved(folder)
+    other.plan = changed(plan, num_steps=0)
+    other.train()
+    assert other.evaluations[0] == pytest.approx(hand.evaluations[8], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bert.encoder.layer.3.output.LayerNorm.weight", "LayerNorm.weight, which this model has not"),
+        ("bert.encoder.layer.3.output.dense.bias", "output.dense.bias, which this model has not"),
+        ("bert.embeddings.word_embeddings.weight", "word_embeddings.weight, which this model has not"),
+    ],
+)
+def test_loading_of_own_weights_reaches_nothing_frozen(
+    model_folder: Path, tmp_path: Path, name: str, message: str
+) -> None:
+    """A file with more than what trains is refused by name."""
+    from safetensors.torch import load_file, save_file
+
+    _, hand = make(model_folder, tmp_path, SPLITS[0], adapter__config="full")
+    folder = write(hand, tmp_path / "adapter", BLOCKS_FILES)
+    tensors = load_file(folder / "blocks.safetensors") | {name: torch.zeros(32)}
+    save_file(tensors, folder / "blocks.safetensors")
+    with pytest.raises(IntegrityError, match=message):
+        hand.nodes["c"].load_saved(folder)
+
+
+def _drop(tensors: dict[str, torch.Tensor]) -> None:
+    tensors.pop(next(name for name in sorted(tensors) if ".layer.3." in name))
+
+
+def _rename(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(name for name in sorted(tensors) if ".layer.3." in name)
+    tensors[name.replace("adapter_down", "other")] = tensors[name].clone()
+
+
+def _shorten(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(name for name in sorted(tensors) if ".layer.3." in name)
+    tensors[name] = tensors[name][:1].clone()
+
+
+def _base(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["bert.encoder.layer.3.attention.self.query.weight"] = torch.zeros(32, 32)
+
+
+def _outside(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["bert.embeddings.word_embeddings.weight"] = torch.zeros(3, 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_drop, "lacks bert.encoder.layer.3"),
+        (_rename, "which this model has not"),
+        (_shorten, "of shape"),
+        (_base, "query.weight, which this model has not"),
+        (_outside, "word_embeddings.weight, which this model has not"),
+    ],
+)
+def test_loading_refuses_what_is_not_this_adapter(
+    model_folder: Path,
+    tmp_path: Path,
+    saved: tuple[Path, tuple[float, float, float]],
+    change: Callable[[dict[str, torch.Tensor]], None],
+    message: str,
+) -> None:
+    """Missing, foreign or misshapen tensors are refused by name, and a file never reaches a base weight."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    for path in saved[0].iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(folder / "adapter.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "adapter.safetensors")
+    _, hand = make(model_folder, tmp_path, SPLITS[0])
+    with pytest.raises(IntegrityError, match=message):
+        hand.nodes["c"].load_saved(folder)
+
+
+def test_loading_refuses_a_truncated_file(
+    model_folder: Path, tmp_path: Path, saved: tuple[Path, tuple[float, float, float]]
+) -> None:
+    """Half a file is damage, named."""
+    _, hand = make(model_folder, tmp_path, SPLITS[0])
+    content = (saved[0] / "adapter.safetensors").read_bytes()
+    (tmp_path / "adapter.safetensors").write_bytes(content[: len(content) // 2])
+    with pytest.raises(IntegrityError, match=r"adapter\.safetensors is damaged"):
+        hand.nodes["c"].load_saved(tmp_path)

@@ -1,0 +1,176 @@
+"""A text that goes on: the likeliest token or a draw, where it ends, and that it is the library's text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from edge.data.tokens import load_tokenizer
+from edge.runtime.inference import Sampling, WholeModel, ends_of_text, go_on, main, unused_settings
+from ringtune.errors import ModelError
+from ringtune.job.job import load_job
+from tests.support.tiny_families import write_family
+
+JOB = """
+[model]
+path = "{model}"
+task = "causal-lm"
+[train]
+method = "hift"
+batch_size = 2
+microbatches = 1
+"""
+
+
+def one_more(ids: Sequence[int]) -> torch.Tensor:
+    """The likeliest token is the last one and one more; one of the others is nearly as likely."""
+    logits = torch.full((10,), -50.0)
+    logits[(ids[-1] + 1) % 10], logits[0] = 2.0, 1.0
+    return logits
+
+
+def test_generating_takes_the_likeliest_token_until_a_text_ends() -> None:
+    """Greedy: 3 goes on with 4, 5, and 6 ends it; or the number of tokens does."""
+    how = Sampling(max_new_tokens=5)
+    assert go_on([3], one_more, how, ends=(6,), longest=9) == [4, 5]
+    assert go_on([3], one_more, how, ends=(), longest=9) == [4, 5, 6, 7, 8]
+
+
+def test_generating_leaves_out_the_beginning_of_a_prompt_that_is_too_long() -> None:
+    """The model never sees more tokens than it takes, and always the newest."""
+    seen: list[list[int]] = []
+
+    def look(ids: Sequence[int]) -> torch.Tensor:
+        seen.append(list(ids))
+        return one_more(ids)
+
+    go_on([1, 2, 3, 4], look, Sampling(max_new_tokens=2), ends=(), longest=3)
+    assert seen == [[2, 3, 4], [3, 4, 5]]
+
+
+def test_generating_draws_by_seed_and_row() -> None:
+    """The same seed and row draw the same, others draw others; draws are not all the likeliest."""
+    warm = Sampling(max_new_tokens=40, temperature=1.0, seed=3)
+    first, again = (go_on([3], one_more, warm, ends=(), longest=9, row=1) for _ in range(2))
+    assert first == again
+    assert first != go_on([3], one_more, warm, ends=(), longest=9, row=2)
+    assert first != go_on([3], one_more, warm._replace(seed=4), ends=(), longest=9, row=1)
+    assert first != go_on([3], one_more, warm._replace(temperature=0.0), ends=(), longest=9)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "qwen3", "gemma2", "gemma3_text", "smollm3"])
+@pytest.mark.sampled(3)
+def test_predicting_goes_on_as_the_library_does(
+    model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Greedy text of a whole trained model, beside ``generate`` of the plain library on the same weights."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    write_family(tmp_path / "base", model_type, seed=0, with_decoder=True)
+    trained = write_family(tmp_path / "trained", model_type, seed=1, with_decoder=True)
+    (tmp_path / "job.toml").write_text(JOB.format(model=tmp_path / "base"), encoding="utf-8")
+    texts = ["w1 w2 w3", "w40", "w7 w7 w8 w9 w10"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    words = [str(tmp_path / "job.toml"), str(trained), str(tmp_path / "rows.jsonl"), "--max-new-tokens", "6"]
+    assert main(words) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["row"] for line in lines] == [{"text": text} for text in texts]
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(str(trained), attn_implementation="eager").eval(),
+        AutoTokenizer.from_pretrained(trained),
+    )
+    for text, line in zip(texts, lines, strict=True):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        wanted = model.generate(
+            ids, max_new_tokens=6, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(ids)
+        )
+        added = tokenizer.decode(wanted[0, ids.shape[1] :], skip_special_tokens=True)
+        assert line["predicted"]["predicted"].split() == added.split()
+        assert line["predicted"]["tokens"] <= 6
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gemma2"])
+def test_whole_model_gives_the_logits_of_the_library(model_type: str, tmp_path: Path) -> None:
+    """Also where the model caps them, on which draws depend."""
+    from transformers import AutoModelForCausalLM
+
+    folder = write_family(tmp_path / "base", model_type, seed=1, with_decoder=True)
+    if model_type == "gemma2":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "final_logit_softcapping": 0.05}))
+    (tmp_path / "job.toml").write_text(JOB.format(model=folder), encoding="utf-8")
+    model = AutoModelForCausalLM.from_pretrained(str(folder), attn_implementation="eager").eval()
+    ids = [5, 9, 7, 7, 11]
+    with torch.no_grad():
+        wanted = model(torch.tensor([ids])).logits[0, -1]
+    found = WholeModel(load_job(tmp_path / "job.toml"), folder, ()).next_logits(ids)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("ends", [{"eos_token_id": [7, 9]}, {"eos_token_id": 7}, {}])
+def test_text_ends_where_generate_of_the_library_ends_it(tmp_path: Path, ends: dict[str, Any]) -> None:
+    """By ``generation_config.json``, else by ``config.json``, else by the tokenizer."""
+    from transformers import GenerationConfig
+
+    folder = write_family(tmp_path, "llama", num_blocks=1, with_decoder=True)
+    tokenizer = load_tokenizer(folder)
+    (folder / "generation_config.json").write_text(json.dumps(ends))
+    wanted = GenerationConfig.from_pretrained(str(folder)).eos_token_id or 3  # of the tiny model's config.json
+    assert ends_of_text(folder, tokenizer) == tuple(wanted if isinstance(wanted, list) else [wanted])
+    (folder / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
+    with pytest.raises(ModelError, match="eos_token_id is '</s>'"):
+        ends_of_text(folder, tokenizer)
+    for name in ("generation_config.json", "config.json"):
+        (folder / name).unlink()
+    assert ends_of_text(folder, SimpleNamespace(eos_token_id=5)) == (5,)
+    assert ends_of_text(folder, SimpleNamespace(eos_token_id=None)) == ()
+
+
+_CHOOSING = {
+    **dict.fromkeys(("temperature", "top_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "min_p"), 0.5),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "length_penalty", "diversity_penalty"), 1.5),
+    **dict.fromkeys(("top_k", "num_beams", "no_repeat_ngram_size", "max_length", "min_length", "max_new_tokens"), 7),
+    **dict.fromkeys(("do_sample", "early_stopping", "renormalize_logits", "remove_invalid_values"), True),
+    **{key: [5] for key in ("suppress_tokens", "begin_suppress_tokens", "stop_strings", "of_some_later_version")},
+}
+"""Key of ``generation_config.json`` that chooses tokens -> a value that is not the library's default."""
+
+
+def test_settings_of_a_model_that_choose_tokens_are_told_if_they_are_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each alone by its name; the library's own values of all its keys say nothing, and nothing is said twice."""
+    from transformers import GenerationConfig
+
+    folder = write_family(tmp_path / "base", "gpt2", num_blocks=1, with_decoder=True)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(GenerationConfig(eos_token_id=[7], pad_token_id=0).to_dict()))
+    assert unused_settings(folder) == ""
+    for key, value in _CHOOSING.items():
+        path.write_text(json.dumps({"eos_token_id": 7, "use_cache": False, key: value}))
+        assert f"has {key} = {value!r}, not used here: --temperature" in unused_settings(folder)
+    (tmp_path / "job.toml").write_text(JOB.format(model=folder), encoding="utf-8")
+    (tmp_path / "rows.jsonl").write_text('{"text": "w1"}\n' * 3, encoding="utf-8")
+    assert main([str(tmp_path / "job.toml"), str(folder), str(tmp_path / "rows.jsonl"), "--max-new-tokens", "1"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [list(line) for line in lines] == [["told"], *[["row", "predicted"]] * 3]
+    path.unlink()  # the library then takes them from config.json
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"temperature": 0.5}))
+    assert unused_settings(folder).startswith("config.json of the model has temperature = 0.5, not")
+
+
+def test_predicting_says_what_it_can_not_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line with the column, and the exit code of wrong data."""
+    base = write_family(tmp_path / "base", "gpt2", with_decoder=True)
+    (tmp_path / "job.toml").write_text(JOB.format(model=base), encoding="utf-8")
+    (tmp_path / "rows.csv").write_text("words\nw1\n", encoding="utf-8")
+    assert main([str(tmp_path / "job.toml"), str(base), str(tmp_path / "rows.csv")]) == 5
+    told = capsys.readouterr().err
+    assert "no column 'text'; it has the columns 'words'; set data.text" in told, "the rows are those of who predicts"

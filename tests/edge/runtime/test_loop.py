@@ -1,0 +1,514 @@
+"""The loop that drives one engine, with fake executors and links, checkpoints, copies and operations."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.checkpoint.shard_saver import Saver
+from edge.runtime import reporter as rp
+from edge.runtime.loop import CopyWatch, ShardSink
+from edge.runtime.reporter import CopyCompared, record_line
+from ringtune.engine.events import Handled, Span
+from ringtune.errors import DeadlineError, ModelError, PeerLostError, StorageError
+from ringtune.run_control.checkpoint import Shard
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.lowering import item_updates
+from ringtune.schedule.methods import Hift
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, turn_sequence
+from ringtune.schedule.units import EMBEDDING
+from ringtune.techniques.operations import check_scores
+from ringtune.techniques.replicas import compared_copies
+from ringtune.transport.codecs import scores_from_proto
+from tests.contract.techniques.test_replicas import hift_plan
+from tests.support.choosing import DrawnTables, make_choice, table_of
+from tests.support.fakes import WAIT_S, FakeExecutor, FakeRing, KeptReports
+from tests.support.plans import changed, make_plan
+from tests.support.replay import replay
+
+
+@contextmanager
+def ring_of(plan: Plan, **options: Any) -> Iterator[FakeRing]:
+    """A ring that is stopped in the end."""
+    ring = FakeRing(plan, **options)
+    try:
+        yield ring
+    finally:
+        assert ring.close(), "a loop did not end"
+
+
+def two_hosts(**options: Any) -> Plan:
+    """Hosts a and b, owners a and c, so that tensors and the head travel."""
+    return make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "c"], num_steps=8, **options)
+
+
+def test_run_ring_does_every_action_of_the_plan() -> None:
+    """Four blocks, two owners, eight steps: each owner reports its items once, each node each turn once."""
+    with ring_of(two_hosts()) as ring:
+        ring.start()
+        turns = ring.grant_all()
+        assert ring.wait_done(len(turns))
+        seqs = [step.report.seq for node in ring.plan.nodes for step in ring.reports[node].of(rp.StepDone)]
+        assert sorted(seqs) == list(range(turns[-1].end_seq))
+        for node in ring.plan.nodes:
+            done = sorted(entry.turn for entry in ring.reports[node].of(rp.TurnDone))
+            assert done == [turn.index for turn in turns]
+            assert ring.executors[node].turns == set()
+
+
+def test_run_spans_and_bytes_are_those_of_the_actions() -> None:
+    """One span for each action that the executor ran, and the bytes of every message with its target."""
+    with ring_of(two_hosts()) as ring:
+        ring.start()
+        assert ring.wait_done(len(ring.grant_all()))
+        for node in ring.plan.nodes:
+            actions = [entry for entry in ring.executors[node].log if isinstance(entry, Action)]
+            assert [span.action for span in ring.reports[node].of(Span)] == actions
+            sent = ring.reports[node].of(rp.Sent)
+            assert sum(entry.num_bytes for entry in sent) == sum(ring.runs[node].totals.sent_bytes.values())
+        heads = [entry for entry in ring.reports["a"].of(rp.Sent) if entry.payload == "t"]
+        assert {(entry.target, entry.num_bytes) for entry in heads} == {("c", len(b"head"))}
+
+
+def test_run_recordings_replay_to_the_same_commands() -> None:
+    """What each node recorded, fed to a fresh engine, gives the very commands."""
+    with ring_of(two_hosts(), record=True) as ring:
+        ring.start()
+        assert ring.wait_done(len(ring.grant_all()))
+    for node in ring.plan.nodes:
+        lines = [_line(entry) for entry in ring.reports[node].entries if isinstance(entry, rp.HeaderLine | Handled)]
+        assert replay(lines, ring.plan, node) == len(lines) - 1 > 0
+
+
+def _line(entry: Any) -> str:
+    from edge.runtime.reporter import record_line
+
+    return entry.line if isinstance(entry, rp.HeaderLine) else record_line(*entry)
+
+
+def test_run_executor_error_names_node_and_class() -> None:
+    """An error of ours keeps its class; the loop goes on answering and ends when it is told to."""
+
+    def refuse(action: Action) -> None:
+        raise ModelError("block 1 is not there")
+
+    with ring_of(two_hosts(), executors={"b": FakeExecutor(refuse)}) as ring:
+        ring.start()
+        ring.grant_all()
+        assert ring.reports["b"].wait_for(lambda entries: any(isinstance(entry, rp.Failed) for entry in entries))
+        assert ring.reports["b"].of(rp.Failed) == [rp.Failed("ModelError", "node b: block 1 is not there", "")]
+        assert ring.runs["b"].call(lambda: "alive", timeout_s=WAIT_S, what="an answer") == "alive"
+
+
+def test_run_foreign_error_is_reported_with_its_type(caplog: pytest.LogCaptureFixture) -> None:
+    """An error that is not ours becomes the root class; its type and place are in the message, its text in the log."""
+
+    def crash(action: Action) -> None:
+        raise ZeroDivisionError("a bug")
+
+    with ring_of(two_hosts(), executors={"b": FakeExecutor(crash)}) as ring:
+        ring.start()
+        ring.grant_all()
+        assert ring.reports["b"].wait_for(lambda entries: any(isinstance(entry, rp.Failed) for entry in entries))
+        failed = ring.reports["b"].of(rp.Failed)[0]
+    assert (failed.error, failed.lost_peer) == ("RingTuneError", "")
+    assert failed.message.startswith("node b: internal error, ZeroDivisionError at edge.runtime.loop:")
+    assert "a bug" not in failed.message and "a bug" in caplog.text
+
+
+def test_run_lost_peer_is_reported_once_and_at_once() -> None:
+    """Both ends of a broken link tell it; the coordinator hears of it once, with the peer's name."""
+    with ring_of(two_hosts()) as ring:
+        ring.start()
+        ring.runs["b"].on_peer_lost("a", "socket closed")
+        ring.runs["b"].on_peer_lost("a", "cancelled")
+        failed = ring.reports["b"].of(rp.Failed)
+        assert failed == [rp.Failed("PeerLostError", "node b lost its link with node a: socket closed", "a")]
+
+
+def test_run_names_the_peer_that_it_can_not_send_to() -> None:
+    """A send may find a broken link before the link tells of it; the coordinator then hears the peer's own error."""
+    with ring_of(two_hosts()) as ring:
+        lost = PeerLostError("node a: Socket closed")
+        lost.peer = "a"
+        ring.runs["b"].fail(lost)
+        assert ring.reports["b"].of(rp.Failed) == [rp.Failed("PeerLostError", "node b: node a: Socket closed", "a")]
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_run_without_progress_names_what_it_waits_for() -> None:
+    """A host whose neighbour never starts gives up after wait_s and names message and sender."""
+    with ring_of(two_hosts(), wait_s=0.05) as ring:
+        ring.start("b")
+        ring.grant_all()
+        assert ring.reports["b"].wait_for(lambda entries: any(isinstance(entry, rp.Failed) for entry in entries))
+        failed = ring.reports["b"].of(rp.Failed)[0]
+    assert failed.error == "DeadlineError"
+    assert "hidden state of step 0" in failed.message
+    assert "from node a" in failed.message
+
+
+def test_run_stops_after_the_action_under_way() -> None:
+    """A stop that comes while an action runs ends the loop without another action."""
+    started, go_on = threading.Event(), threading.Event()
+
+    def hold(action: Action) -> None:
+        started.set()
+        assert go_on.wait(WAIT_S)
+
+    executor = FakeExecutor(hold)
+    with ring_of(make_plan([("a", 0, 4)], ["a"]), executors={"a": executor}) as ring:
+        ring.start()
+        ring.grant_all()
+        assert started.wait(WAIT_S)
+        ring.runs["a"].stop("enough")
+        go_on.set()
+        assert ring.runs["a"].wait(WAIT_S)
+        assert len(executor.log) == 1
+
+
+def test_run_sees_what_came_during_an_action_before_choosing_the_next() -> None:
+    """Two hidden states come while b computes: both are in the recording before the action's end."""
+    started, go_on = threading.Event(), threading.Event()
+
+    def hold(action: Action) -> None:
+        started.set()
+        assert go_on.wait(WAIT_S)
+
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], microbatches=4, num_steps=1, eval_rows=0)
+    with ring_of(plan, executors={"b": FakeExecutor(hold)}, record=True) as ring:
+        ring.start("b")
+        ring.grant_all()
+        run = ring.runs["b"]
+        run.on_tensor(TensorKey("h", 0, 0, 2), "a", "x", None)
+        assert started.wait(WAIT_S)
+        run.on_tensor(TensorKey("h", 0, 1, 2), "a", "x", None)
+        run.on_tensor(TensorKey("h", 0, 2, 2), "a", "x", None)
+        go_on.set()
+        assert ring.reports["b"].wait_for(lambda entries: len(_events(entries, "ActionDone")) >= 1)
+        names = [type(entry.event).__name__ for entry in ring.reports["b"].of(Handled)]
+    first_done = names.index("ActionDone")
+    assert names[:first_done].count("TensorArrived") == 3
+
+
+def _events(entries: Any, name: str) -> list[Any]:
+    return [entry for entry in entries if isinstance(entry, Handled) and type(entry.event).__name__ == name]
+
+
+def test_run_credit_goes_back_for_hidden_states_only() -> None:
+    """Every hidden state that is taken from the inbox returns one credit; a gradient none."""
+    with ring_of(two_hosts(eval_rows=0), record=True) as ring:
+        ring.start()
+        assert ring.wait_done(len(ring.grant_all()))
+    sent = sum(entry.payload == "h" for node in ring.plan.nodes for entry in ring.reports[node].of(rp.Sent))
+    got = sum(len(_events(ring.reports[node].entries, "CreditArrived")) for node in ring.plan.nodes)
+    # the last credits may come after the last turn was done
+    assert sent - 8 <= got <= sent
+    assert got > 0
+
+
+def test_run_drops_a_tensor_that_came_twice() -> None:
+    """A second copy after the first was taken is forgotten with its turn, not kept for ever."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2, local_iterations=2, eval_rows=0)
+    with ring_of(plan) as ring:
+        ring.runs["b"].on_tensor(TensorKey("h", 0, 0, 2), "a", "first", None)
+        ring.start("b")
+        ring.grant_all()
+        assert ring.reports["b"].wait_for(lambda entries: any(isinstance(entry, Span) for entry in entries))
+        ring.runs["b"].on_tensor(TensorKey("h", 0, 0, 2), "a", "again", None)
+        ring.start("a")
+        assert ring.wait_done(1)
+        assert ring.runs["b"].num_waiting == 0
+
+
+def test_run_takes_a_tensor_that_came_twice_for_no_other() -> None:
+    """A second copy that comes while the micro-batch waits for its gradient does not stand for that gradient."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=8, local_iterations=2, eval_rows=0)
+    first, *later = turn_sequence(plan.course)
+    with ring_of(plan) as ring:
+        run = ring.runs["b"]
+        run.on_tensor(TensorKey("h", 0, 0, 2), "a", "first", None)
+        ring.start("b")
+        run.grant([first])
+        assert ring.reports["b"].wait_for(lambda entries: any(isinstance(entry, rp.Sent) for entry in entries))
+        run.on_tensor(TensorKey("h", 0, 0, 2), "a", "again", None)
+        run.grant(later)  # whenever a turn comes, the engine looks for what can go backward
+        assert run.call(lambda: "alive", timeout_s=WAIT_S, what="an answer") == "alive"
+        assert ring.reports["b"].of(rp.Failed) == []
+        ring.start("a")
+        ring.runs["a"].grant([first, *later])
+        assert ring.wait_done(1 + len(later))
+        assert run.num_waiting == 0
+
+
+def test_run_call_after_the_end_is_refused() -> None:
+    """Whoever asks for results of a run that has ended gets an error, not a wait."""
+    with ring_of(make_plan([("a", 0, 4)], ["a"])) as ring:
+        ring.start()
+        ring.runs["a"].stop("enough")
+        assert ring.runs["a"].wait(WAIT_S)
+        with pytest.raises(DeadlineError, match="has ended"):
+            ring.runs["a"].call(lambda: None, timeout_s=WAIT_S, what="nothing")
+
+
+def test_run_on_an_owner_that_hosts_nothing_hands_the_head_over() -> None:
+    """Node c owns data only: the next owner's turn is done for it at once, and its head still goes there."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c", "a"], num_steps=8)
+    with ring_of(plan) as ring:
+        ring.start()
+        assert ring.wait_done(len(ring.grant_all()))
+        sent = [entry for entry in ring.reports["c"].of(rp.Sent) if entry.payload == "t"]
+        assert (sent[0].target, sent[0].seq) == ("a", 2)
+        assert all(
+            action.op in (Op.EMBED, Op.HEAD, Op.UPDATE)
+            for action in ring.executors["c"].log
+            if isinstance(action, Action)
+        )
+
+
+RUN = "r20260101-000000-00000000"
+PLAN_OF_CHECKPOINTS = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, checkpoint_every=2)
+
+
+@pytest.fixture
+def savers(tmp_path: Path) -> Iterator[dict[str, Saver]]:
+    """Folders of both nodes; let go in the end."""
+    made = {node: Saver(tmp_path / node, RUN, PLAN_OF_CHECKPOINTS, node) for node in PLAN_OF_CHECKPOINTS.nodes}
+    yield made
+    for saver in made.values():
+        saver.close()
+
+
+class FullDisk:
+    """Saves nothing."""
+
+    def save(self, step: int, executor: object, *, with_head: bool) -> Shard:
+        """There is no room."""
+        raise StorageError(f"node b did not save step {step}: No space left on device")
+
+    def keep_from(self, step: int) -> None:
+        """Nothing to drop."""
+
+
+def failure_of(reports: KeptReports) -> rp.Failed:
+    """What a node failed with."""
+    assert reports.wait_for(lambda entries: any(isinstance(entry, rp.Failed) for entry in entries))
+    (failed,) = reports.of(rp.Failed)
+    assert isinstance(failed, rp.Failed)
+    return failed
+
+
+def test_run_reports_a_turn_as_done_after_its_shard_is_on_disk(tmp_path: Path, savers: dict[str, Saver]) -> None:
+    """Each node saves each checkpoint once, the owner of the turn with the head."""
+    ring = FakeRing(PLAN_OF_CHECKPOINTS, savers=savers)
+    ring.start()
+    turns = ring.grant_all()
+    assert ring.wait_done(len(turns))
+    checkpoints = [turn for turn in turns if turn.kind is StepKind.CHECKPOINT]
+    for node, reports in ring.reports.items():
+        entries = list(reports.entries)
+        saved = reports.of(rp.ShardSaved)
+        assert [(entry.turn, entry.step) for entry in saved] == [(turn.index, turn.first_step) for turn in checkpoints]
+        for entry, turn in zip(saved, checkpoints, strict=True):
+            assert entries.index(entry) < entries.index(rp.TurnDone(turn.index))
+            content = (tmp_path / node / RUN / f"step-{entry.step}.safetensors").read_text()
+            assert f'"head": {str(turn.owner == node).lower()}' in content
+            assert entry.shard.size_bytes == len(content)
+    assert ring.close()
+
+
+def test_run_frees_the_state_of_a_head_that_went_but_never_before_it_is_saved(savers: dict[str, Saver]) -> None:
+    """A head may be sent ahead of the checkpoint that its last owner still has to write with it."""
+    ring = FakeRing(PLAN_OF_CHECKPOINTS, savers=savers)
+    ring.start()
+    assert ring.wait_done(len(ring.grant_all()))
+    assert ring.close()
+    logs = [ring.executors[node].head_log for node in PLAN_OF_CHECKPOINTS.nodes]
+    assert all("dropped" in log and "saved" in log for log in logs)
+    for log in logs:
+        is_whole = True
+        for entry in log:
+            assert is_whole or entry != "saved", log
+            is_whole = {"came": True, "dropped": False}.get(entry, is_whole)
+
+
+def test_run_drops_shards_when_it_is_told(savers: dict[str, Saver]) -> None:
+    """Not before: only the coordinator knows which checkpoints are complete."""
+    saver = savers["a"]
+    ring = FakeRing(PLAN_OF_CHECKPOINTS, savers=savers)
+    ring.start()
+    assert ring.wait_done(len(ring.grant_all()))
+    assert saver.open().steps() == (2, 4, 6, 8)
+    ring.runs["a"].keep_shards_from(6)
+    seen = threading.Event()
+    ring.runs["a"].call(seen.set, timeout_s=5.0, what="the shards to be dropped")
+    assert saver.open().steps() == (6, 8)
+    assert ring.close()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "message"),
+    [({"b": FullDisk()}, "did not save step 2: No space left"), ({}, r"node b has no folder for checkpoints.*--state")],
+)
+def test_run_that_can_not_save_fails_with_a_name_of_its_own(
+    savers: dict[str, Saver], theirs: Mapping[str, ShardSink], message: str
+) -> None:
+    """The coordinator hears which node, which step and why, and ends with the exit code of a full disk."""
+    ring = FakeRing(PLAN_OF_CHECKPOINTS, savers={"a": savers["a"], **theirs})
+    ring.start()
+    ring.grant_all()
+    failed = failure_of(ring.reports["b"])
+    assert failed.error == StorageError.__name__
+    assert re.search(message, failed.message)
+    assert not ring.reports["b"].of(rp.ShardSaved)
+    assert ring.close()
+
+
+def test_recording_of_a_resumed_run_replays(savers: dict[str, Saver]) -> None:
+    """The start point is part of the recording."""
+    start = StartPoint.of(PLAN_OF_CHECKPOINTS.course, step=4, holder="b")
+    ring = FakeRing(PLAN_OF_CHECKPOINTS, savers=savers, start=start, record=True)
+    ring.start()
+    assert ring.wait_done(len(ring.grant_all()))
+    assert ring.close()
+    for node, reports in ring.reports.items():
+        lines = [entry.line for entry in reports.of(rp.HeaderLine)]
+        lines += [record_line(*entry) for entry in reports.of(Handled)]
+        assert replay(lines, PLAN_OF_CHECKPOINTS, node) > len(
+            list(turn_sequence(PLAN_OF_CHECKPOINTS.course, start=start))
+        )
+
+
+def test_run_sends_gradients_of_units_to_every_other_owner() -> None:
+    """Twelve steps of three groups: four gradients of the embedding and four of the head, to each of two owners."""
+    plan = changed(make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "c", "d"], num_steps=12), method=Hift(group_size=2))
+    with ring_of(plan, record=True) as ring:
+        ring.start()
+        assert ring.wait_done(len(ring.grant_all()))
+        assert all(run.num_waiting == 0 and not run._inbox.parcels for run in ring.runs.values())
+    sent = [entry for node in plan.nodes for entry in ring.reports[node].of(rp.Sent) if entry.payload != Payload.HIDDEN]
+    grads = [entry for entry in sent if entry.payload == Payload.UNIT_GRAD]
+    assert len(grads) == 2 * (4 + 4) and not [entry for entry in sent if entry.payload == Payload.HEAD]
+    for owner in ("a", "c", "d"):
+        actions = [span.action for span in ring.reports[owner].of(Span)]
+        updates = [action for action in actions if action.op is Op.UPDATE]
+        assert sum(action.start == EMBEDDING for action in updates) == 4
+        assert sum(action.start == 4 for action in updates) == 4
+    came = [entry for owner in ("a", "c", "d") for entry in ring.executors[owner].log if isinstance(entry, bytes)]
+    assert len(came) == 16 and {entry.split(b"/")[1] for entry in came} == {b"-1", b"4"}
+    for node in plan.nodes:
+        lines = [_line(entry) for entry in ring.reports[node].entries if isinstance(entry, rp.HeaderLine | Handled)]
+        assert replay(lines, plan, node) == len(lines) - 1 > 0
+
+
+PLAN_OF_OPERATIONS = changed(
+    make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, eval_every=4), choice=make_choice(refresh_steps=4)
+)
+
+
+def decided_turns(plan: Plan) -> list[Turn]:
+    """The turns of a run with a table from the first train turn on, and another one from step 4 on."""
+    tables = {0: table_of(plan.course, 0), 4: table_of(plan.course, 4)}
+    table, found = None, []
+    for turn in turn_sequence(plan.course):
+        if turn.kind is StepKind.TRAIN:
+            table = tables.get(turn.first_step, table)
+        found.append(dataclasses.replace(turn, operations=table))
+    return found
+
+
+def finished(*, record: bool = False) -> tuple[FakeRing, list[Turn]]:
+    """A ring that has done a whole run."""
+    turns = decided_turns(PLAN_OF_OPERATIONS)
+    by_index = {turn.index: turn for turn in turns}
+    tools = DrawnTables(PLAN_OF_OPERATIONS)
+    executors = {
+        node: FakeExecutor(scores=lambda index, node=node: tools.scores(node, by_index[index]))  # type: ignore[misc]
+        for node in PLAN_OF_OPERATIONS.nodes
+    }
+    ring = FakeRing(PLAN_OF_OPERATIONS, executors=executors, record=record)
+    ring.start()
+    for run in ring.runs.values():
+        run.grant(turns)
+    assert ring.wait_done(len(turns))
+    assert ring.close()
+    return ring, turns
+
+
+def test_loop_reports_scores_before_the_end_of_their_turn() -> None:
+    """All that the node owes, and nothing for other turns."""
+    ring, turns = finished()
+    for node in PLAN_OF_OPERATIONS.nodes:
+        scores: dict[int, list[object]] = {}
+        for entry in ring.reports[node].entries:
+            match entry:
+                case rp.Scored(message):
+                    scores.setdefault(message.turn, []).extend(scores_from_proto(message))
+                case rp.TurnDone(index):
+                    turn = next(turn for turn in turns if turn.index == index)
+                    check_scores(PLAN_OF_OPERATIONS, turn, node, scores.pop(index, []))  # type: ignore[arg-type]
+        assert not scores
+
+
+@pytest.mark.parametrize("node", PLAN_OF_OPERATIONS.nodes)
+def test_loop_records_each_table_once_and_the_recording_replays(node: str) -> None:
+    """Turns name their table by its digest; the table stands before the first of them."""
+    ring, turns = finished(record=True)
+    lines = []
+    for entry in ring.reports[node].entries:
+        if isinstance(entry, rp.HeaderLine):
+            lines.append(entry.line)
+        elif isinstance(entry, Handled):
+            lines.append(record_line(*entry))
+    tables = [json.loads(line)["digest"] for line in lines if line.startswith('{"table"')]
+    assert tables == list(dict.fromkeys(turn.operations.digest for turn in turns if turn.operations))
+    assert len(tables) == 2
+    assert replay(lines, PLAN_OF_OPERATIONS, node) == len(lines) - 3
+
+
+PLAN_OF_COPIES = hift_plan()
+TURNS = [turn for turn in turn_sequence(PLAN_OF_COPIES.course) if turn.kind is StepKind.TRAIN]
+
+
+def updates(plan: Plan, turn: Turn, node: str) -> list[Action]:
+    """The updates of a turn at a node, in order."""
+    return [action for item in items(plan.course, turn) for action in item_updates(plan, item, node)]
+
+
+def test_copy_watch_takes_a_digest_for_each_unit_after_its_last_update() -> None:
+    """Of two updates of the embedding in a turn the second counts; updates of the next turn change nothing of it."""
+    version = {"value": ""}
+    watch = CopyWatch(PLAN_OF_COPIES, "c", lambda unit, _: f"{unit} {version['value']}")
+    for turn in TURNS[:2]:
+        watch.expect(turn)
+    for action in [*updates(PLAN_OF_COPIES, TURNS[0], "c"), *updates(PLAN_OF_COPIES, TURNS[1], "c")]:
+        version["value"] = f"after item {action.seq}"
+        watch.after(action)
+    for turn in TURNS[:2]:
+        wanted = compared_copies(PLAN_OF_COPIES.course, turn)
+        assert sorted(watch.take(turn.index)) == sorted(
+            CopyCompared(turn.index, unit, f"{unit} after item {seq}") for unit, seq in wanted.items()
+        )
+        assert list(watch.take(turn.index)) == []
+
+
+def test_copy_watch_of_a_node_without_data_takes_none() -> None:
+    """A host has no copies; other actions of the same item are not taken for updates."""
+    watch = CopyWatch(PLAN_OF_COPIES, "b", lambda *_: "x")
+    owner = CopyWatch(PLAN_OF_COPIES, "a", lambda *_: "x")
+    for each in (watch, owner):
+        each.expect(TURNS[0])
+    for action in updates(PLAN_OF_COPIES, TURNS[0], "b"):
+        watch.after(action)
+    for unit, seq in compared_copies(PLAN_OF_COPIES.course, TURNS[0]).items():
+        owner.after(Action(Op.BACKWARD, seq, 0, unit, unit + 1))
+    assert list(watch.take(0)) == list(owner.take(0)) == []

@@ -1,0 +1,596 @@
+"""Pairs give a helper the gradients that autograd gives, also from blocks that run again, and on the wire."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edge.model.auxiliary import FusedDelta, LinearDelta
+from edge.techniques.activation_checkpointing import BlockForward, run_saving, saved_tensors, storage_bytes
+from edge.techniques.offload.helper import AuxiliaryModels
+from edge.techniques.offload.pairs import Capture, Pairs, PairWire, from_file, to_file
+from edge.techniques.offload.sites import AuxiliarySite, install, pack, unpack
+from edge.techniques.velora import subtokens
+from ringtune.costs.offload_costs import (
+    LOSSY,
+    WIRES,
+    PairWidths,
+    pair_token_bytes,
+    pair_widths,
+    vector_bytes,
+    weight_bytes,
+)
+from ringtune.errors import DivergedError, IntegrityError, JobError, PlanError
+from ringtune.models.adapter_support import offload_refusal
+from ringtune.models.families import family_named
+from ringtune.models.folder import read_config
+from ringtune.schedule.placement import Placement
+from ringtune.schedule.units import Range, Units
+from tests.support import offload
+from tests.support.offload import NUM_BLOCKS, Trio, apart, helper_grads, inputs_of, mask_of, plain_grads, task_of, trio
+from tests.support.tiny_families import HIDDEN, MODEL_TYPES
+
+OTHERS = (
+    "par_bn[reduction_factor=4]",
+    "scaled_par_bn[reduction_factor=4]",
+    "seq_bn[reduction_factor=4,scaling='channel',ln_before=True]",
+    "lora[r=2,alpha=3]|seq_bn[reduction_factor=8]",
+    "lora[r=2,attn_matrices=['q','k','v']]",
+    "seq_bn[leave_out=[0]]",
+)
+WITHOUT_DROPOUT = (
+    "seq_bn[use_gating=True]",
+    "seq_bn[ln_after=True]",
+    "seq_bn[adapter_residual_before_ln=True]",
+    "seq_bn[residual_before_ln=False]",
+    "seq_bn[residual_before_ln='post_add']",
+    "lora[use_gating=True]",
+)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where tiny models are written."""
+    return tmp_path_factory.mktemp("models")
+
+
+def run(both: Trio, model_type: str, order: str, *, dropped: bool) -> tuple[float, float]:
+    """Run two micro-batches in an order such as ``F0 F1 B1 B0``.
+
+    Returns:
+        How far the gradients of the weights are from autograd's, and those of the inputs.
+    """
+    *xs, first, second = inputs_of(model_type, 2)
+    outs: dict[int, Any] = {}
+    for word in order.split():
+        micro = int(word[1])
+        if word[0] == "F":
+            leaf, pairs = xs[micro].clone().requires_grad_(), both.host.capture.pairs()
+            outs[micro] = (leaf, pairs, both.host.forward(leaf, micro, dropped=dropped, pairs=pairs))
+        else:
+            leaf, pairs, y = outs[micro]
+            y.backward((first, second)[micro])
+            both.helper.fit(pairs.take(0, NUM_BLOCKS))
+            assert not list(pairs.tensors())
+    wanted = list(plain_grads(both, xs, [first, second], dropped=dropped))
+    given = {str(micro): outs[micro][0].grad for micro in outs}
+    assert not both.host.grads()
+    return apart(helper_grads(both.helper), both.plain.grads()), apart(
+        given, {str(micro): grad for micro, grad in enumerate(wanted)}
+    )
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("adapter", offload.KINDS)
+@pytest.mark.sampled(14)
+def test_pairs_give_the_gradients_of_autograd(root: Path, model_type: str, adapter: str) -> None:
+    """With dropout, alpha other than 1, and two micro-batches under way that come back in the other order."""
+    both = trio(offload.family_folder(root, model_type), adapter, dropout=0.2, task=task_of(model_type))
+    weights, inputs = run(both, model_type, "F0 F1 B1 B0", dropped=True)
+    assert weights < 1e-9 and inputs < 1e-12
+
+
+@pytest.mark.parametrize("model_type", ["bert", "gpt2"])
+@pytest.mark.parametrize("adapter", OTHERS)
+def test_pairs_of_other_adapters_give_the_gradients_of_autograd(root: Path, model_type: str, adapter: str) -> None:
+    """Parallel ones, learned scaling, norms, several methods at once, blocks left out."""
+    both = trio(offload.family_folder(root, model_type), adapter, dropout=0.2, task=task_of(model_type))
+    weights, inputs = run(both, model_type, "F0 B0 F1 B1", dropped=True)
+    assert weights < 1e-9 and inputs < 1e-12
+
+
+@pytest.mark.parametrize("adapter", ["seq_bn|lora[r=2,output_lora=True]", "seq_bn|linear[output_lora=True]"])
+def test_pairs_beside_a_matrix_are_taken_before_the_bottleneck_behind_it(root: Path, adapter: str) -> None:
+    """A bottleneck that is plugged in hangs on the matrix itself; the gradient is that of what enters it."""
+    both = trio(offload.family_folder(root, "qwen3"), adapter, dropout=0.2, task=task_of("qwen3"))
+    weights, inputs = run(both, "qwen3", "F0 B0 F1 B1", dropped=True)
+    assert weights < 1e-9 and inputs < 1e-12
+
+
+@pytest.mark.parametrize("adapter", WITHOUT_DROPOUT)
+def test_pairs_of_gates_and_norms_give_the_gradients_of_autograd(root: Path, adapter: str) -> None:
+    """What has weights behind the dropout, and every place of the residual."""
+    both = trio(offload.family_folder(root, "bert"), adapter)
+    weights, inputs = run(both, "bert", "F0 F1 B0 B1", dropped=False)
+    assert weights < 1e-9 and inputs < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("adapter", "dropout", "word"),
+    [
+        ("ia3", 0.0, "scales"),
+        ("dora", 0.0, "norms of the base"),
+        ("mtl_lora", 0.0, "several copies"),
+        ("loreft", 0.0, "chosen tokens"),
+        ("seq_bn[use_gating=True]", 0.1, "mask stays"),
+        ("seq_bn[ln_after=True]", 0.1, "mask stays"),
+        ("seq_bn[ln_after=True,adapter_residual_before_ln=True]", 0.0, "residual"),
+        ("lora[use_gating=True]", 0.1, "before dropout"),
+        ("full", 0.0, "no adapter"),
+    ],
+)
+def test_adapters_that_pairs_are_not_enough_for_are_refused(adapter: str, dropout: float, word: str) -> None:
+    """With the reason and a remedy, before anything is built."""
+    assert word in offload_refusal(adapter, dropout=dropout)
+
+
+@pytest.mark.parametrize("adapter", ["ia3", "dora", "mtl_lora", "loreft"])
+def test_capture_refuses_modules_it_does_not_know(root: Path, adapter: str) -> None:
+    """Also where nobody asked the rule."""
+    folder = offload.family_folder(root, "bert")
+    side = offload.side(folder, offload.job_of(folder, adapter, dtype="float32"), offloads=False)
+    with pytest.raises(JobError, match="no helper can fit"):
+        Capture(side.skeleton, range(NUM_BLOCKS))
+
+
+def test_fused_gates_are_refused() -> None:
+    """A gate for each of query, key and value is none of a plain LoRA."""
+    assert "one matrix" in offload_refusal("lora[use_gating=True]", dropout=0.0, fused=True)
+    assert not offload_refusal("lora[use_gating=True]", dropout=0.0)
+
+
+# ---- what is kept ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adapter", offload.KINDS)
+def test_host_keeps_no_more_than_frozen_adapters_and_inputs(root: Path, adapter: str) -> None:
+    """The graph has what the gradient of the hidden state needs, and x; nothing for weights."""
+    both = trio(offload.family_folder(root, "bert"), adapter)
+    x = inputs_of("bert", 1)[0]
+    with both.host.capture.recording() as pairs:
+        captured = both.host.forward(x.clone().requires_grad_(), 0, dropped=False, pairs=pairs)
+    for parameter in both.plain.runner.parameters(0, NUM_BLOCKS).values():
+        parameter.requires_grad_(False)
+    frozen = both.plain.forward(x.clone().requires_grad_(), 0, dropped=False)
+    kept, bare = (sum(storage_bytes(saved_tensors(y)).values()) for y in (captured, frozen))
+    captured.backward(torch.ones_like(captured))
+    taken = pairs.take(0, NUM_BLOCKS)
+    inputs = sum(storage_bytes([value for name, value in taken.items() if name.endswith(".x")]).values())
+    assert kept <= bare + inputs
+
+
+def test_graph_begins_at_the_lowest_site(root: Path) -> None:
+    """Below it nothing is kept where nothing below trains, as with weights that train here."""
+    both = trio(offload.family_folder(root, "bert"), "seq_bn[leave_out=[0]]")
+    x = inputs_of("bert", 1)[0]
+    ours = both.host.forward(x, 0, dropped=False)
+    plain = both.plain.forward(x, 0, dropped=False)
+    assert ours.requires_grad
+    held = [sum(storage_bytes(saved_tensors(y)).values()) for y in (ours, plain)]
+    assert held[0] <= held[1]
+
+
+def test_outside_of_recording_nothing_is_recorded(root: Path) -> None:
+    """An evaluation, a forward without a graph, and a second recording leave others alone."""
+    both = trio(offload.family_folder(root, "bert"), "seq_bn")
+    capture: Any = both.host.capture
+    x, grad = inputs_of("bert", 1)
+    with capture.recording() as pairs, torch.no_grad():
+        both.host.runner.run(x, offload.mask_of(x), None, 0, NUM_BLOCKS)
+    with pytest.raises(PlanError, match="gave no pair"):
+        pairs.take(0, 1)
+    both.host.forward(x, 0, dropped=False, pairs=pairs).backward(grad)
+    assert set(pairs.take(0, 1)) == {f"0.output.adapters.ringtune.{end}" for end in ("x", "grad")}
+    assert len(pairs.take(1, 2)) == 2
+    capture.close()
+    assert not both.host.forward(x, 0, dropped=False).requires_grad
+
+
+def test_backward_that_runs_twice_is_refused(root: Path) -> None:
+    """A pair is added up once."""
+    both = trio(offload.family_folder(root, "bert"), "seq_bn")
+    x, grad = inputs_of("bert", 1)
+    y = both.host.forward(x, 0, dropped=False)
+    y.backward(grad, retain_graph=True)
+    with pytest.raises(PlanError, match="two pairs"):
+        y.backward(grad)
+
+
+# ---- the helper ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", ["bert", "gpt2"])
+@pytest.mark.parametrize("adapter", offload.KINDS)
+def test_helper_begins_with_the_values_of_its_host(root: Path, model_type: str, adapter: str) -> None:
+    """Bit by bit, by the same names, also for the upper blocks alone."""
+    folder = offload.family_folder(root, model_type)
+    job = offload.job_of(folder, adapter, dropout=0.1)
+    plain = offload.side(folder, job, offloads=False)
+    models = offload.helper(folder, job, range(1, 2))
+    wanted = plain.runner.parameters(1, 2)
+    assert list(models.parameters(1, 2)) == list(wanted)
+    assert all(torch.equal(value, wanted[name]) for name, value in models.weights(1, 2).items())
+
+
+def test_helper_holds_no_base_weights(root: Path) -> None:
+    """Its bytes are those of its adapters, and some for shapes; a wide model changes nothing."""
+    folder = offload.family_folder(root, "gpt2")
+    models = offload.helper(folder, offload.job_of(folder, "lora", dtype="float64"), range(1))
+    adapters = sum(value.nbytes for value in models.weights(0, 1).values())
+    host = offload.side(folder, offload.job_of(folder, "lora", dtype="float64"), offloads=False)
+    base = sum(p.nbytes for p in host.skeleton.blocks[0].parameters()) - adapters
+    assert adapters <= models.held_bytes < adapters + base / 10
+
+
+def test_helper_adds_up_over_micro_batches_and_steps(root: Path) -> None:
+    """Four micro-batches of two steps give the sum of their gradients: nothing is divided by a count."""
+    both = trio(offload.family_folder(root, "bert"), offload.FUSED_LORA)
+    tensors = inputs_of("bert", 4)
+    xs, grads = tensors[:4], tensors[4:]
+    for micro, (x, grad) in enumerate(zip(xs, grads, strict=True)):
+        pairs: Any = both.host.capture.pairs()
+        both.host.forward(x, micro, dropped=False, pairs=pairs).backward(grad)
+        for block in reversed(range(NUM_BLOCKS)):
+            both.helper.fit(pairs.take(block, block + 1))
+    list(plain_grads(both, xs, grads, dropped=False))
+    assert apart(helper_grads(both.helper), both.plain.grads()) < 1e-9
+
+
+def test_helper_refuses_pairs_that_are_none_of_its_blocks(root: Path) -> None:
+    """A name or a shape that does not fit is one clear error, and adds nothing."""
+    both = trio(offload.family_folder(root, "bert"), "seq_bn")
+    x, grad = inputs_of("bert", 1)
+    pairs: Any = both.host.capture.pairs()
+    both.host.forward(x, 0, dropped=False, pairs=pairs).backward(grad)
+    good = pairs.take(0, 1)
+    name = next(iter(good))
+    for bad in (
+        {key: value for key, value in good.items() if key != name},
+        {**good, "7.x": x},
+        {**good, name: good[name][:1]},
+        {**good, name: good[name][..., :5]},
+    ):
+        with pytest.raises(IntegrityError):
+            both.helper.fit(bad)
+    assert not helper_grads(both.helper)
+
+
+def test_host_refuses_weights_that_do_not_fit(root: Path) -> None:
+    """Names, shapes, types and numbers are looked at before anything is replaced."""
+    both = trio(offload.family_folder(root, "bert"), "seq_bn")
+    good = {name: value.clone() for name, value in both.helper.weights(0, 1).items()}
+    name = next(iter(good))
+    before = {key: value.clone() for key, value in good.items()}
+    zeros = {key: torch.zeros_like(value) for key, value in good.items()}
+    for bad in (
+        {key: value for key, value in zeros.items() if key != name},
+        {**zeros, "7.x": zeros[name]},
+        {**zeros, name: zeros[name][:1]},
+        {**zeros, name: zeros[name].float()},
+        {**zeros, name: zeros[name] + torch.nan},
+    ):
+        with pytest.raises((IntegrityError, DivergedError), match="the weights of step 4"):
+            install(both.host.skeleton, bad, range(1), where="the weights of step 4")
+    held = dict(both.host.skeleton.blocks[0].named_parameters())
+    assert all(torch.equal(held[key.removeprefix("0.")], value) for key, value in before.items())
+
+
+def test_host_takes_weights_whose_sum_is_no_number(root: Path) -> None:
+    """Each of them is one, which is what counts; infinite ones are refused even where they make no sum."""
+    both = trio(offload.family_folder(root, "bert"), "seq_bn")
+    large = {name: torch.full_like(value, 1e308) for name, value in both.helper.weights(0, 1).items()}
+    install(both.host.skeleton, large, range(1), where="the test")
+    held = dict(both.host.skeleton.blocks[0].named_parameters())
+    assert all(torch.equal(held[name.removeprefix("0.")], value) for name, value in large.items())
+    for value in large.values():
+        value[..., :2] = torch.tensor([torch.inf, -torch.inf])
+    with pytest.raises(DivergedError, match="not finite"):
+        install(both.host.skeleton, large, range(1), where="the test")
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "rows"), [(64, 64, 2), (64, 256, 4), (7, 5, 1)])
+def test_gradient_of_a_matrix_alone_has_the_bits_of_autograd(inputs: int, outputs: int, rows: int) -> None:
+    """Without g(x); of several micro-batches too, and of query, key and value in one matrix."""
+    torch.manual_seed(0)
+    parts = FusedDelta({part: LinearDelta(inputs, outputs) for part in ("query", "value")}, outputs)
+    for delta in (LinearDelta(inputs, outputs), parts):
+        for module in delta.modules():
+            if isinstance(module, LinearDelta):
+                module.weight = torch.nn.Parameter(torch.randn(outputs, inputs))
+        site = AuxiliarySite("0.x", torch.nn.Identity(), delta, 1.0)
+        plain = copy.deepcopy(delta)
+        other = AuxiliarySite("0.x", torch.nn.Identity(), plain, 1.0)
+        for _ in range(2):
+            x, grad = torch.randn(rows, 9, inputs), torch.randn(rows, 9, site.outputs)
+            site.add_gradients(x, grad)
+            torch.autograd.backward([other.delta(x)], [grad])
+        for name, weight in plain.named_parameters():
+            own, found = weight.grad, delta.get_parameter(name).grad
+            assert own is not None and found is not None and torch.equal(own, found), name
+
+
+def test_weights_that_change_under_a_graph_are_seen(root: Path) -> None:
+    """The backward of a forward that used the weights of before fails, and is not silently wrong."""
+    both = trio(offload.family_folder(root, "bert"), "seq_bn")
+    x, grad = inputs_of("bert", 1)
+    y = both.host.forward(x.requires_grad_(), 0, dropped=False)
+    install(both.host.skeleton, both.helper.weights(0, 1), range(1), where="the test")
+    with pytest.raises(RuntimeError, match="modified by an inplace"):
+        y.backward(grad)
+
+
+def test_graphs_under_way_can_keep_the_weights_of_before(root: Path) -> None:
+    """As overlapping needs it: the gradients are those of the weights that the forward had."""
+    both = trio(offload.family_folder(root, "bert"), offload.FUSED_LORA)
+    x, grad = inputs_of("bert", 1)
+    leaf, pairs = x.clone().requires_grad_(), both.host.capture.pairs()
+    y = both.host.forward(leaf, 0, dropped=False, pairs=pairs)
+    new = {name: value + 1.0 for name, value in both.helper.weights(0, NUM_BLOCKS).items()}
+    install(both.host.skeleton, new, range(NUM_BLOCKS), where="the test", keeps_old=True)
+    y.backward(grad)
+    both.helper.fit(pairs.take(0, NUM_BLOCKS))
+    (wanted,) = plain_grads(both, [x], [grad], dropped=False)
+    assert torch.equal(leaf.grad, wanted)  # type: ignore[arg-type]
+    assert apart(helper_grads(both.helper), both.plain.grads()) < 1e-9
+    held = dict(both.host.skeleton.blocks[1].named_parameters())
+    assert all(torch.equal(held[name.removeprefix("1.")], new[name]) for name in new if name.startswith("1."))
+    assert not any(held[name.removeprefix("1.")].requires_grad for name in new if name.startswith("1."))
+
+
+POLICIES = ((Range(0, 2),), (Range(0, 1),), (Range(1, 2),))
+
+
+@contextlib.contextmanager
+def watched(both: offload.Trio, pairs: Pairs, start: int, stop: int) -> Iterator[None]:
+    """What is open while the graph is made that the backward uses."""
+    with both.host.capture.recording(pairs):
+        yield
+
+
+def taken(both: offload.Trio, recompute: tuple[Range, ...], order: tuple[int, ...]) -> list[dict[str, torch.Tensor]]:
+    """The pairs of two micro-batches whose backwards come in an order, with the gradients of their inputs."""
+    *xs, first, second = inputs_of(both.host.skeleton.layout.model_type, 2)
+    placement = Placement(slices=(), private_blocks=NUM_BLOCKS, recompute=recompute)
+    flows: list[Any] = []
+    for micro, x in enumerate(xs):
+        pairs = both.host.capture.pairs()
+        with torch.no_grad():
+            context = both.host.runner.context(x, mask_of(x))
+        forward = BlockForward(
+            blocks=both.host.runner,
+            mask=mask_of(x),
+            context=context,
+            trained=Units.of(NUM_BLOCKS, range(NUM_BLOCKS)),
+            lowest=-1,
+            train_at=(4, micro),
+            patterns={},
+            watched=functools.partial(watched, both, pairs),
+            version=contextlib.nullcontext,
+        )
+        flows.append((run_saving(forward, x, 0, NUM_BLOCKS, placement)[0], pairs))
+    found: dict[int, dict[str, torch.Tensor]] = {}
+    for micro in order:
+        saved, pairs = flows[micro]
+        below = saved.backward((first, second)[micro])
+        found[micro] = {**pairs.take(0, NUM_BLOCKS), "below": below}
+        assert not list(pairs.tensors())
+    return [found[micro] for micro in sorted(found)]
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("recompute", POLICIES, ids=str)
+@pytest.mark.sampled(7)
+def test_blocks_that_run_again_give_the_same_pairs(root: Path, model_type: str, recompute: tuple[Range, ...]) -> None:
+    """With dropout, and two micro-batches that come back in the other order; a pair that came twice is an error."""
+    both = trio(
+        offload.family_folder(root, model_type),
+        "lora[r=2,alpha=6]|seq_bn[reduction_factor=8]",
+        dropout=0.2,
+        task=task_of(model_type),
+    )
+    kept, again = taken(both, (), (0, 1)), taken(both, recompute, (1, 0))
+    for plain, other in zip(kept, again, strict=True):
+        assert plain.keys() == other.keys()
+        assert all(torch.equal(plain[name], other[name]) for name in plain)
+
+
+PARTS = 8
+MOST_BF16_ERROR = 1e-2
+
+
+def recorded(both: offload.Trio, x: torch.Tensor, grad: torch.Tensor, *, micro: int = 0) -> dict[str, torch.Tensor]:
+    """The pairs of all blocks for one micro-batch."""
+    pairs = both.host.capture.pairs()
+    both.host.forward(x, micro, dropped=True, pairs=pairs).backward(grad)
+    taken: dict[str, torch.Tensor] = pairs.take(0, NUM_BLOCKS)
+    return taken
+
+
+def wire_of(wire: str, models: AuxiliaryModels) -> PairWire:
+    """One end of a wire."""
+    return PairWire(wire, models.inputs, parts=PARTS, seed=3)
+
+
+@pytest.mark.parametrize(("adapter", "dropout"), [*((kind, 0.0) for kind in offload.KINDS), (offload.FUSED_LORA, 0.1)])
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.sampled(6)
+def test_rule_counts_the_bytes_that_are_sent(root: Path, model_type: str, adapter: str, dropout: float) -> None:
+    """Of pairs, of the vectors that go with the first ones, and of the weights that come back."""
+    folder = offload.family_folder(root, model_type)
+    facts: dict[str, Any] = {"hidden_size": HIDDEN, "widths": family_named(model_type).widths(read_config(folder))}
+    found = [one for block in range(NUM_BLOCKS) for one in pair_widths(adapter, block, dropout=dropout, **facts)]
+    both = trio(folder, adapter, with_signs=True, dropout=dropout, task=task_of(model_type))
+    x, grad = inputs_of(model_type, 1)
+    pairs = recorded(both, x, grad)
+    for wire in WIRES:
+        own = pairs if wire in LOSSY else {name: value for name, value in pairs.items() if not name.endswith(".signs")}
+        sender = wire_of(wire, both.helper)
+        first, second = (sum(value.nbytes for value in sender.encode(own).values()) for _ in range(2))
+        assert second == pair_token_bytes(found, wire, value_bytes=8, parts=PARTS) * x.shape[0] * x.shape[1]
+        assert first - second == vector_bytes(found, wire, value_bytes=8, parts=PARTS)
+    returned = [weight_bytes(adapter, block, num_blocks=NUM_BLOCKS, value_bytes=8, **facts) for block in (0, 1)]
+    assert returned == [sum(v.nbytes for v in both.helper.weights(block, block + 1).values()) for block in (0, 1)]
+
+
+def test_rule_counts_nothing_of_a_block_that_is_left_out() -> None:
+    """Neither pairs nor weights."""
+    widths = family_named("bert").widths({"hidden_size": 8, "intermediate_size": 16})
+    facts: dict[str, Any] = {"hidden_size": 8, "widths": widths}
+    assert not pair_widths("seq_bn[leave_out=[0]]", 0, dropout=0.0, **facts)
+    assert pair_widths("seq_bn[leave_out=[0]]", 1, dropout=0.0, **facts) == (PairWidths(8, 8, 1),)
+    assert not weight_bytes("seq_bn[leave_out=[0]]", 0, num_blocks=2, value_bytes=4, **facts)
+
+
+def sent_and_read(sender: PairWire, reader: PairWire, pairs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a helper gets of pairs, by way of a file."""
+    file = to_file(sender.encode(pairs), {"seq": "12"})
+    return reader.decode(from_file(file, {"seq": "12"}, where="pairs of item 12"), torch.float64)
+
+
+@pytest.mark.parametrize("adapter", offload.KINDS)
+def test_wire_as_it_is_loses_nothing(root: Path, adapter: str) -> None:
+    """The very bits, in the type of the run."""
+    both = trio(offload.family_folder(root, "bert"), adapter, dropout=0.1)
+    pairs = recorded(both, *inputs_of("bert", 1))
+    got = sent_and_read(wire_of("float32", both.helper), wire_of("float32", both.helper), pairs)
+    assert got.keys() == pairs.keys() and all(torch.equal(got[name], pairs[name]) for name in pairs)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "gpt2"])
+@pytest.mark.parametrize("adapter", offload.KINDS)
+@pytest.mark.sampled(4)
+def test_bfloat16_wire_changes_an_update_by_less_than_a_hundredth(root: Path, model_type: str, adapter: str) -> None:
+    """``bf16_gradient_error``: of all gradients of an update as one vector, against autograd's; and it is not zero."""
+    both = trio(offload.family_folder(root, model_type), adapter, with_signs=True)
+    tensors = inputs_of(model_type, 4)
+    xs, grads = tensors[:4], tensors[4:]
+    sender, reader = wire_of("bfloat16", both.helper), wire_of("bfloat16", both.helper)
+    for x, grad in zip(xs, grads, strict=True):
+        pairs = both.host.capture.pairs()
+        both.host.forward(x, 0, dropped=False, pairs=pairs).backward(grad)
+        both.helper.fit(sent_and_read(sender, reader, pairs.take(0, NUM_BLOCKS)))
+    list(plain_grads(both, xs, grads, dropped=False))
+    ours, plain = helper_grads(both.helper), both.plain.grads()
+    vectors = [torch.cat([found[name].flatten() for name in sorted(plain)]) for found in (ours, plain)]
+    bf16_gradient_error = float((vectors[0] - vectors[1]).norm() / vectors[1].norm())
+    assert 1e-6 < bf16_gradient_error <= MOST_BF16_ERROR
+
+
+def test_velora_wire_rebuilds_what_lies_along_its_vector(root: Path) -> None:
+    """The vector is the mean sub-token of the first micro-batch, is sent once, and stays for the second."""
+    both = trio(offload.family_folder(root, "bert"), "seq_bn")
+    tensors = inputs_of("bert", 2)
+    first, second = (recorded(both, x, grad) for x, grad in zip(tensors[:2], tensors[2:], strict=True))
+    sender, reader = wire_of("velora", both.helper), wire_of("velora", both.helper)
+    name = "0.output.adapters.ringtune"
+    mean = subtokens(first[f"{name}.x"], HIDDEN // PARTS).mean(0)
+    vector = mean / mean.norm()
+    for pairs in (first, second):
+        got = sent_and_read(sender, reader, pairs)
+        wanted = torch.stack([(row @ vector) * vector for row in subtokens(pairs[f"{name}.x"], len(vector))])
+        assert torch.allclose(got[f"{name}.x"], wanted.view_as(pairs[f"{name}.x"]), rtol=1e-12)
+        assert torch.equal(got[f"{name}.grad"], pairs[f"{name}.grad"])
+        both.helper.fit(got)
+    assert not [key for key in sender.encode(second) if key.endswith(".v")]
+    sender.show_again()
+    assert len([key for key in sender.encode(second) if key.endswith(".v")]) == NUM_BLOCKS
+
+
+def test_velora_wire_refuses_a_projection_that_it_has_no_vector_for(root: Path) -> None:
+    """A helper that came later, or a projection of another size."""
+    both = trio(offload.family_folder(root, "bert"), "seq_bn")
+    pairs = recorded(both, *inputs_of("bert", 1))
+    sender = wire_of("velora", both.helper)
+    with_vectors, without = sender.encode(pairs), sender.encode(pairs)
+    with pytest.raises(IntegrityError, match="not the vector"):
+        wire_of("velora", both.helper).decode(without, torch.float64)
+    name = next(key for key in with_vectors if key.endswith(".z"))
+    with pytest.raises(IntegrityError, match="in sub-tokens of 4"):
+        wire_of("velora", both.helper).decode({**with_vectors, name: without[name][..., :3]}, torch.float64)
+
+
+def test_velora_wire_goes_on_from_a_checkpoint(root: Path) -> None:
+    """The vectors of the first part of a run are those of the second."""
+    both = trio(offload.family_folder(root, "bert"), "seq_bn")
+    tensors = inputs_of("bert", 2)
+    first, second = (recorded(both, x, grad) for x, grad in zip(tensors[:2], tensors[2:], strict=True))
+    before, after = wire_of("velora", both.helper), wire_of("velora", both.helper)
+    before.encode(first)
+    assert before.vectors is not None and after.vectors is not None
+    after.vectors.load(before.vectors.tensors())
+    whole, resumed = before.encode(second), after.encode(second)
+    assert resumed.keys() - whole.keys() == {key for key in resumed if key.endswith(".v")}
+    assert all(torch.equal(value, resumed[key]) for key, value in whole.items())
+
+
+def test_unknown_wire_is_refused() -> None:
+    """With those that there are."""
+    with pytest.raises(PlanError, match="float32, bfloat16, velora"):
+        PairWire("int8", {})
+
+
+def test_file_of_another_version_is_refused(root: Path) -> None:
+    """Weights of the update before, or after, are no weights of this one."""
+    file = to_file({"0.a": torch.ones(2)}, {"version": "3"})
+    assert torch.equal(from_file(file, {"version": "3"}, where="the weights")["0.a"], torch.ones(2))
+    with pytest.raises(IntegrityError, match="the weights are of version '3', not '4'"):
+        from_file(file, {"version": "4"}, where="the weights")
+
+
+@pytest.mark.parametrize("model_type", ["bert", "gpt2"])
+@pytest.mark.parametrize("adapter", ["seq_bn[reduction_factor=4,ln_before=True]", offload.KINDS[-1]])
+@pytest.mark.sampled(1)
+def test_signs_make_up_for_units_that_rounding_turns(root: Path, model_type: str, adapter: str) -> None:
+    """With the host's bits the update keeps the bound, with the helper's own it does not; exact pairs need none."""
+    found = {}
+    for with_signs in (True, False):
+        both = trio(offload.family_folder(root, model_type), adapter, with_signs=with_signs)
+        tensors = inputs_of(model_type, 20)
+        exact = offload.helper(*both.made_of)
+        offload.moved(exact)
+        for x, grad in zip(tensors[:20], tensors[20:], strict=True):
+            pairs = recorded(both, x, grad)
+            exact.fit(pairs)
+            both.helper.fit(sent_and_read(wire_of("bfloat16", exact), wire_of("bfloat16", exact), pairs))
+        ours, plain = helper_grads(both.helper), helper_grads(exact)
+        vectors = [torch.cat([grads[name].flatten() for name in sorted(plain)]) for grads in (ours, plain)]
+        found[with_signs] = float((vectors[0] - vectors[1]).norm() / vectors[1].norm())
+    assert found[True] <= MOST_BF16_ERROR < found[False]
+
+
+def test_signs_that_do_not_fit_are_refused(root: Path) -> None:
+    """Of another size, or for an adapter without a ReLU."""
+    both = trio(offload.family_folder(root, "bert"), "seq_bn", with_signs=True)
+    pairs = recorded(both, *inputs_of("bert", 1))
+    name = next(key for key in pairs if key.endswith(".signs"))
+    for bad in (pairs[name][:1], pairs[name].float(), torch.cat([pairs[name]] * 2, dim=-1)):
+        with pytest.raises(IntegrityError, match="signs"):
+            both.helper.fit({**pairs, name: bad})
+    lora = trio(offload.family_folder(root, "bert"), "lora", with_signs=True)
+    more = recorded(lora, *inputs_of("bert", 1))
+    with pytest.raises(IntegrityError, match="signs"):
+        lora.helper.fit({**more, next(iter(more)).replace(".x", ".signs"): pairs[name]})
+
+
+def test_packed_signs_are_a_bit_each() -> None:
+    """Nine units are two bytes; the first one is the lowest bit."""
+    is_on = torch.rand(2, 3, 9, generator=torch.Generator().manual_seed(1)) > 0.5
+    assert pack(is_on).shape == (2, 3, 2) and torch.equal(unpack(pack(is_on), 9), is_on)
+    assert pack(torch.tensor([[[True, False, True]]])).tolist() == [[[5]]]

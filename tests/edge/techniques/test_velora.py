@@ -1,0 +1,328 @@
+"""VeLoRA: layers and vectors against their formulas, and what a graph keeps with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from edge.model.layouts import LAYOUTS
+from edge.model.skeleton import Skeleton, build_skeleton
+from edge.model.slice import BlockRunner, materialise
+from edge.model.tensor_files import SafetensorsFiles
+from edge.techniques.activation_checkpointing import saved_tensors, storage_bytes
+from edge.techniques.velora import Projections, Used, Vectors, project, projected_linear, subtokens
+from ringtune.errors import IntegrityError, JobError
+from ringtune.job.job import parse_job
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import ACTIVATIONS, keeps_result
+from ringtune.schedule.saved_activations import INITS, Velora, subtoken_size
+from ringtune.schedule.units import Range
+from tests.support.literal_velora import every_layer
+from tests.support.tiny_families import MODEL_TYPES, PLUGGED, write_family
+
+
+def tensors(inputs: int, outputs: int = 5) -> tuple[torch.Tensor, ...]:
+    """An input of two rows of three tokens, a weight, a bias, and the gradient of the output."""
+    generator = torch.Generator().manual_seed(inputs)
+    shapes = ((2, 3, inputs), (outputs, inputs), (outputs,), (2, 3, outputs))
+    return tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+
+
+def gradients(call: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, grad: torch.Tensor) -> list[torch.Tensor]:
+    """Value and gradients of a linear layer."""
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias) if tensor is not None]
+    y = call(*leaves[:2], leaves[2] if bias is not None else None)
+    y.backward(grad)
+    return [y.detach(), *(leaf.grad for leaf in leaves)]
+
+
+def projected(z: torch.Tensor, vector: torch.Tensor) -> Any:
+    """A projected layer as a function of input, weight and bias."""
+    return lambda x, weight, bias: projected_linear(functional.linear, x, weight, bias, z, vector)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize(("inputs", "parts"), [(32, 8), (32, 5), (33, 32), (7, 7), (6, 1)])
+def test_projected_linear_is_exact_but_for_the_weight(inputs: int, parts: int, with_bias: bool) -> None:
+    """Value, input's and bias' gradients have the bits of a plain layer; the weight's is that of the rebuilt input."""
+    x, weight, bias, grad = tensors(inputs)
+    vector = torch.randn(subtoken_size(inputs, parts), dtype=torch.float64)
+    given = bias if with_bias else None
+    z = project(x, vector)
+    ours = gradients(projected(z, vector), x, weight, given, grad)
+    plain = gradients(functional.linear, x, weight, given, grad)
+    assert all(torch.equal(ours[at], plain[at]) for at in range(len(plain)) if at != 2)
+    sub = subtokens(x, len(vector))
+    rebuilt = torch.stack([(row @ vector) * vector for row in sub]).view(6, -1)[:, :inputs]
+    assert torch.allclose(ours[2], grad.view(6, -1).t() @ rebuilt, rtol=1e-9, atol=1e-12)
+
+
+def test_projected_linear_of_one_value_a_subtoken_is_exact() -> None:
+    """As many parts as inputs: nothing is saved, and nothing is lost."""
+    x, weight, bias, grad = tensors(6)
+    z, vector = project(x, torch.ones(1, dtype=torch.float64)), torch.ones(1, dtype=torch.float64)
+    ours = gradients(projected(z, vector), x, weight, bias, grad)
+    for mine, plain in zip(ours, gradients(functional.linear, x, weight, bias, grad), strict=True):
+        assert torch.allclose(mine, plain, rtol=1e-12)
+
+
+def test_subtokens_have_zeros_behind_the_last_value() -> None:
+    """Five values in sub-tokens of two."""
+    assert subtokens(torch.arange(1.0, 6.0).view(1, 5), 2).tolist() == [[1, 2], [3, 4], [5, 0]]
+
+
+# ---- vectors ---------------------------------------------------------------------------------------
+
+
+def make(init: str, **sizes: int) -> Vectors:
+    """The vectors of some layers of seed 3."""
+    return Vectors(sizes or {"0.down": 4}, init=init, seed=3)
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_vectors_have_length_one_and_stay(init: str) -> None:
+    """Whatever the init; only a running average changes, and not what it has handed out."""
+    vectors, inputs = make(init), torch.randn(3, 5, 16)
+    first = [vectors.next("0.down", x) for x in inputs]
+    copies = [vector.clone() for vector in first]
+    vectors.next("0.down", torch.randn(5, 16))
+    assert all(float(vector.norm()) == pytest.approx(1, rel=1e-6) for vector in first)
+    assert all(map(torch.equal, first, copies))
+    assert torch.equal(first[0], first[2]) is (init != "running")
+
+
+def test_vectors_of_random_depend_on_seed_and_layer_alone() -> None:
+    """Not on the input, and not on the order."""
+    one, other = make("random", a=4, b=4), make("random", a=4, b=4)
+    x = torch.randn(5, 16)
+    pair = (one.next("a", x), one.next("b", x))
+    assert torch.equal(other.next("b", 2 * x), pair[1])
+    assert torch.equal(other.next("a", x), pair[0])
+    assert not torch.equal(*pair)
+    assert not torch.equal(Vectors({"a": 4}, init="random", seed=4).next("a", x), pair[0])
+
+
+@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("value", [0.0, math.inf, math.nan, 1e30])
+def test_vectors_of_an_input_without_direction_are_finite(init: str, value: float) -> None:
+    """Zeros, and what diverged, give a vector of equal values; numbers that are near the largest one give some."""
+    vector = make(init).next("0.down", torch.full((5, 16), value))
+    assert torch.isfinite(vector).all()
+    assert float(vector.norm()) == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("init", INITS)
+def test_vectors_go_on_from_a_checkpoint(init: str) -> None:
+    """With the same bits, those without a micro-batch so far too."""
+    vectors, again = make(init, a=4, b=4), make(init, a=4, b=4)
+    inputs = torch.randn(4, 5, 16)
+    for x in inputs[:2]:
+        vectors.next("a", x)
+    saved = vectors.tensors()
+    assert saved["b"].numel() == 0
+    again.check(saved, where="the shard")
+    again.load(saved)
+    for x in inputs[2:]:
+        assert torch.equal(again.next("a", x), vectors.next("a", x))
+        assert torch.equal(again.next("b", x), vectors.next("b", x))
+
+
+def test_vectors_refuse_a_checkpoint_of_other_layers() -> None:
+    """Missing, unknown, and of another size: one line names the layer."""
+    vectors = make("average", a=4)
+    for given, problem in (
+        ({}, "has VeLoRA's vectors of other layers than this node's: a"),
+        ({"a": torch.ones(4), "b": torch.ones(4)}, "has VeLoRA's vectors of other layers than this node's: b"),
+        ({"a": torch.ones(5)}, r"has VeLoRA's vector of a as \[5\], expected \[4\]"),
+    ):
+        with pytest.raises(IntegrityError, match=f"the shard {problem}"):
+            vectors.check(given, where="the shard")
+
+
+BLOCKS = (Range(0, 2),)
+ROWS, TOKENS, WIDTH = 4, 16, 32
+DOWN = Velora(blocks=BLOCKS, layers=("adapter_down",), parts=8)
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A function that makes two real blocks of a family."""
+    root = tmp_path_factory.mktemp("models")
+
+    def make(model_type: str, adapter: str, dropout: float = 0.0, **config: Any) -> Skeleton:
+        folder = root / "-".join([model_type, *config.values()])
+        if not folder.exists():
+            write_family(folder, model_type, num_blocks=2, **config)
+        text = (
+            f'[model]\npath = "{folder}"\ntask = "{FAMILIES[model_type].tasks[-1]}"\n'
+            f'[adapter]\nconfig = "{adapter}"\n[train]\ndropout = {dropout}\n'
+        )
+        skeleton = build_skeleton(folder, parse_job(text, source="test"))
+        with SafetensorsFiles(folder) as weights:
+            device = torch.device("cpu")
+            materialise(skeleton, weights, blocks=[0, 1], with_embedding=False, dtype=torch.float32, device=device)
+        return skeleton
+
+    return make
+
+
+def projections_of(skeleton: Skeleton, velora: Velora) -> Projections:
+    """The chosen layers of both blocks."""
+    return Projections(velora, skeleton, start=0, stop=2, seed=0)
+
+
+def graph_of(skeleton: Skeleton, velora: Velora | None, dropout: float) -> torch.Tensor:
+    """What leaves two blocks, with the graph behind it."""
+    runner = BlockRunner(skeleton, dropout=dropout, seed=0)
+    x = torch.randn(ROWS, TOKENS, WIDTH, requires_grad=True)
+    mask = torch.ones(ROWS, TOKENS, dtype=torch.int64)
+    used: Used = {}
+    around = None
+    if velora is not None:
+        projections = projections_of(skeleton, velora)
+        around = lambda index: projections.block(index, used)  # noqa: E731
+    return runner.run(x, mask, runner.context(x, mask), 0, 2, train_at=(0, 0), around=around)
+
+
+def kept_inputs(skeleton: Skeleton, velora: Velora, dropout: float, *, is_projected: bool) -> dict[str, bool]:
+    """For each chosen layer, whether the graph keeps its input."""
+    inputs: dict[str, torch.Tensor] = {}
+    places = [place for found in projections_of(skeleton, velora).layers.values() for place in found]
+    handles = [place.module.register_forward_pre_hook(_note(inputs, place.name)) for place in places]
+    y = graph_of(skeleton, velora if is_projected else None, dropout)
+    for handle in handles:
+        handle.remove()
+    kept = storage_bytes(saved_tensors(y))
+    return {name: x.untyped_storage().data_ptr() in kept for name, x in inputs.items()}
+
+
+def _note(inputs: dict[str, torch.Tensor], name: str) -> Any:
+    def note(module: Any, args: Any) -> None:
+        inputs[name] = args[-1].detach()  # LoRA's module gets (None, x)
+
+    return note
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_velora_keeps_no_input_of_own_weights(build: Any, model_type: str) -> None:
+    """With dropout in the attention nobody else keeps them; without VeLoRA they are all kept."""
+    skeleton = build(model_type, "full", 0.1)
+    velora = every_layer(model_type, blocks=BLOCKS)
+    before = kept_inputs(skeleton, velora, 0.1, is_projected=False)
+    assert len(before) == 2 * len(set(paths(model_type, velora)))
+    assert set(before.values()) == {True}
+    assert set(kept_inputs(skeleton, velora, 0.1, is_projected=True).values()) == {False}
+
+
+def paths(model_type: str, velora: Velora) -> list[str]:
+    """The modules of a block that the layers are in."""
+    return [getattr(LAYOUTS[model_type], layer) for layer in velora.layers]
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_velora_can_not_free_what_some_attention_keeps(build: Any, model_type: str) -> None:
+    """Without dropout the kernel keeps the very tensor that enters ``attention_out``; AdapterHub's classes copy it."""
+    kept = kept_inputs(build(model_type, "full"), every_layer(model_type, blocks=BLOCKS), 0.0, is_projected=True)
+    way_out = {"gpt2": "attn.c_proj.weight"} | dict.fromkeys(PLUGGED, "self_attn.o_proj.weight")
+    found = [name for name, is_kept in kept.items() if is_kept]
+    name = "" if model_type == "gemma2" else way_out.get(model_type, "")  # written-out attention keeps its scores
+    assert found == ([f"0.{name}", f"1.{name}"] if name else [])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "adapter"),
+    [(name, adapter) for name in ("bert", "gpt2", "llama") for adapter in ("seq_bn", "double_seq_bn")]
+    + [(name, "seq_bn[ln_before=True]|lora[r=2]") for name in ("bert", "gpt2", "llama")]
+    + [
+        ("bert", "par_bn"),
+        ("bert", "linear[output_lora=True]"),
+        ("gpt2", "lora|linear[attn_matrices=['k']]"),
+        ("llama", "mlp[hidden=8]"),
+    ],
+)
+def test_velora_keeps_no_input_of_adapters(build: Any, model_type: str, adapter: str) -> None:
+    """Bottlenecks, parallel ones, behind a norm of their own, and LoRA beside them."""
+    skeleton = build(model_type, adapter)
+    before = kept_inputs(skeleton, DOWN, 0.0, is_projected=False)
+    assert before
+    assert set(before.values()) == {True}
+    assert set(kept_inputs(skeleton, DOWN, 0.0, is_projected=True).values()) == {False}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("model_type", "key"), [("bert", "hidden_act"), ("gpt2", "activation_function"), ("llama", "hidden_act")]
+)
+def test_velora_leaves_what_an_activation_function_keeps(
+    build: Any, monkeypatch: pytest.MonkeyPatch, model_type: str, key: str, activation: str
+) -> None:
+    """Some functions need their result in backward, which is what ``down`` reads; a gate's product is nobody else's."""
+    skeleton = build(model_type, "full", 0.1, **{key: activation})
+    velora = dataclasses.replace(every_layer(model_type, blocks=BLOCKS), layers=("down",))
+    keeps = not LAYOUTS[model_type].gate and keeps_result(activation)
+    if keeps:
+        with pytest.raises(JobError, match=r"has 'down', but the activation function of this .* anyway; leave it out"):
+            projections_of(skeleton, velora)
+        monkeypatch.setattr("edge.techniques.velora._check_activation", lambda *args: None)
+    assert set(kept_inputs(skeleton, velora, 0.1, is_projected=True).values()) == {keeps}
+    lora = build(model_type, "lora[r=2, intermediate_lora=True, output_lora=True]", **{key: activation})
+    kept = kept_inputs(lora, DOWN, 0.0, is_projected=True)
+    assert set(kept.values()) == {False}
+    assert any(name.startswith(f"0.{LAYOUTS[model_type].down}.") for name in kept) is not keeps
+
+
+def test_velora_keeps_one_projection_for_layers_of_one_input(build: Any) -> None:
+    """Query, key and value keep together 8 numbers a token, and so does each other input."""
+    skeleton = build("bert", "full", 0.1)
+    kept = {}
+    for velora in (None, every_layer("bert", blocks=BLOCKS)):
+        y = graph_of(skeleton, velora, 0.1)
+        weights = storage_bytes(skeleton.model.parameters())
+        found = storage_bytes(saved_tensors(y))
+        kept[velora is None] = sum(size for address, size in found.items() if address not in weights)
+    inner = skeleton.model.config.intermediate_size
+    inputs = ROWS * TOKENS * 4 * (3 * WIDTH + inner)
+    projections = ROWS * TOKENS * 4 * 4 * 8
+    vectors = 4 * (5 * WIDTH + inner) // 8
+    assert kept[True] - kept[False] == pytest.approx(2 * (inputs - projections - vectors), abs=2 * vectors)
+
+
+# ---- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model_type", "adapter", "changes", "problem"),
+    [
+        ("bert", "seq_bn", {"layers": ("down",)}, "has 'down', but nothing of that kind trains in block 0"),
+        ("bert", "full", {"layers": ("adapter_down",)}, "has 'adapter_down', but nothing of that kind trains"),
+        ("bert", "ia3", {"layers": ("adapter_down",)}, "has 'adapter_down', but nothing of that kind trains"),
+        ("bert", "full", {"layers": ("up", "gate")}, "has 'gate', but nothing of that kind trains"),
+        ("llama", "full", {"layers": ("up",)}, "has up without gate: in a llama both read one tensor"),
+        ("bert", "seq_bn[use_gating=True]", {}, "but its gate keeps the input of 0.* anyway; leave it out, or use an"),
+        ("bert", "lora[use_gating=True]", {}, "but its gate keeps the input of 0.*lora_A anyway"),
+        (
+            "gpt2",
+            "par_bn",
+            {},
+            "but the norm before the feed-forward part keeps the input of 0.* anyway; .* use seq_bn",
+        ),
+        ("bert", "seq_bn", {"parts": 33}, "velora.parts is 33, but 0.* has 32 inputs; set it to at most 32"),
+    ],
+)
+def test_velora_refuses_layers_that_save_nothing(
+    build: Any, model_type: str, adapter: str, changes: dict[str, Any], problem: str
+) -> None:
+    """A frozen layer keeps no input, and one whose input another one keeps saves nothing: one line says so."""
+    with pytest.raises(JobError, match=problem):
+        projections_of(build(model_type, adapter), dataclasses.replace(DOWN, **changes))
+
+
+def test_velora_passes_blocks_by_that_have_no_adapter(build: Any) -> None:
+    """``leave_out`` leaves a block frozen as a whole; nothing is chosen there."""
+    found = projections_of(build("bert", "seq_bn[leave_out=[1]]"), DOWN)
+    assert [len(places) for places in found.layers.values()] == [1, 0]

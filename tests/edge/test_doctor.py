@@ -1,0 +1,309 @@
+"""The doctor: what it finds, how bad it is, and that every complaint has a remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+from packaging.requirements import Requirement
+from typer.testing import CliRunner
+
+from edge.cli.doctor import app
+from edge.doctor import (
+    Answer,
+    Check,
+    Level,
+    all_lines,
+    check_coordinator,
+    check_disk,
+    check_memory,
+    check_model,
+    check_packages,
+    check_port,
+    check_proxies,
+    check_python,
+    check_system,
+    failed,
+    judge,
+    passed,
+    warned,
+)
+from ringtune import __version__
+from ringtune.errors import UsageError
+from ringtune.machine.resources import LIBRARY_BYTES
+from ringtune.transport.endpoints import SERVER_OPTIONS
+from ringtune.v1 import control_pb2, control_pb2_grpc
+from tests.support import tiny
+
+REPOSITORY = Path(__file__).parents[2]
+GIB = 1 << 30
+
+
+def only(checks: list[Check], name: str) -> Check:
+    """The check of that name."""
+    (found,) = [check for check in checks if check.name == name]
+    return found
+
+
+def test_doctor_line_has_level_finding_and_remedy() -> None:
+    """One line each, aligned; advice only where something is wrong."""
+    assert all_lines([passed("a", "fine"), warned("bcd", "odd", "look"), failed("e", "bad", "mend")]) == [
+        "PASS  a    fine",
+        "WARN  bcd  odd -> look",
+        "FAIL  e    bad -> mend",
+    ]
+
+
+# ---- versions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "bounds", "level"),
+    [
+        ("2.13.0+cpu", ">=2.13,<2.14", Level.PASS),
+        ("2.14.0", ">=2.13,<2.14", Level.FAIL),
+        ("2.9.1", ">=2.13,<2.14", Level.FAIL),
+        ("1.3.0", "==1.3.*", Level.PASS),
+        ("1.30.0", "==1.3.*", Level.FAIL),
+        ("4.57.9", "~=4.57.6", Level.PASS),
+        ("4.57.5", "~=4.57.6", Level.FAIL),
+        ("15", ">=15.0,<16", Level.PASS),
+        ("1.86.0rc1", ">=1.85.1,<1.87", Level.PASS),
+        ("1.85.1rc1", "<1.85.1", Level.FAIL),
+    ],
+)
+def test_doctor_compares_versions(version: str, bounds: str, level: Level) -> None:
+    """By number and not by text; what was built locally or is a candidate counts as its number."""
+    (check,) = check_packages([Requirement(f"a{bounds}")], [], find={"a": version}.get)
+    assert check.level is level
+
+
+def test_doctor_reads_every_requirement_of_the_project() -> None:
+    """No line of pyproject.toml is skipped, and each has bounds on both sides."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    lines = [
+        *project["dependencies"],
+        *(f"{line}; extra == 'node'" for line in project["optional-dependencies"]["node"]),
+    ]
+    wanted = [Requirement(line) for line in lines]
+    for version in ("0.0.1", "9999"):
+        checks = check_packages(wanted, ["node"], find=dict.fromkeys((need.name for need in wanted), version).get)
+        assert [check.name for check in checks if check.level is Level.FAIL] == [need.name for need in wanted]
+
+
+def test_doctor_names_packages_that_are_missing_or_too_new() -> None:
+    """What is missing names the versions that do; a wrong version names both numbers; other extras do not count."""
+    wanted = [Requirement("a>=1,<2"), Requirement("torch>=2.13,<2.14; extra == 'node'"), Requirement("x; extra == 'y'")]
+    checks = check_packages(wanted, ["node"], find={"a": "2.0"}.get)
+    assert [(check.name, check.level) for check in checks] == [("a", Level.FAIL), ("torch", Level.FAIL)]
+    assert checks[0].found == "2.0, tested is <2,>=1"
+    assert checks[1].remedy == "pip install 'torch<2.14,>=2.13'"
+    assert [check.name for check in check_packages(wanted, [], find={"a": "1.5"}.get)] == ["a"]
+
+
+# ---- the machine ---------------------------------------------------------------------------------
+
+
+def test_doctor_refuses_32_bit_and_old_python() -> None:
+    """There is no torch for 32 bit, and no support of older interpreters."""
+    assert check_system(pointer_bytes=4).level is Level.FAIL
+    assert "64-bit" in check_system(pointer_bytes=4).remedy
+    assert check_python((3, 10, 12)).level is Level.FAIL
+    assert check_python((3, 12, 0)).level is Level.PASS
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file with its folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def host(root: Path, *, available_bytes: int, group: str) -> Path:
+    """A procfs of a machine with so much free memory, with this process in a control group."""
+    write(root / "proc/meminfo", f"MemTotal: 99999999 kB\nMemAvailable: {available_bytes >> 10} kB\n")
+    write(root / "proc/self/cgroup", group)
+    write(root / "proc/self/status", "VmRSS:\t0 kB\n")
+    return root / "proc"
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "level"), [(8 * GIB, Level.PASS), (LIBRARY_BYTES + (64 << 20), Level.WARN), (GIB // 4, Level.FAIL)]
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_doctor_sees_the_limit_of_a_container(tmp_path: Path, version: int, limit_bytes: int, level: Level) -> None:
+    """Both versions of control groups bound what a run may use, whatever the host has."""
+    if version == 2:
+        proc = host(tmp_path, available_bytes=64 * GIB, group="0::/box\n")
+        write(tmp_path / "cgroup/cgroup.controllers", "memory\n")
+        write(tmp_path / "cgroup/box/memory.max", f"{limit_bytes}\n")
+        write(tmp_path / "cgroup/box/memory.current", "0\n")
+    else:
+        proc = host(tmp_path, available_bytes=64 * GIB, group="5:memory:/box\n")
+        write(tmp_path / "cgroup/memory/box/memory.limit_in_bytes", f"{limit_bytes}\n")
+        write(tmp_path / "cgroup/memory/box/memory.usage_in_bytes", "0\n")
+    check = check_memory(proc=proc, cgroup=tmp_path / "cgroup")
+    assert check.level is level, check
+    assert f"control group v{version} allows" in check.found
+    assert bool(check.remedy) is (level is not Level.PASS)
+
+
+def test_doctor_without_a_container_counts_the_host(tmp_path: Path) -> None:
+    """No limit: what the system has available."""
+    check = check_memory(proc=host(tmp_path, available_bytes=4 * GIB, group=""), cgroup=tmp_path / "none")
+    assert check.level is Level.PASS
+    assert "control group" not in check.found
+
+
+def test_doctor_looks_at_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little room warns, none fails, a folder that is not there fails with what to do."""
+    assert check_disk(tmp_path / "none").level is Level.FAIL
+    real = shutil.disk_usage(tmp_path)
+    for free_bytes, level in ((1 << 40, Level.PASS), (500 << 20, Level.WARN), (1 << 20, Level.FAIL)):
+        monkeypatch.setattr("edge.doctor.shutil.disk_usage", lambda _, free=free_bytes: real._replace(free=free))
+        assert check_disk(tmp_path).level is level
+
+
+def test_doctor_sees_a_busy_port() -> None:
+    """A port that another server has can't be bound; any free one can."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert check_port(address).level is Level.FAIL
+    assert check_port("127.0.0.1:0").level is Level.PASS
+    assert check_port("203.0.113.9:0").level is Level.FAIL
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        check_port("7070")
+
+
+# ---- a model folder ------------------------------------------------------------------------------
+
+
+def test_doctor_knows_a_good_model_folder(tmp_path: Path) -> None:
+    """Config, weights and tokenizer pass, with what they are."""
+    checks = check_model(tiny.write_model(tmp_path / "model"))
+    assert [check.level for check in checks] == [Level.PASS] * 3
+    assert "bert" in checks[0].found
+
+
+def test_doctor_names_what_is_wrong_with_a_model_folder(tmp_path: Path) -> None:
+    """Truncated weights, a missing tokenizer and a missing folder are told apart."""
+    folder = tiny.write_model(tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    for path in folder.glob("*token*"):
+        path.unlink()
+    (folder / "vocab.txt").unlink(missing_ok=True)
+    checks = check_model(folder)
+    assert only(checks, "model weights").level is Level.FAIL
+    assert "damaged" in only(checks, "model weights").found
+    assert only(checks, "model files").level is Level.WARN
+    (missing,) = check_model(tmp_path / "none")
+    assert (missing.name, missing.level) == ("model config", Level.FAIL)
+
+
+def test_doctor_names_proxies_but_not_their_passwords() -> None:
+    """Which variables are set, in whatever case, and that nodes are called directly; an empty one is none."""
+    check = check_proxies({"http_proxy": "http://me:secret@proxy:3128", "ALL_PROXY": "x", "https_proxy": ""})
+    assert check.found.startswith("ALL_PROXY, http_proxy: ") and "called directly" in check.found
+    assert "secret" not in check.found
+    assert check_proxies({"no_proxy": "localhost"}).found == "none set"
+
+
+# ---- a coordinator -------------------------------------------------------------------------------
+
+
+class OneAnswer(control_pb2_grpc.CoordinatorServicer):
+    """A coordinator that only says what it is."""
+
+    def Status(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.StatusReply:
+        """Another version, with a clock that stands."""
+        return control_pb2.StatusReply(version="99.1.0", now_unix_s=1e9)
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Where the coordinator of another version listens."""
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        server = grpc.server(pool, options=SERVER_OPTIONS)
+        control_pb2_grpc.add_CoordinatorServicer_to_server(OneAnswer(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield f"127.0.0.1:{port}"
+        server.stop(None).wait(30)
+
+
+def test_doctor_asks_a_coordinator(address: str) -> None:
+    """It answers; another version can't be joined; a clock that is years behind is told."""
+    checks = check_coordinator(address)
+    assert only(checks, "coordinator").level is Level.PASS
+    assert only(checks, "its version").level is Level.FAIL
+    assert only(checks, "its clock").level is Level.WARN
+    assert "behind" in only(checks, "its clock").found
+
+
+def test_doctor_allows_for_the_way_of_an_answer() -> None:
+    """Skew within what the round trip leaves open is no skew."""
+    assert [check.level for check in judge("x", Answer(__version__, 1.4, 1.0))] == [Level.PASS] * 3
+    assert judge("x", Answer(__version__, 1.6, 1.0))[2].level is Level.WARN
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def test_doctor_exits_with_1_if_anything_fails(tmp_path: Path) -> None:
+    """A missing model fails the whole, in words and as JSON; every complaint has a remedy."""
+    result = CliRunner().invoke(app, ["--model", str(tmp_path / "none"), "--disk", str(tmp_path), "--json"])
+    value = json.loads(result.stdout)
+    assert (result.exit_code, value["is_fit"]) == (1, False)
+    assert all(bool(check["remedy"]) is (check["level"] != "PASS") for check in value["checks"])
+    text = CliRunner().invoke(app, ["--model", str(tmp_path / "none"), "--disk", str(tmp_path)])
+    assert text.exit_code == 1
+    assert "FAIL  model config" in text.stdout
+
+
+def test_doctor_of_a_fit_machine_exits_with_0(tmp_path: Path) -> None:
+    """Here, with this project's own packages, there is nothing to complain about that fails."""
+    result = CliRunner().invoke(app, ["--role", "coordinator", "--bind", "127.0.0.1:0", "--disk", str(tmp_path)])
+    assert result.exit_code == 0, result.stdout
+    assert "FAIL" not in result.stdout
+    assert "torch" not in result.stdout
+
+
+def test_doctor_loads_nothing_heavy(tmp_path: Path) -> None:
+    """It tells the versions of torch and its like without importing them."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from edge.doctor import examine\n"
+        f"model, disk = Path({str(tiny.write_model(tmp_path / 'model'))!r}), Path({str(tmp_path)!r})\n"
+        "examine('node', model=model, coordinator='', bind='', disk=disk, insecure=False)\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'transformers', 'adapters', 'numpy'}))\n"
+    )
+    path = os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": path},
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_doctor_refuses_options_that_make_no_sense() -> None:
+    """An unknown role, and a coordinator beyond this machine without --insecure."""
+    for arguments in (["--role", "boss"], ["--coordinator", "198.51.100.7:7070"]):
+        result = CliRunner().invoke(app, arguments)
+        assert isinstance(result.exception, UsageError)

@@ -1,0 +1,516 @@
+"""What the plan foresees is admitted, all of it, and nothing else, whatever turns are known."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from edge.transport import frames, tensors
+from edge.transport.admission import FrameCheck, KnownTurns, check_hello
+from ringtune.errors import FrameError
+from ringtune.schedule.actions import Op, Payload, TensorKey
+from ringtune.schedule.lowering import legs, possible_arrivals
+from ringtune.schedule.methods import Everything, RingAda
+from ringtune.schedule.methods.base import Patience
+from ringtune.schedule.operation_tables import BatchOperations, Operations
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.run_shape import Owner
+from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, StepKind, Turn, checkpoint_turn, items, turn_sequence
+from ringtune.storage.pieces import Pieces
+from ringtune.v1 import ring_pb2
+from tests.support.choosing import make_choice, table_of
+from tests.support.plans import changed, make_plan, random_operations, random_plan
+from tests.support.wire_parts import expectation, hello, plan, tensor_header
+
+
+def _header(of: Plan | None = None, source: str = "a", **changes: Any) -> ring_pb2.FrameHeader:
+    """The hidden state of item 0, micro-batch 0, that enters block 2 of the plan: a good header for node b."""
+    of = of or plan()
+    mask = torch.ones(2, 6, dtype=torch.int64)
+    encoded = tensors.encode(torch.zeros(2, 6, 8), mask, of.course.wire_dtype)
+    header = frames.tensor_header(hello(of, source), TensorKey(Payload.HIDDEN, 0, 0, 2), encoded)
+    for name, value in changes.items():
+        if name == "shape":
+            del header.shape[:]
+            header.shape.extend(value)
+        else:
+            setattr(header, name, value)
+    return header
+
+
+def _check(
+    of: Plan | None = None, source: str = "a", node: str = "b", *, turns: KnownTurns | None = None
+) -> FrameCheck:
+    return FrameCheck(expectation(of, node), source, turns)
+
+
+def _known(of: Plan) -> KnownTurns:
+    """The turns of a run from its beginning, none of them granted."""
+    return KnownTurns(of, StartPoint.of(of.course))
+
+
+def _begin(turns: KnownTurns, turn: Turn) -> None:
+    """The coordinator grants a turn, and the node is done with all before it."""
+    turns.granted(turn)
+    turns.done_before(turn.index)
+
+
+def _num_known(turns: KnownTurns) -> int:
+    first, last = turns.span()
+    return last + 1 - first
+
+
+def _sent(of: Plan, node: str, source: str, turns: KnownTurns | None = None) -> Iterator[ring_pb2.FrameHeader]:
+    """Every tensor that ``source`` sends to ``node`` in a run, item by item, in the lowering's order.
+
+    With ``turns`` each turn begins before its first tensor.
+    """
+    for turn in turn_sequence(of.course):
+        if turns is not None:
+            _begin(turns, turn)
+        for item in items(of.course, turn):
+            for micro, found in enumerate(legs(of, item, node)):
+                for leg in found:
+                    if leg.op is Op.RECEIVE and leg.peer == source:
+                        key = TensorKey(leg.payload, item.seq, micro, leg.start)
+                        yield tensor_header(of, source, key, of.course.microbatch_sizes(item.rows)[micro])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"wire_dtype": "int8"},
+        {"private_blocks": 1, "slices": [("b", 1, 4)]},
+        {"batch_size": 5, "microbatches": 3, "local_iterations": 1, "eval_every": 1},
+        {"owners": tuple(Owner(node=name, train_rows=4, eval_rows=3) for name in "abcdef"), "eval_every": 1},
+        {"method": Everything()},
+        {"method": RingAda(every_steps=0, at=(3, 4))},
+        {"operations": random_operations(random.Random(0), plan().course)},
+    ],
+)
+def test_checks_admit_all_that_the_plan_foresees(changes: dict[str, Any]) -> None:
+    """Every tensor of a whole run passes the check of its receiver, for any node and source."""
+    of = plan(**changes)
+    admitted = 0
+    for node in of.nodes:
+        for source in of.nodes:
+            turns = _known(of)
+            check = _check(of, source, node, turns=turns)
+            for header in _sent(of, node, source, turns):
+                check.admit(header)
+                admitted += 1
+                if header.kind == ring_pb2.FRAME_KIND_HIDDEN:
+                    check.credit_returned(header.boundary, 1)
+    assert admitted > of.course.num_steps
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"run_id": "run-0"}, "run 'run-0'"),
+        ({"placement_number": 0}, "placement 0"),
+        ({"source": "c"}, "says it is from node 'c'"),
+        ({"kind": ring_pb2.FRAME_KIND_HELLO}, "kind 1"),
+        ({"kind": ring_pb2.FRAME_KIND_GRAD}, "not foreseen"),
+        ({"kind": 99}, "kind 99"),
+        ({"seq": -1}, "is of a turn that is none of turns 0 to 6"),
+        ({"seq": 10**12}, "is of a turn that is none of turns 0 to 6"),
+        ({"boundary": 1}, "not foreseen"),
+        ({"micro": 2}, "has 2 micro-batches"),
+        ({"micro": 2**32 - 1}, "micro-batches"),
+        ({"shape": (3, 6, 8)}, "shape [3, 6, 8], expected [2, 1..6, 8]"),
+        ({"shape": (2, 7, 8)}, "shape [2, 7, 8]"),
+        ({"shape": (2, 0, 8)}, "shape [2, 0, 8]"),
+        ({"shape": (2, 6, 9)}, "shape [2, 6, 9]"),
+        ({"shape": (2, 48)}, "shape [2, 48]"),
+        ({"shape": (2**31, 2**31, 2**31)}, "shape"),
+        ({"dtype": ring_pb2.DTYPE_BFLOAT16}, "is in bfloat16, the plan says float32"),
+        ({"dtype": ring_pb2.DTYPE_BYTES}, "the plan says float32"),
+        ({"dtype": 77}, "is in 77"),
+        ({"mask_bytes": 0}, "0 bytes of mask, expected 12"),
+        ({"mask_bytes": 13}, "13 bytes of mask"),
+        ({"payload_bytes": 2**40}, "claims 1099511627776 bytes, its shape has 396"),
+        ({"payload_bytes": 0}, "claims 0 bytes"),
+        ({"exponent": 1}, "in float32 with exponent 1"),
+    ],
+)
+def test_checks_refuse_what_differs_in_one_field(changes: dict[str, Any], message: str) -> None:
+    """A good header with one wrong field is refused, and the message names what is wrong; then it passes."""
+    check = _check()
+    with pytest.raises(FrameError) as caught:
+        check.admit(_header(**changes))
+    assert message in str(caught.value)
+    check.admit(_header())
+
+
+def test_checks_refuse_the_same_frame_twice() -> None:
+    """A repeated frame would be computed twice; it is refused until the first one is revoked."""
+    check = _check()
+    check.admit(_header())
+    with pytest.raises(FrameError, match="came twice"):
+        check.admit(_header())
+    check.revoke(_header())
+    check.admit(_header())
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_checks_hold_the_sender_to_its_credits() -> None:
+    """No more hidden states than credits are in the inbox; a returned credit lets one more in."""
+    of = plan(credits=2, num_steps=12, local_iterations=12)
+    check = _check(of)
+    places = [(seq, micro) for seq in range(3) for micro in range(2)]
+    for seq, micro in places[:2]:
+        check.admit(_header(of, seq=seq, micro=micro))
+    with pytest.raises(FrameError, match="without credit: 2 of 2 are taken"):
+        check.admit(_header(of, seq=1, micro=0))
+    check.credit_returned(2, 1)
+    check.admit(_header(of, seq=1, micro=0))
+
+
+def test_checks_refuse_old_turns() -> None:
+    """Once the run is many turns on, a frame of the beginning is refused even if it never came before."""
+    of = plan(num_steps=400, local_iterations=1)
+    turns = _known(of)
+    check = _check(of, turns=turns)
+    for turn in itertools.islice(turn_sequence(of.course), 100):
+        _begin(turns, turn)
+        check.admit(_header(of, seq=turn.first_seq))
+        check.credit_returned(2, 1)
+    with pytest.raises(FrameError, match="none of turns 98 to 125, which may come now"):
+        check.admit(_header(of, seq=3, micro=1))
+    with pytest.raises(FrameError, match="none of turns 98 to 125, which may come now"):
+        check.admit(_header(of, seq=200))
+
+
+def test_checks_let_a_head_pass_to_the_next_initiator_only() -> None:
+    """The head for turn 1 goes from c to d, once."""
+    blob = frames.blob_header(hello(source="c"), Payload.HEAD, 1, Pieces.of(b"head"))
+    check = _check(source="c", node="d")
+    check.admit(blob)
+    with pytest.raises(FrameError, match="came twice"):
+        check.admit(blob)
+    for source, node, turn in (("c", "d", 2), ("c", "d", 0), ("d", "c", 1), ("c", "b", 1)):
+        header = frames.blob_header(hello(source=source), Payload.HEAD, turn, Pieces.of(b"head"))
+        with pytest.raises(FrameError, match="that turn's head goes from"):
+            _check(source=source, node=node).admit(header)
+    with pytest.raises(FrameError, match="is of turn 1000000000 that is none of turns 0 to 6"):
+        _check(source="c", node="d").admit(frames.blob_header(hello(source="c"), Payload.HEAD, 10**9, Pieces.of(b"")))
+
+
+def test_checks_of_a_run_that_decides_admit_what_any_decision_brings() -> None:
+    """Frames may come before the grant that says what trains: gradients pass as deep as the loss could make it."""
+    of = plan(
+        method=RingAda(every_steps=0, auto=Patience(patience_steps=2)), num_steps=40
+    )  # soonest at steps 8, 12, 16
+    check = _check(of, "b", "a")
+    late = list(_sent(of.decided((10, 14, 18)), "a", "b"))
+    assert {header.seq for header in late} == set(range(14, 40))
+    for header in late:
+        check.admit(header)
+    too_soon = next(_sent(of.decided((8, 10, 16)), "a", "b"))
+    with pytest.raises(FrameError, match="not foreseen"):
+        _check(of, "b", "a").admit(too_soon)
+
+
+def test_checks_of_a_resumed_run_take_the_head_from_who_holds_it() -> None:
+    """The first turn after a checkpoint may be another owner's: its head comes from the one that saved it."""
+    of = plan()
+    first, second = of.course.owners[0].node, of.course.owners[1].node
+    start = StartPoint.of(of.course, step=of.course.local_iterations, holder=first)
+    header = frames.blob_header(hello(of, first), Payload.HEAD, 0, Pieces.of(b"head"))
+    FrameCheck(expectation(of, second, start=start), first).admit(header)
+    with pytest.raises(FrameError, match="that turn's head goes from node"):
+        FrameCheck(expectation(of, second), first).admit(header)
+
+
+def test_checks_bound_the_size_of_blobs() -> None:
+    """A head or probe above the limit is refused before anything is allocated."""
+    for kind in (Payload.HEAD, frames.PROBE):
+        header = frames.blob_header(hello(source="c"), kind, 1, Pieces.of(b""))
+        header.payload_bytes = 2**50
+        with pytest.raises(FrameError, match="the limit is"):
+            _check(source="c", node="d").admit(header)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda header: setattr(header, "kind", ring_pb2.FRAME_KIND_HIDDEN), "no HELLO"),
+        (lambda header: setattr(header, "run_id", "other"), "run 'other'"),
+        (lambda header: setattr(header, "placement_number", 7), "placement 7"),
+        (lambda header: setattr(header, "plan_digest", "ff"), "has plan ff"),
+        (lambda header: setattr(header, "source", "b"), "no link from node 'b'"),
+        (lambda header: setattr(header, "source", ""), "no link from node ''"),
+    ],
+)
+def test_checks_hello_of_another_run_is_refused(change: Callable[[ring_pb2.FrameHeader], None], message: str) -> None:
+    """A link is for one run, one plan, and one pair of nodes that the plan names."""
+    header, _ = frames.unpack(hello().message())
+    assert header is not None
+    assert check_hello(expectation(), header) == "a"
+    change(header)
+    with pytest.raises(FrameError) as caught:
+        check_hello(expectation(), header)
+    assert message in str(caught.value)
+    with pytest.raises(FrameError, match="no HELLO"):
+        check_hello(expectation(), None)
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_checks_of_a_long_run_stay_small_and_quick() -> None:
+    """A run of a million steps is not expanded ahead: memory follows the window, not the run."""
+    of = plan(num_steps=1_000_000, local_iterations=10)
+    turns = _known(of)
+    check = _check(of, turns=turns)
+    began_s = time.process_time()
+    for turn in itertools.islice(turn_sequence(of.course), 200):
+        _begin(turns, turn)
+        for seq in range(turn.first_seq, turn.end_seq):
+            check.admit(_header(of, seq=seq))
+            check.credit_returned(2, 1)
+    assert time.process_time() - began_s < 5.0
+    assert len(check._seen) <= 30
+    assert _num_known(turns) < 300
+
+
+def test_checks_forget_the_turns_of_long_ago() -> None:
+    """Turns are kept around those that are on only, and still every frame of the run passes and none of long ago."""
+    of = plan(num_steps=3000, local_iterations=1)
+    turns, most = _known(of), 0
+    check = _check(of, turns=turns)
+    for turn in itertools.islice(turn_sequence(of.course), 2900):
+        _begin(turns, turn)
+        check.admit(_header(of, seq=turn.first_seq))
+        check.credit_returned(2, 1)
+        most = max(most, _num_known(turns))
+    assert most < 200
+    with pytest.raises(FrameError, match="none of turns 2898 to"):
+        check.admit(_header(of, seq=3))
+
+
+def test_checks_know_who_held_the_head_before_the_turns_that_are_kept() -> None:
+    """Late in a run the head still has to come from the owner of the turn before."""
+    of = plan(num_steps=3000, local_iterations=1)
+    turns = _known(of)
+    check = _check(of, source="c", node="d", turns=turns)
+    heads = [turn for turn in turn_sequence(of.course) if turn.owner == "d"]
+    for turn in turn_sequence(of.course):
+        if turn.index > heads[1199].index:
+            break
+        _begin(turns, turn)
+        if turn.owner == "d":
+            check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, turn.index, Pieces.of(b"head")))
+    assert _num_known(turns) < 200
+    with pytest.raises(FrameError, match="that turn's head goes from"):
+        check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, heads[1200].index - 1, Pieces.of(b"head")))
+
+
+def test_checks_admit_of_the_way_to_the_head_only_what_it_reads() -> None:
+    """Where it reads the first token, a longer row is refused."""
+    of = plan()
+    of = Plan(dataclasses.replace(of.course, head_tokens=1), of.placements)
+    owner, last = of.course.owners[0].node, of.placement.hosts[-1].node
+    source, node, payload = (last, owner, Payload.HIDDEN) if owner != last else (owner, last, Payload.HIDDEN)
+    rows, width = of.course.microbatch_sizes()[0], of.course.hidden_size
+    key = TensorKey(payload, 0, 0, of.course.head)
+    for tokens, is_good in ((1, True), (2, False)):
+        encoded = tensors.encode(torch.zeros(rows, tokens, width), None, of.course.wire_dtype)
+        header = frames.tensor_header(hello(of, source), key, encoded)
+        check = _check(of, source, node)
+        if is_good:
+            check.admit(header)
+            continue
+        with pytest.raises(FrameError, match=rf"shape \[{rows}, 2, {width}\], expected \[{rows}, 1..1, {width}\]"):
+            check.admit(header)
+
+
+def _choosing(seed: int) -> Plan:
+    """A run that chooses its operations, of any shape."""
+    rng = random.Random(seed)
+    return changed(random_plan(rng), choice=make_choice(subnets=rng.choice([1, 2]), refresh_steps=rng.choice([0, 2])))
+
+
+def _received(of: Plan, turn: Turn, node: str) -> set[tuple[str, int, str]]:
+    """(source, boundary, payload) of all that comes to a node in a turn."""
+    return {
+        (leg.peer, leg.start, leg.payload)
+        for item in items(of.course, turn)
+        for found in legs(of.decided(turn.unfreeze_at, turn.operations), item, node)
+        for leg in found
+        if leg.op is Op.RECEIVE
+    }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_possible_arrivals_are_those_of_every_table(seed: int) -> None:
+    """Whatever is chosen, nothing else comes; and of many tables some bring each of them that the method allows."""
+    of = _choosing(seed)
+    for turn in turn_sequence(of.course):
+        if turn.kind is not StepKind.TRAIN:
+            continue
+        for node in of.nodes:
+            possible = possible_arrivals(of.soonest(), turn.owner, node)
+            for table in range(4):
+                decided = dataclasses.replace(turn, operations=table_of(of.course, table))
+                assert _received(of, decided, node) <= possible
+
+
+def test_checks_admit_what_any_table_brings_before_the_grant_and_only_its_own_after() -> None:
+    """A peer that heard first may pass this node's predecessor by; once the table is known, only that counts."""
+    of = changed(plan(), choice=make_choice(subnets=1))
+    sent = list(turn_sequence(of.course))
+    first = next(turn for turn in sent if turn.kind is StepKind.TRAIN)
+    owner, hosts = first.owner, [piece.node for piece in of.placement.hosts]
+    node, before = hosts[-1], hosts[-2]
+    course = of.course
+    skipped = "3" * of.slice_of(node).start + "1" * (course.num_blocks - of.slice_of(node).start)
+    rows = (skipped,) * course.microbatches
+    batches = tuple(BatchOperations(owner=owner, batch_id=at, rows=rows) for at in range(2))
+    table = Operations(batches=batches)
+    boundary = of.slice_of(node).start
+
+    def header(source: str) -> ring_pb2.FrameHeader:
+        return tensor_header(of, source, TensorKey(Payload.HIDDEN, first.first_seq, 0, boundary), 2)
+
+    for source in {owner, before} - {node}:
+        FrameCheck(expectation(of, node), source).admit(header(source))
+    turns = KnownTurns(of, StartPoint.of(of.course))
+    for turn in sent[: first.index + 1]:
+        turns.granted(dataclasses.replace(turn, operations=table if turn is first else None))
+    FrameCheck(expectation(of, node), owner, turns).admit(header(owner))
+    with pytest.raises(FrameError, match="not foreseen"):
+        FrameCheck(expectation(of, node), before, turns).admit(header(before))
+
+
+def test_checks_know_turns_ahead_through_scores() -> None:
+    """From the grant of any turn on, a node knows its own next turn, whatever scores and evaluations come between."""
+    of = changed(plan(eval_every=2, num_steps=24), choice=make_choice(subnets=1, refresh_steps=2))
+    sent = list(turn_sequence(of.course))
+    for node in [owner.node for owner in of.course.owners]:
+        turns = KnownTurns(of, StartPoint.of(of.course))
+        for turn in sent:
+            own = next((later for later in sent[turn.index + 1 :] if later.owner == node), None)
+            turns.granted(turn)
+            assert own is None or turns.by_index(own.index) is not None
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_checks_keep_nothing_of_rows_that_have_passed() -> None:
+    """Other operations for every micro-batch of a long run: what a link keeps does not grow with them."""
+    of = make_plan([("a", 0, 6), ("b", 6, 12)], ["c"], method="all", num_blocks=12, train_rows=1600, num_steps=400)
+    of = changed(of, operations=random_operations(random.Random(0), of.course))
+    turns = KnownTurns(of, StartPoint.of(of.course))
+    check = FrameCheck(expectation(of, "b"), "a", turns)
+    for turn in turn_sequence(of.course):
+        turns.granted(turn)
+        for item in items(of.course, turn) if turn.kind is StepKind.TRAIN else ():
+            for micro, found in enumerate(legs(of, item, "b")):
+                for leg in found:
+                    if leg.op is Op.RECEIVE and leg.peer == "a" and leg.payload == Payload.HIDDEN:
+                        key = TensorKey(Payload.HIDDEN, item.seq, micro, leg.start)
+                        check.admit(tensor_header(of, "a", key, 2))
+                        check.credit_returned(leg.start, 1)
+    kept = [len(value) for value in vars(check).values() if isinstance(value, dict)]
+    assert sum(kept) < 300
+
+
+@pytest.mark.parametrize("eval_every", [0, 100])
+def test_window_admits_heads_of_sources_that_send_nothing_else(eval_every: int) -> None:
+    """Only after an evaluation a head goes from f to d, long after the run began: node d knows the turn by then."""
+    owners = tuple(Owner(node=name, train_rows=8, eval_rows=4) for name in "cdef")
+    of = plan(owners=owners, num_steps=300, local_iterations=2, eval_every=eval_every)
+    turns = {owner.node: KnownTurns(of, StartPoint.of(of.course)) for owner in owners}
+    checks: dict[tuple[str, str], FrameCheck] = {}
+
+    def check_of(source: str, node: str) -> FrameCheck:
+        key = (source, node)
+        return checks.setdefault(key, FrameCheck(expectation(of, node), source, turns[node]))
+
+    holder, heads = "c", 0
+    for turn in turn_sequence(of.course):
+        for known in turns.values():
+            known.granted(turn)
+            known.done_before(turn.index)
+        if turn.owner != holder:
+            header = frames.blob_header(hello(of, holder), Payload.HEAD, turn.index, Pieces.of(b"head"))
+            check_of(holder, turn.owner).admit(header)
+            heads += 1
+        holder = turn.owner
+        for item in items(of.course, turn):
+            rows = of.course.microbatch_sizes(item.rows)[0]
+            check_of("b", holder).admit(
+                tensor_header(of, "b", TensorKey(Payload.HIDDEN, item.seq, 0, of.course.num_blocks), rows)
+            )
+            checks["b", holder].credit_returned(of.course.num_blocks, 1)
+    assert heads > 140
+
+
+def test_window_admits_what_was_granted_ahead() -> None:
+    """With turns of one item, frozen work of many turns comes before the gradient of the first of them."""
+    of = _ahead()
+    check = FrameCheck(expectation(of, "b"), "a")
+    last = -1
+    for turn in turn_sequence(of.course):
+        if turn.kind is StepKind.TRAIN and turn.index < ITEMS_AHEAD:
+            check.admit(tensor_header(of, "a", TensorKey(Payload.HIDDEN, turn.first_seq, 0, 2), 4))
+            check.credit_returned(2, 1)
+            last = turn.index
+    check.admit(tensor_header(of, "a", TensorKey(Payload.GRAD, 0, 0, of.course.num_blocks), 4))
+    assert last == ITEMS_AHEAD - 1
+
+
+def test_window_refuses_what_is_farther() -> None:
+    """Beyond what can have been granted a frame is refused, so what a peer can make a node keep is bounded."""
+    of = _ahead(num_steps=1000)
+    check = FrameCheck(expectation(of, "b"), "a")
+    with pytest.raises(FrameError, match="of a turn that is none of turns 0 to"):
+        check.admit(tensor_header(of, "a", TensorKey(Payload.HIDDEN, 500, 0, 2), 4))
+
+
+def test_window_goes_by_what_a_grant_says() -> None:
+    """A gradient that some decision could bring is refused once the grant of its turn says what was decided."""
+    of = plan(method=RingAda(every_steps=0, auto=Patience(patience_steps=2)), num_steps=40)  # soonest at 8, 12, 16
+    turns = KnownTurns(of, StartPoint.of(of.course))
+    check = FrameCheck(expectation(of, "a"), "b", turns)
+    unfrozen = TensorKey(Payload.GRAD, 12, 0, 2)
+    check.admit(tensor_header(of, "b", unfrozen, 2))
+    for turn in turn_sequence(of.course):
+        turns.granted(dataclasses.replace(turn, unfreeze_at=(8, 14) if turn.first_step >= 8 else ()))
+    with pytest.raises(FrameError, match="not foreseen"):
+        check.admit(tensor_header(of, "b", unfrozen._replace(micro=1), 2))
+    check.admit(tensor_header(of, "b", unfrozen._replace(seq=14), 2))
+
+
+def test_window_knows_a_granted_turn_that_no_course_foresees() -> None:
+    """The checkpoint because the user stops takes the place of the turn that would have come, or follows the last."""
+    of = _ahead(num_steps=3)
+    known = list(turn_sequence(of.course))
+    for last in (known[1], known[-1]):
+        turns = KnownTurns(of, StartPoint.of(of.course))
+        for turn in (*known[: last.index + 1], checkpoint := checkpoint_turn(last, holder="a")):
+            turns.granted(turn)
+        found = turns.by_index(checkpoint.index)
+        assert found is not None
+        assert found == turns.by_seq(checkpoint.first_seq)
+        assert found.turn == checkpoint
+
+
+def _ahead(**changes: Any) -> Plan:
+    """One owner that hosts the lower half itself, one micro-batch a step, one step a turn."""
+    values: dict[str, Any] = {
+        "owners": (Owner(node="a", train_rows=8),),
+        "slices": [("a", 0, 2), ("b", 2, 4)],
+        "num_steps": 100,
+        "local_iterations": 1,
+        "method": RingAda(every_steps=1000),
+        "microbatches": 1,
+    }
+    return plan(**{**values, **changes})

@@ -1,0 +1,387 @@
+"""A link between two nodes over real sockets: what is sent arrives, and every end of it is told."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from edge.transport import frames
+from edge.transport.link import METHOD
+from ringtune.errors import (
+    ConnectionFailedError,
+    DivergedError,
+    FrameError,
+    PeerLostError,
+)
+from ringtune.schedule.actions import Payload, TensorKey, format_action
+from ringtune.storage.pieces import Pieces
+from ringtune.transport.channels import Server, open_channel
+from ringtune.v1 import ring_pb2
+from tests.support.plans import make_plan
+from tests.support.wire_parts import (
+    WAIT_S,
+    BlobCame,
+    LinkSender,
+    Lost,
+    Refused,
+    TensorCame,
+    expectation,
+    hello,
+    hidden,
+    plan,
+    raw_acks,
+    receiver,
+    sender,
+    wire_proxy,
+)
+
+
+def test_link_delivers_hidden_state_with_mask() -> None:
+    """A float32 hidden state and its mask arrive bit for bit, with their place in the schedule."""
+    tensor, mask = hidden()
+    with receiver(expectation()) as node, sender(node.address) as out:
+        sent_bytes = out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 1, 2), tensor, mask)
+        came = node.sink.next()
+    assert isinstance(came, TensorCame)
+    assert (came.key, came.source) == (TensorKey("h", 0, 1, 2), "a")
+    assert torch.equal(came.tensor, tensor)
+    assert came.mask is not None
+    assert came.mask.dtype == torch.int64
+    assert torch.equal(came.mask, mask)
+    assert sent_bytes == tensor.numel() * 4 + mask.numel()
+
+
+def test_link_delivers_gradient_and_head_in_order() -> None:
+    """What was queued first arrives first, whatever its kind."""
+    gradient, _ = hidden(seed=1)
+    blob = bytes(range(256)) * 8192  # two chunks
+    with receiver(expectation(node="d")) as node, sender(node.address, hello(source="c"), "d") as out:
+        out.link.send_blob(Payload.HEAD, 1, Pieces.of(blob))
+        came = node.sink.next()
+    assert came == BlobCame("t", 1, "c", blob)
+    with receiver(expectation()) as node, sender(node.address, hello(source="c")) as out:
+        out.link.send_tensor(TensorKey(Payload.GRAD, 0, 0, 4), gradient, None)
+        out.link.send_tensor(TensorKey(Payload.GRAD, 0, 1, 4), gradient, None)
+        assert [node.sink.next().key.micro, node.sink.next().key.micro] == [0, 1]
+
+
+def test_link_tells_what_it_sent_and_when() -> None:
+    """A trace shows each message as an action of its sender, from encoding to the last byte."""
+    tensor, mask = hidden()
+    before_s = time.monotonic()
+    with receiver(expectation()) as node, sender(node.address) as out:
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 1, 2), tensor, mask)
+        span = out.sent.get(timeout=WAIT_S)
+    assert format_action(span.action, 4) == ">h0.1#2@b"
+    assert before_s <= span.start_s <= span.end_s <= time.monotonic()
+
+
+def test_link_carries_credits_back() -> None:
+    """A credit arrives with its boundary and the name of the node that gave it."""
+    with receiver(expectation()) as node, sender(node.address) as out:
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
+        node.sink.next()
+        node.servicer.ack("a", 2)
+        assert out.acks.get(timeout=WAIT_S) == ("b", frames.Ack(1, 2))
+
+
+def test_link_returns_credits_a_quarter_at_a_time() -> None:
+    """With 8 credits they travel in pairs, so that the sender never lacks more than one."""
+    of = plan(credits=8)
+    with receiver(expectation(of)) as node, sender(node.address, hello(of)) as out:
+        for micro in (0, 1):
+            out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, micro, 2), *hidden())
+            node.sink.next()
+            assert out.acks.empty()
+            node.servicer.ack("a", 2)
+        assert out.acks.get(timeout=WAIT_S) == ("b", frames.Ack(2, 2))
+
+
+def test_links_of_130_owners_leave_a_node_able_to_answer() -> None:
+    """A host at the end of the ring has a link from every owner; all are open, and the next call is answered."""
+    owners = [f"node-{index}" for index in range(130)]
+    of = make_plan([("b", 0, 4)], owners, num_steps=12, max_length=6, hidden_size=8, labels=())
+    with receiver(expectation(of)) as node, contextlib.ExitStack() as links:
+        outs = [links.enter_context(sender(node.address, hello(of, source=owner))) for owner in owners]
+        outs[0].link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 0), *hidden())
+        assert isinstance(node.sink.next(), TensorCame)
+        with pytest.raises(FrameError, match="no link from node 'stranger'"):
+            LinkSender(node.address, hello(of, source="stranger")).link.open(WAIT_S)
+        assert all(out.broken.empty() for out in outs)
+
+
+def test_link_to_a_server_without_a_ring_names_the_peer() -> None:
+    """A port where something else answers is told apart from a node."""
+    server = Server("127.0.0.1:0", lambda server: None)
+    out = LinkSender(server.address)
+    with pytest.raises(ConnectionFailedError, match="another version"):
+        out.link.open(WAIT_S)
+    server.stop(grace_s=0.0)
+
+
+def test_link_with_a_silent_opener_is_closed() -> None:
+    """Who opens a link and says nothing holds a worker for a bounded time only."""
+    with receiver(expectation(), hello_wait_s=0.0) as node:
+        silence = threading.Event()
+        channel = open_channel(node.address)
+        method: Any = channel.stream_stream(METHOD, response_deserializer=ring_pb2.Ack.FromString)
+        acks = list(method((message for message in (b"",) if silence.wait(WAIT_S)), timeout=WAIT_S))
+        silence.set()
+        channel.close()
+        assert [ack.error for ack in acks] == ["DeadlineError"]
+        assert "no HELLO came" in acks[0].refusal
+
+
+def test_link_goes_on_after_a_refusal() -> None:
+    """A bad frame is refused at both ends and dropped; the next good one arrives."""
+    tensor, mask = hidden()
+    with receiver(expectation()) as node, sender(node.address) as out:
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), torch.zeros(3, 6, 8), torch.ones(3, 6))
+        refused = node.sink.next()
+        assert isinstance(refused, Refused)
+        assert "shape [3, 6, 8], expected [2, 1..6, 8]" in str(refused.error)
+        _, ack = out.acks.get(timeout=WAIT_S)
+        assert (ack.error, ack.refusal) == ("FrameError", str(refused.error))
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), tensor, mask)
+        assert isinstance(node.sink.next(), TensorCame)
+        assert out.broken.empty()
+
+
+def test_link_refuses_nan_and_takes_the_same_frame_again() -> None:
+    """NaN never reaches the sink; the credit it took is free again."""
+    tensor, mask = hidden()
+    with receiver(expectation(plan(credits=1))) as node, sender(node.address, hello(plan(credits=1))) as out:
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), tensor * float("nan"), mask)
+        refused = node.sink.next().error
+        assert isinstance(refused, DivergedError)
+        assert "diverged at step 1, a batch of owner c: " in str(refused)
+        assert "the hidden state of item 0, micro-batch 0, block 2, from node " in str(refused)
+        assert "(micro-batch 0, training rows " in str(refused)
+        _, ack = out.acks.get(timeout=WAIT_S)
+        assert (ack.error, ack.refusal) == ("DivergedError", str(refused))
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), tensor, mask)
+        assert isinstance(node.sink.next(), TensorCame)
+
+
+def test_link_open_names_the_peer_that_nobody_answers_for() -> None:
+    """Opening a link to a closed port fails at once and says which node and address."""
+    with receiver() as node:
+        address = node.address
+    out = LinkSender(address)
+    with pytest.raises(ConnectionFailedError, match=f"node b at {address}"):
+        out.link.open(WAIT_S)
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_link_open_ends_at_its_deadline() -> None:
+    """A peer that never answers the HELLO costs the deadline, not more."""
+    with receiver() as node:  # expects no run, so it keeps us waiting
+        out = LinkSender(node.address)
+        with pytest.raises(ConnectionFailedError, match=r"did not answer within 0\.2 s"):
+            out.link.open(0.2)
+
+
+def test_link_waits_for_a_peer_that_still_prepares() -> None:
+    """A HELLO that comes before the peer expects the run is welcomed as soon as it does."""
+    with receiver() as node:
+        out = LinkSender(node.address)
+        thread = threading.Thread(target=out.link.open, args=(WAIT_S,))
+        thread.start()
+        node.servicer.expect(expectation(), node.sink)
+        thread.join(WAIT_S)
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
+        assert isinstance(node.sink.next(), TensorCame)
+        out.link.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"run_id": "run-0"}, "run 'run-0'"),
+        ({"placement_number": 2}, "placement 2"),
+        ({"digest": "0" * 64}, "has plan 000000000000"),
+        ({"source": "z"}, "no link from node 'z'"),
+        ({"source": "d"}, ""),
+    ],
+)
+def test_link_of_another_run_is_refused(changes: dict[str, Any], message: str) -> None:
+    """Another run, placement, plan or stranger is turned away at the door, with the reason."""
+    with receiver(expectation()) as node:
+        out = LinkSender(node.address, hello(**changes))
+        if not message:  # d is an owner, so the plan has a link from it
+            out.link.open(WAIT_S)
+            out.link.close()
+            return
+        with pytest.raises(FrameError, match=message):
+            out.link.open(WAIT_S)
+
+
+def test_link_second_one_of_a_source_is_refused() -> None:
+    """A node has one link to another node at a time."""
+    with receiver(expectation()) as node, sender(node.address):
+        second = LinkSender(node.address)
+        with pytest.raises(FrameError, match="has a link to node b already"):
+            second.link.open(WAIT_S)
+
+
+def test_link_can_be_opened_again_after_close() -> None:
+    """Closing in order frees the place; the receiver calls nobody lost."""
+    with receiver(expectation()) as node:
+        with sender(node.address):
+            pass
+        with sender(node.address) as out:
+            out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
+            assert isinstance(node.sink.next(), TensorCame)
+
+
+def test_link_that_breaks_is_told_at_both_ends() -> None:
+    """When the connection dies, sender and receiver each learn it once, and sending fails."""
+    with receiver(expectation()) as node, wire_proxy(node.address) as proxy, sender(proxy.address) as out:
+        proxy.cut()
+        target, reason = out.broken.get(timeout=WAIT_S)
+        assert target == "b"
+        assert f"node b at {proxy.address}" in reason
+        lost = node.sink.next()
+        assert isinstance(lost, Lost)
+        assert lost.source == "a"
+        with pytest.raises(PeerLostError, match="node b") as caught:
+            out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
+        assert caught.value.peer == "b"
+        assert out.broken.empty()
+
+
+def test_link_that_ends_without_goodbye_is_lost() -> None:
+    """A stream that just ends is not taken for an orderly end: gRPC can report a dead peer that way."""
+    with receiver(expectation()) as node:
+        assert [ack.welcome for ack in raw_acks(node, [hello().message()])] == [True]
+        assert node.sink.next().source == "a"
+        assert [ack.welcome for ack in raw_acks(node, [hello().message(), hello().goodbye()])] == [True]
+    assert node.sink.came.empty()
+
+
+def test_link_to_a_node_that_forgot_the_run_ends_in_order() -> None:
+    """A peer that has ended its run is no broken link, until we still want to send to it."""
+    with receiver(expectation()) as node, sender(node.address) as out:
+        node.servicer.forget()
+        _wait_until_over()
+        assert out.broken.empty()
+        with pytest.raises(PeerLostError, match="closed the link"):
+            out.link.send_blob(frames.PROBE, 0, Pieces.of(b"x"))
+        assert node.sink.came.empty()
+
+
+def test_link_sink_hears_nothing_after_forget() -> None:
+    """Once ``forget`` has returned, the sink of the old run is not called."""
+    with receiver(expectation()) as node, sender(node.address) as out:
+        for micro in (0, 1):
+            out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, micro, 2), *hidden())
+        node.servicer.forget()
+        count = node.sink.came.qsize()
+        out.link.close()
+        assert node.sink.came.qsize() == count
+
+
+def test_link_close_is_quick_with_a_frozen_peer() -> None:
+    """Closing does not wait for a peer that does not move, whatever is queued: it ends while the peer is frozen."""
+    big = plan(hidden_size=4096, max_length=512)
+    with receiver(expectation(big)) as node, wire_proxy(node.address) as proxy:
+        out = LinkSender(proxy.address, hello(big))
+        out.link.open(WAIT_S)
+        proxy.freeze()
+        for micro in (0, 1):
+            out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, micro, 2), *hidden(2, 512, 4096))
+        out.link.close()
+        assert out.broken.empty()
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_link_slow_receiver_holds_the_sender_back() -> None:
+    """While the sink is busy, no more than a few chunks leave: nothing piles up at the receiver."""
+    big = plan(hidden_size=1024, max_length=1024, credits=16, num_steps=40, local_iterations=20)
+    release = threading.Event()
+    with (
+        receiver(expectation(big), hook=lambda: release.wait(WAIT_S)) as node,
+        wire_proxy(node.address) as proxy,
+        sender(proxy.address, hello(big)) as out,
+    ):
+        tensor, mask = hidden(2, 1024, 1024)
+        places = [(seq, micro) for seq in range(8) for micro in range(2)]
+        total_bytes = sum(out.link.send_tensor(TensorKey(Payload.HIDDEN, *place, 2), tensor, mask) for place in places)
+        sent_bytes = _when_still(lambda: len(proxy.sent))
+        assert 0 < sent_bytes < total_bytes / 2
+        release.set()
+        came = [node.sink.next() for _ in places]
+        assert [(tensor.key.seq, tensor.key.micro) for tensor in came] == places
+
+
+def test_link_traffic_can_be_tapped() -> None:
+    """The bytes on the socket are the tensor's own: neither compressed nor doubled."""
+    tensor, mask = hidden()
+    with receiver(expectation()) as node, wire_proxy(node.address) as proxy, sender(proxy.address) as out:
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), tensor, mask)
+        node.sink.next()
+        payload = tensor.numpy().tobytes() + mask.to(torch.uint8).numpy().tobytes()
+        assert proxy.sent.count(payload) == 1
+
+
+def test_link_leaves_no_thread() -> None:
+    """After ``close`` and ``stop`` every thread of both ends is gone, gRPC's included."""
+    before = set(threading.enumerate())
+    with receiver(expectation()) as node, sender(node.address) as out:
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
+        node.sink.next()
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in left:
+        thread.join(WAIT_S)
+    assert [thread.name for thread in left if thread.is_alive()] == []
+
+
+def test_link_close_may_come_twice_and_before_open() -> None:
+    """``close`` works in any state."""
+    out = LinkSender("127.0.0.1:1")
+    out.link.close()
+    out.link.close()
+    with pytest.raises(PeerLostError, match="not open"):
+        out.link.send_blob(frames.PROBE, 0, Pieces.of(b""))
+
+
+class _Racing(queue.SimpleQueue[Any]):
+    """A queue that the sender empties between a look and a take."""
+
+    def empty(self) -> bool:
+        """There was something a moment ago."""
+        return False
+
+
+def test_link_close_while_the_sender_empties_the_queue() -> None:
+    """The sender may take the last entry at any moment; closing still ends the stream and every thread."""
+    with receiver(expectation()) as node:
+        made = LinkSender(node.address)
+        made.link._queue = _Racing()
+        made.link.open(WAIT_S)
+        made.link.close()
+        assert not [thread.name for thread in threading.enumerate() if thread.name == "link-acks-b"]
+
+
+def _wait_until_over() -> None:
+    """Until the reader of acknowledgements has seen the end of the stream."""
+    for thread in threading.enumerate():
+        if thread.name == "link-acks-b":
+            thread.join(WAIT_S)
+
+
+def _when_still(read: Callable[[], int]) -> int:
+    """The value once it has not changed for a fifth of a second."""
+    still, value = 0, -1
+    pause = threading.Event()
+    while still < 10:
+        pause.wait(0.02)
+        still, value = (still + 1 if (now := read()) == value else 0), now
+    return value

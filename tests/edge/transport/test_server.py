@@ -1,0 +1,121 @@
+"""The receiving end of a node's links: which runs and turns it takes, and what it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+from typing import Any
+
+import grpc
+import pytest
+
+from edge.transport import frames
+from edge.transport import server as ring_server
+from edge.transport.server import RingServicer
+from ringtune.errors import (
+    ConnectionFailedError,
+    DeadlineError,
+    RingTuneError,
+)
+from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.turns import turn_sequence
+from ringtune.transport.channels import Server
+from ringtune.v1 import ring_pb2
+from tests.support.wire_parts import (
+    WAIT_S,
+    LinkSender,
+    RecordingSink,
+    TensorCame,
+    expectation,
+    hello,
+    hidden,
+    plan,
+    raw_acks,
+    receiver,
+    sender,
+)
+
+
+def test_server_forgets_only_the_run_of_the_sink_that_asks() -> None:
+    """The end of a former run, which took long, does not touch the one that began meanwhile."""
+    with receiver(expectation()) as node:
+        former = RecordingSink()
+        node.servicer.forget(former)
+        with sender(node.address) as opened:
+            opened.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 1, 2), *hidden())
+            assert isinstance(node.sink.next(), TensorCame)
+        node.servicer.forget(node.sink)
+        assert node.servicer._run is None
+
+
+def test_server_admits_the_turns_that_are_granted_and_not_done() -> None:
+    """A frame of a turn far ahead is refused before its grant and taken after it; one of a turn that is done is not."""
+    of = plan(num_steps=400, local_iterations=1)
+    far, done = TensorKey(Payload.HIDDEN, 200, 0, 2), TensorKey(Payload.HIDDEN, 3, 0, 2)
+    with receiver(expectation(of)) as node, sender(node.address, hello(of)) as out:
+        out.link.send_tensor(far, *hidden())
+        assert "may come now" in str(node.sink.next().error)
+        node.servicer.granted(itertools.islice(turn_sequence(of.course), 200))
+        out.link.send_tensor(far, *hidden())
+        assert node.sink.next().key == far
+        node.servicer.done_before(200)
+        out.link.send_tensor(done, *hidden())
+        assert "may come now" in str(node.sink.next().error)
+
+
+def test_server_second_one_on_a_port_fails() -> None:
+    """Two servers never share a port: the second one says so."""
+    with receiver() as node, pytest.raises(ConnectionFailedError, match=f"can't listen on {node.address}"):
+        Server(node.address, RingServicer().add_to)
+
+
+def test_server_without_a_run_refuses_after_its_wait() -> None:
+    """A link to a node that never prepares ends with a reason."""
+    with receiver(hello_wait_s=0.1) as node:
+        out = LinkSender(node.address)
+        with pytest.raises(DeadlineError, match=r"expected no run within 0\.1 s"):
+            out.link.open(WAIT_S)
+
+
+def test_silent_links_keep_no_other_link_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more links without HELLO than may wait the oldest ends; a link that speaks is welcome at once."""
+    monkeypatch.setattr(ring_server, "_MOST_WAITING", 3)
+    with receiver(expectation()) as node, contextlib.ExitStack() as stack:
+        ended = threading.Semaphore(0)
+        for _ in range(12):
+            channel = stack.enter_context(grpc.insecure_channel(node.address))
+            method: Any = channel.stream_stream("/ringtune.v1.Ring/Link")
+            call = method(iter(queue.SimpleQueue().get, None))
+            stack.callback(call.cancel)
+            if not call.add_callback(ended.release):  # it has ended already
+                ended.release()
+        assert all(ended.acquire(timeout=WAIT_S) for _ in range(12 - 3))
+        with sender(node.address):
+            pass
+
+
+def test_server_survives_garbage() -> None:
+    """Bytes that are no frame are refused, at the start of a link and in its midst, and the node goes on."""
+    with receiver(expectation()) as node:
+        for messages in ([b"\xff" * 100], [b""], [frames.pack(ring_pb2.FrameHeader(), ())]):
+            assert [ack.error for ack in raw_acks(node, messages)] == ["FrameError"]
+        garbage = [b"\xff" * 100, b"", b"\x12\x01x", b"\x0a\xff\xff\xff\xff\x0f"]
+        acks = raw_acks(node, [hello().message(), *garbage, hello().goodbye()])
+        assert [ack.welcome for ack in acks] == [True, False, False]
+        with sender(node.address) as out:
+            out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
+            while not isinstance(came := node.sink.next(), TensorCame):
+                assert isinstance(came.error, RingTuneError)
+
+
+def test_server_refuses_a_message_above_the_limit() -> None:
+    """A message longer than 8 MiB is refused by gRPC itself; the node goes on."""
+    with receiver(expectation()) as node:
+        with pytest.raises(grpc.RpcError) as caught:
+            raw_acks(node, [b"\0" * (9 << 20)])
+        assert isinstance(caught.value, grpc.Call)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        with sender(node.address):
+            pass

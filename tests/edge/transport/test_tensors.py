@@ -1,0 +1,230 @@
+"""Tensors as bytes and back: exact where the type is, bounded where it is not, never NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from edge.transport import tensors
+from ringtune.errors import DivergedError, FrameError
+from ringtune.schedule.course import WIRE_DTYPES
+from tests.support.wire_parts import hidden
+
+
+def _payload(encoded: tensors.EncodedTensor) -> memoryview:
+    return memoryview(bytearray(b"".join(encoded.parts)))
+
+
+def _round_trip(
+    tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str, compute_dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    encoded = tensors.encode(tensor, mask, dtype)
+    return tensors.decode(
+        _payload(encoded),
+        encoded.shape,
+        encoded.dtype,
+        encoded.mask_bytes,
+        compute_dtype=compute_dtype,
+        exponent=encoded.exponent,
+    )
+
+
+def test_tensors_know_every_wire_dtype_of_a_plan() -> None:
+    """What a plan may ask for can be encoded."""
+    assert set(tensors.WIRE_TYPES) == set(WIRE_DTYPES)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("compute_dtype", [torch.float32, torch.float64])
+def test_tensors_of_full_width_arrive_bit_for_bit(dtype: str, compute_dtype: torch.dtype) -> None:
+    """float32 over float32, and anything over float64, loses nothing."""
+    tensor, mask = hidden()
+    came, came_mask = _round_trip(tensor, mask, dtype, compute_dtype)
+    assert came.dtype == compute_dtype
+    assert torch.equal(came, tensor.to(compute_dtype))
+    assert came_mask is not None
+    assert torch.equal(came_mask, mask)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_tensors_of_half_width_arrive_as_if_cast(dtype: str) -> None:
+    """A half type on the wire costs exactly one rounding."""
+    tensor, _ = hidden()
+    came, mask = _round_trip(tensor, None, dtype)
+    assert mask is None
+    assert torch.equal(came, tensor.to(tensors.WIRE_TYPES[dtype]).to(torch.float32))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), exponent=st.integers(-38, 36), rows=st.integers(1, 5), width=st.integers(1, 33))
+def test_tensors_int8_is_off_by_half_a_scale_at_most(seed: int, exponent: int, rows: int, width: int) -> None:
+    """For each row: ``|error| <= max|row| / 254``, but for rounding in float32 itself."""
+    generator = torch.Generator().manual_seed(seed)
+    tensor = torch.randn(rows, width, generator=generator, dtype=torch.float64) * 10.0**exponent
+    tensor = tensor.to(torch.float32)
+    came, _ = _round_trip(tensor, None, "int8")
+    largest = tensor.double().abs().amax(dim=-1, keepdim=True)
+    smallest_step = 2.0**-149  # of float32
+    bound = largest / 254 * (1 + 1e-5) + 127 * smallest_step
+    assert bool(((came.double() - tensor.double()).abs() <= bound).all())
+
+
+def test_tensors_int8_keeps_zero_rows_and_extremes() -> None:
+    """A row of zeros stays zero; the largest element of a row stays itself."""
+    tensor = torch.tensor([[0.0, 0.0, 0.0], [-3.0, 1.5, 3.0]])
+    came, _ = _round_trip(tensor, None, "int8")
+    assert torch.equal(came[0], torch.zeros(3))
+    assert came[1].tolist() == pytest.approx([-3.0, 1.5, 3.0], abs=3.0 / 254)
+    assert came[1, 2].item() == pytest.approx(3.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", sorted(WIRE_DTYPES))
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_tensors_bytes_are_known_before_encoding(dtype: str, with_mask: bool) -> None:
+    """``wire_bytes`` is exactly what encoding gives, for every type."""
+    tensor, mask = hidden(3, 5, 7)
+    encoded = tensors.encode(tensor, mask if with_mask else None, dtype)
+    assert encoded.mask_bytes == (15 if with_mask else 0)
+    expected = tensors.wire_bytes(tensor.shape, dtype, encoded.mask_bytes)
+    assert (encoded.payload_bytes, _payload(encoded).nbytes) == (expected, expected)
+
+
+def test_tensors_that_are_views_are_sent_as_seen() -> None:
+    """Strides do not reach the wire: a transposed, sliced tensor arrives as it looks."""
+    tensor = torch.arange(48.0).view(4, 3, 4).transpose(0, 2)[1:, ::2]
+    came, _ = _round_trip(tensor, None, "float32")
+    assert torch.equal(came, tensor)
+
+
+def test_tensors_with_gradient_history_can_be_sent() -> None:
+    """The result of a forward with graph is encoded like any other tensor."""
+    tensor = (torch.ones(2, 3, 4, requires_grad=True) * 2.0).reshape(2, 3, 4)
+    came, _ = _round_trip(tensor, None, "bfloat16")
+    assert torch.equal(came, torch.full((2, 3, 4), 2.0))
+
+
+@pytest.mark.parametrize("dtype", sorted(WIRE_DTYPES))
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_tensors_with_nan_or_infinity_are_refused(dtype: str, bad: float) -> None:
+    """Whatever the type on the wire, a value that is not finite does not come through."""
+    tensor, mask = hidden()
+    tensor[1, 2, 3] = bad
+    with pytest.raises(DivergedError, match="NaN or infinite"):
+        _round_trip(tensor, mask, dtype)
+
+
+def test_tensors_whose_sum_overflows_are_finite_all_the_same() -> None:
+    """The quick check by a sum never refuses a tensor for being large."""
+    tensor = torch.full((2, 3, 8), 3e38)
+    came, _ = _round_trip(tensor, None, "float32")
+    assert torch.equal(came, tensor)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-8, 1e-4, 1.0, 1e6, 1e30])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+def test_tensors_of_any_size_arrive(dtype: str, size: float) -> None:
+    """Gradients of 1e-8 do not become zero, and 1e6 does not overflow: every type has the range of float32."""
+    tensor = torch.randn(4, 6, 33, generator=torch.Generator().manual_seed(3)) * size
+    came, _ = _round_trip(tensor, None, dtype)
+    error = (came.double() - tensor.double()).abs()
+    if dtype == "int8":
+        assert bool((error <= tensor.double().abs().amax(dim=-1, keepdim=True) / 254 * (1 + 1e-5)).all())
+    else:
+        assert bool((error <= tensor.double().abs() * {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]).all())
+
+
+@pytest.mark.parametrize("power", [-100, -40, 0, 40, 100])
+def test_tensors_float16_keeps_every_digit_whatever_the_size(power: int) -> None:
+    """What float16 can hold arrives bit for bit, times any power of two."""
+    tensor = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(4)).to(torch.float16).to(torch.float32)
+    came, _ = _round_trip(tensor * 2.0**power, None, "float16")
+    assert torch.equal(came, tensor * 2.0**power)
+
+
+class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Takes down the bytes of the largest tensor that torch makes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.largest_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        given = {part.untyped_storage().data_ptr() for part in args if isinstance(part, torch.Tensor)}
+        for made in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() not in given:
+                self.largest_bytes = max(self.largest_bytes, made.nbytes)
+        return found
+
+
+def test_tensors_float16_are_made_without_a_second_one_of_full_width() -> None:
+    """A link's thread holds what it was given and half as many bytes: what memory estimates count on."""
+    tensor = torch.randn(1, 512, 256)
+    with _Made() as made:
+        encoded = tensors.encode(tensor, None, "float16")
+    assert made.largest_bytes == encoded.payload_bytes == tensor.nbytes // 2
+
+
+def test_tensors_float16_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest element travels near 2^15, so that halves add up to infinity; that calls for no second look."""
+    encoded = tensors.encode(torch.rand(4, 64, 32), None, "float16")
+    monkeypatch.setattr(torch, "isfinite", None)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        tensors.decode(_payload(encoded), encoded.shape, "float16", 0, compute_dtype=torch.float16)
+    assert max(event.self_cpu_memory_usage for event in seen.key_averages()) < encoded.payload_bytes
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", [0, 1500, 5999])
+def test_tensors_float16_with_one_bad_value_are_refused(bad: float, place: int) -> None:
+    """Wherever it lies in the tensor."""
+    tensor = torch.rand(3, 50, 40)
+    tensor.view(-1)[place] = bad
+    with pytest.raises(DivergedError, match=r"values of a tensor of shape \[3, 50, 40\] are NaN or infinite"):
+        _round_trip(tensor, None, "float16")
+
+
+@pytest.mark.parametrize("largest", [0.0, 2.0**-149, 2.0**-126, 2.0**127, torch.finfo(torch.float32).max])
+def test_tensors_float16_at_the_ends_of_float32(largest: float) -> None:
+    """The smallest number of float32 arrives; of the largest ones, which only diverged training has, none is wrong."""
+    tensor = torch.full((1, 1, 4), largest)
+    encoded = tensors.encode(tensor, None, "float16")
+    assert tensors.MIN_EXPONENT <= encoded.exponent <= tensors.MAX_EXPONENT
+    if largest > 2.0**127:
+        with pytest.raises(DivergedError, match="4 values"):
+            _round_trip(tensor, None, "float16")
+    else:
+        came, _ = _round_trip(tensor, None, "float16")
+        assert torch.equal(came, tensor)
+
+
+def test_tensors_mask_of_other_values_is_refused() -> None:
+    """A mask holds zeros and ones only."""
+    tensor, mask = hidden()
+    with pytest.raises(FrameError, match="other values than 0 and 1"):
+        _round_trip(tensor, mask * 2, "float32")
+
+
+def test_tensors_of_another_size_are_refused() -> None:
+    """Bytes that do not fit the shape are refused before they are looked at."""
+    tensor, _ = hidden()
+    payload = _payload(tensors.encode(tensor, None, "float32"))
+    for shape, mask_bytes in (((2, 6, 7), 0), ((2, 6, 8), 12), ((2, 3, 6, 8), 0)):
+        with pytest.raises(FrameError, match="bytes came for shape"):
+            tensors.decode(payload, shape, "float32", mask_bytes, compute_dtype=torch.float32)
+    with pytest.raises(FrameError, match="does not fit shape"):
+        tensors.decode(payload[:-4], (2, 6, 7), "float32", 44, compute_dtype=torch.float32)
+
+
+def test_tensors_at_any_address_are_read() -> None:
+    """A payload that lies unaligned in its message is read all the same."""
+    tensor, _ = hidden()
+    whole = memoryview(bytearray(3) + _payload(tensors.encode(tensor, None, "float32")))
+    came, _ = tensors.decode(whole[3:], (2, 6, 8), "float32", 0, compute_dtype=torch.float32)
+    assert torch.equal(came, tensor)

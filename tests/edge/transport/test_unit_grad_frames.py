@@ -1,0 +1,123 @@
+"""Gradients of embedding and head travel from an item's initiator to every other owner, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edge.transport import frames
+from edge.transport.admission import FrameCheck
+from ringtune.errors import FrameError
+from ringtune.schedule.actions import Payload, TensorKey, format_action
+from ringtune.schedule.lowering import WAITING, credit_boundary
+from ringtune.schedule.methods import Hift
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.stages import unit_grad_key
+from ringtune.schedule.units import EMBEDDING
+from ringtune.storage.pieces import Pieces
+from ringtune.v1 import ring_pb2
+from tests.support.wire_parts import WAIT_S, ParcelCame, expectation, hello, plan, receiver, sender
+
+HEAD = 4
+DATA = bytes(range(256)) * 20_000  # two chunks
+
+
+def hift_plan(**changes: Any) -> Plan:
+    """Six units in three groups: item 0 trains the embedding, item 2 the head, 3 and 5 likewise."""
+    return plan(**{"method": Hift(group_size=2), "local_iterations": 4, **changes})
+
+
+def header(of: Plan, seq: int, unit: int, source: str = "c", data: bytes = b"x") -> ring_pb2.FrameHeader:
+    """The header of a unit's gradient."""
+    return frames.parcel_header(hello(of, source), unit_grad_key(seq, unit), Pieces.of(data))
+
+
+def test_unit_grad_header_has_the_key_of_its_unit() -> None:
+    """The embedding is -1, which no field of the wire can hold as it is."""
+    of = hift_plan()
+    assert frames.key_of(header(of, 3, EMBEDDING)) == TensorKey(Payload.UNIT_GRAD, 3, -1, EMBEDDING)
+    assert frames.key_of(header(of, 2, HEAD)) == TensorKey(Payload.UNIT_GRAD, 2, -1, HEAD)
+    assert frames.in_words(header(of, 3, EMBEDDING)) == "the gradient of the embedding for item 3 from node c"
+    assert frames.in_words(header(of, 2, HEAD)) == "the gradient of the head for item 2 from node c"
+
+
+def test_unit_grad_arrives_with_item_unit_and_bytes() -> None:
+    """From one owner to another, in the order of sending; each is a span of its link."""
+    of = hift_plan()
+    with receiver(expectation(of, "d")) as node, sender(node.address, hello(of, "c"), "d") as out:
+        assert out.link.send_parcel(unit_grad_key(0, EMBEDDING), Pieces.of(DATA)) == len(DATA)
+        out.link.send_parcel(unit_grad_key(2, HEAD), Pieces.of(b"two"))
+        assert node.sink.next() == ParcelCame(unit_grad_key(0, EMBEDDING), "c", DATA)
+        assert node.sink.next() == ParcelCame(unit_grad_key(2, HEAD), "c", b"two")
+        assert format_action(out.sent.get(timeout=WAIT_S).action, HEAD) == ">u0#embedding@d"
+
+
+def test_unit_grad_credits_come_back_one_by_one() -> None:
+    """Those of hidden states travel a quarter at a time, these are too few."""
+    of = hift_plan(credits=8)
+    boundary = credit_boundary(of.course, Payload.UNIT_GRAD)
+    with receiver(expectation(of, "d")) as node, sender(node.address, hello(of, "c"), "d") as out:
+        out.link.send_parcel(unit_grad_key(0, EMBEDDING), Pieces.of(DATA))
+        node.sink.next()
+        node.servicer.ack("c", boundary)
+        assert out.acks.get(timeout=WAIT_S) == ("d", frames.Ack(1, boundary))
+
+
+@pytest.mark.parametrize(
+    ("source", "node", "seq", "unit"),
+    [
+        ("c", "d", 1, EMBEDDING),  # trains blocks
+        ("c", "d", 0, HEAD),  # trains the embedding, not the head
+        ("c", "d", 0, 2),  # a block is not copied
+        ("d", "c", 0, EMBEDDING),  # an item of the other owner
+        ("c", "b", 0, EMBEDDING),  # to a node that owns nothing
+    ],
+)
+def test_unit_grad_that_no_item_gives_is_refused(source: str, node: str, seq: int, unit: int) -> None:
+    """Item, unit, initiator and receiver all have to be what they must be."""
+    of = hift_plan()
+    with pytest.raises(FrameError, match="not foreseen"):
+        FrameCheck(expectation(of, node), source).admit(header(of, seq, unit, source))
+
+
+def test_unit_grad_is_refused_where_only_adapters_train() -> None:
+    """Such runs hand a head over."""
+    of = plan()
+    with pytest.raises(FrameError, match="not foreseen"):
+        FrameCheck(expectation(of, "d"), "c").admit(header(of, 0, HEAD))
+
+
+def test_unit_grad_comes_once_and_with_credit_only() -> None:
+    """A dropped payload may come again; more than the credits may not wait."""
+    of = hift_plan(local_iterations=12)
+    check = FrameCheck(expectation(of, "d"), "c")
+    first = header(of, 0, EMBEDDING)
+    check.admit(first)
+    with pytest.raises(FrameError, match="came twice"):
+        check.admit(first)
+    check.revoke(first)
+    check.admit(first)
+    check.admit(header(of, 2, HEAD))
+    with pytest.raises(
+        FrameError, match=f"without credit: {WAITING[Payload.UNIT_GRAD]} of {WAITING[Payload.UNIT_GRAD]}"
+    ):
+        check.admit(header(of, 3, EMBEDDING))
+    check.credit_returned(credit_boundary(of.course, Payload.UNIT_GRAD), 1)
+    check.admit(header(of, 3, EMBEDDING))
+
+
+def test_unit_grad_above_the_limit_is_refused_before_anything_is_allocated() -> None:
+    """As a head is."""
+    of = hift_plan()
+    large = header(of, 0, EMBEDDING)
+    large.payload_bytes = 2**50
+    with pytest.raises(FrameError, match="the limit is"):
+        FrameCheck(expectation(of, "d"), "c").admit(large)
+
+
+def test_unit_grad_of_an_item_far_ahead_is_refused() -> None:
+    """No turn is derived further than a node can lag."""
+    of = hift_plan(num_steps=4000, local_iterations=1)
+    with pytest.raises(FrameError, match="may come now"):
+        FrameCheck(expectation(of, "d"), "c").admit(header(of, 3000, EMBEDDING))

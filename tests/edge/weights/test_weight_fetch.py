@@ -1,0 +1,556 @@
+"""Base weights over real gRPC streams, and a node that plans and runs without a copy."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from edge.model.tensor_files import SafetensorsFiles
+from edge.options import AgentOptions
+from edge.runtime.node_model import host
+from edge.techniques.offload.sites import adapter_weights
+from edge.weights import weight_fetch
+from edge.weights.weight_cache import CheckedFile, ModelCache
+from edge.weights.weight_fetch import Borrower, Sources, Wanted, Watch
+from ringtune.costs.model_facts import model_facts
+from ringtune.errors import (
+    ConnectionFailedError,
+    DeadlineError,
+    FrameError,
+    IntegrityError,
+    InterruptedRunError,
+    ModelError,
+)
+from ringtune.job.job import Job, Model
+from ringtune.models.folder import read_config
+from ringtune.models.weights_by_digest import (
+    CHUNK_BYTES,
+    ModelManifest,
+    ModelSource,
+    Offers,
+    TensorEntry,
+    manifest_to_proto,
+    needed_tensors,
+)
+from ringtune.schedule.placement import Helper
+from ringtune.schedule.plan import Plan
+from ringtune.transport.channels import Server
+from ringtune.v1 import weights_pb2, weights_pb2_grpc
+from tests.support.plans import make_plan
+from tests.support.tap import Tap
+from tests.support.weights_parts import MINILM, RUN, TIMEOUT_S, serving, wait_until, wanted, write_bert
+
+LIMIT = 1.02
+
+
+def slice_of(folder: Path, manifest: ModelManifest, *blocks: int) -> tuple[TensorEntry, ...]:
+    """What a host of these blocks needs."""
+    return needed_tensors(manifest, read_config(folder), blocks=blocks, is_owner=False, with_decoder=False)
+
+
+def missing_in(cache: ModelCache, tensors: tuple[TensorEntry, ...]) -> list[CheckedFile]:
+    """The files that are still to come, taken up where they are."""
+    files = [file for file in map(cache.tensor, tensors) if not file.is_complete()]
+    for file in files:
+        file.resume()
+    return files
+
+
+@contextlib.contextmanager
+def tapped(port: int, *, delay_s: float = 0.0) -> Iterator[Tap]:
+    """A tap in front of a port."""
+    tap = Tap(port, delay_s=delay_s)
+    try:
+        yield tap
+    finally:
+        tap.close()
+
+
+@pytest.fixture(scope="module")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sizes of MiniLM (all but its token table)."""
+    return write_bert(tmp_path_factory.mktemp("minilm") / "model", sizes=MINILM, num_files=2)
+
+
+def test_weights_fetch_of_a_slice_costs_its_bytes(minilm: Path, tmp_path: Path) -> None:
+    """Two of six blocks with an empty cache: everything on the wire is at most 1.02 of the tensors."""
+    with serving(minilm) as server, tapped(server.port) as tap:
+        with Sources([f"127.0.0.1:{tap.port}"]) as sources:
+            manifest = sources.manifest(wanted())
+            tensors = slice_of(minilm, manifest, 2, 3)
+            came = sources.fetch(missing_in(ModelCache(tmp_path, manifest, "m"), tensors), wanted())
+        on_wire = sum(flow.num_bytes for flow in tap.flows)
+    needed = sum(tensor.nbytes for tensor in tensors)
+    assert came == needed == 2 * 4 * 1_774_464
+    assert needed < on_wire <= LIMIT * needed, on_wire / needed
+
+
+def test_weights_fetch_goes_on_after_a_broken_connection(minilm: Path, tmp_path: Path) -> None:
+    """One fetch, its connection cut in the middle: it takes the stream up by itself, and hardly pays for it."""
+    with serving(minilm) as server, tapped(server.port) as tap:
+        with Sources([f"127.0.0.1:{tap.port}"]) as sources:
+            manifest = sources.manifest(wanted())
+            tensors = slice_of(minilm, manifest, 2, 3)
+            tap.cut_at_bytes = 8_000_000
+            came = sources.fetch(missing_in(ModelCache(tmp_path, manifest, "m"), tensors), wanted())
+        on_wire = sum(flow.num_bytes for flow in tap.flows)
+    needed = sum(tensor.nbytes for tensor in tensors)
+    assert len(tap.flows) == 2
+    assert came == needed
+    assert on_wire <= LIMIT * needed, on_wire / needed
+
+
+def test_weights_fetch_restarted_goes_on_where_it_stopped(minilm: Path, tmp_path: Path) -> None:
+    """Given up in the middle of a large tensor; what comes next is the rest, to the byte."""
+    with serving(minilm) as server, tapped(server.port, delay_s=0.01) as tap:
+        with Sources([f"127.0.0.1:{tap.port}"]) as sources:
+            manifest = sources.manifest(wanted())
+            tensors = slice_of(minilm, manifest, 2, 3)
+            files = missing_in(ModelCache(tmp_path, manifest, "m"), tensors)
+            stop = threading.Event()
+            is_far = stop_when(stop, lambda: sum(file.offset for file in files) > 5_000_000)
+            with is_far, pytest.raises(InterruptedRunError):
+                sources.fetch(files, wanted(stop=stop))
+        kept = sum(file.offset for file in files)
+        with Sources([f"127.0.0.1:{tap.port}"]) as sources:
+            again = missing_in(ModelCache(tmp_path, sources.manifest(wanted()), "m"), tensors)
+            came = sources.fetch(again, wanted())
+        on_wire = sum(flow.num_bytes for flow in tap.flows)
+    needed = sum(tensor.nbytes for tensor in tensors)
+    assert kept > 5_000_000
+    assert came == needed - kept
+    assert on_wire <= LIMIT * needed, on_wire / needed
+
+
+@contextlib.contextmanager
+def stop_when(stop: threading.Event, predicate: Callable[[], bool]) -> Iterator[None]:
+    """Set ``stop`` when something has happened."""
+
+    def watch() -> None:
+        wait_until(predicate)
+        stop.set()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        watcher.join()
+
+
+# ---- bad sources -----------------------------------------------------------------------------------
+
+
+class Liar(weights_pb2_grpc.WeightsServicer):
+    """Has the right manifest and sends something else."""
+
+    def __init__(self, manifest: ModelManifest, chunk: Callable[[int], weights_pb2.FetchChunk | None]) -> None:
+        self._manifest = manifest
+        self._chunk = chunk
+        self.asked = 0
+        self.ended = threading.Event()
+
+    def Manifest(
+        self, request: weights_pb2.ManifestRequest, context: grpc.ServicerContext
+    ) -> weights_pb2.ManifestReply:
+        """The truth."""
+        return manifest_to_proto(self._manifest)
+
+    def Fetch(
+        self, request: weights_pb2.FetchRequest, context: grpc.ServicerContext
+    ) -> Iterator[weights_pb2.FetchChunk]:
+        """Whatever the test wants; None hangs."""
+        self.asked += 1
+        for index, _ in enumerate(request.pieces):
+            chunk = self._chunk(index)
+            if chunk is None:
+                context.add_callback(self.ended.set)
+                self.ended.wait(30)
+                return
+            yield chunk
+
+
+@contextlib.contextmanager
+def lying(folder: Path, chunk: Callable[[int], weights_pb2.FetchChunk | None]) -> Iterator[tuple[Liar, str]]:
+    """A liar and its address."""
+    liar = Liar(ModelSource(folder).manifest, chunk)
+    server = Server("127.0.0.1:0", lambda made: weights_pb2_grpc.add_WeightsServicer_to_server(liar, made))
+    try:
+        yield liar, f"127.0.0.1:{server.port}"
+    finally:
+        liar.ended.set()
+        server.stop(0.1)
+
+
+LIES: list[Callable[[int], weights_pb2.FetchChunk]] = [
+    lambda index: weights_pb2.FetchChunk(piece=index, data=b"x" * 32),
+    lambda index: weights_pb2.FetchChunk(piece=index, data=b"x" * 5000),
+    lambda index: weights_pb2.FetchChunk(piece=index + 10_000, data=b"x"),
+    lambda index: weights_pb2.FetchChunk(piece=index, data=b""),
+    lambda index: weights_pb2.FetchChunk(piece=index, data=bytes(CHUNK_BYTES + 1)),
+]
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_weights_fetch_never_uses_what_has_another_digest(
+    lie: Callable[[int], weights_pb2.FetchChunk], tmp_path: Path
+) -> None:
+    """A source that sends something else is left, and the next one makes good; alone it is named and nothing stays."""
+    folder = write_bert(tmp_path / "m")
+    with lying(folder, lie) as (liar, address):
+        with Sources([address]) as sources:
+            manifest = sources.manifest(wanted())
+            tensors = slice_of(folder, manifest, 1)
+            cache = ModelCache(tmp_path / "alone", manifest, "m")
+            with pytest.raises(IntegrityError, match=address):
+                sources.fetch(missing_in(cache, tensors), wanted())
+            assert liar.asked == 1
+            assert not list(cache.weights.glob("*.safetensors"))
+        with serving(folder) as server, Sources([address, f"127.0.0.1:{server.port}"]) as sources:
+            assert sources.manifest(wanted()) == manifest
+            cache = ModelCache(tmp_path / "two", manifest, "m")
+            sources.fetch(missing_in(cache, tensors), wanted())
+            assert all(cache.tensor(tensor).is_complete() for tensor in tensors)
+            assert liar.asked == 2
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_weights_fetch_leaves_a_source_that_brings_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream without progress is given up after the idle time, whatever the deadline.
+
+    Only the first source has a short idle time: on a busy machine the other one may be silent for a while too.
+    """
+    folder = write_bert(tmp_path / "m")
+    idle_times = iter([0.05])
+    with (
+        lying(folder, lambda index: None) as (liar, address),
+        serving(folder) as server,
+        Sources([address, f"127.0.0.1:{server.port}"]) as sources,
+    ):
+        manifest = sources.manifest(wanted())
+        cache = ModelCache(tmp_path / "cache", manifest, "m")
+        tensors = slice_of(folder, manifest, 0)
+
+        def watch(call: Any, who: Wanted, *, idle_s: float) -> Watch:
+            wait_until(lambda: liar.asked > 0)  # however long the machine takes to serve the first call
+            return Watch(call, who, idle_s=next(idle_times, idle_s))
+
+        monkeypatch.setattr(weight_fetch, "Watch", watch)
+        came = sources.fetch(missing_in(cache, tensors), wanted(timeout_s=3600.0, idle_s=3600.0))
+    assert came == sum(tensor.nbytes for tensor in tensors)
+    assert liar.asked == 1
+
+
+def test_weights_fetch_stops_within_a_moment(tmp_path: Path) -> None:
+    """A released run does not wait for a hanging source."""
+    folder = write_bert(tmp_path / "m")
+    stop = threading.Event()
+    with lying(folder, lambda index: None) as (liar, address), Sources([address]) as sources:
+        manifest = sources.manifest(wanted())
+        files = missing_in(ModelCache(tmp_path / "cache", manifest, "m"), slice_of(folder, manifest, 0))
+        with stop_when(stop, lambda: liar.asked > 0), pytest.raises(InterruptedRunError):
+            sources.fetch(files, wanted(timeout_s=3600.0, idle_s=3600.0, stop=stop))
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_weights_fetch_ends_at_its_deadline(tmp_path: Path) -> None:
+    """And says that what came is kept."""
+    folder = write_bert(tmp_path / "m")
+    with lying(folder, lambda index: None) as (_, address), Sources([address]) as sources:
+        manifest = sources.manifest(wanted())
+        files = missing_in(ModelCache(tmp_path / "cache", manifest, "m"), slice_of(folder, manifest, 0))
+        with pytest.raises(DeadlineError, match="kept"):
+            sources.fetch(files, wanted(timeout_s=0.3))
+
+
+def test_weights_fetch_ends_when_every_source_is_gone(tmp_path: Path) -> None:
+    """After a few tries, with what to do."""
+    folder = write_bert(tmp_path / "m")
+    with serving(folder) as server, Sources([f"127.0.0.1:{server.port}"]) as sources:
+        manifest = sources.manifest(wanted())
+    files = missing_in(ModelCache(tmp_path / "cache", manifest, "m"), slice_of(folder, manifest, 0))
+    with Sources([f"127.0.0.1:{server.port}"]) as sources, pytest.raises(ConnectionFailedError, match="again"):
+        sources.fetch(files, wanted())
+
+
+def test_weights_manifest_is_waited_for_while_a_run_is_not_known_yet(tmp_path: Path) -> None:
+    """Nodes are asked to inspect at about the same time; whoever is first asks again."""
+    folder = write_bert(tmp_path / "m")
+    offers = Offers()
+    with serving(None, offers=offers) as server, Sources([f"127.0.0.1:{server.port}"]) as sources:
+        timer = threading.Timer(0.5, lambda: offers.put(RUN, folder))
+        timer.start()
+        assert sources.manifest(wanted()) == ModelSource(folder).manifest
+        timer.join()
+        offers.drop(RUN)
+        with pytest.raises(DeadlineError):
+            sources.manifest(wanted(timeout_s=0.5))
+
+
+def test_weights_manifest_nobody_has_says_who_was_asked(tmp_path: Path) -> None:
+    """A node without a copy, one with a damaged copy, and one that is not there."""
+    damaged = write_bert(tmp_path / "m")
+    with (damaged / "model.safetensors").open("r+b") as file:
+        file.truncate(100)
+    with serving(None) as without, serving(damaged) as broken:
+        addresses = [f"127.0.0.1:{server.port}" for server in (without, broken)]
+        with Sources([*addresses, "127.0.0.1:9"]) as sources, pytest.raises(ModelError) as caught:
+            sources.manifest(wanted())
+    for part in (*addresses, "no copy", "model.safetensors", "127.0.0.1:9"):
+        assert part in str(caught.value)
+
+
+def test_weights_fetch_waits_for_a_busy_source(minilm: Path, tmp_path: Path) -> None:
+    """A source serves so many streams at a time; the others come later, however long that takes."""
+    offers = Offers(max_streams=1)
+    offers.put(RUN, minilm)
+    with serving(None, offers=offers) as server, Sources([f"127.0.0.1:{server.port}"]) as sources:
+        manifest = sources.manifest(wanted())
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            pieces = [weights_pb2.Piece(sha256=bytes.fromhex(tensor.sha256)) for tensor in manifest.tensors]
+            call = weights_pb2_grpc.WeightsStub(channel).Fetch(weights_pb2.FetchRequest(run_id=RUN, pieces=pieces))
+            next(call)  # nobody reads on, so it holds its place
+            threading.Timer(1.0, call.cancel).start()
+            files = missing_in(ModelCache(tmp_path, manifest, "m"), slice_of(minilm, manifest, 0))
+            assert sources.fetch(files, wanted()) == sum(file.nbytes for file in files)
+
+
+def test_weights_fetch_asks_for_equal_digests_of_the_source(tmp_path: Path) -> None:
+    """What a source has under another manifest is not taken for ours."""
+    mine, other = write_bert(tmp_path / "a"), write_bert(tmp_path / "b", seed=1)
+    manifest = ModelSource(mine).manifest
+    tensors = slice_of(mine, manifest, 0)
+    with serving(other) as server, Sources([f"127.0.0.1:{server.port}"]) as sources:
+        cache = ModelCache(tmp_path / "cache", manifest, "m")
+        with pytest.raises(ConnectionFailedError, match="another one"):
+            sources.fetch(missing_in(cache, tensors), wanted())
+    assert not list(cache.weights.glob("*.safetensors"))
+
+
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2)
+JOB = Job(model=Model(path="elsewhere/all-MiniLM-L6-v2")).with_overrides({"train.max_length": 16})
+
+
+class Node:
+    """A node with its own cache, and a source.
+
+    Args:
+        cache: its cache.
+        port: where the coordinator serves weights; the nodes have none.
+    """
+
+    def __init__(self, cache: Path, port: int, *, name: str = "b", **options: Any) -> None:
+        self.cache = cache
+        self.found: list[str] = []
+        settings = AgentOptions(coordinator=f"127.0.0.1:{port}", name=name, cache=cache, **options)
+        self.borrower = Borrower(settings, lambda: self.found)
+        self.offers = self.borrower.offers
+
+    def outline(self, job: Job = JOB, *, run_id: str = RUN) -> Path:
+        """The folder that it plans from."""
+        return Path(self.borrower.for_planning(run_id, job, timeout_s=TIMEOUT_S).model.path)
+
+    def folder(self, plan: Plan = PLAN, *, run_id: str = RUN) -> Path:
+        """The folder that it runs from."""
+        return Path(self.borrower.for_run(run_id, JOB, plan, timeout_s=TIMEOUT_S).model.path)
+
+
+def tensors_in(folder: Path) -> dict[str, bytes]:
+    """Every tensor that the index of a folder names, read by the loader."""
+    names = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    with SafetensorsFiles(folder) as weights:
+        return {name: weights.read(name).numpy().tobytes() for name in names}
+
+
+def contents_of(folder: Path) -> dict[str, bytes]:
+    """Every tensor of a source."""
+    source = ModelSource(folder)
+    return {
+        entry.name: b"".join(data for _, data in source.read([(entry.sha256, 0)])) for entry in source.manifest.tensors
+    }
+
+
+@pytest.mark.parametrize("num_files", [1, 3])
+@pytest.mark.parametrize("prefix", ["", "bert."])
+def test_weights_outline_plans_like_the_model(tmp_path: Path, num_files: int, prefix: str) -> None:
+    """The facts, digest included, are those of a copy, with hardly a byte of weights on the disk."""
+    folder = write_bert(tmp_path / "m", num_files=num_files, prefix=prefix)
+    with serving(folder) as server:
+        outline = Node(tmp_path / "cache", server.port).outline()
+    assert model_facts(outline, JOB) == model_facts(folder, JOB)
+    assert sorted(path.name for path in outline.iterdir()) == ["config.json", "model.safetensors"]
+    assert not list((tmp_path / "cache").rglob("weights/*/*"))
+
+
+def test_weights_run_folder_has_the_slice_and_no_more(tmp_path: Path) -> None:
+    """The very bytes of the source, for the blocks of this node; its name is the model's."""
+    folder = write_bert(tmp_path / "m", num_files=2)
+    with serving(folder) as server:
+        got = Node(tmp_path / "cache", server.port).folder()
+    wanted = {name: data for name, data in contents_of(folder).items() if ".layer.2." in name or ".layer.3." in name}
+    assert tensors_in(got) == wanted
+    assert got.name == "all-MiniLM-L6-v2"
+    assert not (got / "tokenizer.json").exists()
+
+
+def test_weights_helper_gets_no_base_weights(tmp_path: Path) -> None:
+    """A node that only helps fits adapters of others' blocks from the configuration alone."""
+    folder = write_bert(tmp_path / "m")
+    bare = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2, hidden_size=8)
+    placement = dataclasses.replace(bare.placement, helpers=(Helper(node="z", start=2, stop=4),))
+    plan = Plan.of(bare.course, placement)
+    with serving(folder) as server:
+        got = Node(tmp_path / "cache", server.port, name="z").folder(plan)
+    assert not tensors_in(got) and not list((tmp_path / "cache").rglob("weights/*/*.safetensors"))
+    job = JOB.with_overrides({"model.path": str(got)})
+    hosted = host(plan, "z", job, got, None, device=torch.device("cpu"))
+    assert sorted(hosted.optimizers.units) == [2, 3]
+    wanted = host(plan, "b", job.with_overrides({"model.path": str(folder)}), folder, None, device=torch.device("cpu"))
+    theirs = adapter_weights(wanted.skeleton, (2, 3))
+    assert hosted.fitted().keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in hosted.fitted().items())
+
+
+def test_weights_owner_gets_embedding_private_blocks_and_tokenizer(tmp_path: Path) -> None:
+    """What it needs beside its slice, and no pooler."""
+    folder = write_bert(tmp_path / "m")
+    plan = make_plan([("a", 1, 2), ("b", 2, 4)], ["b"], num_steps=2, private_blocks=1)
+    with serving(folder) as server:
+        node = Node(tmp_path / "cache", server.port, data=tmp_path / "rows.csv")
+        assert (node.outline() / "tokenizer.json").exists()
+        got = node.folder(plan)
+    names = tensors_in(got)
+    assert {name.split(".layer.")[-1][:2] for name in names} == {"em", "0.", "2.", "3."}
+    assert (got / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    assert not (got / "notes.txt").exists()
+
+
+def test_weights_second_run_fetches_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What is in the cache is checked and used; another slice brings only what is new; damage only what is damaged."""
+    caplog.set_level("INFO", logger="edge.weights.weight_fetch")
+    folder = write_bert(tmp_path / "m")
+    offers = Offers()
+    with serving(folder, offers=offers) as server:
+
+        def run(plan: Plan, run_id: str) -> str:
+            offers.put(run_id, folder)
+            caplog.clear()
+            got = Node(tmp_path / "cache", server.port).folder(plan, run_id=run_id)
+            assert tensors_in(got).items() <= contents_of(folder).items()
+            return caplog.messages[-1]
+
+        assert "0 of 32 tensors were in the cache" in run(PLAN, "r20260101-000000-00000001")
+        assert "32 of 32 tensors were in the cache; 0 B" in run(PLAN, "r20260101-000000-00000002")
+        wider = make_plan([("a", 0, 1), ("b", 1, 4)], ["a"], num_steps=2)
+        assert "32 of 48 tensors were in the cache" in run(wider, "r20260101-000000-00000003")
+        victim = next((tmp_path / "cache").rglob("weights/*/*.safetensors"))
+        victim.write_bytes(victim.read_bytes()[:-1])
+        assert "47 of 48 tensors were in the cache" in run(wider, "r20260101-000000-00000004")
+
+
+def test_weights_equal_tensors_travel_once(tmp_path: Path) -> None:
+    """Zero biases of one shape are one content."""
+    folder = write_bert(tmp_path / "m")
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    source = ModelSource(folder)
+    biases = [entry for entry in source.manifest.tensors if entry.name.endswith(".bias") and entry.shape == (8,)]
+    for entry in biases:
+        at = data.index(b"".join(piece for _, piece in source.read([(entry.sha256, 0)])))
+        data[at : at + entry.nbytes] = bytes(entry.nbytes)
+    path.write_bytes(data)
+    with serving(folder) as server:
+        got = Node(tmp_path / "cache", server.port).folder()
+    names = tensors_in(got)
+    assert len(names) == 32
+    assert sum(content == bytes(32) for content in names.values()) == 14
+
+
+def test_weights_own_copy_is_used_and_offered(tmp_path: Path) -> None:
+    """Nothing is fetched; peers of this run get it until the run is released."""
+    folder = write_bert(tmp_path / "m")
+    node = Node(tmp_path / "cache", 9)
+    job = JOB.with_overrides({"model.path": str(folder)})
+    assert node.outline(job) == folder
+    assert node.offers.source(RUN).manifest == ModelSource(folder).manifest
+    node.borrower.release("r20260101-000000-11111111")
+    assert node.offers.source(RUN)
+    node.borrower.release(RUN)
+    with pytest.raises(FrameError):
+        node.offers.source(RUN)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_weights_folder_that_the_user_named_is_not_replaced(tmp_path: Path) -> None:
+    """A wrong ``--model`` is an error of its own, not a reason to fetch."""
+    node = Node(tmp_path / "cache", 9, model=tmp_path / "typo")
+    assert node.outline() == Path(JOB.model.path)
+
+
+def test_weights_peers_serve_too_but_not_beyond_this_machine(tmp_path: Path) -> None:
+    """The coordinator has none; a peer has; one on another machine is not asked without ``--insecure``."""
+    folder = write_bert(tmp_path / "m")
+    with serving(None) as coordinator, serving(folder) as peer:
+        node = Node(tmp_path / "cache", coordinator.port)
+        node.found = ["192.0.2.1:7000"]
+        with pytest.raises(ModelError, match="all-MiniLM-L6-v2") as caught:
+            node.outline()
+        assert "192.0.2.1" not in str(caught.value)
+        node.found.append(f"127.0.0.1:{peer.port}")
+        assert model_facts(node.outline(), JOB) == model_facts(folder, JOB)
+
+
+def test_weights_config_that_runs_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the source itself does not look."""
+    folder = write_bert(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "evil.Model"}}))
+    monkeypatch.setattr("ringtune.models.weights_by_digest.read_config", lambda path: {})
+    with serving(folder) as server, pytest.raises(ModelError, match="auto_map"):
+        Node(tmp_path / "cache", server.port).outline()
+
+
+def test_weights_release_ends_the_fetching(tmp_path: Path) -> None:
+    """From another thread, once the source was asked."""
+    asked = threading.Event()
+
+    class Asked(Offers):
+        def manifest(self, request: weights_pb2.ManifestRequest) -> weights_pb2.ManifestReply:
+            asked.set()
+            return super().manifest(request)
+
+    offers = Asked()
+    with serving(None, offers=offers) as server:
+        node = Node(tmp_path / "cache", server.port)
+        raised: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                node.outline()
+            except BaseException as error:
+                raised.append(error)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        assert asked.wait(30.0)
+        node.borrower.release("")
+        worker.join(30.0)
+    assert [type(error) for error in raised] == [InterruptedRunError]
+
+
+def test_weights_damaged_source_is_named(tmp_path: Path) -> None:
+    """A truncated shard: which file, at which node."""
+    folder = write_bert(tmp_path / "m", num_files=2)
+    shard = folder / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with serving(folder) as server, pytest.raises((ModelError, IntegrityError), match=shard.name):
+        Node(tmp_path / "cache", server.port).outline()
