@@ -39,7 +39,7 @@ def test_sources_have_no_way_to_run_what_they_read() -> None:
     files = [
         path for folder in ("proto/ringtune", "edge", "coordinator", "sim") for path in (ROOT / folder).rglob("*.py")
     ]
-    assert len(files) > 500
+    assert len(files) > 200
     found = {str(path.relative_to(ROOT)): list(ways(path.read_text(encoding="utf-8"))) for path in files}
     assert {name: these for name, these in found.items() if these} == {}
 

@@ -83,7 +83,7 @@ In a temporary folder that this process has made
     coordinator/api/evaluation.py: _invitation
     edge/profiler/works.py: folder_in
     edge/model/merge.py: merge_run, sum_run
-    edge/model/auxiliary.py: _load_library
+    edge/model/auxiliary/__init__.py: _load_library
     proto/generate.py: generate
 The file that the user has named for this; rows, or a job that is there, are refused before
     coordinator/api/run.py: Plot.save

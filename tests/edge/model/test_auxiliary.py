@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,6 +132,14 @@ def test_auxiliary_models_load_once(base: Callable[[str], Path], tmp_path: Path)
     model = load_auxiliary(plain(base("bert")), tmp_path / "adapter")
     with pytest.raises(UsageError, match="has an adapter 'ringtune' already; load into a fresh model"):
         load_auxiliary(model, tmp_path / "adapter")
+
+
+def test_name_in_earlier_model_cards_still_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import that cards of earlier versions print gives the same function, and says where it is now."""
+    monkeypatch.delitem(sys.modules, "edge.model.auxiliary.loading", raising=False)
+    with pytest.warns(FutureWarning, match="from edge.model.auxiliary"):
+        earlier = importlib.import_module("edge.model.auxiliary.loading")
+    assert earlier.load_auxiliary is load_auxiliary
 
 
 def _other_family(folder: Path) -> None:

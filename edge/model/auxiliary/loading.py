@@ -1,0 +1,10 @@
+"""The name that model cards of earlier versions import ``load_auxiliary`` by; it warns and forwards."""
+
+from __future__ import annotations
+
+import warnings
+
+from edge.model.auxiliary import load_auxiliary
+
+__all__ = ["load_auxiliary"]
+warnings.warn("import load_auxiliary from edge.model.auxiliary; this module will go", FutureWarning, stacklevel=2)
