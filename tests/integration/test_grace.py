@@ -22,7 +22,7 @@ GRACE_S = 1.0
 _STUCK = f"""
 import sys, threading
 threading.Thread(target=threading.Event().wait, name="stuck").start()
-from ringtune.machine import grace
+from ringtune.machine import process as grace
 grace.own_process()
 from coordinator.client import submit as interrupts
 from coordinator.server import coordinator as ending
@@ -98,7 +98,7 @@ def test_coordinator_ends_whatever_it_waits_for(tmp_path: Path, waits: str) -> N
 def test_command_that_is_told_to_end_at_once_does(tmp_path: Path) -> None:
     """Ctrl-C in a command that waits for something that never comes, and is not woken."""
     script = """
-from coordinator.submit.interrupts import Interrupts
+from coordinator.client.submit import Interrupts
 with Interrupts():
     print("begun", flush=True)
     while True:
@@ -117,7 +117,7 @@ def test_earliest_end_counts_and_a_pipe_that_nobody_reads_is_no_reason_to_stay()
     """The second signal asks for less patience; who can't say why it ends does so without a word."""
     script = """
 import os
-from ringtune.machine.grace import end_within
+from ringtune.machine.process import end_within
 end_within(3600.0, 3)
 end_within(0.1, 4)
 end_within(3600.0, 5)

@@ -56,8 +56,8 @@ print(json.dumps({"modules": sorted(sys.modules)}))
 HOST = """
 import json, sys
 from pathlib import Path
-from edge.agent import workshop
-workshop.preload()
+from edge.agent import torch_backend
+torch_backend.preload()
 import torch
 from edge.runtime.node_model import host
 from ringtune.job.job import Job, Model

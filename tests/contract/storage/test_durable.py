@@ -28,7 +28,7 @@ from tests.support.disk import log_of_syncs
 HOLD = """
 import sys
 from pathlib import Path
-from ringtune.files.owned import FileLock
+from ringtune.storage.durable import FileLock
 FileLock(Path(sys.argv[1]), busy="").acquire()
 print("held", flush=True)
 sys.stdin.read()

@@ -146,7 +146,7 @@ def test_connections_process_without_threads_ends(tmp_path: Path) -> None:
 
 _WITHOUT_THREADS = """
 import threading
-from ringtune.rpc.connections import Server, open_channel
+from ringtune.transport.channels import Server, open_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 begun, go_on, never = threading.Semaphore(0), threading.Event(), threading.Event()

@@ -52,7 +52,7 @@ def test_interrupts_leave_a_run_under_nohup_alone() -> None:
 _PRINTS = """
 import sys
 from pathlib import Path
-from coordinator.submit.interrupts import Interrupts
+from coordinator.client.submit import Interrupts
 
 with Interrupts(log=Path(sys.argv[1])) as interrupts:
     with interrupts.asking(lambda: None):

@@ -93,7 +93,7 @@ def test_budget_is_never_zero(tmp_path: Path) -> None:
 
 _SCRIPT = """
 import resource, sys
-from edge.machine.allocator import keep_freed_memory
+from edge.machine.resources import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def touch():
@@ -108,7 +108,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 _THREADS_SCRIPT = """
 import ctypes, sys, threading
-from edge.machine.allocator import keep_freed_memory
+from edge.machine.resources import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 library = ctypes.CDLL(None)
@@ -126,7 +126,7 @@ print(len(heaps))
 
 _PIECES_SCRIPT = """
 import ctypes, pathlib, sys
-from edge.machine import allocator
+from edge.machine import resources as allocator
 assert allocator.keep_freed_memory()
 if sys.argv[1] == "return":
     assert allocator.return_freed_memory()

@@ -144,8 +144,8 @@ def test_weights_cache_publishes_complete_tensors_only(tmp_path: Path) -> None:
 HOLD = """
 import sys, threading, time
 from pathlib import Path
-from edge.weights.store import ModelCache
-from tests.edge.weights.test_store import MANIFEST
+from edge.weights.weight_cache import ModelCache
+from tests.edge.weights.test_weight_cache import MANIFEST
 with ModelCache(Path(sys.argv[1]), MANIFEST, "m").locked(deadline_s=time.monotonic() + 9, stop=threading.Event()):
     print("locked", flush=True)
     sys.stdin.read()
