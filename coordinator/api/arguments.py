@@ -1,4 +1,4 @@
-"""Arguments of commands and functions: a job with its changes, a run by its folder, errors in words of Python."""
+"""Arguments of commands and functions: a job with changes, a run by its folder, errors that name Python arguments."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Evaluate the adapter or model of a finished run on a file: alone in one process, or on a coordinator's nodes.
+"""Evaluation of a finished run's adapter or model on a file: in one process, or on the nodes of a coordinator.
 
-Either way an agent is started here, beside the file: it is the only owner, so the rows stay on this machine.
-Alone, it is also the only host; on a ring it is one of them.
+Both start an agent here, beside the file. It is the only owner, so the rows stay on this machine. In one process it is
+also the only host; on a ring it is one of the hosts.
 """
 
 from __future__ import annotations

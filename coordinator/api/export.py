@@ -1,6 +1,6 @@
-"""Export a run's adapter or model: its folder with a model card, checked, and without anything local in it.
+"""Export of a run's adapter or model: its folder with a model card, checked, and without paths of this machine.
 
-The folder is written under another name and gets its own when it is whole, so a full disk leaves nothing half.
+The folder is written under another name and renamed when it is complete, so a full disk leaves no half of one.
 """
 
 from __future__ import annotations

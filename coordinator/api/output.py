@@ -1,4 +1,4 @@
-"""Output of commands and functions: progress that suits the terminal, notebook or file, and small tables."""
+"""Progress for a terminal, a notebook or a file, and the tables of rows that functions return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ringtune.plan``: plan for assumed nodes, for measured ones, or for those of a coordinator, without training."""
+"""``ringtune.plan``: plan without training, for assumed nodes, for those of a profile or for those of a coordinator."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""``Run.predict``: predict with the result of a run, and write predictions beside their rows.
+"""``Run.predict``: predictions of a run's result beside their rows, and the text sample after a training.
 
-A few words of a language model that was just trained, from the user's own prompt (``train.sample_prompt``).
-
-Prediction is that of ``ringtune predict``, on this machine. The run is done whatever comes of it: without the base
-model here there is no sample, and a line says why.
+A process with torch computes on this machine, as for ``ringtune predict``. The sample continues the user's prompt
+(``train.sample_prompt``) with the language model that was just trained. It never fails a run: without the base model
+on this machine there is no sample, and a line says why.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read the inputs of a prediction: a plan or a run's folder, a profile, and what a real run measured."""
+"""Inputs of a prediction: a plan or a run's folder, a profile, a recorded run, and the times of a real run."""
 
 from __future__ import annotations
 

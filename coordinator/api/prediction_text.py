@@ -1,4 +1,4 @@
-"""A predicted run, a what-if and a sweep as text, JSON, CSV, files and plots."""
+"""A prediction, a what-if and a sweep as text, JSON, CSV, files and plots."""
 
 from __future__ import annotations
 

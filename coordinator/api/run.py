@@ -1,9 +1,9 @@
-"""A run, by its folder: its state, its metrics and results, their evaluation, and the curve of its loss.
+"""A handle to a run by its folder: its state, metrics, results and evaluation, and a plot of its loss.
 
 ::
 
-    a local run        a process of its own: its folder grows, and its coordinator answers as long as it lives
-    any other run      a coordinator keeps it: its events are heard, its files are fetched at the end
+    a local run        a process of its own: its folder grows, and its coordinator answers while the process lives
+    any other run      a coordinator keeps it: its events are followed, its files are fetched at the end
 """
 
 from __future__ import annotations

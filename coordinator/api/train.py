@@ -1,4 +1,4 @@
-"""``ringtune.train``: run a job, on local processes or on a coordinator; follow it, or submit it and leave."""
+"""``ringtune.train``: run a job on local processes or on a coordinator, in the foreground or in the background."""
 
 from __future__ import annotations
 

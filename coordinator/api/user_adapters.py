@@ -1,7 +1,7 @@
-"""Adapters of a run with several users: which user's adapter is taken, and the sum with the model's weights.
+"""Adapters of a run with several users: the choice of one user's adapter, and the sum merged into the model's weights.
 
-In collaboration every row goes through the sum of all users' adapters, so that is what the run trained, and what is
-taken if no user is named. Adapters that were trained alone are for the rows of one user, so one has to be named.
+In collaboration every row passes the sum of all users' adapters, so the sum is the result, and is taken where no user
+is named. Adapters that were trained alone are for the rows of one user, so a user must be named.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``ringtune.what_if``: the effect of a faster board, a slower link or another batch; nothing is run."""
+"""``ringtune.what_if``: predict the effect of a faster board, a slower link or another batch, without a run."""
 
 from __future__ import annotations
 

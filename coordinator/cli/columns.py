@@ -1,4 +1,4 @@
-"""Columns of a table of rows: their contents and lengths, and which of them is the text, the class or the question."""
+"""Columns of a table of rows: their contents and lengths, and the choice of text, class and question columns."""
 
 from __future__ import annotations
 

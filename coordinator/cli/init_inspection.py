@@ -1,4 +1,4 @@
-"""Inspect what lies in a folder without loading torch: files of rows, a model, labelled images, tagged texts."""
+"""Inspection of the files in a folder without torch: tables of rows, a model, labelled images, tagged texts."""
 
 from __future__ import annotations
 

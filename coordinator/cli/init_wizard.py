@@ -1,8 +1,7 @@
-"""The steps of ``ringtune init``: inspect rows and model, ask for what is left open, choose settings, write the job.
+"""Steps of ``ringtune init``: inspect rows and model, ask open questions, choose settings, write the job.
 
-Choose the settings of a job by its rows and its model: how long a row, how many steps, when blocks unfreeze.
-
-These are places to begin, not rules of a run: each stands in the job with its reason, and may be changed.
+Settings that follow from rows and model (length of a row, number of steps, when blocks unfreeze) are a start and not a
+rule: each stands in the job with its reason, and may be changed.
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
-"""Checkpoints and best results in a run's folder, and which of them a run can resume from.
-
-The best results of a run in its folder, each of the step after which its evaluation was (``train.keep_best``).
-
-::
-
-    DIR/best/<N>/adapter/   what was trained up to step N
-    DIR/best/<N>/complete   written last: all files of that step are there
-
-When the run is done the best one is copied to its place. It stays here as well, for a run that is made longer. Older
-ones stay as long as a run may go on from a checkpoint at which they were the best.
+"""Checkpoints and best results in a run's folder, and the choice of those that a run can resume from.
 
 ::
 
     DIR/checkpoints/step-<N>.json    a complete checkpoint: the shard of every node with its digest
-    DIR/checkpoints/lengths.json     how long the run was before it was made longer
-    DIR/checkpoints/nodes/<node>/    with --local: where that node keeps its shards
+    DIR/checkpoints/lengths.json     of a run that was made longer: the lengths that it had before
+    DIR/checkpoints/nodes/<node>/    with --local: the shards of that node
+    DIR/best/<N>/adapter/            with ``train.keep_best``: what was trained up to step N, where it was evaluated
+    DIR/best/<N>/complete            written last: all files of that step are there
+
+When the run is done, its best result is copied to its place. It also stays here, for a run that is made longer. Older
+ones stay as long as a run may resume from a checkpoint at which they were the best.
 """
 
 from __future__ import annotations

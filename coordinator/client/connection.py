@@ -1,4 +1,4 @@
-"""A connection to a coordinator: who is there, what it drives, and the runs that it keeps."""
+"""A connection to a coordinator: its members, the run that it drives, and the runs that it keeps."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Runs that continue without the command that submitted them: start, find, stop and fetch them.
+"""Detached runs, which continue without the command that submitted them: start, find, stop and fetch them.
 
 ::
 
-    DIR/fetching/    what has come so far; goes if the rest does not come
-    DIR/             gets it when all has come: first run.json, last the checkpoints and report.json
+    DIR/fetching/    the files that have arrived; removed if the others do not arrive
+    DIR/             takes them when all have arrived: first run.json, last the checkpoints and report.json
 
-By the checkpoints and the report others judge whether the folder is up to date, so one in which the change was cut
-short is not: it is fetched again.
+A folder is up to date by its checkpoints and report. They are written last, so a folder in which the change was cut
+short is fetched again.
 """
 
 from __future__ import annotations

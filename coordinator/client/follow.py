@@ -1,10 +1,10 @@
-"""Follow a run by its events: its outcome, its steps on the screen, and a coordinator that was away.
+"""Followers of a run's events: its outcome, its steps on the screen, and the way back to a lost coordinator.
 
 ::
 
     the stream of events breaks --> ask until the coordinator answers, for ``wait_s`` at most
-        the run goes on, or is over     --> hear the events that are missing, and go on
-        the run was interrupted         --> hear the events that are missing, then those of the run that takes it up
+        the run continues, or is over   --> read the missing events, and continue
+        the run was interrupted         --> read the missing events, then those of the run that takes it up
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Models of a hub: ``python -m coordinator.client.hub OWNER/NAME REVISION CACHE`` fetches one into a cache.
 
 A process of its own, so that a network that hangs has a deadline. Only configuration, safetensors and the tokenizer
-are fetched: no pickled weights, and no code. The library finds the hub, its address and who asks; nothing that a hub
-answers becomes a path before it was checked, and each file has the digest that the hub's listing gives::
+are fetched: no pickled weights, and no code. huggingface_hub finds the hub, its address and the user's token; no
+answer of a hub becomes a path before it was checked, and each file has the digest of the hub's listing::
 
     CACHE/models--OWNER--NAME/fetching/COMMIT/NAME.part   grows; gets its name when size and digest are right
     CACHE/models--OWNER--NAME/snapshots/COMMIT/           gets its name when all files are there
     CACHE/models--OWNER--NAME/refs/REVISION               the commit, written last
 
-What a fetch that was cut short has left whole is used by the next one.
+A later fetch uses the whole files of one that was cut short.
 
 Source: the documentation of huggingface_hub, "Understand caching"; git-hash-object(1) for small files.
 """

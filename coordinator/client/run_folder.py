@@ -9,18 +9,18 @@
     DIR/recordings/  if asked for             DIR/logs/  with --local
     DIR/best/          results of the best evaluations, where the run keeps the best one
     DIR/checkpoints/   manifests, and with --local the nodes' shards
-    DIR/.ringtune-run  the marker: the folder was empty when a run began to use it; DIR/.ringtune-lock is held by the
-                       process that writes here
+    DIR/.ringtune-run  the marker: the folder was empty when a run began to use it
+    DIR/.ringtune-lock held by the process that writes here
     DIR/run.json       the run's id, and the coordinator that drives it
-    DIR/run.log        what the command printed when it had no terminal: it was detached, or the terminal was closed
-    DIR/parts/         of a run that was stopped: what its earlier parts have left
-    DIR/fetching/      while it is fetched: what has come
+    DIR/run.log        what the command printed without a terminal: it was detached, or the terminal was closed
+    DIR/parts/         of a run that was stopped: files of its earlier parts
+    DIR/fetching/      while the run is fetched: the files that have arrived
 
 A file grows as ``NAME.part`` and gets its name when it is complete and its digest is right; ``metrics.jsonl``
-alone grows under its own name, a whole line at a time. Paths come from another machine: they are checked.
+alone grows under its own name, a whole line at a time. Paths are from another machine: they are checked.
 
-A folder without the marker that is not empty is refused, so no file of the user's has a name of these. What a new run
-takes the place of is moved to ``DIR.replaced-<time>``.
+A folder without the marker that is not empty is refused, so no file of the user's has one of these names. The files
+that a new run would replace are moved to ``DIR.replaced-<time>``.
 """
 
 from __future__ import annotations

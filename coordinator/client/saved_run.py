@@ -1,6 +1,6 @@
-"""Read the folder of a run: its job, plan, report and result, and the place where it is driven.
+"""Reader of a run's folder: its job, plan, report and result, and the place where the run is driven.
 
-``run.json`` is written when the run has got its id, by the command that submitted it.
+The command that submits a run writes ``run.json`` as soon as the run has its id.
 """
 
 from __future__ import annotations

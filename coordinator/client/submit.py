@@ -1,12 +1,9 @@
-"""Submit a run: start it on a coordinator, write its folder, show its progress, and end it in order at Ctrl-C.
+"""Submission of a run: start it on a coordinator, write its folder, show its progress, and end it at a signal.
 
-The terminal of a command, which may be closed while the command still has something to save.
+Ctrl-C ends a run in order, a second Ctrl-C at once; SIGTERM and a closed terminal (SIGHUP) count as Ctrl-C. Every
+write to a closed terminal fails, so what the command still prints goes to a file.
 
-Closing a terminal sends SIGHUP, and from then on every write to it fails. What a command prints then goes to a file.
-
-Ctrl-C ends a run in order, a second Ctrl-C at once; SIGTERM and a closed terminal (SIGHUP) count as Ctrl-C.
-
-A handler runs between any two instructions of the main thread, so it only starts a thread or raises.
+A signal handler runs between any two instructions of the main thread, so it only starts a thread or raises.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""A draft: the course that a job and its nodes agree on before its blocks have hosts.
+"""A draft: the course that a job and its nodes agree on, before its blocks have hosts.
 
-How the frozen weights of a run are held: the job's wish, what the nodes can do, and what fits.
+The type of the frozen weights follows from the job, from what the nodes can compute and from their memory. ``auto``
+rounds as little as it can: float32 where a plan fits, else bfloat16, else int8. Products are computed in bfloat16 only
+where every node that takes part does so fast, whoever hosts which blocks in the end.
 
-``auto`` rounds no more than it has to: float32 where a plan fits, else bfloat16, else int8. Products are computed in
-bfloat16 only where every node that takes part does so fast, whoever hosts what in the end.
-
-The order of the owners' turns: from a start on, always the best link to an owner that has not had its turn.
-
-The start is the owner from which a round of hand-overs, the way back to it included, takes least. Without links the
-owners begin in the order of their names.
+The next owner in the order of turns is the one with the best link from the last. The first is the owner from which a
+round of hand-overs, with the way back to it, takes least. Without links the order is that of the names.
 
 Source: RingAda, section III-B.3 (the next initiator is the one with the best link).
 """

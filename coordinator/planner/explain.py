@@ -1,4 +1,4 @@
-"""Explain a plan: memory of each node, seconds of each depth, saved activations, operations, the second best plan."""
+"""Reasons of a plan: memory of each node, seconds of each depth, activations, operations, and the second best plan."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Predict a plan's seconds with the simulator: the real engines on a virtual clock, for some steps at some depths.
+"""Seconds of a plan by the simulator: the real engines on a virtual clock, for some steps at some depths.
 
 A probe begins at one depth, with one owner, and measures the time between the ends of steps once the ring is full.
-Between the probed depths the simulated time follows the formula's: its error changes slowly with the depth.
+Between the probed depths the ratio of simulated seconds to the formula's is interpolated: it changes slowly with the
+depth.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""Limits of planning: the micro-batches and wire dtypes that it may choose from, and the time that it may take.
+"""Limits of planning: the micro-batches and wire dtypes to choose from, the effort, and the deadline.
 
-Read the options ``--microbatches`` and ``--wire``, which name what the planner may choose from.
+``--microbatches`` and ``--wire`` are options of the commands that plan, not keys of a job: the same job gives the same
+result on any machines, unless it leaves the number of micro-batches to the planner (``train.microbatches = "auto"``).
+The chosen values stand in the plan, which can be given again.
 
-They are options of the commands that plan. A job says what is wanted on any machines, and the same job gives the same
-result there, unless it leaves the number of micro-batches to the planner (``train.microbatches = "auto"``). What was
-chosen for some machines stands in the plan, which can be given again.
-
-How hard planning looks, and its clock: a deadline after which the best plan found so far is taken.
-
-A plan depends on its inputs alone as long as this clock ends no search. Where it ended one, another computation of the
-same plan may find a better one, so whoever shows the plan says that the clock cut it.
+At the deadline the best plan found so far is taken. A plan depends on its inputs alone as long as the clock ends no
+search. Where it ended one, another computation of the same plan may find a better one, so whoever shows the plan says
+that the clock cut it.
 """
 
 from __future__ import annotations

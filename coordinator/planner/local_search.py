@@ -1,11 +1,13 @@
-"""Find a good ring for many nodes: several starts, then local search with kicks, until the budget is used up.
+"""Local search of a ring for many nodes: several starts, then moves with kicks, until the budget is used up.
 
 Moves shift a boundary, hand blocks from one stage to another, exchange, replace, insert or remove nodes, move a stage
-and reverse a part of the ring. A ring is evaluated from the top down; what lies above the highest changed stage is
-kept from before, and the evaluation ends as soon as the ring can't win any more. Rings that don't fit count as worse
-the more bytes they lack, so that a search may begin with one. For a seed and a number of evaluations the result is
-always the same; only if the clock ends the search first does it depend on the machine. Where there are fewer rings
-than evaluations, each is evaluated once instead.
+and reverse a part of the ring. A ring is evaluated from the top down: the stages above the highest changed one keep
+their figures, and the evaluation ends as soon as the ring can't win any more. Rings that don't fit count as worse the
+more bytes they lack, so a search may begin with one. Where there are fewer rings than evaluations, each is evaluated
+once instead.
+
+For a seed and a number of evaluations the result is always the same; only if the clock ends the search first does it
+depend on the machine.
 
 Source: iterated local search (Lourenco, Martin and Stuetzle, 2003).
 """

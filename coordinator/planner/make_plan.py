@@ -1,8 +1,7 @@
-"""Make a plan from a job and the facts of its nodes, or refuse with the node, the bytes it lacks and a remedy.
+"""The plan of a job on nodes with known facts, or a refusal with the node, the bytes it lacks and a remedy.
 
-The planner decides ring order, slices, who is left out and in which order the owners begin, so that the
-whole job takes the least predicted time within every node's memory. Here the job's rules are agreed on (model,
-labels, rows), and a plan that was made before is checked against the nodes as they are now.
+The planner chooses ring order, slices, unused nodes and the order of the owners' turns for the least predicted time of
+the whole job within every node's memory. An earlier plan is checked against the nodes as they are now.
 
 Source: RingAda, section III-B.1 (initialisation; the paper leaves the policy open).
 """

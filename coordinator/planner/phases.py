@@ -1,4 +1,4 @@
-"""Phases of a run that moves to the best placement for what trains now, compared with a run that stays.
+"""Phases of a run: one placement for each stretch of depths, with moves between them, against one placement for all.
 
 ::
 
@@ -7,7 +7,7 @@
     ring B     1.4  1.5  1.6  1.7        best: A for depth 1, a move, B from depth 2 on
 
 Candidates are the placement that was chosen for all steps, and the best rings (and stages of several hosts) for
-stretches of the schedule. Among them the cheapest way through the depths is found exactly, with what moves take.
+stretches of the schedule. The cheapest way through the depths, seconds of moves included, is found exactly.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A plan with the memory of its nodes, its seconds, its copies and activation caches, and the reasons for it.
 
-Predict how long all steps of a planned job take, and say from what.
-
-With measured times it is the planner's own prediction. Without any it is a rough guess: the multiplications of a block
-at a rate that is assumed for every node, with messages that take no time. Such a guess orders magnitudes, no more.
+With measured times the seconds of all steps are the planner's prediction. Without any they are a rough guess, good for
+the order of magnitude only: the multiplications of a block at a rate that is assumed for every node, and messages that
+take no time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Another placement of a run under way: without nodes that are lost, or as boards and links change their pace.
+"""Another placement of a run under way: without lost nodes, or after boards and links have changed their pace.
 
-The present placement, the best rings and the best stages of several hosts, for all steps and for stretches of those
-that are left, are judged in the same way: by the simulator, with the times of the newest turns, for the steps left.
+Candidates are the present placement, the best rings and the best stages of several hosts, for all steps and for
+stretches of those that are left. The simulator judges them all, with the times of the newest turns, for the steps left.
 """
 
 from __future__ import annotations

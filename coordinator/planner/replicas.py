@@ -1,8 +1,7 @@
-"""Stages with several hosts: layouts ranked by a formula, and the best of them judged by the simulator.
+"""Stages with several hosts: layouts ranked by a formula, the best of them judged by the simulator.
 
-Among few nodes every way to put them on up to three stages is looked at, with every cut; nodes that are equally fast
-and have room for as many blocks count as alike. Among many the nodes are spread over the stages so that these are about
-equally fast.
+Among few nodes every layout of up to three stages is ranked, with every cut; nodes that are equally fast and have room
+for as many blocks count as alike. Among many, nodes are spread so that the stages are about equally fast.
 """
 
 from __future__ import annotations

@@ -1,20 +1,16 @@
-"""Tables of seconds for the planner's formulas: one row per node, one column per peer, by depth and operation table.
+"""Seconds of a job's work and messages for the planner's formulas: one row per node, one column per peer, by depth.
 
-What operation tables leave of the work and of the messages of each block, for the planner's formulas.
+All numbers are from ``ringtune.costs.action_costs``, at the mean size of the owners' micro-batches: times are linear in
+the size, so the mean over the owners' turns is right although owners differ.
 
-The formulas count equal blocks. So a table becomes the mean time of a block on each node, a weight of each block
-against that mean, and the share of micro-batches that visit a slice at all::
+The formulas count equal blocks. So an operation table becomes the mean time of a block on each node, a weight of each
+block against that mean, and the share of micro-batches that visit a slice at all::
 
     table of two micro-batches      weights of the blocks      visits of [0, 2)   of [2, 4)
     11 13 33 33                     1.78 0.44 0.89 0.89        1.0                0.5
     11 33 11 11
 
 Before scores are known the table is the expected one.
-
-All numbers come from
-``ringtune.costs.action_costs``, at the mean size of the owners' micro-batches: times are
-linear in the size, so the mean over the owners' turns is right although owners differ. Where operation tables leave
-some of the work out, the times are those of the mean block, and weights say which blocks have more of it.
 """
 
 from __future__ import annotations

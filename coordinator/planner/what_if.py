@@ -1,8 +1,6 @@
-"""Answer one what-if: change a profile and a plan, plan anew if asked, predict, and tell in what the runs differ.
+"""One what-if: change a profile and a plan, plan anew if asked, predict, and list in what the runs differ.
 
-Answer one what-if: change a profile and a plan, plan anew if asked, and predict.
-
-It is a value that can be called, so that a sweep may send it to other processes.
+``WhatIf`` is a value that can be called, so a sweep may send it to other processes.
 """
 
 from __future__ import annotations

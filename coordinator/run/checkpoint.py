@@ -1,19 +1,17 @@
-"""Checkpoints of a run: collect shards that nodes saved, and choose the step and the nodes to resume from.
+"""Checkpoints of a run: the shards that nodes saved, and the choice of step and nodes to resume from.
 
-::
+A checkpoint is complete when every node has its shard on disk. Its manifest then goes to the submitter, and only when
+the submitter has that on disk too may nodes drop older shards.
+
+A run resumes from the newest step that is on disks, however it is saved::
 
     every node of the placement is there, with its shard        as it was: each loads its own
     else, all that was trained is on disks that are there
-        every node of the placement is there                    as it was, but blocks come from whoever has them
+        every node of the placement is there                    as it was, but blocks are fetched from other nodes
         one is not                                              the same, in a placement of those that are there
     else                                                        an older checkpoint
 
-The newest step goes first, however it is saved. What a method forbids to move needs its own nodes and shards.
-
-The coordinator's part in checkpoints: collect what nodes saved, and choose the checkpoint to go on from.
-
-Pure bookkeeping of one run. A checkpoint is complete when every node has its shard on disk; its manifest then
-goes to the submitter, and only when the submitter has that on disk too may nodes drop older shards.
+A run with a method that forbids moves needs its own nodes and shards.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Collect the results of nodes at the end of a run and after its best evaluation, check them, and send them on.
+"""Results that nodes hand in at the end of a run and after its best evaluation: collected, checked, and sent on.
 
-Check what the nodes hand in at the end of a run against its plan, before anything of it is merged.
-
-A part comes from another machine. It may have the tensors of the blocks that its node answers for, and no others;
-every block the same tensors in the same shapes, of as many numbers as planning counted, in the type in which the run
-computes, all finite. What is wrong is told with the node that sent it.
+A part is from another machine, so it is checked against the plan before anything is merged. It may have the tensors of
+the blocks that its node answers for, and no others; every block the same tensors in the same shapes, of as many numbers
+as planning counted, in the type in which the run computes, all finite. An error names the node that sent the part.
 """
 
 from __future__ import annotations

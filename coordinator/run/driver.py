@@ -1,18 +1,16 @@
 """The base of a run and of a measurement: members, calls, one thread, events for the submitter, and a status.
 
-Which members a run goes on with where some of its own nodes do not come: rules, without a clock.
-
-A run waits for the nodes that it had, for as long as its request says. If then all owners are there, or the job leaves
-out those that are not, it goes on with all members that are there: whether their disks have what it needs, they are
-asked next. A run that needs its own nodes, as its method does not move, waits in vain.
-
 ::
 
     calls to nodes --answers--.                        .--> calls to nodes
     leases, stop -------------+--> queue --> thread ---+
     failures of nodes --------'                        '--> outbox --> events for the submitter
 
-One thread does the work; whatever comes from another one is queued.
+One thread does the work; the other threads put their events into its queue.
+
+A resumed run waits for its earlier nodes as long as its request says. If then all owners are there, or the job leaves
+out those that are not, it continues on all members that are there, and next asks them for what their disks hold. A run
+with a method that does not move needs its own nodes, and waits in vain.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""Nodes that join a run under way: ask them for their facts, check that they fit, and take them in.
+"""Nodes that join a run under way: one that was lost, or a new one; asked for their facts, checked, and taken in.
 
 ::
 
     Joined --> Inspect --answer--> Met --> checks --> the run has one node more
                    '---error---> ComerFailed --> a note
 
-Take nodes that come in mid-run into it: one that was lost, or a new one.
-
-A comer is asked about itself as every node was at the start. If its model is that of the run, and its rows are those of
-the plan where it owns some, the state machine may give it blocks, and the planner looks whether they pay. One for which
-the run waits goes back to its place.
+A node is asked for the same facts as every node at the start. If its model is that of the run, and its rows, if it owns
+some, are those of the plan, the state machine may give it blocks, and the planner decides whether they pay. A node for
+which the run waits returns to its place.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Migrate a run to another placement: ask nodes to rest and to move, and replan as boards change their pace.
+"""Migration of a run to another placement: calls that rest and move its nodes, and the search for that placement.
 
 ::
 
     FetchAhead, Rest, Move of the state machine --> calls to nodes --> their answers back through the run's queue
 
-Watch whether the nodes and links of a run keep their pace, and look for another placement where they do not.
-
-::
+A lasting change of the pace of a node or a link starts a search::
 
     reports of nodes --> PaceWatch --a node or a link has lastingly changed--> planning on a thread of its own
                                                                                     |

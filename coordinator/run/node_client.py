@@ -1,8 +1,8 @@
 """Calls to one node, each with a deadline and cancellable: its answers, its files and its failures.
 
-A node has one worker thread, so that grants arrive in the order in which they were given. A call whose request or
-answer is lost is made again for a lease, and carried out once (``ringtune.transport.retry``). What went wrong is told
-in the node's own words if it answered, and as a lost node if it did not.
+A node has one worker thread, so grants arrive in the order in which they were given. A call with a lost request or
+answer is repeated for a lease, and carried out once (``ringtune.transport.retry``). An error has the node's own words
+if it answered; else the node counts as lost.
 """
 
 from __future__ import annotations

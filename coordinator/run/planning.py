@@ -1,24 +1,19 @@
-"""Make the plan of one run: a first check of sizes, links, and planning on a thread of its own.
-
-Plan a run from the nodes' facts on a thread of its own, with a given profile or plan if there is one.
-
-The run's thread stays free meanwhile: leases, the status board and a Ctrl-C are served as at any other time.
-
-Refuse a job that no plan fits before anything is measured: sizes need no measurement.
-
-Nodes are asked twice. The first answers have sizes, rows and budgets, and what a forward keeps is computed from the
-model's sizes; only if a plan fits them are the nodes asked to time themselves, which builds a block and runs it. The
-run is planned here with all that it may choose from, so nothing is refused that it could carry out.
-
-The nodes' answers, this look and their measurements share one wait (``runtime.wait_s``). The look takes no more than
-half of what the first answers leave of it.
+"""Preparation of one run's plan: a first check of sizes, times, links, and planning on a thread of its own.
 
 ::
 
     nodes' sizes --> first look --> nodes' times --> links --> planning --> PlanReady, or PlanFailed
 
-Steps are left out where times, links or a plan are given. Everything here is called on the run's thread. What takes
-long goes on beside it, and its answers come back through the run's queue.
+Steps are left out where times, links or a plan are given. Everything here is called on the run's thread; work that
+takes long runs beside it and answers through the run's queue, so leases, the status board and a Ctrl-C are served
+meanwhile.
+
+Nodes are asked twice. The first answers have sizes, rows and budgets, and the bytes that a forward keeps are computed
+from the model's sizes; only if a plan fits them are the nodes asked to time themselves, which builds a block and runs
+it. The first look plans with all that the run may choose from, so it refuses nothing that the run could carry out.
+
+The nodes' answers, the first look and the measurements share one wait (``runtime.wait_s``). The look takes no more than
+half of what the first answers leave of it.
 """
 
 from __future__ import annotations

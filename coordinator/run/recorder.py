@@ -1,4 +1,4 @@
-"""Write a run's ledger, metrics, trace and recordings while it goes on, and send files as they grow."""
+"""The books of a run: ledger, metrics, trace and recordings, written while it trains, and sent as they grow."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Reports of a run's nodes, the node that failed where several complain, and recovery without it.
+"""Reports of a run's nodes, the node to blame where several complain of broken links, and recovery without it.
 
-Find the node that failed when links break: its neighbours may be quicker to report the broken links.
-
-Pure: every method is told the time.
+Neighbours of a failed node may report their broken links before it reports its failure, so complaints wait for
+``GRACE_S``.
 """
 
 from __future__ import annotations

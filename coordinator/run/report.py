@@ -1,14 +1,12 @@
-"""The ledgers of a run: a line of metrics for each step, the report's totals, and what operations have saved.
+"""Ledgers of a run: a line of metrics for each step, the totals of the report, and the savings of operations.
 
-Pure bookkeeping, without a clock. A step is known in two stages. When its owner reports it, its loss is shown as
-progress. When every node has done its turn, its bytes are complete and its line of ``metrics.jsonl`` is written; the
-bytes of finished turns are forgotten, so that memory does not grow with the run.
+They keep no clock. A step is known in two stages. When its owner reports it, its loss is shown as progress. When every
+node has done its turn, its bytes are complete and its line of ``metrics.jsonl`` is written; the bytes of finished turns
+are forgotten, so memory does not grow with the run.
 
-Keep account of what operations left to be done in a run, and of what they saved.
-
-Only train steps save; what gathering scores took is counted beside it. What steps would have taken with everything full
-is not measured but reckoned: seconds by the times that the run itself recorded, bytes by the mean lengths of the
-owners' rows.
+Of operations only train steps save; the cost of gathering scores is counted beside it. The cost of steps with
+everything full is not measured but computed: seconds from the times that the run itself recorded, bytes from the mean
+lengths of the owners' rows.
 """
 
 from __future__ import annotations

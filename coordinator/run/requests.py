@@ -1,6 +1,6 @@
 """Requests that a coordinator takes: a run, a measurement and an evaluation; the request of a run as a message.
 
-An evaluation goes by a call of its own, since its files follow.
+An evaluation has a call of its own, since its files follow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Merge the tensors that the nodes hand in into safetensors files, by bytes and without torch.
+"""Merge of the tensors that nodes hand in into safetensors files, by bytes and without torch.
 
 No number is ever interpreted, and nothing is held: the files lie on the disk, and the merged one is read from them as
-it is sent. Every part is checked before anything is taken from it: it comes from another machine.
+it is sent. Every part is from another machine, so it is checked before anything is taken from it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drive one run: nodes' answers and reports become events of its state machine, whose commands are carried out.
+"""The driver of one run: its state machine gets nodes' answers and reports as events, and its commands become calls.
 
 ::
 

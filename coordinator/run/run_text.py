@@ -1,21 +1,14 @@
-"""Text about a run: numbers of steps and rounds, figures of evaluations, and what it trains on.
+"""Text about a run: numbers of steps and rounds, figures of evaluations, and the rows that it trains on.
 
-How steps and rounds are numbered wherever somebody reads them, and which step is the last one.
-
-Plans, turns and frames count from 0. Screens, ``metrics.jsonl``, ``report.json`` and status count from 1, so that the
+Plans, turns and frames count from 0. Screens, ``metrics.jsonl``, ``report.json`` and status count from 1, so the
 number of a step is also the number of steps that are done after it: the evaluation of "step 40" follows step 40, and
-a checkpoint of step 40 has it. The ledger converts (``shown``); nobody else adds or takes one.
+a checkpoint of step 40 has it. The ledger converts (``shown``); nobody else adds or takes one. A line of a step in
+``metrics.jsonl`` has ``"kind": "train"``.
 
-A line of a step has ``"kind": "train"``.
+Screen, page, model card and ``ringtune eval`` write a figure by these functions alone, so it has one meaning.
 
-What evaluations say to people: their figures with the rows that each is of, that the loss rises, why a run ends.
-
-Screen, page, model card and ``ringtune eval`` write a figure by these functions alone, so that it has one meaning.
-
-What a run trains on and how much of it, for the opening lines and for report.json: known from its course alone.
-
-Names of classes and numbers of rows are what the owners tell the coordinator anyway; how many rows a class has stays
-with them.
+Facts about training are known from the course alone. Owners give the coordinator names of classes and numbers of rows;
+how many rows a class has stays with them.
 """
 
 from __future__ import annotations

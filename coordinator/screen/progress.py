@@ -1,6 +1,6 @@
-"""Progress of a run as plain lines or as JSON lines, and what a command waits for.
+"""Progress of a run as plain lines or as JSON lines, and the waits of a command.
 
-Results go to the standard output, and none of this does.
+None of this goes to the standard output, which is for results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text about what is trained: rows, groups of units, helpers and operation tables."""
+"""Text about training: rows, groups of units, helpers and operation tables."""
 
 from __future__ import annotations
 

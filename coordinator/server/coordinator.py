@@ -1,4 +1,4 @@
-"""The coordinator: the members, and at most one run or measurement that is driven; its spoken lines and its end."""
+"""The coordinator: its members, at most one run or measurement at a time, its lines on the terminal, and its end."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Which run a coordinator takes up when it starts, and from where: the one that was under way when it ended. Pure.
+"""The choice of the run that a restarted coordinator takes up, and of the step it resumes from. Pure.
 
 ::
 
-    under way --(the coordinator ends)--> interrupted --(it starts again)--> gone on with by another run:
+    under way --(the coordinator ends)--> interrupted --(it starts again)--> taken up by another run:
                                              from the end of the last turn that all nodes had done,
                                              else from the newest checkpoint, or anew where there is none
 
 Nodes released it meanwhile, and have on their disks what they kept of the last turns, and their shards. The run that
-takes it up has an id of its own, as one of ``--resume``, so that late messages of the former one are refused.
+takes it up has an id of its own, as one of ``--resume``, so late messages of the former one are refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a coordinator knows of a run without reading its events: a small file beside them. Pure.
+"""The record of a run, a small file beside its events: what a coordinator knows without reading these. Pure.
 
 ::
 
@@ -7,7 +7,7 @@
             --> failed     it ended with an error
             --> interrupted    the coordinator ended before the run did
 
-From any state but running and done a run that has a checkpoint can be gone on with.
+A run with a checkpoint can be resumed from any state but running and done.
 """
 
 from __future__ import annotations

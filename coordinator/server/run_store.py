@@ -1,20 +1,15 @@
 """Runs on the coordinator's disk: their events with checksums, kept until they are fetched and some days more.
 
-A crash leaves at most a torn last event, which readers pass over. Nothing is held in memory: whoever follows a run
-reads the file while it grows.
-
-The books of one run: its events go to the disk as they come, and whoever follows it reads them from there.
-
-The one who submitted it reads the same file, so a submitter that is slow, asleep or gone holds nothing up.
-
 ::
 
     STATE/lock                    held by the coordinator that writes here
-    STATE/runs/<run id>/run.json  what is known of the run
-    STATE/runs/<run id>/request   with what it began: ``RunRequest`` as it came
+    STATE/runs/<run id>/run.json  the record of the run
+    STATE/runs/<run id>/request   the ``RunRequest`` with which it began
     STATE/runs/<run id>/events    its events, of which its folder can be written again
 
-A run that was under way when the coordinator ended is found as interrupted when it starts again, and taken up.
+Every follower of a run, its submitter included, reads the growing file, so nothing is held in memory, and a follower
+that is slow, asleep or gone holds nothing up. A crash leaves at most a torn last event, which readers pass over. A run
+that was under way when the coordinator ended is found as interrupted at the next start, and taken up.
 """
 
 from __future__ import annotations

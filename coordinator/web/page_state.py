@@ -1,22 +1,19 @@
-"""What the page shows of one run, folded from the run's events: of bounded size, however long the run is.
+"""The state of the page for one run, folded from the run's events: of bounded size, however long the run is.
 
-A curve of any length in a bounded number of its own points: of each stretch of steps the lowest and the highest.
+The state is a handful of *sections* (run, plan, nodes, links, ...), each a JSON-able value with a version that counts
+its changes, and three curves. A reader needs only the sections with another version than it has.
 
-::
+A curve of any length has a bounded number of its own points: of each stretch of steps the lowest and the highest::
 
     steps    0 1 2 3 | 4 5 6 7 | 8 9 ...        one bucket = a stretch of steps of one width
     values   5 3 4 2 | 9 1 2 2 |
     points   (0,5) (3,2)   (4,9) (5,1)          each is a point of the curve; a spike is never lost
 
 When there are too many buckets, neighbours are merged and the width doubles, so a point costs constant time on average.
-Points of all buckets but the last are settled: whoever has them needs only what came since, until ``generation``
-changes.
+Points of all buckets but the last are settled: a reader needs only the points since then, until ``generation`` changes.
 
-The state is a handful of *sections* (run, plan, nodes, links, ...), each a JSON-able value with a version that counts
-its changes, and three curves. Whoever shows it needs only the sections whose version is another than it has.
-
-Lines of ``metrics.jsonl`` come when all nodes have done a turn. Until then what the owners told of its steps stands at
-the end of the curve, and is replaced.
+A line of ``metrics.jsonl`` arrives when all nodes have done its turn. Until then the owners' reports of its steps stand
+at the end of the curve, and are replaced by it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Serve the page at an address, on a thread of its own, while a command runs."""
+"""The page served at an address, on a thread of its own, while a command runs."""
 
 from __future__ import annotations
 

@@ -1,17 +1,13 @@
-"""Streams of the page: a run's events become its state, and each browser gets frames of what has changed.
+"""Streams of the page: a run's events become its state, and each browser gets frames of the changes.
 
-What a browser lacks of the page's state: the sections that changed, and the points that each curve has gained.
-
-A browser has, in a ``Seen``, a version of each section and of each curve a generation with a number of points. A frame
-is made from the state as it is when the browser can take one, so nothing is queued for it: one that falls behind gets
-fewer frames, each of them complete, and whatever it missed is in the next one.
+A browser has, in a ``Seen``, a version of each section, and of each curve a generation with a number of points. A frame
+has the sections that changed and the points that each curve has gained. It is made from the state as it is when the one
+before has left for the network, so nothing is queued: a slow browser gets fewer frames, each complete, and the next one
+says how many changes were skipped. A browser that takes nothing for ``SEND_S`` is let go; it asks again by itself and
+gets a whole state.
 
 The run's thread only puts an event into the box. Everything else happens on the page's own thread, which calls
 ``tick`` a few times a second.
-
-Nothing is queued for a browser. A frame is made when the one before has left for the network; meanwhile the state goes
-on, and the next frame says how many changes were skipped. One that takes nothing for ``SEND_S`` is let go; it asks
-again by itself and gets a whole state.
 """
 
 from __future__ import annotations
