@@ -52,7 +52,7 @@ class RowCounts:
     Attributes:
         examples: how many examples each row becomes.
         labels: class name of each; empty for a task without classes.
-        users: whose each is; empty where the job names no column of users.
+        users: the user of each row; empty where the job names no column of users.
         tags: names of the tags of each, each name once; empty for a task without tags.
         left_out: rows of the file that are left out, by why.
         columns: of the file; empty where it has none.

@@ -100,7 +100,7 @@ class Table(Sequence[Mapping[str, Any]]):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of all columns that a row has, in the order in which they first come."""
+        """The names of all columns that a row has, in the order of their first occurrence."""
         return tuple(dict.fromkeys(name for row in self._rows for name in row))
 
     @overload

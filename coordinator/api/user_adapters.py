@@ -49,7 +49,7 @@ def merge_into(run: SavedRun, target: Path, *, model: Path | None, user: str = "
         run: one that ``check_can_merge`` takes.
         target: folder that takes the files.
         model: folder of the base model; None = the run's own.
-        user: whose adapters, where each user has their own; empty = those of all added up.
+        user: the one with the adapters, where each user has their own; empty = those of all added up.
 
     Raises:
         RingTuneError: what went wrong in the process.
@@ -88,7 +88,7 @@ def require_user(run: SavedRun, user: str) -> None:
 
     Args:
         run: of which an adapter is to be taken.
-        user: whose; empty = of all.
+        user: the one with the adapters; empty = of all.
 
     Raises:
         UsageError: lists the users.

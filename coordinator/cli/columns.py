@@ -110,7 +110,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """A table that was looked at.
+    """An inspected table.
 
     Attributes:
         path: of the file.
@@ -123,7 +123,7 @@ class Table:
     columns: Mapping[str, Column]
 
     def in_words(self) -> str:
-        """Describe the table for whoever has to find out why it makes no sense."""
+        """Describe the table for the message that it makes no sense."""
         return f"{self.path} has {self.rows:,} rows and the columns {', '.join(map(Column.in_words, self.all))}"
 
     @property
@@ -133,7 +133,7 @@ class Table:
 
 
 def look_at_table(path: Path) -> Table:
-    """Look at every row of a table once; what is wrong in a row is told when its columns are chosen.
+    """Read every row of a table once; an error in a row is raised when its columns are chosen.
 
     Raises:
         DataError: it is no such table, or it has no rows; says what was seen.
@@ -242,7 +242,7 @@ def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[st
     """Choose the columns of a task.
 
     Args:
-        table: that was looked at.
+        table: the inspected one.
         task: one of ``COLUMNS``.
         given: key -> column, of those that the user named.
 

@@ -257,7 +257,7 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rows:
-    """Rows that were looked at: what they are, how many, for which tasks; a table or CoNLL only where they are one."""
+    """Inspected rows: what they are, how many, for which tasks; a table or CoNLL only where they are one."""
 
     words: str
     rows: int
@@ -269,7 +269,7 @@ class _Rows:
 
 
 def begin(wishes: Wishes, ask: Ask) -> Begun:
-    """Look, ask at most five questions, and write the job.
+    """Inspect rows and model, ask at most five questions, and write the job.
 
     Raises:
         DataError: the rows make no sense; says what was seen.

@@ -5,7 +5,7 @@
     DIR/checkpoints/step-<N>.json    a complete checkpoint: the shard of every node with its digest
     DIR/checkpoints/lengths.json     of a run that was made longer: the lengths that it had before
     DIR/checkpoints/nodes/<node>/    with --local: the shards of that node
-    DIR/best/<N>/adapter/            with ``train.keep_best``: what was trained up to step N, where it was evaluated
+    DIR/best/<N>/adapter/            the result of step N, with the best evaluation so far (``train.keep_best``)
     DIR/best/<N>/complete            written last: all files of that step are there
 
 When the run is done, its best result is copied to its place. It also stays here, for a run that is made longer. Older
@@ -222,7 +222,7 @@ class RunCheckpoints:
             write_durably(self._folder / _LENGTHS, json.dumps(lengths).encode())
 
     def go_back_to(self, step: int) -> None:
-        """Delete the manifests after ``step``, from which the run goes on now."""
+        """Delete the manifests after ``step``, from which the run resumes now."""
         for newer in self.steps():
             if newer > step:
                 drop_file(self.path(newer))
@@ -231,7 +231,7 @@ class RunCheckpoints:
 
 
 def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resume | None:
-    """Find the plan and the checkpoints that a run can go on from.
+    """Find the plan and the checkpoints that a run can resume from.
 
     Args:
         run_folder: of the run.
@@ -357,9 +357,9 @@ def _at_turns(
 
 
 def _require_unfinished(run_folder: Path) -> None:
-    """Refuse to go on with a finished run: its report, trace and adapter would be written over.
+    """Refuse to resume a finished run: its report, trace and adapter would be written over.
 
-    The report is the last file that a run writes, and a run that goes on puts it away first.
+    The report is the last file that a run writes, and a resumed run puts it away first.
 
     Raises:
         UsageError: the run is finished.

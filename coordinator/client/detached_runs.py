@@ -64,7 +64,7 @@ _LAST = (FOLDER, "report.json")
 def fetched_folder(
     out: Path, *, replace: bool, goes_on: bool, is_same: bool = False, say: Callable[[str], object] = lambda line: None
 ) -> Iterator[RunFolder]:
-    """Yield a folder whose files take the place of a run's when the context ends without an error.
+    """Yield a folder; its files take the place of a run's when the context ends without an error.
 
     Args:
         out: folder of the run; made if it is not there.
@@ -177,7 +177,7 @@ def find_run(text: str, coordinator: str) -> FoundRun:
 
     Args:
         text: its id, its folder, or nothing.
-        coordinator: ``host:port`` where to look unless the folder tells.
+        coordinator: ``host:port`` of the one to ask unless the folder names one.
 
     Raises:
         UsageError: neither an id nor the folder of a run.
@@ -194,7 +194,7 @@ def find_run(text: str, coordinator: str) -> FoundRun:
 
 
 def only_run(records: Sequence[RunRecord], may: Callable[[RunRecord], bool], what: str) -> RunRecord:
-    """Choose the only run of which something may be true; one that another run goes on with is not meant.
+    """Choose the only run of which something may be true; not one that another run resumes.
 
     Args:
         records: of all runs.
@@ -215,7 +215,7 @@ def only_run(records: Sequence[RunRecord], may: Callable[[RunRecord], bool], wha
 
 
 def kept_record(client: Connection, run_id: str) -> RunRecord:
-    """Find the run that is to be fetched: the last one of those that go on with it.
+    """Find the run that is to be fetched: the last one of those that resume it.
 
     Args:
         client: of the coordinator.
@@ -275,13 +275,13 @@ def fetch_run(
 
 
 def bring_up_to_date(client: Connection, out: Path) -> str:
-    """Fetch what a run has done since its folder was written, before it is gone on with.
+    """Fetch what a run has done since its folder was written, before it is resumed.
 
     Returns:
         What was fetched, in words; empty = nothing.
 
     Raises:
-        BusyError: the run goes on.
+        BusyError: the run is not over.
         RingTuneError: it can't be fetched.
     """
     place = read_place(out) if out.is_dir() else None
@@ -329,7 +329,7 @@ def stop_run(client: Connection, run_id: str, *, now: bool, wait_s: float) -> st
 
     Raises:
         UsageError: no run is driven, or another one.
-        DeadlineError: it goes on for longer.
+        DeadlineError: it has not ended in time.
     """
     driven = client.status().run
     if run_id and run_id != driven.run_id:
@@ -414,7 +414,7 @@ def _start(log: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def ended_error(code: int, log: Path) -> RingTuneError:
-    """Make the error of a detached run whose command has ended.
+    """Make the error of a detached run after the end of its command.
 
     Args:
         code: its exit code, negative for a signal.

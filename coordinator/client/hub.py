@@ -67,7 +67,7 @@ def own_cache() -> Path:
 
 
 def with_model_here(job: Job) -> Job:
-    """The job whose ``model.path`` is a folder: an id of a hub is looked up in the cache, or else fetched.
+    """The job whose ``model.path`` is a folder: an id of a hub is found in the cache, or else fetched.
 
     Raises:
         ConnectionFailedError: as ``model_folder``.
@@ -200,8 +200,8 @@ def store(wanted: HubId, commit: str, files: Sequence[HubFile], cache: Path, get
     """Fetch files into the cache; return the folder of the snapshot.
 
     Raises:
-        IntegrityError: the commit is none, or a file came with another size or digest.
-        DeadlineError: a file came too slowly.
+        IntegrityError: the commit is none, or a file has another size or digest.
+        DeadlineError: a file arrived too slowly.
         BusyError: another process fetches the model.
         StorageError: no room.
     """
@@ -246,10 +246,10 @@ def _fetch(file: HubFile, path: Path, get: Get) -> None:
 
 
 def _hurried(pieces: Iterable[bytes], name: str) -> Iterator[bytes]:
-    """Pass pieces on as long as enough bytes come.
+    """Pass pieces on as long as enough bytes arrive.
 
     Raises:
-        DeadlineError: fewer than ``LEAST_BYTES`` came within ``WINDOW_S``.
+        DeadlineError: fewer than ``LEAST_BYTES`` arrived within ``WINDOW_S``.
     """
     began_s, came = time.monotonic(), 0
     for piece in pieces:

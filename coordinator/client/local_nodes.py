@@ -98,7 +98,7 @@ class AgentTemplate:
         self._codes: dict[int, int] = {}
 
     def __enter__(self) -> AgentTemplate:
-        """Start the template; it loads the libraries while this process goes on.
+        """Start the template; it loads the libraries while this process continues.
 
         Raises:
             UsageError: this system can't end the agents with their launcher.

@@ -58,7 +58,7 @@ class RunParts:
             return ()
 
     def begin(self, step: int) -> None:
-        """Begin the part that goes on from ``step``: put the files of the part before away.
+        """Begin the part that resumes from ``step``: put the files of the part before away.
 
         Raises:
             StorageError: no room.
@@ -161,7 +161,7 @@ class TablesFile:
         self._write({**self._before(table.step), table.step: json.dumps(table.to_json())})
 
     def go_back_to(self, step: int) -> None:
-        """Drop what was chosen for ``step`` and later ones: a run that goes on there chooses it again."""
+        """Drop what was chosen for ``step`` and later ones: a run that resumes there chooses it again."""
         before = self._before(step)
         if before:
             self._write(before)

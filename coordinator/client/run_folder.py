@@ -92,7 +92,7 @@ class RunFolder:
         path: of the folder; made if it is not there, when the context is entered.
         replace: whether the files of an earlier run there may be put aside; others are never touched. Job and logs of
             a run that was refused before it had a plan are written over without asking.
-        resume: go on with the run that is there.
+        resume: resume the run that is there.
 
     Attributes:
         checkpoints: the manifests.
@@ -201,7 +201,7 @@ class RunFolder:
             self._best.keep_for(self.checkpoints.read()[0])
 
     def add_best(self, step: int, *, is_result: bool) -> None:
-        """Note that the best result until a step has come; or that it is that of the run, which is done.
+        """Note that the best result until a step is here; or that it is that of the run, which is done.
 
         Raises:
             IntegrityError: it is to be that of the run, and is not there.
@@ -213,7 +213,7 @@ class RunFolder:
             self._best.complete(step)
 
     def go_back_to(self, step: int) -> None:
-        """Drop what came after ``step``, from which the run goes on, and put the part before away.
+        """Drop all after ``step``, from which the run resumes, and put the part before away.
 
         A file that was not complete is begun anew.
         """
@@ -225,7 +225,7 @@ class RunFolder:
         self._parts.begin(step)
 
     def begin_anew(self) -> Path | None:
-        """Put aside what the run has left so far: it begins anew, because it had no checkpoint to go on from.
+        """Put aside what the run has left so far: it begins anew, because it had no checkpoint to resume from.
 
         Returns:
             Where that is now; None if there was nothing.
@@ -271,7 +271,7 @@ def lock_of(folder: Path) -> FileLock:
 
 @contextlib.contextmanager
 def held_for_resume(folder: Path) -> Iterator[None]:
-    """Keep others from writing into the folder of a run from where it is read until it goes on.
+    """Keep others from writing into the folder of a run, from the reading of it until the run resumes.
 
     Raises:
         UsageError: it is not the folder of a run.

@@ -414,7 +414,7 @@ def check_same_users(owner: Owner, facts: NodeFacts, before: str, advice: str) -
     Args:
         owner: of the plan.
         facts: of the node, as it is now.
-        before: what comes before the plan's users in the message.
+        before: text before the plan's users in the message.
         advice: what can be done.
 
     Raises:

@@ -176,7 +176,7 @@ class Found:
         job_s: its predicted time.
         proven: whether nothing better exists.
         lower_s: nothing is faster than this.
-        expanded: partial rings that were looked at.
+        expanded: partial rings that were tried.
         others: good rings of other sets of hosts, best first.
     """
 

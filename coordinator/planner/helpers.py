@@ -90,7 +90,7 @@ class Judge:
     Args:
         choice: of the ring.
         profile: of all nodes.
-        effort: how hard to look; the clock begins now.
+        effort: limits of the search; the clock begins now.
         optimizer: of the job.
     """
 
@@ -132,10 +132,10 @@ def with_needed_helpers(
     """Place drafts with a helper for every host of blocks that may train.
 
     Args:
-        job: whose users have adapters of their own.
+        job: one with users that have adapters of their own.
         drafts: to be placed.
         profile: of all nodes.
-        effort: how hard to look.
+        effort: limits of the search.
         placed: places drafts.
         refuse: checks the memory of a plan; raises ``CapacityError`` where a node has too little.
 
@@ -240,7 +240,7 @@ def with_helpers(
         job: with its wish.
         drafts: to be placed.
         profile: of all nodes.
-        effort: how hard to look.
+        effort: limits of the search.
         placed: places drafts.
         refuse: checks the memory of a plan.
 

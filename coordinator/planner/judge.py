@@ -136,7 +136,7 @@ def simulated_step_s(
         measured: steps of it.
 
     Raises:
-        DeadlineError: the virtual run does not end; says who waits for what.
+        DeadlineError: the virtual run does not end; names who waits for what.
     """
     course, placement = plan.course, plan.placement
     is_stale, initiator = may_be_stale(course), course.owner(owner)
@@ -185,7 +185,7 @@ def run_probe(plan: Plan, profile: Profile, costs: CourseCosts, granted: Items, 
         observer: notes when items end.
 
     Raises:
-        DeadlineError: the virtual run does not end; says who waits for what.
+        DeadlineError: the virtual run does not end; names who waits for what.
     """
     ring = VirtualRing(
         plan,
@@ -351,7 +351,7 @@ def _between(ratios: Mapping[int, float], depth: int) -> float:
 
 
 def plan_job_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
-    """Predicted seconds of all steps of a plan; those of scores come on top.
+    """Predicted seconds of all steps of a plan, without those of scores.
 
     They are by the formula, or by the simulator where stages have several hosts, of which the formula knows nothing.
 
@@ -394,7 +394,7 @@ def score_pass_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
     All other batches are added by the formula, times what the simulator takes of it.
 
     Raises:
-        DeadlineError: the virtual run does not end; says who waits for what.
+        DeadlineError: the virtual run does not end; names who waits for what.
         PlanError: a node was not measured, or a link is missing.
     """
     few = _with_few_batches(plan)

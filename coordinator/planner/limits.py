@@ -92,7 +92,7 @@ def wire_choices(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """Limits of planning: seconds, rings looked at, and actions that the simulator may run.
+    """Limits of planning: seconds, rings evaluated, and actions that the simulator may run.
 
     The plan depends on the machine only if ``seconds`` end a search; the other limits are counts.
 
@@ -101,7 +101,7 @@ class Effort:
         now_s: a monotonic clock.
         is_cancelled: whether nobody waits for the plan any more.
         seed: of the local search.
-        evaluations: most rings that a local search looks at with the mean owner; a tenth of it with all owners.
+        evaluations: most rings that a local search evaluates with the mean owner; a tenth of it with all owners.
         expanded: most partial rings of an exact search.
         judged_actions: most actions that the simulator may run to judge; 0 = the formula decides alone.
         ends_s: when the seconds are used up, on ``now_s``; None = they are each search's own.

@@ -227,7 +227,7 @@ class LocalResult:
         ring: the best ring; None if none fits.
         value_s: its predicted time under the costs that were searched with.
         pool: the best ring of every set of hosts that was a local optimum, best first.
-        evaluations: rings that were looked at.
+        evaluations: rings that were evaluated.
         was_cut: whether the clock ended the search before its evaluations were used up.
     """
 
@@ -276,7 +276,7 @@ class _Stage:
 
 
 class _Over(Exception):
-    """Ends a search whose budget is used up."""
+    """Ends a search at the end of its budget."""
 
 
 class _Local:

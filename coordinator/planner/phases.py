@@ -56,14 +56,14 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhasesReason:
-    """What the planner thought of slices that follow the schedule.
+    """The planner's judgement of slices that follow the schedule.
 
     Attributes:
         fixed_s: seconds of all steps on the best placement for all of them, by the simulator.
         moving_s: seconds of all steps and moves.
         phases: the placements of the best moving run; one, or none, if none is better.
         is_taken: whether the run moves.
-        why_not: why nothing was looked at; empty if something was.
+        why_not: why nothing was tried; empty if something was.
     """
 
     fixed_s: float = 0.0

@@ -41,7 +41,7 @@ def placed_without(part: Plan, job: Job, profile: Profile, lost: Collection[str]
         job: of the run.
         profile: of its nodes and links; lost nodes in it are left out.
         lost: names of nodes.
-        effort: how hard to look.
+        effort: limits of the search.
 
     Raises:
         CapacityError: the others have no memory for the model.
@@ -126,7 +126,7 @@ def replanned(
         profile: of its nodes and links as they are now.
         step: optimizer steps done.
         move_s: seconds that a move takes besides, in which nodes build their slices.
-        effort: how hard to look.
+        effort: limits of the search.
         unfreeze_at: the run's decisions so far (``Turn.unfreeze_at``).
 
     Returns:

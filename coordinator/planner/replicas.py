@@ -30,7 +30,7 @@ _TOLD: Final = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicasReason:
-    """What the planner thought of stages with several hosts.
+    """The planner's judgement of stages with several hosts.
 
     Attributes:
         ring_s: seconds of all steps on the best ring, by the simulator.
@@ -118,7 +118,7 @@ Layout = tuple[Stage, ...]
 def ranked_layouts(
     costs: RingCosts, exchange_s: Exchange, rooms: Sequence[int] = (), classes: Sequence[str] = ()
 ) -> list[tuple[float, Layout]]:
-    """Every layout that is looked at and has a stage with several hosts, by the formula's seconds of some steps.
+    """Every layout that is tried and has a stage with several hosts, by the formula's seconds of some steps.
 
     Args:
         costs: of the job.

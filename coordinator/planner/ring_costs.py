@@ -85,7 +85,7 @@ Visits = tuple[tuple[float, ...], ...]
 
 
 class Loads(NamedTuple):
-    """How often which pattern comes in a run.
+    """How often which pattern occurs in a run.
 
     Attributes:
         patterns: pattern -> its share of all micro-batches of all blocks that are shared out; "" = all full.
@@ -134,7 +134,7 @@ def pattern_s(node: NodeCosts, op: Op, pattern: str, *, size: float, lowest: boo
 
 @functools.lru_cache(maxsize=64)
 def loads_of(course: Course, first: int) -> Loads | None:
-    """How often which pattern comes in blocks [first, N) of a run; None if everything is full.
+    """How often which pattern occurs in blocks [first, N) of a run; None if everything is full.
 
     Owners count by their shares of the steps, batches of an owner alike.
     """

@@ -168,7 +168,7 @@ _BETTER = 1e-3
 
 
 class Task(NamedTuple):
-    """The profile and the job's settings to plan with, and how hard to look."""
+    """The profile and the job's settings to plan with, and the limits of the search."""
 
     profile: Profile
     optimizer: str
@@ -428,7 +428,7 @@ def choose_plan(
         profile: nodes with times, and links.
         optimizer: of the job.
         dtype: of the computation.
-        effort: how hard to look.
+        effort: limits of the search.
         alike: prefer the even split in name order, unless it is predicted to be much slower.
 
     Returns:

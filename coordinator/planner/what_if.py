@@ -51,7 +51,7 @@ class Recorded:
 
     Attributes:
         recording: its compute actions.
-        plan: whose run it is, or was taken to be.
+        plan: of the recorded run, or assumed for it.
         is_of_plan: whether it is of that very plan, action by action.
         seed: of draws where the plan is another.
     """
@@ -272,7 +272,7 @@ class WhatIf:
         """Predict the plan with all changes, and those of ``more``.
 
         Raises:
-            RingTuneError: a change makes no sense, or what comes of it does not fit.
+            RingTuneError: a change makes no sense, or its result does not fit.
         """
         profile, plan, note = self._joined(), self.plan, ""
         changes = (*self.changes, *more)

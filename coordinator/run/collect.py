@@ -267,7 +267,7 @@ class Results:
     def folder_of(self, node: str, *, with_head: bool = False) -> Path:
         """Make an empty folder for what a node sends; one sends what is in no block.
 
-        A node sends again where the run goes on without another one.
+        A node sends again where the run continues without another one.
 
         Raises:
             StorageError: the temporary folder has no room.
@@ -290,7 +290,7 @@ class Results:
         *,
         goes_on: bool = False,
     ) -> None:
-        """Ask a node for what it trained, and that trains on or not; ``put`` takes its files, and hears of bytes."""
+        """Ask a node for what it trained, and that trains on or not; ``put`` takes its files, and counts of bytes."""
         node, with_head, with_private = command
         calls.collect(
             self.folder_of(node, with_head=with_head),
@@ -404,7 +404,7 @@ class HandedIn:
         calls: Mapping[str, AgentCalls],
         part: Plan,
     ) -> None:
-        """Ask a node for its part, or send the submitter what has come from all of the best result.
+        """Ask a node for its part, or send the submitter the best result once all nodes have sent it.
 
         Args:
             command: of the state machine.
@@ -412,7 +412,7 @@ class HandedIn:
             part: of the plan that holds.
 
         Raises:
-            IntegrityError: what came is not as the plan has it.
+            IntegrityError: the files are not as the plan has them.
             StorageError: no room.
         """
         if isinstance(command, rounds.Collect):

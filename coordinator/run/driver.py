@@ -61,10 +61,10 @@ from ringtune.v1 import control_pb2
 
 
 class Absent:
-    """The nodes of a run that goes on that are not there.
+    """The absent nodes of a resumed run.
 
     Args:
-        resume: what the run goes on from.
+        resume: what the run resumes from.
         job: of the run.
     """
 
@@ -72,7 +72,7 @@ class Absent:
         self._resume, self._job = resume, job
 
     def why_needed(self, missing: Sequence[str]) -> str:
-        """Say why the run does not go on without these nodes; empty if it does, once it has waited for them."""
+        """Say why the run does not resume without these nodes; empty if it does, once it has waited for them."""
         course = self._resume.plan.course
         if stays := why_it_stays(course, self._resume.plan.placements):
             return f"their parts of the checkpoint are on no other node: {stays}"
@@ -86,7 +86,7 @@ class Absent:
         return why_it_waits(course, owners[0])
 
     def instead(self, living: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:
-        """Name the members with which the run goes on in place of the nodes that it had; none if it needs those.
+        """Name the members on which the run resumes in place of the nodes that it had; none if it needs those.
 
         Args:
             living: members that a run may take.
@@ -96,7 +96,7 @@ class Absent:
         return () if not living or self.why_needed(missing) else tuple(sorted(living))
 
     def waits(self, living: Sequence[str], named: Sequence[str], join_s: float) -> str:
-        """Say for whom the run waits, how long, and what comes then."""
+        """Name the nodes that the run waits for, the longest wait, and what the run does after it."""
         missing = [node for node in named if node not in living]
         waits = f"waiting up to {join_s:g} s for node {', '.join(missing)}"
         if why := self.why_needed(missing):
@@ -198,7 +198,7 @@ class Driver(abc.ABC):
     Args:
         run_id: under which nodes keep what they have read, until they are released.
         members: who is there.
-        lease_s: a node that was not heard of for so long is lost.
+        lease_s: a node without a heartbeat for so long is lost.
         on_end: called once, when every node is released.
 
     Attributes:
@@ -236,11 +236,11 @@ class Driver(abc.ABC):
         self._queue.put(rounds.StopAsked(reason))
 
     def listen(self, sink: EventSink, *, closely: bool = False) -> None:
-        """Let a further reader hear all events; to be called before ``start``.
+        """Hand all events to a further reader, too; to be called before ``start``.
 
         Args:
             sink: the reader.
-            closely: whether it also hears what nodes did in each turn, which is neither sent nor kept.
+            closely: whether it also gets the actions of each turn, which are neither sent nor kept.
         """
         self._listeners.append(sink)
         if closely:
@@ -281,7 +281,7 @@ class Driver(abc.ABC):
         return self._needed
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of the work; False if it goes on after ``timeout_s``."""
+        """Wait for the end of the work; False if it has not ended after ``timeout_s``."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -335,7 +335,7 @@ class Driver(abc.ABC):
 
     @property
     def _onlooker(self) -> EventSink | None:
-        """Tells those who look closely, and nobody else; None if there are none."""
+        """Hands actions to close readers alone; None if there are none."""
         return functools.partial(self._tell, self._onlookers) if self._onlookers else None
 
     def _tell(self, sinks: Sequence[EventSink], event: control_pb2.RunEvent) -> None:
@@ -374,10 +374,10 @@ class Driver(abc.ABC):
             named: exactly these, if any are named.
             has_given_plan: they are named by the plan that the user gave.
             evaluation: a guest may take part in it.
-            absent: knows who stands in for those of a run that goes on; None = nobody does.
+            absent: names replacements for absent nodes of a resumed run; None = there are none.
 
         Raises:
-            RingTuneError: they don't come, one fails, or nobody waits any more.
+            RingTuneError: they don't join, one fails, or nobody waits any more.
         """
         self._emit(control_pb2.RunEvent(run_id=self.run_id))
         self._emit(control_pb2.RunEvent(job_toml=job_toml))

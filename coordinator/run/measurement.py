@@ -49,10 +49,10 @@ class LinkMeasuring:
     Args:
         members: of the run.
         calls: to each of them.
-        job: for whose messages.
+        job: defines the size of the messages.
         model: that the job trains.
         cache: what is known; what is measured goes there.
-        put: takes the answers, from any thread; they have to come to ``take``.
+        put: takes the answers, from any thread; they have to be passed to ``take``.
         budget_s: no further round begins after so many seconds.
         now_s: a monotonic clock.
     """
@@ -199,7 +199,7 @@ class MeasureDriver(Driver):
         run_id: see ``Driver``, as for the others.
         request: what is asked for.
         members: who is there.
-        lease_s: a node that was not heard of for so long is lost.
+        lease_s: a node without a heartbeat for so long is lost.
         on_end: called once, when every node is released.
     """
 
@@ -336,7 +336,7 @@ class MeasureDriver(Driver):
         """Wait until every call of ``keys`` is answered.
 
         Raises:
-            DeadlineError: one was not; names whose.
+            DeadlineError: one was not; names its node.
             RingTuneError: a call failed, a node is lost, or nobody waits any more.
         """
         wait_s = self._request.job.runtime.wait_s

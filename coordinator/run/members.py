@@ -146,7 +146,7 @@ class Registry:
     """The members, by name.
 
     Args:
-        lease_s: a member that was not heard of for so many seconds is lost.
+        lease_s: a member without a heartbeat for so many seconds is lost.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -221,7 +221,7 @@ class Registry:
         return node in self._drained
 
     def is_alive(self, node: str, now_s: float) -> bool:
-        """Whether the node is a member whose lease has not run out."""
+        """Whether the node is a member and its lease has not run out."""
         present = self._members.get(node)
         return present is not None and self._is_alive(present, now_s)
 

@@ -124,7 +124,7 @@ class FileCalls:
 
         Raises:
             grpc.RpcError: the node does not answer, or has none.
-            IntegrityError: other files came, too much, or damaged ones.
+            IntegrityError: other files arrived, too much, or damaged ones.
             StorageError: they can't be written here.
         """
 
@@ -368,7 +368,7 @@ class AgentCalls:
         self._submit(work, on_failed)
 
     def _unless_off(self, number: int, method: Any, request: Any, timeout_s: float) -> Any:
-        """Let the node prepare or move; None where it stops or moves elsewhere instead, and need not hear of this."""
+        """Let the node prepare or move; None where it stops or moves elsewhere instead, and needs no such call."""
         with self._lock:
             if number != self._num_moves:
                 return None
@@ -406,7 +406,7 @@ class AgentCalls:
         """Fetch the node's results into an empty folder, with files of ``users``; ``on_result`` gets them by name.
 
         A node that sends more than ``max_bytes`` fails; one of a run that ``goes_on`` sends no totals. That may take
-        as long as it does: ``on_progress`` is called while bytes come.
+        as long as it does: ``on_progress`` is called while bytes arrive.
         """
         request = control_pb2.CollectRequest(
             run_id=self._run_id, with_head=with_head, with_private=with_private, goes_on=goes_on

@@ -108,13 +108,13 @@ def run_profile(request: RunRequest, facts: Mapping[str, NodeFacts], links: tupl
 
 
 def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, effort: Effort) -> Planned:
-    """Plan a run as ``ringtune plan`` does, or carry out the given plan, or that of the run that goes on.
+    """Plan a run as ``ringtune plan`` does, or carry out the given plan, or that of the resumed run.
 
     Args:
         request: what is asked for.
         profile: what it is planned with.
-        kept: the plan of the run that goes on; None = it begins.
-        effort: how hard to look.
+        kept: the plan of the resumed run; None = it begins.
+        effort: limits of the search.
 
     Raises:
         RingTuneError: no plan fits, the given plan or profile is of another job, or a link is too slow for it.
@@ -157,7 +157,7 @@ class PlanningThread:
 
         Args:
             facts: of each node.
-            checkpoints: of the run; they have a plan to keep if it goes on.
+            checkpoints: of the run; they have a plan to keep if it is resumed.
             links: that were measured for this run.
 
         Returns:
@@ -190,7 +190,7 @@ _SHARE_OF_WAIT = 0.5
 
 
 class Looked(NamedTuple):
-    """The first answers of all nodes were looked at.
+    """The first look at all nodes' answers is done.
 
     Attributes:
         error: why no plan is possible, None if one is.
@@ -206,7 +206,7 @@ class FirstLook:
 
     Args:
         request: what is asked for.
-        nodes: whose answers are awaited.
+        nodes: those that have to answer.
         on_done: takes the verdict; called from a thread of its own.
         now_s: a monotonic clock.
     """
@@ -228,11 +228,11 @@ class FirstLook:
 
     @staticmethod
     def is_wanted(request: RunRequest) -> bool:
-        """Whether nodes will measure for a plan that is not made yet; the plan of a run that goes on has run before."""
+        """Whether nodes will measure for a plan that is not made yet; the plan of a resumed run has run before."""
         return request.needs_times and request.resume is None
 
     def take(self, facts: NodeFacts) -> None:
-        """Take the answer of one node; with the last one begin to look whether a plan fits."""
+        """Take the answer of one node; with the last one begin to check whether a plan fits."""
         self._facts[facts.node] = facts
         self._awaited.discard(facts.node)
         if not self._awaited:
@@ -268,12 +268,12 @@ class PlanMaking:
 
     Args:
         request: what is asked for.
-        checkpoints: of the run; they have a plan to keep if it goes on.
+        checkpoints: of the run; they have a plan to keep if it is resumed.
         cache: links that are known.
         put: takes, from any thread, what has to come back: ``Looked`` is followed by ``end_look``, a ``LinkAnswer``
             by ``take_link``; with a plan or a failure all is done.
         emit: sends an event to the submitter.
-        enter: is told the name of a step that begins.
+        enter: takes the name of a step that begins.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class PlanMaking:
 
     @property
     def is_looking(self) -> bool:
-        """Whether the answers of nodes are only looked at: they are asked again, to measure themselves."""
+        """Whether the answers are for the first look only: nodes are asked again, to measure themselves."""
         return self._first_look is not None
 
     @property
@@ -314,7 +314,7 @@ class PlanMaking:
         return self._request.needs_times and not self.is_looking
 
     def look_at(self, facts: NodeFacts) -> None:
-        """Look at a node's answer; after the last one ``Looked`` comes."""
+        """Take a node's first answer; after the last one ``Looked`` follows."""
         if self._first_look is not None:
             self._first_look.take(facts)
 
@@ -365,7 +365,7 @@ class PlanMaking:
             self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
 
     def cancel(self) -> None:
-        """Let what goes on beside the run's thread end soon: nobody waits for its answer any more."""
+        """Let the work beside the run's thread end soon: nobody waits for its answer any more."""
         self._planning.cancel()
         if self._first_look is not None:
             self._first_look.cancel()

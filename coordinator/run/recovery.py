@@ -84,7 +84,7 @@ class Reports:
     """Reads the reports of one run's nodes.
 
     Args:
-        checkpoints: of the run; they hear of shards that were saved.
+        checkpoints: of the run; they get the shards that were saved.
         now_s: the clock by which ``verdict`` is asked.
     """
 
@@ -104,7 +104,7 @@ class Reports:
             request: the report.
             books: of the run.
             placement_number: of the placement that holds. An error of a node that has no role in it ends nothing: the
-                run has gone on without that node, and its links broke because of that.
+                run has continued without that node, and its links broke because of that.
 
         Yields:
             What happened, in order; each has to be handled before the next is asked for.
@@ -171,7 +171,7 @@ class Reports:
         self._num_reports.pop(node, None)
 
     def forgive(self) -> None:
-        """Forget who complained about whom: the run goes on without those that were lost."""
+        """Forget who complained about whom: the run continues without those that were lost."""
         self._blame = Blame()
 
     def verdict(self, now_s: float) -> rounds.NodeFailed | None:
@@ -180,7 +180,7 @@ class Reports:
 
 
 def rounds_of(request: RunRequest, *, awaits_nodes: bool = True) -> rounds.BestKeepingRounds:
-    """Make the state machine that a request wants: where the plan has copies it goes on without lost nodes.
+    """Make the state machine that a request wants: where the plan has copies it continues without lost nodes.
 
     Args:
         request: what is asked for.

@@ -284,7 +284,7 @@ class RunLedger:
     def unfrozen(self, step: int, depth: int) -> dict[str, Any]:
         """Note that the run has decided to train ``depth`` blocks from ``step`` on.
 
-        The line of metrics.jsonl for it comes before the lines of the turn that begins at ``step``.
+        The line of metrics.jsonl for it precedes the lines of the turn that begins at ``step``.
 
         Returns:
             What to show as progress at once.
@@ -616,7 +616,7 @@ class OperationsLedger:
 
 
 def _was_full_where_it_counts(done: Mapping[str, Done], full: Mapping[str, Done]) -> bool:
-    """Whether each node that trains blocks has done anything full: else nothing says how long that takes there."""
+    """Whether each node that trains blocks has done anything full: else the time of full work there is not known."""
     return all(done[node].full > 0 for node, each in full.items() if each.full > 0)
 
 

@@ -31,7 +31,7 @@ class Evaluation(NamedTuple):
     """The evaluation of a saved adapter on the rows of one owner, or of all owners.
 
     Attributes:
-        owner: the node whose evaluation rows count; rows of others are left alone. Empty = all who have some.
+        owner: the node with the evaluation rows that count; rows of others are left alone. Empty = all who have some.
         folder: with the files of the saved adapter, until the run is over.
     """
 
@@ -62,13 +62,13 @@ class RunRequest(NamedTuple):
         num_nodes: wait until so many have joined; 0 = take those that are there.
         join_s: how long to wait for them, seconds.
         evaluation: evaluate a saved adapter, train nothing.
-        resume: what to go on from; None = begin.
+        resume: what to resume from; None = begin.
         profile: times to plan with; None = the nodes measure.
         plan: to carry out as it is; None = plan.
         choices: what the planner may choose from.
         submitted_by: user and host.
         is_rehearsal: only to learn what actions take; what it trains is thrown away.
-        submission: random; by it who submitted the run finds it again without having heard its id.
+        submission: random; the submitter finds the run again by it without having its id.
         nodes: exactly these; none = ``num_nodes`` says how many.
     """
 
@@ -115,7 +115,7 @@ class MeasureRequest(NamedTuple):
     """A request to measure nodes and links.
 
     Attributes:
-        job: whose model, sizes and adapter.
+        job: defines model, sizes and adapter.
         num_nodes: wait until so many have joined; 0 = take those that are there.
         join_s: how long to wait for them, seconds.
         with_links: whether links are measured too.

@@ -49,9 +49,9 @@ def placement_number(line: Mapping[str, Any], otherwise: int = 0) -> int:
 
 
 def is_settled(line: Mapping[str, Any], steps_done: int) -> bool:
-    """Whether a line stays when the run goes on after ``steps_done`` steps.
+    """Whether a line stays when the run resumes after ``steps_done`` steps.
 
-    A decision or an evaluation of just that step comes again.
+    A decision or an evaluation of just that step is repeated.
     """
     step = int(line["step"])
     return step <= steps_done if is_step(line) else step < steps_done
@@ -64,7 +64,7 @@ class LastStep:
     step may come after that of a later one.
 
     Attributes:
-        line: what was told of it; empty before the first.
+        line: its text; empty before the first.
     """
 
     def __init__(self) -> None:

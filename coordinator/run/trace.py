@@ -169,7 +169,7 @@ class _NodeTime:
             self._items[second].end_s = max(self._items[second].end_s, old.end_s)
 
     def shares(self, begin_s: float, end_s: float, end_seq: int) -> list[float]:
-        """Count the time from ``begin_s`` to ``end_s``; items from ``end_seq`` on go on after it.
+        """Count the time from ``begin_s`` to ``end_s``; items from ``end_seq`` on continue after it.
 
         Returns:
             The shares busy, waiting and idle, which add up to 1.

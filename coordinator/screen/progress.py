@@ -441,7 +441,7 @@ class Waiting(Progress):
 def shown_cells(
     cells: Iterable[Cell], total: int, stream: TextIO, *, now_s: Callable[[], float] = time.monotonic
 ) -> Generator[Cell]:
-    """Pass the results of a sweep on as they come, and show their number and the time that the others will take.
+    """Pass the results of a sweep on as they arrive, and show their number and the time that the others will take.
 
     Nothing is written to what is no terminal.
 

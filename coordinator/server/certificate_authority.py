@@ -404,7 +404,7 @@ def has_authority(folder: Path) -> bool:
 def init_trust(folder: Path, now_unix_s: float) -> Authority:
     """Make an authority, with the identities of the coordinator and of its first user.
 
-    The authority's file comes last: without it the folder does not count, and a second try begins anew.
+    The authority's file is written last: without it the folder does not count, and a second try begins anew.
 
     Raises:
         UsageError: there is one already.

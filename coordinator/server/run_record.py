@@ -34,7 +34,7 @@ class RunRecord:
 
     Attributes:
         run_id: of the run.
-        first_run: the id under which nodes keep its shards: its own, or that of the run that it goes on with.
+        first_run: the id under which nodes keep its shards: its own, or that of the run that it resumes.
         model: last part of the model's path.
         method: how it trains.
         submitted_by: ``user@host``; empty = it did not say.
@@ -49,8 +49,8 @@ class RunRecord:
         is_fetched: whether somebody has all of its events.
         size_bytes: of its events on the disk.
         nodes: that take part, or that were asked about themselves for it; none until they were.
-        takes_up: the interrupted run with which the coordinator goes on by this one; empty = somebody submitted it.
-        submission: random; who submitted the run finds it by this without having heard its id.
+        takes_up: the interrupted run that the coordinator resumes by this one; empty = somebody submitted it.
+        submission: random; the submitter finds the run by this without having its id.
     """
 
     run_id: str
@@ -90,7 +90,7 @@ class RunRecord:
 
     @property
     def newest_step(self) -> int:
-        """The last step from which a coordinator that starts again may go on; -1 = there is none."""
+        """The last step from which a coordinator that starts again may resume; -1 = there is none."""
         return max(self.saved_step, self.kept_step)
 
     @property
@@ -158,7 +158,7 @@ def in_order(records: Iterable[RunRecord]) -> list[RunRecord]:
 
 
 def chain_of(records: Mapping[str, RunRecord], run_id: str) -> tuple[RunRecord, ...]:
-    """List the runs that a run goes on with, oldest first, and the run itself last."""
+    """List the runs that a run resumes, oldest first, and the run itself last."""
     last = records[run_id]
     family = in_order(record for record in records.values() if record.first_run == last.first_run)
     return tuple(family[: family.index(last) + 1])

@@ -258,7 +258,7 @@ class KeptRun:
         self.close()
 
     def fetched(self) -> None:
-        """Note that somebody has all events; a run that goes on is not fetched yet."""
+        """Note that somebody has all events; a run that is not over is not fetched yet."""
         with self._changed:
             if self.record.state == "running" or self.record.is_fetched:
                 return
@@ -269,7 +269,7 @@ class KeptRun:
                 self._is_full = True  # it only stays longer
 
     def close(self) -> None:
-        """Close the file; a run that goes on can write no more, and is found as interrupted."""
+        """Close the file; a run that is not over can write no more, and is found as interrupted."""
         with self._changed:
             if self._log is not None:
                 self._log.close()
@@ -426,7 +426,7 @@ class KeptRuns:
         return self._run(run_id).record
 
     def fetched(self, run_id: str) -> None:
-        """Note that somebody has all events of a run and of those that it goes on with.
+        """Note that somebody has all events of a run and of those that it resumes.
 
         Raises:
             UsageError: there is no such run.
@@ -442,8 +442,8 @@ class KeptRuns:
 
         Args:
             run_id: of the run.
-            wait: go on until the run is over; else end with what is there.
-            whole: first the events of the runs that it goes on with.
+            wait: yield until the run is over; else end with what is there.
+            whole: first the events of the runs that it resumes.
             is_over: asked now and then while there is nothing new; true ends the waiting.
 
         Raises:
@@ -477,7 +477,7 @@ class KeptRuns:
     # ---- room -------------------------------------------------------------------------------------
 
     def prune(self) -> tuple[str, ...]:
-        """Drop books that are too old, and those that were fetched if they are too many; return whose."""
+        """Drop books that are too old, and those that were fetched if they are too many; return their runs."""
         records = self.records()
         with self._lock:
             busy = {name for name, count in self._readers.items() if count}

@@ -125,7 +125,7 @@ def make_app(streams: Streams, asking: Asking, guard: Guard) -> ASGIApp:
     Args:
         streams: give browsers their frames.
         asking: answers what-ifs.
-        guard: decides who may look.
+        guard: decides who may see the page.
     """
     pages = _Pages(streams, asking, guard)
     files = {f"/static/{path.name}": path for path in sorted(STATIC.iterdir()) if path.suffix in _TYPES}
@@ -168,7 +168,7 @@ class _Pages:
         self._figures = Figures(streams)
 
     def guarded(self, page: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """Let a page be seen by those only who may look."""
+        """Show a page to those alone who may see it."""
 
         async def answer(request: Request) -> Response:
             headers = request.headers

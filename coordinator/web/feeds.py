@@ -250,7 +250,7 @@ class RunFeed:
         self._thread.join(_END_S)
 
     def __call__(self) -> Iterator[control_pb2.RunEvent]:
-        """Yield what came since the last call."""
+        """Yield the events since the last call."""
         with contextlib.suppress(queue.Empty):
             for _ in range(MOST_AHEAD):
                 yield self._came.get_nowait()

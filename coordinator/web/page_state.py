@@ -248,7 +248,7 @@ class EventLine(NamedTuple):
     Attributes:
         kind: joined, lost, move, checkpoint, unfreeze, evaluation, note, phase, failed or done.
         text: for people.
-        at_unix_s: when it was heard; None = not known.
+        at_unix_s: when it arrived; None = not known.
     """
 
     kind: str
@@ -393,7 +393,7 @@ class PageState:
 
         Args:
             event: of the run; ``run_id`` begins another one.
-            at_unix_s: when it was heard; None = not known.
+            at_unix_s: when it arrived; None = not known.
 
         Raises:
             RingTuneError: the event is not readable.

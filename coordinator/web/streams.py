@@ -150,7 +150,7 @@ class Watching:
 
     Args:
         members: lists the members by name; must not wait long.
-        feed: returns further events, where they are read and not heard.
+        feed: returns further events, where they are read and not sent.
         clock: unix seconds.
         most_waiting: events that may wait for the next tick; of more the oldest are dropped.
 
@@ -271,7 +271,7 @@ class Streams:
         self._is_over = False
 
     def wake(self) -> None:
-        """Let all streams look for what has changed."""
+        """Let all streams check for changes."""
         self._changed.set()
         self._changed = asyncio.Event()
 
