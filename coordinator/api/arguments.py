@@ -65,7 +65,7 @@ def read_job(job: JobLike, keys: Mapping[str, object]) -> Job:
     """Make a job from what was given; keywords win.
 
     Args:
-        job: a file, whose relative paths are relative to its folder, or the sections of one as a mapping.
+        job: a file (its paths are relative to its folder), or the sections of one as a mapping.
         keys: keywords ``SECTION__KEY``, as ``train__rounds``; relative paths are relative to the current folder.
 
     Raises:

@@ -39,7 +39,7 @@ _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def check_adapter(run: SavedRun, config: Mapping[str, Any], *, where: str) -> None:
-    """Refuse an adapter whose tensors are not what config and plan say.
+    """Refuse an adapter with other tensors than config and plan say.
 
     Args:
         run: the one with the adapter.

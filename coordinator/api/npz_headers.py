@@ -31,7 +31,7 @@ class ArrayHeader:
     Attributes:
         kind: letter of the type: ``u``, ``i``, ``f``, ``U``.
         item_bytes: of one element; of a ``U`` four for each character.
-        is_big_endian: the most significant byte comes first.
+        is_big_endian: the most significant byte is first.
         shape: of the array.
     """
 

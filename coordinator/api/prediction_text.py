@@ -146,7 +146,7 @@ def prediction_json(plan: Plan, found: Prediction, measured: MeasuredRun | None 
 
 
 def check_out(folder: Path) -> None:
-    """Refuse a folder whose ``trace.json`` was not written by a prediction.
+    """Refuse a folder with a ``trace.json`` that no prediction wrote.
 
     Raises:
         StorageError: ``folder`` is no folder.

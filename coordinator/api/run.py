@@ -172,7 +172,7 @@ _UNKNOWN_CODE: Final = 1
 
 @dataclass(slots=True)
 class Left:
-    """A run that may continue by itself.
+    """A run by its folder: detached, or over.
 
     Attributes:
         folder: of the run.
@@ -384,7 +384,7 @@ STOP_S: Final = 300.0
 class Run:
     """A handle to the folder of a run; what it tells is read from there each time.
 
-    ``train`` returns one, and ``Run("my-run")`` is one of any run that has a folder, whoever trained it.
+    ``train`` returns one, and ``Run("my-run")`` is one of any run that has a folder, from any machine.
 
     Args:
         folder: of the run: the ``out`` of ``train``, the ``--out`` of ``ringtune train``.
@@ -436,7 +436,7 @@ class Run:
         """The folder of the adapter, as AdapterHub loads it.
 
         Raises:
-            InvalidInputError: the run has not left one yet; says how to go on.
+            InvalidInputError: the run has not left one yet; says how to resume it.
             UsageError: its result is something else; names it.
         """
         run = read_run(self.folder)
@@ -451,7 +451,7 @@ class Run:
         """The folder of the model, of a run in which all parameters trained.
 
         Raises:
-            InvalidInputError: the run has not left one yet; says how to go on.
+            InvalidInputError: the run has not left one yet; says how to resume it.
             UsageError: its result is an adapter.
         """
         run = read_run(self.folder)

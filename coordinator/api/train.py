@@ -455,7 +455,7 @@ def train(
     """Train a job as ``ringtune train`` does, and return the run.
 
     Ctrl-C, in a notebook "interrupt the kernel", ends the run after the turns that are under way, with a checkpoint;
-    a second one at once. Only the main thread hears it. ``Run.stop`` does the same from anywhere.
+    a second one at once. Only the main thread gets it. ``Run.stop`` does the same from anywhere.
 
     Example: ``run = ringtune.train("job.toml", local=3, train__rounds=2)``.
 
@@ -464,7 +464,7 @@ def train(
         local: start so many nodes on this machine.
         coordinator: or train on the nodes of this one, ``host:port``.
         out: folder for the run's files; None = a new one, ``run-1``, ``run-2`` and so on.
-        wait: whether to follow the run to its end. False = return as soon as it trains; it then goes on by itself, even
+        wait: whether to follow the run to its end. False = return as soon as it trains; it then is detached, even
             without this process, as with ``--detach``.
         progress: whether it is shown.
         resume: resume the run in ``out``, from its newest checkpoint.
@@ -568,7 +568,7 @@ def _how_to_resume(step: int, folder: Path) -> str:
 
 @contextmanager
 def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
-    """Give the folder of a run; a new one is removed again if nothing but what was asked came into it."""
+    """Give the folder of a run; a new one is removed again if it has nothing but the request."""
     if out is not None:
         yield Path(out)
         return
@@ -594,7 +594,7 @@ def _in_background(
 ) -> Run:
     """Start ``ringtune train`` as a process of its own, which has the job from a file in the run's folder.
 
-    Of a run that goes on ``job.toml`` says what it was, so what is asked now stands in another file.
+    ``job.toml`` of a resumed run has the job with which it began, so the job asked for now is in another file.
     """
     job = folder / (ASKED if resume else "job.toml")
     begin_in_background(submission, folder, lambda line: None)

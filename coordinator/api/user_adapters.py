@@ -28,7 +28,7 @@ MERGE_S: Final = 3600.0
 
 
 def check_can_merge(run: SavedRun) -> None:
-    """Refuse a run whose adapter is no change of matrices.
+    """Refuse a run with an adapter that is no change of matrices.
 
     Raises:
         UsageError: says why, and what can be done.

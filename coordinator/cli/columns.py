@@ -30,11 +30,11 @@ class Column:
     Attributes:
         name: of the column.
         rows: rows that have a value in it.
-        empty: rows whose value is empty, null or missing.
+        empty: number of rows with an empty, null or missing value.
         kinds: how many values are text, whole numbers, fractions, or lists and tables.
         values: how often each short value is there, as text; empty once there are more than ``MOST_CLASSES``.
         characters: lengths of the first texts.
-        has_many: whether there are more different values than are told apart.
+        has_many: whether there are more than ``MOST_CLASSES`` different values.
     """
 
     name: str

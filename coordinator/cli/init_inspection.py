@@ -40,7 +40,7 @@ def find_rows(folder: Path) -> tuple[Path, Path | None]:
     Example: of ``train.csv`` and ``test.csv`` the first and the second; of ``reviews.csv`` alone that and none.
 
     Raises:
-        DataError: nothing looks like rows, or several files do and none is called ``train``.
+        DataError: no file may have rows, or several may and none is called ``train``.
     """
     found = [path for path in _entries(folder) if _has_rows(path)]
     held_out = [path for path in found if _name(path) in EVAL_NAMES]

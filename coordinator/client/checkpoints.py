@@ -106,7 +106,7 @@ class BestFolder:
                 replace_folder(part, target)
 
     def go_back_to(self, step: int) -> None:
-        """Drop the results of later steps: they may never come to be."""
+        """Drop the results of later steps: the run may never repeat them."""
         self._drop(later for later in self.steps() if later > step)
 
     def keep_for(self, manifests: Iterable[CheckpointManifest]) -> None:
@@ -122,7 +122,7 @@ class BestFolder:
 def with_best(
     run_folder: Path, manifests: Iterable[CheckpointManifest]
 ) -> tuple[tuple[CheckpointManifest, ...], tuple[str, ...]]:
-    """Leave out the checkpoints whose best result is not in the run's folder; return also what is wrong with those."""
+    """Leave out checkpoints with a best result that is not in the run's folder; return also the error of each."""
     best, found, problems = BestFolder(run_folder), list[CheckpointManifest](), list[str]()
     for manifest in manifests:
         known = manifest.evaluations
@@ -382,7 +382,7 @@ def _read_plan(path: Path) -> Plan:
 
 
 def cut_metrics(path: Path, step: int) -> None:
-    """Delete what comes after the first ``step`` steps, and a torn last line, from ``metrics.jsonl``.
+    """Delete the lines after the first ``step`` steps, and a torn last line, from ``metrics.jsonl``.
 
     Raises:
         StorageError: the file can't be written; its content is as before.

@@ -70,9 +70,9 @@ def fetched_folder(
         out: folder of the run; made if it is not there.
         replace: whether files of a run there may be replaced.
         goes_on: the folder yielded has a copy of the files that are there; else none.
-        is_same: the files that are there are of the same run, so they go once all have come. Those of another run
-            are put aside, and so are files among them that the run has not written.
-        say: takes a line on what was put aside.
+        is_same: the files that are there are of the same run, so they are removed once all have arrived. Those of
+            another run are put aside, and so are files among them that the run has not written.
+        say: takes a line about files that were put aside.
 
     Raises:
         UsageError: there is a run already, and it may not be replaced; or something else.
@@ -121,7 +121,7 @@ def _copy(source: Path, target: Path, names: Iterable[str]) -> None:
 
 
 def _take_over(coming: Path, out: Path, replaced: Iterable[str]) -> Path | None:
-    """Put new files in the place of the old ones, in an order that never leaves what looks complete but is not.
+    """Put new files in the place of the old ones, so that no interruption leaves a folder that passes for complete.
 
     Returns:
         Where the old ones are now.
@@ -243,8 +243,8 @@ def fetch_run(
 ) -> None:
     """Write what a coordinator keeps of a run into a folder, and tell it that this was done.
 
-    A run that goes on another one gets the files of both, as if one submitter had followed them. Of a run that is
-    under way the folder gets what there is; it can be fetched again. Files that are there stay until all have come;
+    A run that resumes another one gets the files of both, as if one submitter had followed them. Of a run that is
+    under way the folder gets what there is; it can be fetched again. Files that are there stay until all have arrived;
     those of another run are then put aside.
 
     Args:
@@ -252,7 +252,7 @@ def fetch_run(
         record: of the run.
         out: folder of the run; made if it is not there.
         replace: whether files of a run there may be replaced.
-        say: takes a line on what was put aside.
+        say: takes a line about files that were put aside.
 
     Raises:
         RingTuneError: the folder holds another run, can't be written, or the connection is lost.

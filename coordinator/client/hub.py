@@ -67,7 +67,7 @@ def own_cache() -> Path:
 
 
 def with_model_here(job: Job) -> Job:
-    """The job whose ``model.path`` is a folder: an id of a hub is found in the cache, or else fetched.
+    """The job with a folder as its ``model.path``: an id of a hub is found in the cache, or else fetched.
 
     Raises:
         ConnectionFailedError: as ``model_folder``.
@@ -273,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(error: Exception) -> str:
-    """Say what is wrong in a line; of an answer that did not come the hub, for how long, and what can be done."""
+    """Describe an error in a line; for a missing answer name the hub, the seconds waited, and the remedy."""
     kinds = {kind.__name__ for cause in (error, error.__cause__, error.__context__) for kind in type(cause).__mro__}
     if any("Timeout" in kind for kind in kinds):
         hub = importlib.import_module("huggingface_hub").constants.ENDPOINT

@@ -337,7 +337,7 @@ def remove_if_nothing_began(folder: Path) -> None:
 def files_of_run(folder: Path) -> tuple[str, ...]:
     """List the files and folders of a run in a folder, by name; none if the folder is not there.
 
-    The plan comes last: where a move of them all is cut short, what is left is still known as a run.
+    The plan is last: where a move of them all is cut short, the rest still counts as a run.
 
     Raises:
         StorageError: something else than a folder is there.

@@ -399,7 +399,7 @@ class Client(Connection):
         """Evaluate a saved adapter or model on the nodes, and follow the evaluation to its end.
 
         Args:
-            job: that it came from.
+            job: of the adapter's run.
             owner: the member with the evaluation rows that count; empty = all who have some.
             saved: folder of the adapter or model.
             progress: where it is shown.

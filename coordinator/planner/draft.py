@@ -113,7 +113,7 @@ class Draft:
 
         Args:
             slices: in ring order.
-            recompute: blocks whose backward runs them again.
+            recompute: blocks that run again in their backward.
             projected: blocks for which ``auto`` chose VeLoRA.
         """
         placement = Placement(
@@ -135,7 +135,7 @@ def drafts_of(part: Plan) -> tuple[Draft, ...]:
     """What is to be placed anew of a run under way, in which the same blocks run again as before.
 
     Each slice is first taken to keep everything, which is safe. Where blocks run again, it is then taken to run all
-    again that it trains, as more may fit so; whether a placement fits has to be looked at with the blocks that do.
+    again that it trains, as more may fit so; whether a placement fits must be checked with the blocks that do.
     """
     placement = part.placement
     draft = Draft(
@@ -170,7 +170,7 @@ def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:
 
 
 def check_given_activations(job: Job, plan: Plan, model: ModelFacts) -> None:
-    """Refuse a given plan whose slices save activations in another way than the job says.
+    """Refuse a given plan with slices that save activations in another way than the job says.
 
     With ``auto`` they may run any blocks again, and have VeLoRA where the job allows it.
 
@@ -253,7 +253,7 @@ def first_that_fits(
 
 
 def check_given_frozen(job: Job, course: Course) -> None:
-    """Refuse a given plan whose frozen weights are held in another type than the job asks for.
+    """Refuse a given plan with frozen weights in another type than the job asks for.
 
     How they are multiplied is the plan's matter: every node can do both.
 
@@ -409,7 +409,7 @@ def _owner(job: Job, node: NodeFacts) -> Owner:
 
 
 def check_same_users(owner: Owner, facts: NodeFacts, before: str, advice: str) -> None:
-    """Refuse an owner whose rows are of other users than a plan says.
+    """Refuse an owner with rows of other users than a plan says.
 
     Args:
         owner: of the plan.

@@ -116,7 +116,7 @@ def _paths(
 ) -> tuple[list[float], list[float]]:
     """Least seconds of a micro-batch's path through 0, 1, ... trained blocks, without and with the pace of the others.
 
-    The lowest block counts the least that it takes on any node, whoever hosts the rest.
+    The lowest block counts the least that it takes on any node, for any hosts of the rest.
     """
     weight = costs.least_weight
     both = {node: weight * (costs.graph_s[node] + costs.least_back_s[node]) for node in able}

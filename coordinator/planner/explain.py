@@ -36,7 +36,7 @@ class SliceReason:
 
     Attributes:
         node: its host.
-        policy: one of ``slice_policy.POLICIES``.
+        policy: one of ``activation_checkpointing.POLICIES``.
         says: the policy in words; empty where everything is kept.
         needed_bytes: of the node, so.
         keeping_bytes: of the node if everything were kept.
@@ -559,7 +559,7 @@ def _ring_fits(caps: MemoryCaps, costs: RingCosts, ring: Ring) -> bool:
 def _second(choice: SearchChoice) -> Runner | None:
     """Find the second best plan: among the runners-up, and among the rings one move away from the chosen ring.
 
-    A simulated plan comes before all that were not simulated.
+    A simulated plan precedes all that were not simulated.
     """
     best, costs = choice.best, choice.costs
     others = [other for other in choice.others if _differs(other, best)]

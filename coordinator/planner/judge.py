@@ -49,7 +49,7 @@ class ItemEnds:
     """An observer that notes when the last action of every item ended.
 
     Args:
-        granted: learns of the items.
+        granted: gets the items.
         last: the item after which nothing counts; None = all count.
 
     Attributes:

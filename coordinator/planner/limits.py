@@ -119,7 +119,7 @@ class Effort:
     counts: Counter[str] = field(default_factory=Counter, compare=False)
 
     def begun(self) -> Effort:
-        """The effort whose seconds run from now on, over all searches that it is given to."""
+        """The effort with a clock that runs from now on, over all searches that get it."""
         if self.ends_s is not None:
             return self
         return dataclasses.replace(self, ends_s=self.now_s() + self.seconds, counts=Counter())
@@ -175,7 +175,7 @@ class PlanningClock:
         return max(0.0, self._end_s - self.now_s())
 
     def is_over(self) -> bool:
-        """Whether the time is used up; whoever asks ends then, so this counts as a cut."""
+        """Whether the time is used up; the caller ends its search then, so this counts as a cut."""
         over = self.now_s() >= self._end_s
         if over:
             self.note_cut()

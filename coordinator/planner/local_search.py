@@ -32,7 +32,7 @@ def num_rings(num_nodes: int, num_blocks: int, max_hosts: int) -> int:
 
 
 def every_ring(num_nodes: int, num_blocks: int, max_hosts: int) -> Iterator[Ring]:
-    """List every ring: any nodes in any order, each with one block at least; fewer hosts come first."""
+    """List every ring: any nodes in any order, each with one block at least; rings with fewer hosts are first."""
     for hosts in range(1, min(max_hosts, num_nodes, num_blocks) + 1):
         for nodes in itertools.permutations(range(num_nodes), hosts):
             for cuts in itertools.combinations(range(1, num_blocks), hosts - 1):
@@ -56,7 +56,7 @@ class Move(NamedTuple):
 
 
 def moves(ring: Ring, free: Sequence[int], max_hosts: int) -> Iterator[Move]:
-    """Yield all moves of a ring; only nodes in ``free`` may come in."""
+    """Yield all moves of a ring; only nodes in ``free`` may be added."""
     length = len(ring.nodes)
     for i in range(length):
         for j in range(length):
@@ -459,7 +459,7 @@ class _Local:
         return value, ring
 
     def _free(self, ring: Ring) -> list[int]:
-        """List nodes that may come in: the ``_PROMISING`` best ranked ones and ``_OTHERS`` drawn from the rest."""
+        """List nodes that may be added: the ``_PROMISING`` best ranked ones and ``_OTHERS`` drawn from the rest."""
         free = [node for node in self._ranked if node not in ring.nodes]
         rest = free[_PROMISING:]
         return free[:_PROMISING] + self._random.sample(rest, min(_OTHERS, len(rest)))

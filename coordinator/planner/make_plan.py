@@ -151,7 +151,7 @@ def _less(needs: DiskNeeds, free_bytes: int) -> list[str]:
 
 
 def refuse_full_shared_disks(facts: Mapping[str, NodeFacts], needs: Mapping[str, DiskNeeds]) -> None:
-    """Refuse a plan whose nodes together need more room than there is on a disk that they share.
+    """Refuse a plan with nodes that together need more room than there is on a disk that they share.
 
     Raises:
         StorageError: names the nodes and both numbers.

@@ -115,7 +115,7 @@ def extra_share(saving: SliceSaving, kept: Range, facts: NodeFacts, *, gain: flo
         saving: of the slice.
         kept: its blocks that keep something for their backward.
         facts: of the node.
-        gain: what VeLoRA takes off each of their backwards, over a forward (``saving_seconds.projected_gain``).
+        gain: what VeLoRA takes off each of their backwards, over a forward (``activation_costs.projected_gain``).
     """
     if kept.start >= kept.stop:
         return 0.0

@@ -125,7 +125,7 @@ def with_tables(job: Job, course: Course, model: ModelFacts) -> Course:
 
 
 def check_given_operations(job: Job, plan: Plan, model: ModelFacts) -> None:
-    """Refuse a given plan whose operations are not those that the job asks for.
+    """Refuse a given plan with other operations than the job asks for.
 
     A plan may have a table where its job says nothing of operations. What subnets may do was settled when the plan was
     made, with the times of then.

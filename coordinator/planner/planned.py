@@ -330,7 +330,7 @@ def with_prefix_cache(job: Job, planned: Planned, fitting: Callable[[Plan], Plan
 
 
 def check_given_cache(job: Job, plan: Plan) -> None:
-    """Refuse a given plan whose hosts keep what the job does not ask for.
+    """Refuse a given plan with hosts that keep what the job does not ask for.
 
     Raises:
         PlanError: says what the plan has and what the job says.

@@ -182,7 +182,7 @@ def step_s(costs: RingCosts, layout: Layout, depth: int, exchange_s: Exchange) -
 
 
 def shares_of(times_s: Sequence[float], count: int) -> tuple[int, ...]:
-    """Deal so many micro-batches to hosts so that the last one is done soonest: each to whoever is done with it first.
+    """Deal micro-batches to hosts so that the last one is done soonest: each to the host that is done with it first.
 
     Example: 4 to hosts that take 1 s and 2 s each are 3 and 1; with 6 they are 4 and 2.
     """

@@ -346,7 +346,7 @@ class Driver(abc.ABC):
                 _LOG.exception("%s: a reader of events failed; the work goes on", self.run_id)
 
     def _next(self) -> Any:
-        """Take the next entry of the queue; None if none came for ``TICK_S``."""
+        """Take the next entry of the queue; None if there is none for ``TICK_S``."""
         try:
             return self._queue.get(timeout=TICK_S)
         except queue.Empty:
@@ -434,7 +434,7 @@ class Driver(abc.ABC):
         return before
 
     def _silent_nodes(self) -> Iterator[tuple[str, str]]:
-        """Yield each node whose lease is over, with the message that it is lost."""
+        """Yield each node with a lease that is over, and the message that it is lost."""
         for node in sorted(self._needed):
             silent_s = self._members.silent_for_s(node, self._instances[node])
             if silent_s >= self._lease_s:

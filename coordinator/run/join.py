@@ -180,7 +180,7 @@ def links_of(
 ) -> tuple[LinkFacts, ...]:
     """The links between a comer and the nodes of a profile: as given, remembered or assumed as at a start.
 
-    None where the profile has none, as that of nodes whose links nobody knows.
+    None where the profile has none, as that of nodes with unknown links.
     """
     others = {one.node: one for one in members.living() if one.node in profile.by_name and one.node != member.node}
     if not profile.links:

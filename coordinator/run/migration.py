@@ -269,7 +269,7 @@ class Replanning:
 
     Args:
         plan: of the run.
-        part: of it that holds; where another placement is to come, none is looked for.
+        part: of it that holds; while it has a placement ahead, no other one is searched.
         job: of the run.
         profile: that it was planned with.
         put: takes what was found, on a thread of its own.
@@ -384,7 +384,7 @@ class Replanning:
         return rounds.Replanned(found.placement, found.stays_s, found.moves_s, found.cost_s)
 
     def joined(self, facts: NodeFacts, links: Sequence[LinkFacts], *, looks: bool) -> None:
-        """Plan with one more node from now on, or with what a node is now that has come back.
+        """Plan with one more node from now on, or with the new facts of a node that is back.
 
         Args:
             facts: of the node.

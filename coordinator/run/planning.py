@@ -270,8 +270,8 @@ class PlanMaking:
         request: what is asked for.
         checkpoints: of the run; they have a plan to keep if it is resumed.
         cache: links that are known.
-        put: takes, from any thread, what has to come back: ``Looked`` is followed by ``end_look``, a ``LinkAnswer``
-            by ``take_link``; with a plan or a failure all is done.
+        put: takes, from any thread, entries for the run's thread: ``Looked`` calls for ``end_look``, a ``LinkAnswer``
+            for ``take_link``; a plan or a failure ends the preparation.
         emit: sends an event to the submitter.
         enter: takes the name of a step that begins.
     """

@@ -217,7 +217,7 @@ class RunBooks:
         return self._operations.report(self._recorded.profile())
 
     def shown_links(self) -> tuple[LinkFacts, ...]:
-        """Only the links whose rates the run's own transfers showed so far."""
+        """Only the links with a rate from the run's own transfers so far."""
         return self._recorded.links.shown(self._links)
 
     def note_end(self, seq: int, at_unix_s: float) -> None:

@@ -98,7 +98,7 @@ class Reports:
     def take(
         self, request: control_pb2.ReportRequest, books: RunBooks, placement_number: int = 0
     ) -> Iterator[rounds.Event]:
-        """Write a report into the books; a report whose number came before is ignored.
+        """Write a report into the books; a report with a number that was taken before is ignored.
 
         Args:
             request: the report.

@@ -324,7 +324,7 @@ class RunLedger:
         return {"kind": "move", **entry}
 
     def recovered(self, plan: Plan, placement_number: int, at_unix_s: float) -> None:
-        """Go by a plan whose last placement has no lost node; the seconds until now are those of no step."""
+        """Take a plan with a last placement without the lost node; the seconds until now are those of no step."""
         self._plan, self.placement_number, self._last_end_unix_s = plan, placement_number, at_unix_s
 
     def replanned(self, plan: Plan) -> None:
@@ -374,7 +374,7 @@ class RunLedger:
         self._losses = [*self._losses, loss][-self._plan.course.local_iterations :]
 
     def evaluation_done(self, step: int, values: Mapping[str, float], *, is_best: bool | None = None) -> dict[str, Any]:
-        """Note an evaluation, whose sums are over all owners; and whether it is the best one, where that is kept.
+        """Note an evaluation, with sums over all owners; and whether it is the best one, where that is kept.
 
         Returns:
             Its line of metrics.jsonl; without ``kind`` it is its entry in the report. Tables of classes are in that of
@@ -424,7 +424,7 @@ class RunLedger:
             unfreeze_at: the steps at which one more block began to train.
             predicted_steps_s: what the planner expected all steps of the run to take; None = it did not say.
             operations: what they left to be done, and what they saved; None where everything was full.
-            best: what is known of the evaluations of a run whose result is that of the best one; else None.
+            best: facts about the evaluations of a run with the result of the best one; else None.
             rows: of the owners' files that were left out or cut.
 
         Returns:

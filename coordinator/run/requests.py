@@ -39,7 +39,7 @@ class Evaluation(NamedTuple):
     folder: Path
 
     def narrow(self, facts: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
-        """Copy the nodes' facts so that only nodes whose evaluation rows count have data.
+        """Copy the nodes' facts so that only nodes with evaluation rows that count have data.
 
         Raises:
             DataError: the owner takes no part or has no rows to evaluate on, or no node has any.
@@ -132,7 +132,7 @@ class MeasureRequest(NamedTuple):
 
 
 def invited(living: Sequence[Member], evaluation: Evaluation | None) -> tuple[Member, ...]:
-    """Filter the members that a run may take: all but guests, and the guest whose own rows are evaluated."""
+    """Filter the members that a run may take: all but guests, and the guest with the rows that are evaluated."""
     owner = evaluation.owner if evaluation else ""
     return tuple(member for member in living if not member.is_guest or member.node == owner)
 

@@ -29,7 +29,7 @@ def read_tensors(content: Pieces, *, source: str) -> dict[str, TensorPieces]:
 
     Args:
         content: the whole file.
-        source: the node that it came from, for the error.
+        source: the node that sent it, for the error.
 
     Raises:
         IntegrityError: the file is truncated, its header is not readable, or a range is not what the shape says.
@@ -47,7 +47,7 @@ def tensors_of(parts: Mapping[str, Pieces]) -> dict[str, TensorPieces]:
     """Return the tensors of several files by name.
 
     Args:
-        parts: content of each file by where it came from (the node's name).
+        parts: content of each file by the name of its node.
 
     Raises:
         IntegrityError: a part is broken, or two parts have the same tensor.

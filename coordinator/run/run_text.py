@@ -61,10 +61,10 @@ class LastStep:
     """The last step of a run: the training step with the highest number that an owner has completed.
 
     What is shown as the loss of a run is the loss of this step. Owners report in their own time, so the report of a
-    step may come after that of a later one.
+    step may arrive after that of a later one.
 
     Attributes:
-        line: its text; empty before the first.
+        line: the step's entry of metrics.jsonl; empty before the first.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def replan_line(plan: Plan, why: Replanned) -> dict[str, Any]:
 
 
 def fetched_line(command: LogFetched) -> dict[str, Any]:
-    """Write what nodes have fetched of base weights for a placement to come, while the run trained."""
+    """Write what nodes have fetched of base weights for a later placement, while the run trained."""
     problems = {"problems": dict(command.problems)} if command.problems else {}
     came = dict(command.fetched_bytes)
     return {
@@ -101,7 +101,7 @@ def fetched_line(command: LogFetched) -> dict[str, Any]:
 
 
 def fetched_text(command: LogFetched) -> str:
-    """Say what nodes have fetched for a placement to come; empty if nothing had to come."""
+    """Say what nodes have fetched for a later placement; empty if they had to fetch nothing."""
     if command.problems:
         problems = "; ".join(problem for _, problem in command.problems)
         return f"placement {command.placement_number} is not there yet: {problems}"

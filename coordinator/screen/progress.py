@@ -56,7 +56,7 @@ def join_lines(reachable: str, *, trust: Path | None = None) -> list[str]:
 
     Args:
         reachable: ``host:port``.
-        trust: the coordinator's folder of keys, where it is not the one that commands look for.
+        trust: the coordinator's folder of keys, where it is not the one that commands use by default.
     """
     nodes, train = (
         hint(*words, coordinator=reachable) for words in (("nodes",), ("train", "job.toml", "--out", "run"))

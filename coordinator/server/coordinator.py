@@ -132,7 +132,7 @@ class Coordinator:
         links: what was measured between members, in this process's life.
         kept: where the books of runs are kept; None = they are not, and a run ends with its submitter.
         awaits_nodes: whether nodes that are lost may be started again, so that runs wait for them.
-        say: takes a line about who comes and goes, and which runs begin and end. It must not wait.
+        say: takes a line about nodes that join or leave, and runs that begin or end. It must not wait.
         sinks: further readers of the events of each run that begins from now on. None may wait; what one raises is
             logged.
         onlookers: further readers that also get the actions of each turn; as for sinks, none may wait.
@@ -194,7 +194,7 @@ class Coordinator:
 
         Args:
             node: its name.
-            reason: for which; it is told to the node and the run.
+            reason: of it, for the node and the run.
             forever: whether the name is refused while this coordinator runs.
 
         Returns:

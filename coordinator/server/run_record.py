@@ -44,7 +44,7 @@ class RunRecord:
         num_steps: of the whole run; 0 = there is no plan yet.
         steps_done: optimizer steps that were reported, those of the runs before it included.
         saved_step: of the newest checkpoint; -1 = there is none.
-        kept_step: of the newest turn whose end all nodes kept in memory; -1 = there is none.
+        kept_step: of the newest turn with an end that all nodes kept in memory; -1 = there is none.
         message: why it did not end well.
         is_fetched: whether somebody has all of its events.
         size_bytes: of its events on the disk.
@@ -173,10 +173,10 @@ def to_drop(
     keep_unfetched_days: float = math.inf,
     busy: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Choose the runs whose books are dropped, oldest first: by age, and those that were fetched by size too.
+    """Choose the runs to drop the books of, oldest first: by age, and those that were fetched by size too.
 
     A run of which there is nothing to fetch, because it ended before its plan, counts as fetched. The runs that one
-    run goes on with stay as long as it does. Example: with 7 days, a run that was fetched and ended 8 days ago goes;
+    run resumes stay as long as it does. Example: with 7 days, a run that was fetched and ended 8 days ago goes;
     one that nobody has fetched stays for ``keep_unfetched_days``.
 
     Args:

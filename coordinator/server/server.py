@@ -408,7 +408,7 @@ def announcing(
         address: ``host:port`` where it listens.
         asked: ``--announce`` or ``--no-announce``; None = announce where others can reach it.
         authority_sha256: of its authority, hex; empty = plain text.
-        say: is told why it is not announced though it could be reached.
+        say: takes the reason why it is not announced though it could be reached.
         interfaces: addresses of the interfaces to announce on; empty = all, for this machine only the loopback.
 
     Raises:

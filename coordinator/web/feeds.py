@@ -228,7 +228,7 @@ class RunFeed:
     """Follows a run.
 
     Args:
-        events: asks a coordinator for them, those that are there and those that come, without files.
+        events: asks a coordinator for them, the stored and the future ones, without files.
     """
 
     def __init__(self, events: Callable[[], Iterable[control_pb2.RunEvent]]) -> None:

@@ -81,7 +81,7 @@ class ThinCurve:
         self.last: Point | None = None
 
     def add(self, step: int, value: float) -> None:
-        """Add a point; one whose step is not above the last one replaces what the curve has from that step on."""
+        """Add a point; one with a step not above the last one replaces what the curve has from that step on."""
         if self.last is not None and step <= self.last.step:
             self.cut(step - 1)
         point, place = Point(step, value), step // self._width
@@ -311,7 +311,7 @@ class PageState:
         run_id: of it; empty before the first.
         versions: of each section.
         curves: by their names in ``CURVES``; ``seconds`` are those of all steps so far together.
-        ahead: loss and accuracy of steps whose turn is not done yet, by step.
+        ahead: loss and accuracy of steps of a turn that is not done yet, by step.
         plan: of the run.
         profile: the newest one.
         job: as resolved.

@@ -103,7 +103,7 @@ class Framer:
         return f'"{name}":{{"from":{start},"points":{json.dumps(settled, separators=(",", ":"))},"open":{open_text}}}'
 
     def _ahead(self, place: int) -> list[Point]:
-        """Points of steps whose turn is not done; of very long turns not all."""
+        """Points of steps of a turn that is not done; of very long turns not all."""
         last = self._state.curves["seconds"].last
         done = last.step if last else 0
         found = [
@@ -222,7 +222,7 @@ class Watching:
 
 
 def member_lines(before: Mapping[str, MemberNow], now: Mapping[str, MemberNow]) -> list[EventLine]:
-    """Say who came, was lost, came back and left."""
+    """Name the nodes that joined, were lost, joined again or left."""
     found = []
     for node in sorted(before.keys() | now.keys()):
         was, has = before.get(node), now.get(node)
