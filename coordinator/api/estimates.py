@@ -1,8 +1,8 @@
 """Facts of nodes that do not exist yet, estimated from the model folder and the data files of a job.
 
-The reader of a node counts rows and images, so an error inside a row is found before any node starts. Only the
-tokenizer, which is not here, knows the tokens of a text: where the number of examples depends on them (windows of a
-question's context, blocks of a plain text) it is estimated from characters.
+Images and rows of tables are counted, rows by the reader of a node, so an error inside a row is found before any node
+starts. Only the tokenizer, which is not here, knows the tokens of a text: where the number of examples depends on them
+(windows of a question's context, blocks of a plain text) it is estimated from characters.
 
 Sizes are read from the model's config and safetensors header. Equal speeds are assumed, and the bytes that a forward
 keeps for its backward are computed instead of measured.

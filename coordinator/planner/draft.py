@@ -4,8 +4,9 @@ The type of the frozen weights follows from the job, from what the nodes can com
 rounds as little as it can: float32 where a plan fits, else bfloat16, else int8. Products are computed in bfloat16 only
 where every node that takes part does so fast, whoever hosts which blocks in the end.
 
-The next owner in the order of turns is the one with the best link from the last. The first is the owner from which a
-round of hand-overs, with the way back to it, takes least. Without links the order is that of the names.
+The next owner in the order of turns is the one with the best link from the last, among those that had no turn yet. The
+first is the owner from which a round of hand-overs, with the way back to it, takes least. Without links the order is
+that of the names.
 
 Source: RingAda, section III-B.3 (the next initiator is the one with the best link).
 """

@@ -1,4 +1,4 @@
-"""Preparation of one run's plan: a first check of sizes, times, links, and planning on a thread of its own.
+"""Preparation of one run's plan: a first check of sizes, measured times and links, and planning on its own thread.
 
 ::
 

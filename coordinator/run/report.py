@@ -1,10 +1,10 @@
 """Ledgers of a run: a line of metrics for each step, the totals of the report, and the savings of operations.
 
-They keep no clock. A step is known in two stages. When its owner reports it, its loss is shown as progress. When every
-node has done its turn, its bytes are complete and its line of ``metrics.jsonl`` is written; the bytes of finished turns
-are forgotten, so memory does not grow with the run.
+Pure, without a clock. A step is known in two stages. When its owner reports it, its loss is shown as progress. When
+every node has done its turn, its bytes are complete and its line of ``metrics.jsonl`` is written; the bytes of finished
+turns are forgotten, so memory does not grow with the run.
 
-Of operations only train steps save; the cost of gathering scores is counted beside it. The cost of steps with
+Operations save in train steps only; the cost of gathering scores is counted beside it. The cost of steps with
 everything full is not measured but computed: seconds from the times that the run itself recorded, bytes from the mean
 lengths of the owners' rows.
 """
