@@ -1,6 +1,5 @@
-"""The coordinator and its submitter: members, the plan of a run, its control, and what it leaves.
+"""The coordinator and the submitter: members, plans, control of runs, and results.
 
-Both sides live here. ``server`` and ``run`` are the coordinator's; ``cli``, ``api`` and ``client`` are the submitter's;
-``planner``, ``screen`` and ``web`` serve both. Neither side imports torch or the agent; they talk to agents over gRPC
-only.
+``server`` and ``run`` belong to the coordinator; ``cli``, ``api`` and ``client`` to the submitter; ``planner``,
+``screen`` and ``web`` serve both. Neither side imports torch or the agent: they call agents over gRPC only.
 """

@@ -1,6 +1,6 @@
 """The Python API: the verbs of the command line as functions, for scripts and notebooks.
 
-``import ringtune`` finds the names by entry point, so this package loads nothing before one of them is asked for.
+``import ringtune`` finds the names by entry point and loads nothing of this package before a name is used.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Arguments of commands and functions: a job with its changes, a run by its folder, errors in words of Python."""
+"""Arguments of commands and functions: a job with changes, a run by its folder, errors that name Python arguments."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def read_job(job: JobLike, keys: Mapping[str, object]) -> Job:
     """Make a job from what was given; keywords win.
 
     Args:
-        job: a file, whose relative paths are relative to its folder, or the sections of one as a mapping.
+        job: a file (its paths are relative to its folder), or the sections of one as a mapping.
         keys: keywords ``SECTION__KEY``, as ``train__rounds``; relative paths are relative to the current folder.
 
     Raises:

@@ -1,11 +1,11 @@
-"""Estimate the facts of nodes that do not exist yet: rows, classes and tokens, counted in the files of a job.
+"""Facts of nodes that do not exist yet, estimated from the model folder and the data files of a job.
 
-A table's rows and images are counted. How long a text is in tokens only its tokenizer knows, which is not here; where
-the number of examples depends on it (windows of a question's context, blocks of a plain text) it is estimated from
-characters. The reader is that of a node, so what is wrong inside a row is found here, before any node is started.
+Images and rows of tables are counted, rows by the reader of a node, so an error inside a row is found before any node
+starts. Only the tokenizer, which is not here, knows the tokens of a text: where the number of examples depends on them
+(windows of a question's context, blocks of a plain text) it is estimated from characters.
 
-Sizes come from the model folder's config and safetensors header, rows from the data files (``count_rows``); speeds
-are taken as equal, and what a forward keeps for backward is computed instead of measured.
+Sizes are read from the model's config and safetensors header. Equal speeds are assumed, and the bytes that a forward
+keeps for its backward are computed instead of measured.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RowCounts:
     Attributes:
         examples: how many examples each row becomes.
         labels: class name of each; empty for a task without classes.
-        users: whose each is; empty where the job names no column of users.
+        users: the user of each row; empty where the job names no column of users.
         tags: names of the tags of each, each name once; empty for a task without tags.
         left_out: rows of the file that are left out, by why.
         columns: of the file; empty where it has none.

@@ -1,7 +1,7 @@
-"""Evaluate the adapter or model of a finished run on a file: alone in one process, or on a coordinator's nodes.
+"""Evaluation of a finished run's adapter or model on a file: in one process, or on the nodes of a coordinator.
 
-Either way an agent is started here, beside the file: it is the only owner, so the rows stay on this machine.
-Alone, it is also the only host; on a ring it is one of them.
+Both start an agent here, beside the file. It is the only owner, so the rows stay on this machine. In one process it is
+also the only host; on a ring it is one of the hosts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def evaluate_alone(
     """Evaluate in one process on this machine, and leave nothing behind.
 
     Args:
-        run: whose adapter or model.
+        run: the one with the adapter or model.
         data: rows, as the job's columns name them; None = those that the job holds out of its training rows.
         progress: where it is shown.
         join_s: how long the process may take to start, seconds.
@@ -89,7 +89,7 @@ def evaluate_on_ring(
     """Evaluate on the nodes of a running coordinator, with one more node here that owns the rows.
 
     Args:
-        run: whose adapter or model.
+        run: the one with the adapter or model.
         data: rows; they stay on this machine. None = those that the nodes have for evaluation.
         address: ``host:port`` of the coordinator.
         progress: where it is shown.

@@ -1,6 +1,6 @@
-"""Export a run's adapter or model: its folder with a model card, checked, and without anything local in it.
+"""Export of a run's adapter or model: its folder with a model card, checked, and without paths of this machine.
 
-The folder is written under another name and gets its own when it is whole, so a full disk leaves nothing half.
+The folder is written under another name and renamed when it is complete, so a full disk leaves no half of one.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def check_adapter(run: SavedRun, config: Mapping[str, Any], *, where: str) -> None:
-    """Refuse an adapter whose tensors are not what config and plan say.
+    """Refuse an adapter with other tensors than config and plan say.
 
     Args:
-        run: whose adapter.
+        run: the one with the adapter.
         config: content of the file that describes it.
         where: name of that file: ``adapter_config.json``, or ``adapter.json`` of auxiliary models.
 
@@ -112,7 +112,7 @@ def check_head(run: SavedRun, config: Mapping[str, Any]) -> None:
     """Refuse a head that is damaged or has other classes than the plan.
 
     Args:
-        run: whose head.
+        run: the one with the head.
         config: content of ``head_config.json``.
 
     Raises:
@@ -174,7 +174,7 @@ def model_contents(
     """Check the model, and return the content of its files by name, and of its card.
 
     Args:
-        run: whose model.
+        run: the one with the model.
         base_model: id of the model that it was trained from; empty = the name of its folder.
         saved: folder of the model; None = the run's own result.
         what: trained, in words.
@@ -246,7 +246,7 @@ def export_run(
         base_model: id of the base model, ``name`` or ``owner/name``; by default the name of its folder.
         merge: write a whole model, with the adapter merged into its weights, instead of the adapter.
         model: folder of the base model, to merge into; None = the run's own.
-        user: whose adapters, where each user has their own; empty = see ``require_user``.
+        user: the one with the adapters, where each user has their own; empty = see ``require_user``.
 
     Returns:
         SHA-256 of every file, by name.
@@ -286,7 +286,7 @@ def _export_merged(run: SavedRun, target: Path, base_model: str, model: Path | N
 
 
 def _write(contents: Mapping[str, Pieces], target: Path) -> dict[str, str]:
-    """Write the files beside the target, look at them, and give the folder its name; return their digests."""
+    """Write the files beside the target, check them, and give the folder its name; return their digests."""
     try:
         part = _beside(target)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""``ringtune.connect``: a coordinator, its nodes, and the runs that it keeps."""
+"""``ringtune.connect``: a handle to a coordinator, with its nodes and the runs that it keeps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Write the page of an exported adapter or model: what it is, how it was trained, and how it is used.
+"""The model card of an exported adapter or model: its content, its training and its use.
 
-Nothing in it says on which machines or by whom it was made: owners are counted, paths and node names left out.
+It names no machine and no person: owners are counted, paths and names of nodes are left out.
 
 Source: the metadata block of model cards, https://huggingface.co/docs/hub/model-cards.
 """

@@ -1,7 +1,7 @@
-"""Read type and shape of the arrays of an npz file, and short arrays of labels, without numpy.
+"""Type and shape of the arrays of an npz file, and short arrays of labels, read without numpy.
 
 An npz file is a zip of npy files: a magic, a version, and a Python dict of ``descr``, ``fortran_order`` and ``shape``
-as text, then the numbers. The dict is taken apart by a pattern and never evaluated.
+as text, then the numbers. The dict is matched by a pattern and never evaluated.
 
 Source: NumPy, ``numpy/lib/format.py``, "Format Version 1.0" to "3.0".
 """
@@ -31,7 +31,7 @@ class ArrayHeader:
     Attributes:
         kind: letter of the type: ``u``, ``i``, ``f``, ``U``.
         item_bytes: of one element; of a ``U`` four for each character.
-        is_big_endian: the most significant byte comes first.
+        is_big_endian: the most significant byte is first.
         shape: of the array.
     """
 

@@ -1,4 +1,4 @@
-"""Output of commands and functions: progress that suits the terminal, notebook or file, and small tables."""
+"""Progress for a terminal, a notebook or a file, and the tables of rows that functions return."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Table(Sequence[Mapping[str, Any]]):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of all columns that a row has, in the order in which they first come."""
+        """The names of all columns that a row has, in the order of their first occurrence."""
         return tuple(dict.fromkeys(name for row in self._rows for name in row))
 
     @overload

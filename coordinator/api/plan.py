@@ -1,4 +1,4 @@
-"""``ringtune.plan``: plan for assumed nodes, for measured ones, or for those of a coordinator, without training."""
+"""``ringtune.plan``: plan without training, for assumed nodes, for those of a profile or for those of a coordinator."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def plan(
         job: a job file, a mapping of its sections, or nothing where keywords say it all.
         assume: plan for so many equal nodes that are not there; 0 = as many as the job has owners.
         memory: budget of each assumed node, such as ``512MiB``; empty = they share what is free here.
-        coordinator: ``host:port`` of one whose nodes are asked.
+        coordinator: ``host:port`` of the one with the nodes to ask.
         profile: file of times that were measured before.
         explain: whether the reasons are wanted too.
         microbatches: numbers for the planner to choose from in place of the job's, such as ``2,4`` or ``auto``.

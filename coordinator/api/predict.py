@@ -1,9 +1,8 @@
-"""``Run.predict``: predict with the result of a run, and write predictions beside their rows.
+"""``Run.predict``: predictions of a run's result beside their rows, and the text sample after a training.
 
-A few words of a language model that was just trained, from the user's own prompt (``train.sample_prompt``).
-
-Prediction is that of ``ringtune predict``, on this machine. The run is done whatever comes of it: without the base
-model here there is no sample, and a line says why.
+A process with torch computes on this machine, as for ``ringtune predict``. The sample continues the user's prompt
+(``train.sample_prompt``) with the language model that was just trained. It never fails a run: without the base model
+on this machine there is no sample, and a line says why.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def predictions_of(
     """Yield every row of a file with what the result of a run predicts for it.
 
     Args:
-        run: whose adapter or model.
+        run: the one with the adapter or model.
         data: rows, with the columns that the job names, but for those of targets.
         how: for a language model.
         model: folder that replaces the job's.
@@ -78,7 +77,7 @@ def predictions_of(
 
     Raises:
         RingTuneError: what went wrong in the process.
-        DeadlineError: nothing came for ``runtime.wait_s`` seconds.
+        DeadlineError: no prediction arrived for ``runtime.wait_s`` seconds.
     """
     job = evaluation_job(run, data, model=model)
     with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
@@ -185,7 +184,7 @@ def check_request(run: SavedRun, data: Path, how: Sampling, user: str) -> list[s
 
 
 def _check_rows(path: Path, job: Job) -> list[str]:
-    """Read a file once as the process that predicts will, so that all of its problems are told before it starts."""
+    """Read a file once as the process that predicts will, so that all of its problems are named before it starts."""
     if job.model.task == IMAGE_CLASSIFICATION:
         if not path.is_dir():
             return []
@@ -215,11 +214,11 @@ def predict_rows(
     """Yield every row of a file with what the result of a run predicts for it.
 
     Args:
-        run: whose adapter or model.
+        run: the one with the adapter or model.
         data: rows, with the columns that the job names, but for those of targets.
         how: for a language model.
         model: folder that replaces the job's.
-        user: whose adapters, where each user has their own.
+        user: the one with the adapters, where each user has their own.
         tell: gets a sentence on rows that were cut.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Read the inputs of a prediction: a plan or a run's folder, a profile, and what a real run measured."""
+"""Inputs of a prediction: a plan or a run's folder, a profile, a recorded run, and the times of a real run."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def read_measured(inputs: Inputs) -> MeasuredRun | None:
 
 
 def _resumed_at(plan: Plan, step: int, tables: Sequence[GivenTable]) -> StartPoint:
-    """Make the point where a run went on whose trace lacks the first ``step`` steps of the plan."""
+    """Make the point where a run resumed; its trace lacks the first ``step`` steps of the plan."""
     course = plan.course
     operations = table_before(tables, step) or (expected_table(course) if course.choice is not None else None)
     placement_number = max(one.placement_number for one in plan.placements if first_step(course, one) <= step)

@@ -1,4 +1,4 @@
-"""A predicted run, a what-if and a sweep as text, JSON, CSV, files and plots."""
+"""A prediction, a what-if and a sweep as text, JSON, CSV, files and plots."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def prediction_json(plan: Plan, found: Prediction, measured: MeasuredRun | None 
 
 
 def check_out(folder: Path) -> None:
-    """Refuse a folder whose ``trace.json`` was not written by a prediction.
+    """Refuse a folder with a ``trace.json`` that no prediction wrote.
 
     Raises:
         StorageError: ``folder`` is no folder.

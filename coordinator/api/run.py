@@ -1,9 +1,9 @@
-"""A run, by its folder: its state, its metrics and results, their evaluation, and the curve of its loss.
+"""A handle to a run by its folder: its state, metrics, results and evaluation, and a plot of its loss.
 
 ::
 
-    a local run        a process of its own: its folder grows, and its coordinator answers as long as it lives
-    any other run      a coordinator keeps it: its events are heard, its files are fetched at the end
+    a local run        a process of its own: its folder grows, and its coordinator answers while the process lives
+    any other run      a coordinator keeps it: its events are followed, its files are fetched at the end
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ _UNKNOWN_CODE: Final = 1
 
 @dataclass(slots=True)
 class Left:
-    """A run that may go on by itself.
+    """A run by its folder: detached, or over.
 
     Attributes:
         folder: of the run.
@@ -251,7 +251,7 @@ def stop(run: Left, *, now: bool, wait_s: float) -> None:
 
     Raises:
         UsageError: it is not under way.
-        DeadlineError: it goes on for longer than ``wait_s`` seconds.
+        DeadlineError: it has not ended after ``wait_s`` seconds.
     """
     place, deadline_s = run.place, time.monotonic() + wait_s
     with _connected(run, place) as client:
@@ -348,7 +348,7 @@ def evaluate(
         model: folder of the base model on this machine; None = the job's ``model.path``.
         columns: names of columns by key of ``[data]``, where the file has others than the job.
         missing: ``skip`` leaves rows with an empty cell out, ``error`` refuses them; empty = as the job has it.
-        user: whose adapters, where each user has their own.
+        user: the one with the adapters, where each user has their own.
         join_s: how long the process that is started here may take to join, in seconds.
         insecure: whether the coordinator may be on another machine, without encryption.
 
@@ -384,7 +384,7 @@ STOP_S: Final = 300.0
 class Run:
     """A handle to the folder of a run; what it tells is read from there each time.
 
-    ``train`` returns one, and ``Run("my-run")`` is one of any run that has a folder, whoever trained it.
+    ``train`` returns one, and ``Run("my-run")`` is one of any run that has a folder, from any machine.
 
     Args:
         folder: of the run: the ``out`` of ``train``, the ``--out`` of ``ringtune train``.
@@ -436,7 +436,7 @@ class Run:
         """The folder of the adapter, as AdapterHub loads it.
 
         Raises:
-            InvalidInputError: the run has not left one yet; says how to go on.
+            InvalidInputError: the run has not left one yet; says how to resume it.
             UsageError: its result is something else; names it.
         """
         run = read_run(self.folder)
@@ -451,7 +451,7 @@ class Run:
         """The folder of the model, of a run in which all parameters trained.
 
         Raises:
-            InvalidInputError: the run has not left one yet; says how to go on.
+            InvalidInputError: the run has not left one yet; says how to resume it.
             UsageError: its result is an adapter.
         """
         run = read_run(self.folder)
@@ -461,7 +461,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """``running``; ``done``, with a report; or ``stopped``: it may have checkpoints to go on from."""
+        """``running``; ``done``, with a report; or ``stopped``: it may have checkpoints to resume from."""
         return state_of(self._left)
 
     def plot(self) -> Plot:
@@ -488,7 +488,7 @@ class Run:
                 them; targets may be missing. They stay on this machine.
             options: ``columns``, names of columns by key of ``[data]``, ``{"text": "review"}``, where the file has
                 others than the job; ``missing``, ``skip`` or ``error`` for rows with an empty cell; ``save``, a .csv or
-                .jsonl to write; ``model``, folder of the base model on this machine; ``user``, whose adapters; and of
+                .jsonl to write; ``model``, folder of the base model on this machine; ``user``, one of several; and of
                 a language model ``max_new_tokens`` (50), ``temperature`` (0 = always the likeliest token) and ``seed``.
 
         Returns:
@@ -501,7 +501,7 @@ class Run:
         return predict(self, data, **options)
 
     def wait(self, *, progress: bool = True) -> Run:
-        """Wait for the end of a run that goes on by itself; Ctrl-C ends the waiting, not the run.
+        """Wait for the end of a detached run; Ctrl-C ends the waiting, not the run.
 
         Args:
             progress: whether it is shown.
@@ -523,11 +523,11 @@ class Run:
             wait_s: how long to wait for its end, in seconds.
 
         Returns:
-            The run; ``train`` with ``resume=True`` goes on with it.
+            The run; ``train`` with ``resume=True`` resumes it.
 
         Raises:
             UsageError: it is not under way.
-            DeadlineError: it goes on for longer.
+            DeadlineError: it has not ended in time.
         """
         stop(self._left, now=now, wait_s=wait_s)
         return self

@@ -1,4 +1,4 @@
-"""``ringtune.train``: run a job, on local processes or on a coordinator; follow it, or submit it and leave."""
+"""``ringtune.train``: run a job on local processes or on a coordinator, in the foreground or in the background."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def local_ring(
         num_nodes: how many.
         logs: folder for what they print; None = it is not kept.
         states: folder in which each node gets one for its parts of checkpoints; None = their own default.
-        goes_on: the plan of the run to go on with; None = begin.
+        goes_on: the plan of the run to resume; None = begin.
         beside: made with the coordinator before a node joins, and ended after the nodes.
 
     Raises:
@@ -103,7 +103,7 @@ def local_ring(
 
 
 def _require_nodes(plan: Plan, setup: LocalSetup) -> None:
-    """Refuse to go on with other local nodes than the run began with.
+    """Refuse to resume with other local nodes than the run began with.
 
     Raises:
         UsageError: names the nodes that are missing, or says how many owned data.
@@ -165,7 +165,7 @@ def follow_run(
         asked: what, and where.
         out: folder of the run.
         notes: to be shown first.
-        how_to_resume: writes for the step of the newest checkpoint how to go on.
+        how_to_resume: writes for the step of the newest checkpoint how to resume.
         show: makes what shows the run, once what is printed is guarded against a closed terminal.
         after: called once the run is done and its folder is complete.
 
@@ -229,7 +229,7 @@ def _ring(asked: Submission, folder: RunFolder, progress: Progress) -> AbstractC
 
 @contextlib.contextmanager
 def _page(asked: Submission, coordinator: Coordinator, progress: Progress) -> Iterator[None]:
-    """Show a local run on a page while it goes on, if that is asked for."""
+    """Show a local run on a page while it is running, if that is asked for."""
     if not asked.web:
         yield
         return
@@ -273,7 +273,7 @@ def _place(run_id: str, address: str, asked: Submission) -> RunPlace:
 
 
 def submit_and_leave(asked: Submission, out: Path | None, arguments: Sequence[str], *, as_json: bool) -> None:
-    """Start a run that goes on by itself, and print its id and the commands for it.
+    """Start a detached run, and print its id and the commands for it.
 
     Args:
         asked: what, and where.
@@ -371,7 +371,7 @@ def make_submission(
         nodes: wait until so many have joined it; 0 = take those that are there.
         join_s: how long to wait for them, in seconds.
         replace: whether the files of a run in ``out`` may be put aside.
-        resume: whether the run in ``out`` goes on.
+        resume: whether the run in ``out`` is resumed.
         profile: file of times that were measured before.
         plan: to be carried out; None = plan.
         choices: what the planner may choose in place of the job's values.
@@ -455,7 +455,7 @@ def train(
     """Train a job as ``ringtune train`` does, and return the run.
 
     Ctrl-C, in a notebook "interrupt the kernel", ends the run after the turns that are under way, with a checkpoint;
-    a second one at once. Only the main thread hears it. ``Run.stop`` does the same from anywhere.
+    a second one at once. Only the main thread gets it. ``Run.stop`` does the same from anywhere.
 
     Example: ``run = ringtune.train("job.toml", local=3, train__rounds=2)``.
 
@@ -464,10 +464,10 @@ def train(
         local: start so many nodes on this machine.
         coordinator: or train on the nodes of this one, ``host:port``.
         out: folder for the run's files; None = a new one, ``run-1``, ``run-2`` and so on.
-        wait: whether to follow the run to its end. False = return as soon as it trains; it then goes on by itself, even
+        wait: whether to follow the run to its end. False = return as soon as it trains; it then is detached, even
             without this process, as with ``--detach``.
         progress: whether it is shown.
-        resume: go on with the run in ``out``, from its newest checkpoint.
+        resume: resume the run in ``out``, from its newest checkpoint.
         replace: put an earlier run's files aside, into ``<out>.replaced-<time>``.
         plan: carry out this plan, the result of ``ringtune.plan`` or a file that it saved.
         profile: file of times that were measured before.
@@ -568,7 +568,7 @@ def _how_to_resume(step: int, folder: Path) -> str:
 
 @contextmanager
 def _folder(out: str | PathLike[str] | None) -> Iterator[Path]:
-    """Give the folder of a run; a new one is removed again if nothing but what was asked came into it."""
+    """Give the folder of a run; a new one is removed again if it has nothing but the request."""
     if out is not None:
         yield Path(out)
         return
@@ -594,7 +594,7 @@ def _in_background(
 ) -> Run:
     """Start ``ringtune train`` as a process of its own, which has the job from a file in the run's folder.
 
-    Of a run that goes on ``job.toml`` says what it was, so what is asked now stands in another file.
+    ``job.toml`` of a resumed run has the job with which it began, so the job asked for now is in another file.
     """
     job = folder / (ASKED if resume else "job.toml")
     begin_in_background(submission, folder, lambda line: None)

@@ -1,7 +1,7 @@
-"""Adapters of a run with several users: which user's adapter is taken, and the sum with the model's weights.
+"""Adapters of a run with several users: the choice of one user's adapter, and the sum merged into the model's weights.
 
-In collaboration every row goes through the sum of all users' adapters, so that is what the run trained, and what is
-taken if no user is named. Adapters that were trained alone are for the rows of one user, so one has to be named.
+In collaboration every row passes the sum of all users' adapters, so the sum is the result, and is taken where no user
+is named. Adapters that were trained alone are for the rows of one user, so a user must be named.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MERGE_S: Final = 3600.0
 
 
 def check_can_merge(run: SavedRun) -> None:
-    """Refuse a run whose adapter is no change of matrices.
+    """Refuse a run with an adapter that is no change of matrices.
 
     Raises:
         UsageError: says why, and what can be done.
@@ -49,7 +49,7 @@ def merge_into(run: SavedRun, target: Path, *, model: Path | None, user: str = "
         run: one that ``check_can_merge`` takes.
         target: folder that takes the files.
         model: folder of the base model; None = the run's own.
-        user: whose adapters, where each user has their own; empty = those of all added up.
+        user: the one with the adapters, where each user has their own; empty = those of all added up.
 
     Raises:
         RingTuneError: what went wrong in the process.
@@ -88,7 +88,7 @@ def require_user(run: SavedRun, user: str) -> None:
 
     Args:
         run: of which an adapter is to be taken.
-        user: whose; empty = of all.
+        user: the one with the adapters; empty = of all.
 
     Raises:
         UsageError: lists the users.

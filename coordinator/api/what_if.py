@@ -1,4 +1,4 @@
-"""``ringtune.what_if``: the effect of a faster board, a slower link or another batch; nothing is run."""
+"""``ringtune.what_if``: predict the effect of a faster board, a slower link or another batch, without a run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_question(
         drop: nodes that leave.
         add: (name, like) of nodes that join.
         job: plan anew for it; None = keep the plan.
-        trace: of a recorded run whose times count; None = those of the profile.
+        trace: of a recorded run, the source of the times; None = those of the profile.
         seed: of draws from recorded times.
 
     Raises:
@@ -127,7 +127,7 @@ def what_if(
         jobs: workers of a sweep; -1 = one for each core.
 
     Raises:
-        RingTuneError: something can't be read, a change makes no sense, or what comes of it does not fit.
+        RingTuneError: something can't be read, a change makes no sense, or its result does not fit.
     """
     if not (change or drop or add or replan or sweep):
         raise UsageError("nothing changes; give change=, sweep=, drop=, add= or replan=")

@@ -1,1 +1,1 @@
-"""The commands that this package adds to ``ringtune``; command modules import nothing heavy at the top."""
+"""Commands of ``ringtune``, a module each; command modules import nothing heavy at the top."""

@@ -1,4 +1,4 @@
-"""Columns of a table of rows: their contents and lengths, and which of them is the text, the class or the question."""
+"""Columns of a table of rows: their contents and lengths, and the choice of text, class and question columns."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Column:
     Attributes:
         name: of the column.
         rows: rows that have a value in it.
-        empty: rows whose value is empty, null or missing.
+        empty: number of rows with an empty, null or missing value.
         kinds: how many values are text, whole numbers, fractions, or lists and tables.
         values: how often each short value is there, as text; empty once there are more than ``MOST_CLASSES``.
         characters: lengths of the first texts.
-        has_many: whether there are more different values than are told apart.
+        has_many: whether there are more than ``MOST_CLASSES`` different values.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """A table that was looked at.
+    """An inspected table.
 
     Attributes:
         path: of the file.
@@ -123,7 +123,7 @@ class Table:
     columns: Mapping[str, Column]
 
     def in_words(self) -> str:
-        """Describe the table for whoever has to find out why it makes no sense."""
+        """Describe the table for the message that it makes no sense."""
         return f"{self.path} has {self.rows:,} rows and the columns {', '.join(map(Column.in_words, self.all))}"
 
     @property
@@ -133,7 +133,7 @@ class Table:
 
 
 def look_at_table(path: Path) -> Table:
-    """Look at every row of a table once; what is wrong in a row is told when its columns are chosen.
+    """Read every row of a table once; an error in a row is raised when its columns are chosen.
 
     Raises:
         DataError: it is no such table, or it has no rows; says what was seen.
@@ -242,7 +242,7 @@ def choose_columns(table: Table, task: str, given: Mapping[str, str]) -> dict[st
     """Choose the columns of a task.
 
     Args:
-        table: that was looked at.
+        table: the inspected one.
         task: one of ``COLUMNS``.
         given: key -> column, of those that the user named.
 

@@ -1,4 +1,4 @@
-"""``ringtune coordinator``: listen for nodes and jobs; ``init`` makes its authority and ``token`` invites to it."""
+"""``ringtune coordinator``: serve nodes and jobs; ``init`` makes its certificate authority, ``token`` a join token."""
 
 from __future__ import annotations
 

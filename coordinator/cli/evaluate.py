@@ -1,4 +1,4 @@
-"""``ringtune eval``: how good the adapter of a run is on a file."""
+"""``ringtune eval``: evaluate the adapter or model of a run on a file."""
 
 from __future__ import annotations
 

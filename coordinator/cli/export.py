@@ -1,4 +1,4 @@
-"""``ringtune export``: a run's adapter or model as a folder to give away."""
+"""``ringtune export``: write a run's adapter or model as a folder to give away."""
 
 from __future__ import annotations
 

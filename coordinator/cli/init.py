@@ -1,4 +1,4 @@
-"""``ringtune init``: look at rows and a model, and write the job that follows from them."""
+"""``ringtune init``: inspect rows and a model, and write a commented job for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inspect what lies in a folder without loading torch: files of rows, a model, labelled images, tagged texts."""
+"""Inspection of the files in a folder without torch: tables of rows, a model, labelled images, tagged texts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def find_rows(folder: Path) -> tuple[Path, Path | None]:
     Example: of ``train.csv`` and ``test.csv`` the first and the second; of ``reviews.csv`` alone that and none.
 
     Raises:
-        DataError: nothing looks like rows, or several files do and none is called ``train``.
+        DataError: no file may have rows, or several may and none is called ``train``.
     """
     found = [path for path in _entries(folder) if _has_rows(path)]
     held_out = [path for path in found if _name(path) in EVAL_NAMES]
@@ -107,7 +107,7 @@ _MADE_FOR: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """A model that was looked at.
+    """An inspected model.
 
     Attributes:
         path: as the job names it.
@@ -133,7 +133,7 @@ class Model:
 
 
 def look_at_model(folder: Path, path: str) -> Model:
-    """Look at a model folder: its config, and that there are weights.
+    """Inspect a model folder: its config, and that there are weights.
 
     Args:
         folder: where the files are.
@@ -168,7 +168,7 @@ def choose_task(model: Model, possible: tuple[str, ...], saw: str) -> str:
     language model.
 
     Args:
-        model: that was looked at.
+        model: the inspected one.
         possible: tasks of the rows, the likeliest first.
         saw: the rows in words.
 
@@ -191,7 +191,7 @@ _LEAST_AXES = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Images:
-    """Images that were looked at.
+    """Inspected images.
 
     Attributes:
         path: of the file or folder.
@@ -265,7 +265,7 @@ _SHOWN_TAGS: Final = 12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tagged:
-    """Tagged texts that were looked at.
+    """Inspected tagged texts.
 
     Attributes:
         path: of the file.
@@ -289,7 +289,7 @@ class Tagged:
 
 
 def look_at_tagged(path: Path, *, words: str, tags: str) -> Tagged:
-    """Look at every text of a jsonl or CoNLL file once.
+    """Read every text of a jsonl or CoNLL file once.
 
     Args:
         path: of the file.

@@ -1,8 +1,7 @@
-"""The steps of ``ringtune init``: inspect rows and model, ask for what is left open, choose settings, write the job.
+"""Steps of ``ringtune init``: inspect rows and model, ask open questions, choose settings, write the job.
 
-Choose the settings of a job by its rows and its model: how long a row, how many steps, when blocks unfreeze.
-
-These are places to begin, not rules of a run: each stands in the job with its reason, and may be changed.
+Settings that follow from rows and model (length of a row, number of steps, when blocks unfreeze) are a start and not a
+rule: each stands in the job with its reason, and may be changed.
 """
 
 from __future__ import annotations
@@ -258,7 +257,7 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rows:
-    """Rows that were looked at: what they are, how many, for which tasks; a table or CoNLL only where they are one."""
+    """Inspected rows: what they are, how many, for which tasks; a table or CoNLL only where they are one."""
 
     words: str
     rows: int
@@ -270,7 +269,7 @@ class _Rows:
 
 
 def begin(wishes: Wishes, ask: Ask) -> Begun:
-    """Look, ask at most five questions, and write the job.
+    """Inspect rows and model, ask at most five questions, and write the job.
 
     Raises:
         DataError: the rows make no sense; says what was seen.

@@ -1,4 +1,4 @@
-"""``ringtune measure``: how fast the nodes and their links are for a job."""
+"""``ringtune measure``: time the work of a job on the nodes, and the links between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ringtune nodes``: who has joined a coordinator, and who shall not stay."""
+"""``ringtune nodes``: list the nodes of a coordinator, show, drain or remove one."""
 
 from __future__ import annotations
 

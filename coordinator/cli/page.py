@@ -1,4 +1,4 @@
-"""``ringtune page``: show the run in a folder, or one that a coordinator keeps, on a page."""
+"""``ringtune page``: serve a page with the run of a folder, or with one that a coordinator keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ringtune plan``: who would host what, what it needs, and what happens when; without training."""
+"""``ringtune plan``: show the placement of a job, its memory and its seconds, without training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ringtune predict``: what the result of a run says of new rows."""
+"""``ringtune predict``: predict for new rows with the result of a run."""
 
 from __future__ import annotations
 

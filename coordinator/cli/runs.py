@@ -1,4 +1,4 @@
-"""``ringtune runs``, ``logs``, ``fetch`` and ``stop``: runs that go on without the command that submitted them."""
+"""``ringtune runs``, ``logs``, ``fetch`` and ``stop``: runs that outlive the command that submitted them."""
 
 from __future__ import annotations
 

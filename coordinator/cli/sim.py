@@ -1,4 +1,4 @@
-"""``ringtune sim``: how long a plan would take, who would wait, and what would travel; nothing is run."""
+"""``ringtune sim``: predict seconds, idle shares, bytes and memory of a plan, without a run."""
 
 from __future__ import annotations
 

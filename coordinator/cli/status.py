@@ -1,4 +1,4 @@
-"""``ringtune status``: what a coordinator does now."""
+"""``ringtune status``: show the run that a coordinator drives, and its nodes."""
 
 from __future__ import annotations
 

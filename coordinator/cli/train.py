@@ -1,4 +1,4 @@
-"""``ringtune train``: run a job, on local processes or on a running coordinator."""
+"""``ringtune train``: run a job on local processes or on a coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ringtune what-if``: what a faster board, a slower link or another batch would change; nothing is run."""
+"""``ringtune what-if``: predict the effect of a faster board, a slower link or another batch, without a run."""
 
 from __future__ import annotations
 

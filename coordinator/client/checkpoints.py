@@ -1,20 +1,15 @@
-"""Checkpoints and best results in a run's folder, and which of them a run can resume from.
-
-The best results of a run in its folder, each of the step after which its evaluation was (``train.keep_best``).
-
-::
-
-    DIR/best/<N>/adapter/   what was trained up to step N
-    DIR/best/<N>/complete   written last: all files of that step are there
-
-When the run is done the best one is copied to its place. It stays here as well, for a run that is made longer. Older
-ones stay as long as a run may go on from a checkpoint at which they were the best.
+"""Checkpoints and best results in a run's folder, and the choice of those that a run can resume from.
 
 ::
 
     DIR/checkpoints/step-<N>.json    a complete checkpoint: the shard of every node with its digest
-    DIR/checkpoints/lengths.json     how long the run was before it was made longer
-    DIR/checkpoints/nodes/<node>/    with --local: where that node keeps its shards
+    DIR/checkpoints/lengths.json     of a run that was made longer: the lengths that it had before
+    DIR/checkpoints/nodes/<node>/    with --local: the shards of that node
+    DIR/best/<N>/adapter/            the result of step N, with the best evaluation so far (``train.keep_best``)
+    DIR/best/<N>/complete            written last: all files of that step are there
+
+When the run is done, its best result is copied to its place. It also stays here, for a run that is made longer. Older
+ones stay as long as a run may resume from a checkpoint at which they were the best.
 """
 
 from __future__ import annotations
@@ -111,7 +106,7 @@ class BestFolder:
                 replace_folder(part, target)
 
     def go_back_to(self, step: int) -> None:
-        """Drop the results of later steps: they may never come to be."""
+        """Drop the results of later steps: the run may never repeat them."""
         self._drop(later for later in self.steps() if later > step)
 
     def keep_for(self, manifests: Iterable[CheckpointManifest]) -> None:
@@ -127,7 +122,7 @@ class BestFolder:
 def with_best(
     run_folder: Path, manifests: Iterable[CheckpointManifest]
 ) -> tuple[tuple[CheckpointManifest, ...], tuple[str, ...]]:
-    """Leave out the checkpoints whose best result is not in the run's folder; return also what is wrong with those."""
+    """Leave out checkpoints with a best result that is not in the run's folder; return also the error of each."""
     best, found, problems = BestFolder(run_folder), list[CheckpointManifest](), list[str]()
     for manifest in manifests:
         known = manifest.evaluations
@@ -227,7 +222,7 @@ class RunCheckpoints:
             write_durably(self._folder / _LENGTHS, json.dumps(lengths).encode())
 
     def go_back_to(self, step: int) -> None:
-        """Delete the manifests after ``step``, from which the run goes on now."""
+        """Delete the manifests after ``step``, from which the run resumes now."""
         for newer in self.steps():
             if newer > step:
                 drop_file(self.path(newer))
@@ -236,7 +231,7 @@ class RunCheckpoints:
 
 
 def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resume | None:
-    """Find the plan and the checkpoints that a run can go on from.
+    """Find the plan and the checkpoints that a run can resume from.
 
     Args:
         run_folder: of the run.
@@ -362,9 +357,9 @@ def _at_turns(
 
 
 def _require_unfinished(run_folder: Path) -> None:
-    """Refuse to go on with a finished run: its report, trace and adapter would be written over.
+    """Refuse to resume a finished run: its report, trace and adapter would be written over.
 
-    The report is the last file that a run writes, and a run that goes on puts it away first.
+    The report is the last file that a run writes, and a resumed run puts it away first.
 
     Raises:
         UsageError: the run is finished.
@@ -387,7 +382,7 @@ def _read_plan(path: Path) -> Plan:
 
 
 def cut_metrics(path: Path, step: int) -> None:
-    """Delete what comes after the first ``step`` steps, and a torn last line, from ``metrics.jsonl``.
+    """Delete the lines after the first ``step`` steps, and a torn last line, from ``metrics.jsonl``.
 
     Raises:
         StorageError: the file can't be written; its content is as before.

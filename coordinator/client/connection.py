@@ -1,4 +1,4 @@
-"""A connection to a coordinator: who is there, what it drives, and the runs that it keeps."""
+"""A connection to a coordinator: its members, the run that it drives, and the runs that it keeps."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Connection:
             raise
 
     def _renew(self) -> None:
-        """Renew this user's certificate at two thirds of its life; a command goes on without."""
+        """Renew this user's certificate at two thirds of its life; a command continues without it."""
         speaker = speaking.speaker()
         if self._trust is not None and speaker is not None:
             from ringtune.transport.enrollment import renew_if_due
@@ -151,7 +151,7 @@ class Connection:
         Args:
             run_id: of the run.
             wait: until it is over; else those that are there.
-            whole: first those of the runs that it goes on with.
+            whole: first those of the runs that it resumes.
             with_files: whether pieces of result files are among them.
 
         Raises:
@@ -167,7 +167,7 @@ class Connection:
             call.cancel()
 
     def fetched(self, run_id: str) -> None:
-        """Tell the coordinator that all events of a run are here; one that does not hear it keeps them for longer."""
+        """Tell the coordinator that all events of a run are here; one that does not get this keeps them for longer."""
         try:
             self._stub.Fetched(control_pb2.RunRef(run_id=run_id), timeout=CALL_S)
         except grpc.RpcError as error:

@@ -1,12 +1,12 @@
-"""Runs that continue without the command that submitted them: start, find, stop and fetch them.
+"""Detached runs, which continue without the command that submitted them: start, find, stop and fetch them.
 
 ::
 
-    DIR/fetching/    what has come so far; goes if the rest does not come
-    DIR/             gets it when all has come: first run.json, last the checkpoints and report.json
+    DIR/fetching/    the files that have arrived; removed if the others do not arrive
+    DIR/             takes them when all have arrived: first run.json, last the checkpoints and report.json
 
-By the checkpoints and the report others judge whether the folder is up to date, so one in which the change was cut
-short is not: it is fetched again.
+A folder is up to date by its checkpoints and report. They are written last, so a folder in which the change was cut
+short is fetched again.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ _LAST = (FOLDER, "report.json")
 def fetched_folder(
     out: Path, *, replace: bool, goes_on: bool, is_same: bool = False, say: Callable[[str], object] = lambda line: None
 ) -> Iterator[RunFolder]:
-    """Yield a folder whose files take the place of a run's when the context ends without an error.
+    """Yield a folder; its files take the place of a run's when the context ends without an error.
 
     Args:
         out: folder of the run; made if it is not there.
         replace: whether files of a run there may be replaced.
         goes_on: the folder yielded has a copy of the files that are there; else none.
-        is_same: the files that are there are of the same run, so they go once all have come. Those of another run
-            are put aside, and so are files among them that the run has not written.
-        say: takes a line on what was put aside.
+        is_same: the files that are there are of the same run, so they are removed once all have arrived. Those of
+            another run are put aside, and so are files among them that the run has not written.
+        say: takes a line about files that were put aside.
 
     Raises:
         UsageError: there is a run already, and it may not be replaced; or something else.
@@ -121,7 +121,7 @@ def _copy(source: Path, target: Path, names: Iterable[str]) -> None:
 
 
 def _take_over(coming: Path, out: Path, replaced: Iterable[str]) -> Path | None:
-    """Put new files in the place of the old ones, in an order that never leaves what looks complete but is not.
+    """Put new files in the place of the old ones, so that no interruption leaves a folder that passes for complete.
 
     Returns:
         Where the old ones are now.
@@ -177,7 +177,7 @@ def find_run(text: str, coordinator: str) -> FoundRun:
 
     Args:
         text: its id, its folder, or nothing.
-        coordinator: ``host:port`` where to look unless the folder tells.
+        coordinator: ``host:port`` of the one to ask unless the folder names one.
 
     Raises:
         UsageError: neither an id nor the folder of a run.
@@ -194,7 +194,7 @@ def find_run(text: str, coordinator: str) -> FoundRun:
 
 
 def only_run(records: Sequence[RunRecord], may: Callable[[RunRecord], bool], what: str) -> RunRecord:
-    """Choose the only run of which something may be true; one that another run goes on with is not meant.
+    """Choose the only run of which something may be true; not one that another run resumes.
 
     Args:
         records: of all runs.
@@ -215,7 +215,7 @@ def only_run(records: Sequence[RunRecord], may: Callable[[RunRecord], bool], wha
 
 
 def kept_record(client: Connection, run_id: str) -> RunRecord:
-    """Find the run that is to be fetched: the last one of those that go on with it.
+    """Find the run that is to be fetched: the last one of those that resume it.
 
     Args:
         client: of the coordinator.
@@ -243,8 +243,8 @@ def fetch_run(
 ) -> None:
     """Write what a coordinator keeps of a run into a folder, and tell it that this was done.
 
-    A run that goes on another one gets the files of both, as if one submitter had followed them. Of a run that is
-    under way the folder gets what there is; it can be fetched again. Files that are there stay until all have come;
+    A run that resumes another one gets the files of both, as if one submitter had followed them. Of a run that is
+    under way the folder gets what there is; it can be fetched again. Files that are there stay until all have arrived;
     those of another run are then put aside.
 
     Args:
@@ -252,7 +252,7 @@ def fetch_run(
         record: of the run.
         out: folder of the run; made if it is not there.
         replace: whether files of a run there may be replaced.
-        say: takes a line on what was put aside.
+        say: takes a line about files that were put aside.
 
     Raises:
         RingTuneError: the folder holds another run, can't be written, or the connection is lost.
@@ -275,13 +275,13 @@ def fetch_run(
 
 
 def bring_up_to_date(client: Connection, out: Path) -> str:
-    """Fetch what a run has done since its folder was written, before it is gone on with.
+    """Fetch what a run has done since its folder was written, before it is resumed.
 
     Returns:
         What was fetched, in words; empty = nothing.
 
     Raises:
-        BusyError: the run goes on.
+        BusyError: the run is not over.
         RingTuneError: it can't be fetched.
     """
     place = read_place(out) if out.is_dir() else None
@@ -329,7 +329,7 @@ def stop_run(client: Connection, run_id: str, *, now: bool, wait_s: float) -> st
 
     Raises:
         UsageError: no run is driven, or another one.
-        DeadlineError: it goes on for longer.
+        DeadlineError: it has not ended in time.
     """
     driven = client.status().run
     if run_id and run_id != driven.run_id:
@@ -414,7 +414,7 @@ def _start(log: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
 
 
 def ended_error(code: int, log: Path) -> RingTuneError:
-    """Make the error of a detached run whose command has ended.
+    """Make the error of a detached run after the end of its command.
 
     Args:
         code: its exit code, negative for a signal.

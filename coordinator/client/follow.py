@@ -1,10 +1,10 @@
-"""Follow a run by its events: its outcome, its steps on the screen, and a coordinator that was away.
+"""Followers of a run's events: its outcome, its steps on the screen, and the way back to a lost coordinator.
 
 ::
 
     the stream of events breaks --> ask until the coordinator answers, for ``wait_s`` at most
-        the run goes on, or is over     --> hear the events that are missing, and go on
-        the run was interrupted         --> hear the events that are missing, then those of the run that takes it up
+        the run continues, or is over   --> read the missing events, and continue
+        the run was interrupted         --> read the missing events, then those of the run that takes it up
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Outcome:
 
     Attributes:
         run_id: once it has begun.
-        is_kept: whether the coordinator keeps the run, which goes on without its submitter.
+        is_kept: whether the coordinator keeps the run, which continues without its submitter.
         phase: the one that it entered last.
         plan: once it is made.
         profile: once it is measured.
@@ -117,7 +117,7 @@ class ShownEvents:
 
     Args:
         progress: where.
-        outcome: heard the same event before.
+        outcome: got the same event before.
     """
 
     def __init__(self, progress: Progress, outcome: Outcome) -> None:
@@ -204,17 +204,17 @@ class Rehearsing:
 
 
 class Following:
-    """Where the follower of a kept run stands; hears its events to know it.
+    """The state of a follower of a kept run, from the run's events.
 
     Args:
         client: of the coordinator.
-        outcome: of the run, which hears all events.
+        outcome: of the run, which gets all events.
         folder: of the run; None = nowhere.
-        submission: by which the run is found where its id has not come.
+        submission: by which the run is found where its id has not arrived.
         say: takes a line for the user.
 
     Attributes:
-        is_left: whether the coordinator came back and does not go on with the run.
+        is_left: whether the coordinator is back and does not resume the run.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Following:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the run may go on without its follower: it is kept, or nothing of it has come."""
+        """Whether the run may continue without its follower: it is kept, or no event of it has arrived."""
         return not self._is_over() and (self._outcome.is_kept or not self._num_heard)
 
     def go_on(self, wait_s: float, hear: Callable[[Iterable[control_pb2.RunEvent]], object]) -> None:
@@ -254,7 +254,7 @@ class Following:
             hear: takes events until they end or the run is over.
 
         Raises:
-            ConnectionFailedError: it did not come back in time, or does not go on with the run.
+            ConnectionFailedError: it was not back in time, or does not resume the run.
             RingTuneError: the run can't be followed there any more.
         """
         while not self._is_over():
@@ -288,7 +288,7 @@ class Following:
         return {record.run_id: record for record in self._client.runs()}
 
     def _find(self) -> str:
-        """Find the run whose id has not come.
+        """Find the run by its submission, before its id has arrived.
 
         Raises:
             ConnectionFailedError: the coordinator ended before it began.
@@ -332,7 +332,7 @@ def show_events(client: Connection, run_id: str, *, follow: bool, progress: Prog
         progress: where they are shown.
 
     Returns:
-        What has come of the run so far; None if it has not begun.
+        The outcome of the run so far; None if it has not begun.
 
     Raises:
         RingTuneError: there is no such run, or the connection is lost.

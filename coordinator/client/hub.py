@@ -1,14 +1,14 @@
 """Models of a hub: ``python -m coordinator.client.hub OWNER/NAME REVISION CACHE`` fetches one into a cache.
 
 A process of its own, so that a network that hangs has a deadline. Only configuration, safetensors and the tokenizer
-are fetched: no pickled weights, and no code. The library finds the hub, its address and who asks; nothing that a hub
-answers becomes a path before it was checked, and each file has the digest that the hub's listing gives::
+are fetched: no pickled weights, and no code. huggingface_hub finds the hub, its address and the user's token; no
+answer of a hub becomes a path before it was checked, and each file has the digest of the hub's listing::
 
     CACHE/models--OWNER--NAME/fetching/COMMIT/NAME.part   grows; gets its name when size and digest are right
     CACHE/models--OWNER--NAME/snapshots/COMMIT/           gets its name when all files are there
     CACHE/models--OWNER--NAME/refs/REVISION               the commit, written last
 
-What a fetch that was cut short has left whole is used by the next one.
+A later fetch uses the whole files of one that was cut short.
 
 Source: the documentation of huggingface_hub, "Understand caching"; git-hash-object(1) for small files.
 """
@@ -67,7 +67,7 @@ def own_cache() -> Path:
 
 
 def with_model_here(job: Job) -> Job:
-    """The job whose ``model.path`` is a folder: an id of a hub is looked up in the cache, or else fetched.
+    """The job with a folder as its ``model.path``: an id of a hub is found in the cache, or else fetched.
 
     Raises:
         ConnectionFailedError: as ``model_folder``.
@@ -200,8 +200,8 @@ def store(wanted: HubId, commit: str, files: Sequence[HubFile], cache: Path, get
     """Fetch files into the cache; return the folder of the snapshot.
 
     Raises:
-        IntegrityError: the commit is none, or a file came with another size or digest.
-        DeadlineError: a file came too slowly.
+        IntegrityError: the commit is none, or a file has another size or digest.
+        DeadlineError: a file arrived too slowly.
         BusyError: another process fetches the model.
         StorageError: no room.
     """
@@ -246,10 +246,10 @@ def _fetch(file: HubFile, path: Path, get: Get) -> None:
 
 
 def _hurried(pieces: Iterable[bytes], name: str) -> Iterator[bytes]:
-    """Pass pieces on as long as enough bytes come.
+    """Pass pieces on as long as enough bytes arrive.
 
     Raises:
-        DeadlineError: fewer than ``LEAST_BYTES`` came within ``WINDOW_S``.
+        DeadlineError: fewer than ``LEAST_BYTES`` arrived within ``WINDOW_S``.
     """
     began_s, came = time.monotonic(), 0
     for piece in pieces:
@@ -273,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(error: Exception) -> str:
-    """Say what is wrong in a line; of an answer that did not come the hub, for how long, and what can be done."""
+    """Describe an error in a line; for a missing answer name the hub, the seconds waited, and the remedy."""
     kinds = {kind.__name__ for cause in (error, error.__cause__, error.__context__) for kind in type(cause).__mro__}
     if any("Timeout" in kind for kind in kinds):
         hub = importlib.import_module("huggingface_hub").constants.ENDPOINT

@@ -1,13 +1,8 @@
-"""Nodes on this machine: agents as processes, forked from a template, watched, and ended with the run.
+"""Local nodes: agents as processes of this machine, forked from a template, watched, and ended with the run.
 
-The launcher's end of a template, the process that loads the libraries once and is forked for each agent.
-
-The template is ``python -m edge.template``, which describes the messages; agents are never imported here. A
-forked agent is a child of the template, so its signals and its exit code go through the template. Its standard input
-is a pipe that this process holds: when this process ends, the agent ends too.
-
-Agents are never imported; they are forked from a template that has loaded the libraries once. They end when the
-standard input that they were given ends, so even a killed launcher leaves nothing behind.
+The template is ``python -m edge.template``, which describes the messages; this package never imports agents. A forked
+agent is a child of the template, so its signals and its exit code pass through the template. Its standard input is a
+pipe that this process holds: when this process ends, even if it is killed, the agent ends too.
 """
 
 from __future__ import annotations
@@ -103,7 +98,7 @@ class AgentTemplate:
         self._codes: dict[int, int] = {}
 
     def __enter__(self) -> AgentTemplate:
-        """Start the template; it loads the libraries while this process goes on.
+        """Start the template; it loads the libraries while this process continues.
 
         Raises:
             UsageError: this system can't end the agents with their launcher.

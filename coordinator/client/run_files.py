@@ -1,23 +1,18 @@
 """Files in a run's folder: parts of a resumed run, operation tables, and scalars for TensorBoard.
 
-``report.json`` and ``trace.json`` are of the part that ended last: a coordinator knows no other. The lines of
-``metrics.jsonl`` go through all parts, also those of a part that was killed, so the totals come from there. What a part
-did after the checkpoint from which the next one went on was done again, and counts once.
+``report.json`` and ``trace.json`` are of the part that ended last: a coordinator knows no other. ``metrics.jsonl`` has
+the lines of all parts, also of a part that was killed, so totals are computed from it. Steps after the checkpoint from
+which the next part resumed were trained again, and count once.
 
 ::
 
-    DIR/parts/stops.json     [40, 80]: the steps from which the run went on
-    DIR/parts/1/trace.json   what the first attempt has left, if it lived long enough to leave it; and so on
-    DIR/parts/1/adapter/     of a run that was done and then made longer: what it had trained until then; or model/
-                             or users/
-
-``operations.json``: the operation tables that a run has chosen, each with its step.
-
-The file repeats the run without scores: it may be given as the tables of another one.
-
-Write the lines of ``metrics.jsonl`` for TensorBoard, too: one more sink of a run's events.
-
-The files are written by tensorboardX, which needs neither torch nor TensorBoard; it is loaded with the first line.
+    DIR/parts/stops.json     [40, 80]: the steps from which the run resumed
+    DIR/parts/1/trace.json   of the first part, if it lived long enough to leave it; and so on
+    DIR/parts/1/adapter/     of a run that was done and then made longer: its result until then; or model/ or users/
+    DIR/operations.json      the operation tables that the run has chosen, each with its step; given as the tables of
+                             another run, they repeat this one without scores
+    DIR/tensorboard/         the numbers of ``metrics.jsonl``, by tensorboardX, which needs neither torch nor
+                             TensorBoard; it is loaded with the first line
 """
 
 from __future__ import annotations
@@ -63,7 +58,7 @@ class RunParts:
             return ()
 
     def begin(self, step: int) -> None:
-        """Begin the part that goes on from ``step``: put the files of the part before away.
+        """Begin the part that resumes from ``step``: put the files of the part before away.
 
         Raises:
             StorageError: no room.
@@ -166,7 +161,7 @@ class TablesFile:
         self._write({**self._before(table.step), table.step: json.dumps(table.to_json())})
 
     def go_back_to(self, step: int) -> None:
-        """Drop what was chosen for ``step`` and later ones: a run that goes on there chooses it again."""
+        """Drop what was chosen for ``step`` and later ones: a run that resumes there chooses it again."""
         before = self._before(step)
         if before:
             self._write(before)

@@ -9,18 +9,18 @@
     DIR/recordings/  if asked for             DIR/logs/  with --local
     DIR/best/          results of the best evaluations, where the run keeps the best one
     DIR/checkpoints/   manifests, and with --local the nodes' shards
-    DIR/.ringtune-run  the marker: the folder was empty when a run began to use it; DIR/.ringtune-lock is held by the
-                       process that writes here
+    DIR/.ringtune-run  the marker: the folder was empty when a run began to use it
+    DIR/.ringtune-lock held by the process that writes here
     DIR/run.json       the run's id, and the coordinator that drives it
-    DIR/run.log        what the command printed when it had no terminal: it was detached, or the terminal was closed
-    DIR/parts/         of a run that was stopped: what its earlier parts have left
-    DIR/fetching/      while it is fetched: what has come
+    DIR/run.log        what the command printed without a terminal: it was detached, or the terminal was closed
+    DIR/parts/         of a run that was stopped: files of its earlier parts
+    DIR/fetching/      while the run is fetched: the files that have arrived
 
 A file grows as ``NAME.part`` and gets its name when it is complete and its digest is right; ``metrics.jsonl``
-alone grows under its own name, a whole line at a time. Paths come from another machine: they are checked.
+alone grows under its own name, a whole line at a time. Paths are from another machine: they are checked.
 
-A folder without the marker that is not empty is refused, so no file of the user's has a name of these. What a new run
-takes the place of is moved to ``DIR.replaced-<time>``.
+A folder without the marker that is not empty is refused, so no file of the user's has one of these names. The files
+that a new run would replace are moved to ``DIR.replaced-<time>``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class RunFolder:
         path: of the folder; made if it is not there, when the context is entered.
         replace: whether the files of an earlier run there may be put aside; others are never touched. Job and logs of
             a run that was refused before it had a plan are written over without asking.
-        resume: go on with the run that is there.
+        resume: resume the run that is there.
 
     Attributes:
         checkpoints: the manifests.
@@ -201,7 +201,7 @@ class RunFolder:
             self._best.keep_for(self.checkpoints.read()[0])
 
     def add_best(self, step: int, *, is_result: bool) -> None:
-        """Note that the best result until a step has come; or that it is that of the run, which is done.
+        """Note that the best result until a step is here; or that it is that of the run, which is done.
 
         Raises:
             IntegrityError: it is to be that of the run, and is not there.
@@ -213,7 +213,7 @@ class RunFolder:
             self._best.complete(step)
 
     def go_back_to(self, step: int) -> None:
-        """Drop what came after ``step``, from which the run goes on, and put the part before away.
+        """Drop all after ``step``, from which the run resumes, and put the part before away.
 
         A file that was not complete is begun anew.
         """
@@ -225,7 +225,7 @@ class RunFolder:
         self._parts.begin(step)
 
     def begin_anew(self) -> Path | None:
-        """Put aside what the run has left so far: it begins anew, because it had no checkpoint to go on from.
+        """Put aside what the run has left so far: it begins anew, because it had no checkpoint to resume from.
 
         Returns:
             Where that is now; None if there was nothing.
@@ -271,7 +271,7 @@ def lock_of(folder: Path) -> FileLock:
 
 @contextlib.contextmanager
 def held_for_resume(folder: Path) -> Iterator[None]:
-    """Keep others from writing into the folder of a run from where it is read until it goes on.
+    """Keep others from writing into the folder of a run, from the reading of it until the run resumes.
 
     Raises:
         UsageError: it is not the folder of a run.
@@ -337,7 +337,7 @@ def remove_if_nothing_began(folder: Path) -> None:
 def files_of_run(folder: Path) -> tuple[str, ...]:
     """List the files and folders of a run in a folder, by name; none if the folder is not there.
 
-    The plan comes last: where a move of them all is cut short, what is left is still known as a run.
+    The plan is last: where a move of them all is cut short, the rest still counts as a run.
 
     Raises:
         StorageError: something else than a folder is there.

@@ -1,6 +1,6 @@
-"""Read the folder of a run: its job, plan, report and result, and the place where it is driven.
+"""Reader of a run's folder: its job, plan, report and result, and the place where the run is driven.
 
-``run.json`` is written when the run has got its id, by the command that submitted it.
+The command that submits a run writes ``run.json`` as soon as the run has its id.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def read_run(folder: Path) -> SavedRun:
 
 
 def _how_to_go_on(folder: Path) -> str:
-    """Say what to do about a run that did not end well: go on from its newest checkpoint, if there is one."""
+    """Say what to do about a run that did not end well: resume from its newest checkpoint, if there is one."""
     steps = RunCheckpoints(folder).steps()
     if not steps:
         none = "the run has not ended and has no checkpoint yet"
@@ -217,7 +217,7 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
     """Make the job of an evaluation: the run's job with one owner that has ``data``, and the head's classes.
 
     Args:
-        run: whose adapter or model.
+        run: the one with the adapter or model.
         data: rows; None = every node has its own, or those of the run's job.
         model: folder that replaces the run's.
 

@@ -1,12 +1,9 @@
-"""Submit a run: start it on a coordinator, write its folder, show its progress, and end it in order at Ctrl-C.
+"""Submission of a run: start it on a coordinator, write its folder, show its progress, and end it at a signal.
 
-The terminal of a command, which may be closed while the command still has something to save.
+Ctrl-C ends a run in order, a second Ctrl-C at once; SIGTERM and a closed terminal (SIGHUP) count as Ctrl-C. Every
+write to a closed terminal fails, so what the command still prints goes to a file.
 
-Closing a terminal sends SIGHUP, and from then on every write to it fails. What a command prints then goes to a file.
-
-Ctrl-C ends a run in order, a second Ctrl-C at once; SIGTERM and a closed terminal (SIGHUP) count as Ctrl-C.
-
-A handler runs between any two instructions of the main thread, so it only starts a thread or raises.
+A signal handler runs between any two instructions of the main thread, so it only starts a thread or raises.
 """
 
 from __future__ import annotations
@@ -68,7 +65,7 @@ class Terminal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the outputs as they were; those of a terminal that was closed go on into the file."""
+        """Leave the outputs as they were; those of a closed terminal stay directed to the file."""
         if self._descriptors:
             sys.stdout, sys.stderr = self._before
 
@@ -142,7 +139,7 @@ class Interrupts:
 
 @contextmanager
 def heard_interrupts(log: Path) -> Iterator[Interrupts]:
-    """Yield interrupts that hear signals in the main thread; elsewhere no thread may, and they hear none.
+    """Yield interrupts that get signals in the main thread; no other thread may, so there they get none.
 
     Args:
         log: as in ``Interrupts``.
@@ -169,7 +166,7 @@ class Client(Connection):
 
     Attributes:
         address: as given.
-        goes_on: whether the run that was followed goes on although it is not followed any more.
+        goes_on: whether the run that was followed continues although it is not followed any more.
 
     Raises:
         UsageError: the address is no address, or leaves this machine without ``insecure``; or the versions differ.
@@ -190,7 +187,7 @@ class Client(Connection):
         sinks: Sequence[EventSink] = (),
         coordinator_wait_s: float = 0.0,
     ) -> Outcome:
-        """Start a run, or go on with one, and follow it to its end.
+        """Start a run, or resume one, and follow it to its end.
 
         Args:
             request: what is wanted; the job's paths have to be right on the nodes.
@@ -256,7 +253,7 @@ class Client(Connection):
     def _follow_kept(
         self, call: Any, outcome: Outcome, sinks: Sequence[EventSink], following: Following, wait_s: float
     ) -> None:
-        """Follow a run; where the coordinator is away for a while, go on once it is back."""
+        """Follow a run; where the coordinator is away for a while, continue once it is back."""
         try:
             self._follow(call, outcome, *sinks)
         except ConnectionFailedError as error:
@@ -402,8 +399,8 @@ class Client(Connection):
         """Evaluate a saved adapter or model on the nodes, and follow the evaluation to its end.
 
         Args:
-            job: that it came from.
-            owner: the member whose evaluation rows count; empty = all who have some.
+            job: of the adapter's run.
+            owner: the member with the evaluation rows that count; empty = all who have some.
             saved: folder of the adapter or model.
             progress: where it is shown.
 

@@ -1,14 +1,12 @@
-"""A draft: the course that a job and its nodes agree on before its blocks have hosts.
+"""A draft: the course that a job and its nodes agree on, before its blocks have hosts.
 
-How the frozen weights of a run are held: the job's wish, what the nodes can do, and what fits.
+The type of the frozen weights follows from the job, from what the nodes can compute and from their memory. ``auto``
+rounds as little as it can: float32 where a plan fits, else bfloat16, else int8. Products are computed in bfloat16 only
+where every node that takes part does so fast, whoever hosts which blocks in the end.
 
-``auto`` rounds no more than it has to: float32 where a plan fits, else bfloat16, else int8. Products are computed in
-bfloat16 only where every node that takes part does so fast, whoever hosts what in the end.
-
-The order of the owners' turns: from a start on, always the best link to an owner that has not had its turn.
-
-The start is the owner from which a round of hand-overs, the way back to it included, takes least. Without links the
-owners begin in the order of their names.
+The next owner in the order of turns is the one with the best link from the last, among those that had no turn yet. The
+first is the owner from which a round of hand-overs, with the way back to it, takes least. Without links the order is
+that of the names.
 
 Source: RingAda, section III-B.3 (the next initiator is the one with the best link).
 """
@@ -116,7 +114,7 @@ class Draft:
 
         Args:
             slices: in ring order.
-            recompute: blocks whose backward runs them again.
+            recompute: blocks that run again in their backward.
             projected: blocks for which ``auto`` chose VeLoRA.
         """
         placement = Placement(
@@ -138,7 +136,7 @@ def drafts_of(part: Plan) -> tuple[Draft, ...]:
     """What is to be placed anew of a run under way, in which the same blocks run again as before.
 
     Each slice is first taken to keep everything, which is safe. Where blocks run again, it is then taken to run all
-    again that it trains, as more may fit so; whether a placement fits has to be looked at with the blocks that do.
+    again that it trains, as more may fit so; whether a placement fits must be checked with the blocks that do.
     """
     placement = part.placement
     draft = Draft(
@@ -173,7 +171,7 @@ def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:
 
 
 def check_given_activations(job: Job, plan: Plan, model: ModelFacts) -> None:
-    """Refuse a given plan whose slices save activations in another way than the job says.
+    """Refuse a given plan with slices that save activations in another way than the job says.
 
     With ``auto`` they may run any blocks again, and have VeLoRA where the job allows it.
 
@@ -256,7 +254,7 @@ def first_that_fits(
 
 
 def check_given_frozen(job: Job, course: Course) -> None:
-    """Refuse a given plan whose frozen weights are held in another type than the job asks for.
+    """Refuse a given plan with frozen weights in another type than the job asks for.
 
     How they are multiplied is the plan's matter: every node can do both.
 
@@ -412,12 +410,12 @@ def _owner(job: Job, node: NodeFacts) -> Owner:
 
 
 def check_same_users(owner: Owner, facts: NodeFacts, before: str, advice: str) -> None:
-    """Refuse an owner whose rows are of other users than a plan says.
+    """Refuse an owner with rows of other users than a plan says.
 
     Args:
         owner: of the plan.
         facts: of the node, as it is now.
-        before: what comes before the plan's users in the message.
+        before: text before the plan's users in the message.
         advice: what can be done.
 
     Raises:

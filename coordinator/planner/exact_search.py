@@ -1,14 +1,7 @@
-"""Find the fastest ring by branch and bound from the top of the ring down, with lower bounds and dominance.
+"""Exact search of the fastest ring: branch and bound from the top of the ring down, with dominance.
 
-Lower bounds of the seconds that unplaced blocks will take, for every set of nodes that may host them.
-
-Each figure relaxes something: blocks of a node need not be neighbours, nodes come in any order, a block may be cut,
-and every message takes the cheapest link. Where operation tables make blocks unequal, each counts as the lightest one.
-Memory counts as the most blocks that a node could host anywhere. So no
-completion of a ring is ever faster than its bound, and a search may drop whatever the bound rules out.
-
-The search places one stage after the other, beginning with the one that holds the highest block. Exact, because
-nothing is dropped that could be better than what is kept:
+One stage is placed after the other, first the one with the highest block. The search is exact, because nothing is
+dropped that could be better than what is kept:
 
 * *branching* covers every order, every subset of nodes and every slice that fits its node's memory; of nodes that can
   be exchanged without changing any table only the first free one is tried;
@@ -19,6 +12,11 @@ nothing is dropped that could be better than what is kept:
   least as good in every figure that a completion can depend on (step times so far, path, pace, span and busy times
   per owner): every completion of the one is then at least as good on the other, because all formulas grow with all
   figures, and memory depends on the number of hosts above, which is equal.
+
+Bounds are seconds that unplaced blocks take at least, for every set of nodes that may host them. Each relaxes
+something: blocks of a node need not be neighbours, nodes have any order, a block may be cut, every message takes the
+cheapest link, and memory is the most blocks that a node could host anywhere. Where operation tables make blocks
+unequal, each counts as the lightest one.
 """
 
 from __future__ import annotations
@@ -118,7 +116,7 @@ def _paths(
 ) -> tuple[list[float], list[float]]:
     """Least seconds of a micro-batch's path through 0, 1, ... trained blocks, without and with the pace of the others.
 
-    The lowest block counts the least that it takes on any node, whoever hosts the rest.
+    The lowest block counts the least that it takes on any node, for any hosts of the rest.
     """
     weight = costs.least_weight
     both = {node: weight * (costs.graph_s[node] + costs.least_back_s[node]) for node in able}
@@ -178,7 +176,7 @@ class Found:
         job_s: its predicted time.
         proven: whether nothing better exists.
         lower_s: nothing is faster than this.
-        expanded: partial rings that were looked at.
+        expanded: partial rings that were tried.
         others: good rings of other sets of hosts, best first.
     """
 

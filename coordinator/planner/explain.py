@@ -1,4 +1,4 @@
-"""Explain a plan: memory of each node, seconds of each depth, saved activations, operations, the second best plan."""
+"""Reasons of a plan: memory of each node, seconds of each depth, activations, operations, and the second best plan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SliceReason:
 
     Attributes:
         node: its host.
-        policy: one of ``slice_policy.POLICIES``.
+        policy: one of ``activation_checkpointing.POLICIES``.
         says: the policy in words; empty where everything is kept.
         needed_bytes: of the node, so.
         keeping_bytes: of the node if everything were kept.
@@ -319,7 +319,7 @@ class NodeReason:
         needed_bytes: at most, during the run.
         budget_bytes: what it has.
         reason: why it hosts nothing; empty for a host.
-        helps: whose adapters it fits, in words; empty if nobody's.
+        helps: the nodes with the adapters that it fits, in words; empty if there are none.
     """
 
     node: str
@@ -377,14 +377,14 @@ class Explanation:
         relative: whether times were assumed, so that only ratios mean something.
         cut_after_s: the seconds after which the clock ended the planning; None if it did not.
         operations: what they save; None where everything is full.
-        activations: what slices do to save them; None where everything is kept and there is nothing to say.
+        activations: how slices save them; None where everything is kept and nothing is noted.
         unsettled: the chosen plan as the second best is judged: before operations were settled with the slices; None
             where none are.
         equal: seconds of all steps with the nodes' own counts, and with equal ones; None without operations.balance.
         frozen: how frozen weights are held, and why, if the planner chose it; empty if it did not.
         helping: what the planner thought of helpers; None where the job does not leave them to it.
-        replicas: what the planner thought of stages with several hosts; None where it did not look.
-        phases: what it thought of slices that follow the schedule; None where it did not look.
+        replicas: the judgement of stages with several hosts; None where none were tried.
+        phases: the judgement of slices that follow the schedule; None where none were tried.
         lowest_of: blocks of the model, where a step may train less than all above the lowest block; else None.
     """
 
@@ -559,7 +559,7 @@ def _ring_fits(caps: MemoryCaps, costs: RingCosts, ring: Ring) -> bool:
 def _second(choice: SearchChoice) -> Runner | None:
     """Find the second best plan: among the runners-up, and among the rings one move away from the chosen ring.
 
-    A simulated plan comes before all that were not simulated.
+    A simulated plan precedes all that were not simulated.
     """
     best, costs = choice.best, choice.costs
     others = [other for other in choice.others if _differs(other, best)]

@@ -1,9 +1,7 @@
-"""A plan or a profile that the user gives: read it, and refuse it if it does not fit the run.
+"""Plans and profiles that the user gives: read, and refused if they do not fit the run.
 
-A plan that the user gives, made by ``ringtune plan --save``: read it, and refuse it if it does not fit the run.
-
-A run carries such a plan out as it is: ring, slices, order of turns, micro-batches, wire dtype and credits. What the
-planner may choose may differ from the job's own values; everything else has to be what the job and the members say.
+A run carries out a plan of ``ringtune plan --save`` as it is: ring, slices, order of turns, micro-batches, wire dtype
+and credits. What the planner may choose may differ from the job's own values; all else must equal job and members.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
-"""Helpers (offload): which nodes help others, as a job names them or as the planner chooses.
+"""Helpers (offload): those that a job names, or those that the planner chooses (``offload.mode = "auto"``).
 
-Helpers where each user has adapters of their own: every host of blocks that may train needs one.
+The planner chooses slices and ring first, without helpers. Then, slowest host first, each other node is tried as its
+helper: the simulator runs the job with it and without it, with all that this takes of links, processors and memory. The
+best one is taken if the job gets faster by ``WORTH``. Where nothing fits without helpers, each node gets the other node
+with the most memory as its helper; those that fit without it lose it again.
 
-A host never trains users' adapters itself. Slices and ring are chosen with one helper for all other nodes: the fastest
-node, or else the one with the most memory; it hosts blocks too, with the next one as its helper, or only helps. The
-first of these with which all fits is taken. Then, slowest host first, other nodes are tried as its helper by the
-simulator, and the fastest is kept.
-
-Which nodes help others, where a job leaves it to the planner (``offload.mode = "auto"``).
-
-Slices and ring are chosen first, as if nobody helped. Then, slowest host first, each other node is tried as its helper:
-the simulator runs the job with it and without it, with all that this takes of links, processors and memory. The best
-one is taken if the job gets faster by ``WORTH``. Where nothing fits without helpers, each node is helped by the one of
-the others with the most memory, and those that fit without it are left alone again. Where each user has adapters of
-their own every host needs a helper, whether it pays or not.
+Where each user has adapters of their own, every host of blocks that may train needs a helper, whether it pays or not:
+a host never trains users' adapters itself. Slices and ring are then chosen with one helper for all other nodes: the
+fastest node, or else the one with the most memory; it hosts blocks too, with the next one as its helper, or only helps.
+The first of these with which all fits is taken. Then, slowest host first, the simulator tries other nodes as its
+helper, and the fastest is kept.
 
 Source: ColA, section 3.2 (offloading pays where pairs travel faster than gradients are computed).
 """
@@ -94,7 +90,7 @@ class Judge:
     Args:
         choice: of the ring.
         profile: of all nodes.
-        effort: how hard to look; the clock begins now.
+        effort: limits of the search; the clock begins now.
         optimizer: of the job.
     """
 
@@ -136,10 +132,10 @@ def with_needed_helpers(
     """Place drafts with a helper for every host of blocks that may train.
 
     Args:
-        job: whose users have adapters of their own.
+        job: one with users that have adapters of their own.
         drafts: to be placed.
         profile: of all nodes.
-        effort: how hard to look.
+        effort: limits of the search.
         placed: places drafts.
         refuse: checks the memory of a plan; raises ``CapacityError`` where a node has too little.
 
@@ -244,7 +240,7 @@ def with_helpers(
         job: with its wish.
         drafts: to be placed.
         profile: of all nodes.
-        effort: how hard to look.
+        effort: limits of the search.
         placed: places drafts.
         refuse: checks the memory of a plan.
 

@@ -1,7 +1,8 @@
-"""Predict a plan's seconds with the simulator: the real engines on a virtual clock, for some steps at some depths.
+"""Seconds of a plan by the simulator: the real engines on a virtual clock, for some steps at some depths.
 
 A probe begins at one depth, with one owner, and measures the time between the ends of steps once the ring is full.
-Between the probed depths the simulated time follows the formula's: its error changes slowly with the depth.
+Between the probed depths the ratio of simulated seconds to the formula's is interpolated: it changes slowly with the
+depth.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class ItemEnds:
     """An observer that notes when the last action of every item ended.
 
     Args:
-        granted: learns of the items.
+        granted: gets the items.
         last: the item after which nothing counts; None = all count.
 
     Attributes:
@@ -135,7 +136,7 @@ def simulated_step_s(
         measured: steps of it.
 
     Raises:
-        DeadlineError: the virtual run does not end; says who waits for what.
+        DeadlineError: the virtual run does not end; names who waits for what.
     """
     course, placement = plan.course, plan.placement
     is_stale, initiator = may_be_stale(course), course.owner(owner)
@@ -184,7 +185,7 @@ def run_probe(plan: Plan, profile: Profile, costs: CourseCosts, granted: Items, 
         observer: notes when items end.
 
     Raises:
-        DeadlineError: the virtual run does not end; says who waits for what.
+        DeadlineError: the virtual run does not end; names who waits for what.
     """
     ring = VirtualRing(
         plan,
@@ -350,7 +351,7 @@ def _between(ratios: Mapping[int, float], depth: int) -> float:
 
 
 def plan_job_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
-    """Predicted seconds of all steps of a plan; those of scores come on top.
+    """Predicted seconds of all steps of a plan, without those of scores.
 
     They are by the formula, or by the simulator where stages have several hosts, of which the formula knows nothing.
 
@@ -393,7 +394,7 @@ def score_pass_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
     All other batches are added by the formula, times what the simulator takes of it.
 
     Raises:
-        DeadlineError: the virtual run does not end; says who waits for what.
+        DeadlineError: the virtual run does not end; names who waits for what.
         PlanError: a node was not measured, or a link is missing.
     """
     few = _with_few_batches(plan)

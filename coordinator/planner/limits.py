@@ -1,15 +1,12 @@
-"""Limits of planning: the micro-batches and wire dtypes that it may choose from, and the time that it may take.
+"""Limits of planning: the micro-batches and wire dtypes to choose from, the effort, and the deadline.
 
-Read the options ``--microbatches`` and ``--wire``, which name what the planner may choose from.
+``--microbatches`` and ``--wire`` are options of the commands that plan, not keys of a job: the same job gives the same
+result on any machines, unless it leaves the number of micro-batches to the planner (``train.microbatches = "auto"``).
+The chosen values stand in the plan, which can be given again.
 
-They are options of the commands that plan. A job says what is wanted on any machines, and the same job gives the same
-result there, unless it leaves the number of micro-batches to the planner (``train.microbatches = "auto"``). What was
-chosen for some machines stands in the plan, which can be given again.
-
-How hard planning looks, and its clock: a deadline after which the best plan found so far is taken.
-
-A plan depends on its inputs alone as long as this clock ends no search. Where it ended one, another computation of the
-same plan may find a better one, so whoever shows the plan says that the clock cut it.
+At the deadline the best plan found so far is taken. A plan depends on its inputs alone as long as the clock ends no
+search. Where it ended one, another computation of the same plan may find a better one, so whoever shows the plan says
+that the clock cut it.
 """
 
 from __future__ import annotations
@@ -95,7 +92,7 @@ def wire_choices(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """Limits of planning: seconds, rings looked at, and actions that the simulator may run.
+    """Limits of planning: seconds, rings evaluated, and actions that the simulator may run.
 
     The plan depends on the machine only if ``seconds`` end a search; the other limits are counts.
 
@@ -104,7 +101,7 @@ class Effort:
         now_s: a monotonic clock.
         is_cancelled: whether nobody waits for the plan any more.
         seed: of the local search.
-        evaluations: most rings that a local search looks at with the mean owner; a tenth of it with all owners.
+        evaluations: most rings that a local search evaluates with the mean owner; a tenth of it with all owners.
         expanded: most partial rings of an exact search.
         judged_actions: most actions that the simulator may run to judge; 0 = the formula decides alone.
         ends_s: when the seconds are used up, on ``now_s``; None = they are each search's own.
@@ -122,7 +119,7 @@ class Effort:
     counts: Counter[str] = field(default_factory=Counter, compare=False)
 
     def begun(self) -> Effort:
-        """The effort whose seconds run from now on, over all searches that it is given to."""
+        """The effort with a clock that runs from now on, over all searches that get it."""
         if self.ends_s is not None:
             return self
         return dataclasses.replace(self, ends_s=self.now_s() + self.seconds, counts=Counter())
@@ -178,7 +175,7 @@ class PlanningClock:
         return max(0.0, self._end_s - self.now_s())
 
     def is_over(self) -> bool:
-        """Whether the time is used up; whoever asks ends then, so this counts as a cut."""
+        """Whether the time is used up; the caller ends its search then, so this counts as a cut."""
         over = self.now_s() >= self._end_s
         if over:
             self.note_cut()

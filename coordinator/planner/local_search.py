@@ -1,11 +1,13 @@
-"""Find a good ring for many nodes: several starts, then local search with kicks, until the budget is used up.
+"""Local search of a ring for many nodes: several starts, then moves with kicks, until the budget is used up.
 
 Moves shift a boundary, hand blocks from one stage to another, exchange, replace, insert or remove nodes, move a stage
-and reverse a part of the ring. A ring is evaluated from the top down; what lies above the highest changed stage is
-kept from before, and the evaluation ends as soon as the ring can't win any more. Rings that don't fit count as worse
-the more bytes they lack, so that a search may begin with one. For a seed and a number of evaluations the result is
-always the same; only if the clock ends the search first does it depend on the machine. Where there are fewer rings
-than evaluations, each is evaluated once instead.
+and reverse a part of the ring. A ring is evaluated from the top down: the stages above the highest changed one keep
+their figures, and the evaluation ends as soon as the ring can't win any more. Rings that don't fit count as worse the
+more bytes they lack, so a search may begin with one. Where there are fewer rings than evaluations, each is evaluated
+once instead.
+
+For a seed and a number of evaluations the result is always the same; only if the clock ends the search first does it
+depend on the machine.
 
 Source: iterated local search (Lourenco, Martin and Stuetzle, 2003).
 """
@@ -30,7 +32,7 @@ def num_rings(num_nodes: int, num_blocks: int, max_hosts: int) -> int:
 
 
 def every_ring(num_nodes: int, num_blocks: int, max_hosts: int) -> Iterator[Ring]:
-    """List every ring: any nodes in any order, each with one block at least; fewer hosts come first."""
+    """List every ring: any nodes in any order, each with one block at least; rings with fewer hosts are first."""
     for hosts in range(1, min(max_hosts, num_nodes, num_blocks) + 1):
         for nodes in itertools.permutations(range(num_nodes), hosts):
             for cuts in itertools.combinations(range(1, num_blocks), hosts - 1):
@@ -54,7 +56,7 @@ class Move(NamedTuple):
 
 
 def moves(ring: Ring, free: Sequence[int], max_hosts: int) -> Iterator[Move]:
-    """Yield all moves of a ring; only nodes in ``free`` may come in."""
+    """Yield all moves of a ring; only nodes in ``free`` may be added."""
     length = len(ring.nodes)
     for i in range(length):
         for j in range(length):
@@ -225,7 +227,7 @@ class LocalResult:
         ring: the best ring; None if none fits.
         value_s: its predicted time under the costs that were searched with.
         pool: the best ring of every set of hosts that was a local optimum, best first.
-        evaluations: rings that were looked at.
+        evaluations: rings that were evaluated.
         was_cut: whether the clock ended the search before its evaluations were used up.
     """
 
@@ -274,7 +276,7 @@ class _Stage:
 
 
 class _Over(Exception):
-    """Ends a search whose budget is used up."""
+    """Ends a search at the end of its budget."""
 
 
 class _Local:
@@ -457,7 +459,7 @@ class _Local:
         return value, ring
 
     def _free(self, ring: Ring) -> list[int]:
-        """List nodes that may come in: the ``_PROMISING`` best ranked ones and ``_OTHERS`` drawn from the rest."""
+        """List nodes that may be added: the ``_PROMISING`` best ranked ones and ``_OTHERS`` drawn from the rest."""
         free = [node for node in self._ranked if node not in ring.nodes]
         rest = free[_PROMISING:]
         return free[:_PROMISING] + self._random.sample(rest, min(_OTHERS, len(rest)))

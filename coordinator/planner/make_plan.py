@@ -1,8 +1,7 @@
-"""Make a plan from a job and the facts of its nodes, or refuse with the node, the bytes it lacks and a remedy.
+"""The plan of a job on nodes with known facts, or a refusal with the node, the bytes it lacks and a remedy.
 
-The planner decides ring order, slices, who is left out and in which order the owners begin, so that the
-whole job takes the least predicted time within every node's memory. Here the job's rules are agreed on (model,
-labels, rows), and a plan that was made before is checked against the nodes as they are now.
+The planner chooses ring order, slices, unused nodes and the order of the owners' turns for the least predicted time of
+the whole job within every node's memory. An earlier plan is checked against the nodes as they are now.
 
 Source: RingAda, section III-B.1 (initialisation; the paper leaves the policy open).
 """
@@ -85,7 +84,7 @@ def refusal(
 ) -> CapacityError:
     """Make the error that ``node`` can't host ``[start, stop)``; it names the bytes needed and the bytes there are.
 
-    Without ``needs`` the least is named: one host above, or none at the top. A ``remedy`` comes before the usual ones.
+    Without ``needs`` the least is named: one host above, or none at the top. A ``remedy`` precedes the usual ones.
     """
     has, is_top = caps.facts[node].memory_bytes, stop == caps.draft.course.head
     needs = needs or caps.estimate_of(node, start, stop, 0 if is_top else 1)
@@ -152,7 +151,7 @@ def _less(needs: DiskNeeds, free_bytes: int) -> list[str]:
 
 
 def refuse_full_shared_disks(facts: Mapping[str, NodeFacts], needs: Mapping[str, DiskNeeds]) -> None:
-    """Refuse a plan whose nodes together need more room than there is on a disk that they share.
+    """Refuse a plan with nodes that together need more room than there is on a disk that they share.
 
     Raises:
         StorageError: names the nodes and both numbers.
@@ -177,7 +176,7 @@ def nothing_fits(caps: MemoryCaps, nodes: Sequence[NodeFacts], remedy: str = "")
 
     The node is an owner without room for embedding and head. Else it is the first node without room for its slice in
     the split by speed, or the node with most memory if the method runs all blocks on one. Nodes that may host none do
-    not count. A ``remedy`` comes before the usual ones.
+    not count. A ``remedy`` precedes the usual ones.
 
     Raises:
         PlanError: every node can do its part; then a plan should have been found.
@@ -253,7 +252,7 @@ def with_phases(job: Job, planned: Planned, effort: Effort, check: Callable[[Pla
     Args:
         job: of the run.
         planned: with one placement.
-        effort: how hard to look; without the simulator nothing is looked at.
+        effort: limits of the search; without the simulator there is none.
         check: refuses a plan that does not fit, and tells the memory of one that does.
     """
     if job.placement.follow == NEVER or not effort.judged_actions:
@@ -301,7 +300,7 @@ def make_plan(
         evaluation_only: plan no step, only one evaluation.
         microbatches: numbers to choose from; what the job says if not given.
         wire_dtypes: to choose from; the job's if not given.
-        effort: how hard to look, by default for ``runtime.plan_s``; without links the simulator is not asked.
+        effort: limits of the search, by default for ``runtime.plan_s``; without links the simulator is not asked.
 
     Raises:
         CapacityError: no split fits; names a node with what it needs and has.

@@ -1,9 +1,7 @@
-"""Memory of a slice on a node: bytes of memory and disk, and how the slice saves activations to fit.
-
-How a slice saves activations, chosen so that it fits its node's memory and its steps take the least time.
+"""Memory of a slice on a node: its bytes of memory and disk, and how it saves activations to fit.
 
 A job names one policy for all slices, or leaves the choice to the planner (``auto``). Then a slice keeps everything
-where that fits. Where it does not, the cheapest of these that fits is taken::
+where that fits; else, of these that fit, the one with the shortest steps is taken::
 
     velora               projections for inputs of linear layers: soon done, but gradients change; only if allowed
     recompute r blocks   the lowest r blocks that train run again: a forward more for each; as few as needed
@@ -117,7 +115,7 @@ def extra_share(saving: SliceSaving, kept: Range, facts: NodeFacts, *, gain: flo
         saving: of the slice.
         kept: its blocks that keep something for their backward.
         facts: of the node.
-        gain: what VeLoRA takes off each of their backwards, over a forward (``saving_seconds.projected_gain``).
+        gain: what VeLoRA takes off each of their backwards, over a forward (``activation_costs.projected_gain``).
     """
     if kept.start >= kept.stop:
         return 0.0

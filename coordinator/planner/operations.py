@@ -1,8 +1,8 @@
-"""Give a course the operations that its job asks for: given tables, or how the run is to choose some.
+"""Operations of a course as its job asks for them: given tables, or the rules by which the run chooses some.
 
-Before a ring is found, all blocks count as alike, with the mean costs of the nodes. Where what a subnet may do depends
-on its host (``operations.balance``, ``operations.by_slice``) that is settled once the slices are known; all else of a
-choice does not depend on them, so that no other placement trains other weights.
+Before a ring is found, all blocks count as alike, with the mean costs of the nodes. ``operations.balance`` and
+``operations.by_slice`` depend on a subnet's host and are settled once the slices are known. All else of a choice is
+independent of the slices, so no other placement trains other weights.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def with_tables(job: Job, course: Course, model: ModelFacts) -> Course:
 
 
 def check_given_operations(job: Job, plan: Plan, model: ModelFacts) -> None:
-    """Refuse a given plan whose operations are not those that the job asks for.
+    """Refuse a given plan with other operations than the job asks for.
 
     A plan may have a table where its job says nothing of operations. What subnets may do was settled when the plan was
     made, with the times of then.

@@ -1,4 +1,4 @@
-"""Phases of a run that moves to the best placement for what trains now, compared with a run that stays.
+"""Phases of a run: one placement for each stretch of depths, with moves between them, against one placement for all.
 
 ::
 
@@ -7,7 +7,7 @@
     ring B     1.4  1.5  1.6  1.7        best: A for depth 1, a move, B from depth 2 on
 
 Candidates are the placement that was chosen for all steps, and the best rings (and stages of several hosts) for
-stretches of the schedule. Among them the cheapest way through the depths is found exactly, with what moves take.
+stretches of the schedule. The cheapest way through the depths, seconds of moves included, is found exactly.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhasesReason:
-    """What the planner thought of slices that follow the schedule.
+    """The planner's judgement of slices that follow the schedule.
 
     Attributes:
         fixed_s: seconds of all steps on the best placement for all of them, by the simulator.
         moving_s: seconds of all steps and moves.
         phases: the placements of the best moving run; one, or none, if none is better.
         is_taken: whether the run moves.
-        why_not: why nothing was looked at; empty if something was.
+        why_not: why nothing was tried; empty if something was.
     """
 
     fixed_s: float = 0.0

@@ -1,9 +1,8 @@
 """A plan with the memory of its nodes, its seconds, its copies and activation caches, and the reasons for it.
 
-Predict how long all steps of a planned job take, and say from what.
-
-With measured times it is the planner's own prediction. Without any it is a rough guess: the multiplications of a block
-at a rate that is assumed for every node, with messages that take no time. Such a guess orders magnitudes, no more.
+With measured times the seconds of all steps are the planner's prediction. Without any they are a rough guess, good for
+the order of magnitude only: the multiplications of a block at a rate that is assumed for every node, and messages that
+take no time.
 """
 
 from __future__ import annotations
@@ -74,8 +73,8 @@ class Planned:
         left_out: what the job asks for and the plan has not, each with its reason: numbers of micro-batches that the
             operations do not fit, helpers of hosts where nothing trains.
         helping: what the planner thought of helpers, where the job leaves them to it.
-        replicas: what the planner thought of stages with several hosts; None where it did not look.
-        phases: what it thought of slices that follow the schedule; None where it did not look.
+        replicas: the judgement of stages with several hosts; None where none were tried.
+        phases: the judgement of slices that follow the schedule; None where none were tried.
         num_searched: layouts that were searched for it; 0 for a plan that was made before.
         search_s: seconds that this took.
     """
@@ -104,7 +103,7 @@ class Planned:
 
     @property
     def note(self) -> str:
-        """What whoever sees the plan has to know: left out, kept on disks, cut by the clock; mostly empty."""
+        """Notes for the reader of the plan: left out, kept on disks, cut by the clock; mostly empty."""
         cut_after_s = self.choice.cut_after_s if self.choice else None
         otherwise = timed_otherwise(self.plan.course, self.profile.nodes if self.profile else ())
         cut = [] if cut_after_s is None else [cut_note(cut_after_s)]
@@ -133,7 +132,7 @@ class JobTime:
     """The predicted seconds of all steps of a job.
 
     Attributes:
-        steps_s: seconds; evaluations, scores, checkpoints and the start come on top.
+        steps_s: seconds, without evaluations, scores, checkpoints and the start.
         by: ``simulator``, ``formula`` or ``rough guess``.
         scores_s: seconds of gathering scores, by the simulator; 0 if the run gathers none, None if not known.
         assumed_flop_per_s: the rate of every node under a rough guess; None with measured times.
@@ -331,7 +330,7 @@ def with_prefix_cache(job: Job, planned: Planned, fitting: Callable[[Plan], Plan
 
 
 def check_given_cache(job: Job, plan: Plan) -> None:
-    """Refuse a given plan whose hosts keep what the job does not ask for.
+    """Refuse a given plan with hosts that keep what the job does not ask for.
 
     Raises:
         PlanError: says what the plan has and what the job says.

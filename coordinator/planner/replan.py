@@ -1,7 +1,7 @@
-"""Another placement of a run under way: without nodes that are lost, or as boards and links change their pace.
+"""Another placement of a run under way: without lost nodes, or after boards and links have changed their pace.
 
-The present placement, the best rings and the best stages of several hosts, for all steps and for stretches of those
-that are left, are judged in the same way: by the simulator, with the times of the newest turns, for the steps left.
+Candidates are the present placement, the best rings and the best stages of several hosts, for all steps and for
+stretches of those that are left. The simulator judges them all, with the times of the newest turns, for the steps left.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def placed_without(part: Plan, job: Job, profile: Profile, lost: Collection[str]
         job: of the run.
         profile: of its nodes and links; lost nodes in it are left out.
         lost: names of nodes.
-        effort: how hard to look.
+        effort: limits of the search.
 
     Raises:
         CapacityError: the others have no memory for the model.
@@ -126,7 +126,7 @@ def replanned(
         profile: of its nodes and links as they are now.
         step: optimizer steps done.
         move_s: seconds that a move takes besides, in which nodes build their slices.
-        effort: how hard to look.
+        effort: limits of the search.
         unfreeze_at: the run's decisions so far (``Turn.unfreeze_at``).
 
     Returns:

@@ -1,8 +1,7 @@
-"""Stages with several hosts: layouts ranked by a formula, and the best of them judged by the simulator.
+"""Stages with several hosts: layouts ranked by a formula, the best of them judged by the simulator.
 
-Among few nodes every way to put them on up to three stages is looked at, with every cut; nodes that are equally fast
-and have room for as many blocks count as alike. Among many the nodes are spread over the stages so that these are about
-equally fast.
+Among few nodes every layout of up to three stages is ranked, with every cut; nodes that are equally fast and have room
+for as many blocks count as alike. Among many, nodes are spread so that the stages are about equally fast.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _TOLD: Final = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicasReason:
-    """What the planner thought of stages with several hosts.
+    """The planner's judgement of stages with several hosts.
 
     Attributes:
         ring_s: seconds of all steps on the best ring, by the simulator.
@@ -119,7 +118,7 @@ Layout = tuple[Stage, ...]
 def ranked_layouts(
     costs: RingCosts, exchange_s: Exchange, rooms: Sequence[int] = (), classes: Sequence[str] = ()
 ) -> list[tuple[float, Layout]]:
-    """Every layout that is looked at and has a stage with several hosts, by the formula's seconds of some steps.
+    """Every layout that is tried and has a stage with several hosts, by the formula's seconds of some steps.
 
     Args:
         costs: of the job.
@@ -183,7 +182,7 @@ def step_s(costs: RingCosts, layout: Layout, depth: int, exchange_s: Exchange) -
 
 
 def shares_of(times_s: Sequence[float], count: int) -> tuple[int, ...]:
-    """Deal so many micro-batches to hosts so that the last one is done soonest: each to whoever is done with it first.
+    """Deal micro-batches to hosts so that the last one is done soonest: each to the host that is done with it first.
 
     Example: 4 to hosts that take 1 s and 2 s each are 3 and 1; with 6 they are 4 and 2.
     """

@@ -1,20 +1,16 @@
-"""Tables of seconds for the planner's formulas: one row per node, one column per peer, by depth and operation table.
+"""Seconds of a job's work and messages for the planner's formulas: one row per node, one column per peer, by depth.
 
-What operation tables leave of the work and of the messages of each block, for the planner's formulas.
+All numbers are from ``ringtune.costs.action_costs``, at the mean size of the owners' micro-batches: times are linear in
+the size, so the mean over the owners' turns is right although owners differ.
 
-The formulas count equal blocks. So a table becomes the mean time of a block on each node, a weight of each block
-against that mean, and the share of micro-batches that visit a slice at all::
+The formulas count equal blocks. So an operation table becomes the mean time of a block on each node, a weight of each
+block against that mean, and the share of micro-batches that visit a slice at all::
 
     table of two micro-batches      weights of the blocks      visits of [0, 2)   of [2, 4)
     11 13 33 33                     1.78 0.44 0.89 0.89        1.0                0.5
     11 33 11 11
 
 Before scores are known the table is the expected one.
-
-All numbers come from
-``ringtune.costs.action_costs``, at the mean size of the owners' micro-batches: times are
-linear in the size, so the mean over the owners' turns is right although owners differ. Where operation tables leave
-some of the work out, the times are those of the mean block, and weights say which blocks have more of it.
 """
 
 from __future__ import annotations
@@ -89,7 +85,7 @@ Visits = tuple[tuple[float, ...], ...]
 
 
 class Loads(NamedTuple):
-    """How often which pattern comes in a run.
+    """How often which pattern occurs in a run.
 
     Attributes:
         patterns: pattern -> its share of all micro-batches of all blocks that are shared out; "" = all full.
@@ -138,7 +134,7 @@ def pattern_s(node: NodeCosts, op: Op, pattern: str, *, size: float, lowest: boo
 
 @functools.lru_cache(maxsize=64)
 def loads_of(course: Course, first: int) -> Loads | None:
-    """How often which pattern comes in blocks [first, N) of a run; None if everything is full.
+    """How often which pattern occurs in blocks [first, N) of a run; None if everything is full.
 
     Owners count by their shares of the steps, batches of an owner alike.
     """

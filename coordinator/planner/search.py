@@ -1,17 +1,13 @@
-"""Choose the ring, the number of micro-batches, the wire dtype and the credits of a job.
+"""Search of the ring, the number of micro-batches, the wire dtype and the credits of a job.
 
-Nodes that are alike get even slices in the order of their names.
+Each pair of micro-batches and wire dtype is searched on its own, with fewer credits, which need less memory, if no ring
+fits. The simulator then ranks the best few rings of all searches.
 
-Measured times of equal machines differ by some percent from start to start. A plan that followed them would differ
-each time, and gain nothing. So where no link between them was measured nodes count as alike if they report the same
-hardware, or if their blocks' times differ by no more than ``ALIKE``; then all get the times of the middle one. Among
-alike nodes the even split is taken unless another, with the same micro-batches and wire dtype, is predicted to be
-faster than it by more than ``WORTH``.
-
-If no ring fits with the draft's credits, fewer are tried, which need less memory.
-
-Each pair of micro-batches and wire dtype is searched on its own, with fewer credits if no ring fits. The simulator then
-ranks the best few rings of all searches.
+Nodes that are alike get even slices in the order of their names. Measured times of equal machines differ by some
+percent from start to start; a plan that followed them would differ each time, and gain nothing. So where no link
+between them was measured, nodes count as alike if they report the same hardware, or if their blocks' times differ by no
+more than ``ALIKE``; all get the times of the middle one. The even split is then taken unless another, with the same
+micro-batches and wire dtype, is predicted to be faster by more than ``WORTH``.
 """
 
 from __future__ import annotations
@@ -172,7 +168,7 @@ _BETTER = 1e-3
 
 
 class Task(NamedTuple):
-    """The profile and the job's settings to plan with, and how hard to look."""
+    """The profile and the job's settings to plan with, and the limits of the search."""
 
     profile: Profile
     optimizer: str
@@ -432,7 +428,7 @@ def choose_plan(
         profile: nodes with times, and links.
         optimizer: of the job.
         dtype: of the computation.
-        effort: how hard to look.
+        effort: limits of the search.
         alike: prefer the even split in name order, unless it is predicted to be much slower.
 
     Returns:

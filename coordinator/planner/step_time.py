@@ -1,10 +1,8 @@
-"""Predict by formulas the seconds of a job on a ring, one stage at a time from the top down.
+"""Formulas of the seconds of a job on a ring, one stage at a time from the top down.
 
-Where operation tables leave work out, blocks count by their weights, and messages by the share of micro-batches that
-visit a slice.
-
-The formulas can be kept incrementally in this direction, because at depth d only the
-stages above the lowest trainable one are trained whole, and those below it are frozen whole.
+In this direction they can be kept incrementally: at depth d the stages above the lowest trainable one are trained
+whole, and those below it are frozen whole. Where operation tables leave work out, blocks count by their weights, and
+messages by the share of micro-batches that visit a slice.
 
 At depth d a step takes the larger of
 

@@ -1,8 +1,6 @@
-"""Answer one what-if: change a profile and a plan, plan anew if asked, predict, and tell in what the runs differ.
+"""One what-if: change a profile and a plan, plan anew if asked, predict, and list in what the runs differ.
 
-Answer one what-if: change a profile and a plan, plan anew if asked, and predict.
-
-It is a value that can be called, so that a sweep may send it to other processes.
+``WhatIf`` is a value that can be called, so a sweep may send it to other processes.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ class Recorded:
 
     Attributes:
         recording: its compute actions.
-        plan: whose run it is, or was taken to be.
+        plan: of the recorded run, or assumed for it.
         is_of_plan: whether it is of that very plan, action by action.
         seed: of draws where the plan is another.
     """
@@ -274,7 +272,7 @@ class WhatIf:
         """Predict the plan with all changes, and those of ``more``.
 
         Raises:
-            RingTuneError: a change makes no sense, or what comes of it does not fit.
+            RingTuneError: a change makes no sense, or its result does not fit.
         """
         profile, plan, note = self._joined(), self.plan, ""
         changes = (*self.changes, *more)

@@ -1,19 +1,17 @@
-"""Checkpoints of a run: collect shards that nodes saved, and choose the step and the nodes to resume from.
+"""Checkpoints of a run: the shards that nodes saved, and the choice of step and nodes to resume from.
 
-::
+A checkpoint is complete when every node has its shard on disk. Its manifest then goes to the submitter, and only when
+the submitter has that on disk too may nodes drop older shards.
+
+A run resumes from the newest step that is on disks, however it is saved::
 
     every node of the placement is there, with its shard        as it was: each loads its own
     else, all that was trained is on disks that are there
-        every node of the placement is there                    as it was, but blocks come from whoever has them
+        every node of the placement is there                    as it was, but blocks are fetched from other nodes
         one is not                                              the same, in a placement of those that are there
     else                                                        an older checkpoint
 
-The newest step goes first, however it is saved. What a method forbids to move needs its own nodes and shards.
-
-The coordinator's part in checkpoints: collect what nodes saved, and choose the checkpoint to go on from.
-
-Pure bookkeeping of one run. A checkpoint is complete when every node has its shard on disk; its manifest then
-goes to the submitter, and only when the submitter has that on disk too may nodes drop older shards.
+A run with a method that forbids moves needs its own nodes and shards.
 """
 
 from __future__ import annotations
@@ -56,12 +54,12 @@ class Disks(NamedTuple):
 
 
 class GoingOn(NamedTuple):
-    """From where a run goes on, and how.
+    """The step from which a run resumes, and how.
 
     Attributes:
         manifest: of the step.
         planned: the plan, with another placement or without an owner where need be.
-        start: where it goes on.
+        start: the point from which it resumes.
         sources: by node, of its blocks; None = each has all in its shard.
         head_sha256: of the holder's shard that has the head; empty = a file beside it, or that of ``manifest``.
         told: what the user should know.
@@ -79,11 +77,11 @@ class Choosing:
     """The choice for one run.
 
     Args:
-        resume: what it may go on from.
+        resume: what it may resume from.
         job: of the run.
         profile: of the nodes that are there.
         disks: theirs.
-        effort: how hard to look for another placement.
+        effort: limits of the search for another placement.
     """
 
     def __init__(self, resume: Resume, job: Job, profile: Profile, disks: Disks, effort: Effort) -> None:
@@ -94,12 +92,12 @@ class Choosing:
         """Choose the newest step of which everything is there.
 
         Returns:
-            How the run goes on, and why each newer step was passed over. None: it had no checkpoint, and begins anew.
+            How the run resumes, and why each newer step was passed over. None: it had no checkpoint, and begins anew.
 
         Raises:
             IntegrityError: no checkpoint is whole; names what is wrong with each.
             ModelError: the nodes have another model than the run began with.
-            RingTuneError: the plan can't go on with these nodes.
+            RingTuneError: the plan can't be resumed on these nodes.
         """
         passed: list[str] = []
         for manifest in self._resume.manifests:
@@ -115,7 +113,7 @@ class Choosing:
         raise IntegrityError(f"{'. '.join(passed)}. No other checkpoint is left; start the run without --resume")
 
     def _as_it_was(self, manifest: CheckpointManifest) -> GoingOn | str:
-        """Go on with each node's own shard, or say why not."""
+        """Resume from each node's own shard, or say why not."""
         missing = self._missing(manifest)
         if missing:
             return f"node {', '.join(missing)} is not there"
@@ -136,7 +134,7 @@ class Choosing:
         return GoingOn(manifest, dataclasses.replace(planned, plan=plan), start)
 
     def _from_disks(self, manifest: CheckpointManifest, why: str) -> GoingOn | str:
-        """Go on with what is on any disk, or say why not."""
+        """Resume from shards on any disk, or say why not."""
         plan = self._resume.plan
         if stays := why_it_stays(plan.course, plan.placements):
             return f"{why or 'it has no shards'}; the run needs its own nodes: {stays}"
@@ -230,12 +228,12 @@ class Noted(NamedTuple):
 
 
 class Checkpointing:
-    """The checkpoints of one run: those that it may go on from, and those that it saves.
+    """The checkpoints of one run: those that it may resume from, and those that it saves.
 
     Args:
         run_id: of the run.
         job: of the run.
-        resume: what to go on from; None = begin.
+        resume: what to resume from; None = begin.
 
     Attributes:
         keep_from_step: nodes may drop shards of earlier steps.
@@ -263,17 +261,17 @@ class Checkpointing:
 
     @property
     def needed_nodes(self) -> tuple[str, ...]:
-        """Names of the nodes with which the run goes on if they are there in time; none if it begins."""
+        """Names of the nodes on which the run resumes if they are there in time; none if it begins."""
         return self._resume.rest(self._resume.manifests[0].placement_number).nodes if self._resume else ()
 
     @property
     def start(self) -> StartPoint | None:
-        """Where the run goes on, once it was chosen; None = it begins."""
+        """The point from which the run resumes, once it was chosen; None = it begins."""
         return self._chosen.start if self._chosen else None
 
     @property
     def shards_run(self) -> str:
-        """Under which run nodes keep shards: the first one, if it goes on."""
+        """The run under which nodes keep shards: the first one, if the run is resumed."""
         return self._run_id
 
     def stopped(self, reason: str) -> str:
@@ -286,7 +284,7 @@ class Checkpointing:
 
     @property
     def _saved_before(self) -> int:
-        """The step of the newest checkpoint that the run goes on from, or that is before it; -1 = there is none."""
+        """The step of the newest checkpoint that the run resumes from, or that is before it; -1 = there is none."""
         if self._resume is None:
             return -1
         last = self.start.step if self.start else self._resume.manifests[0].step
@@ -310,14 +308,14 @@ class Checkpointing:
         self._parts[node] = tuple(SavedPart(one.step, one.attempt, tuple(one.blocks), one.has_head) for one in saved)
 
     def planned(self, profile: Profile, effort: Effort) -> Planned | None:
-        """Choose where the run goes on, and check its plan against the nodes; None if it begins.
+        """Choose the point to resume from, and check the plan against the nodes; None if the run begins.
 
         Remembers the digest of the nodes' base model for the manifests.
 
         Raises:
             IntegrityError: no checkpoint is whole, or a node did not say.
             ModelError: the nodes have another model than the run began with.
-            RingTuneError: the plan can't go on with these nodes.
+            RingTuneError: the plan can't be resumed on these nodes.
         """
         self._model_digest = profile.nodes[0].model.digest
         if self._resume is None:
@@ -328,7 +326,7 @@ class Checkpointing:
         return self._chosen.planned if self._chosen else None
 
     def tell(self, emit: EventSink) -> None:
-        """Send the submitter where the run goes on: from step 0 where nothing is left of what was trained."""
+        """Send the submitter the step from which the run resumes: 0 where no trained state is left."""
         if self._resume is None:
             return
         step = self.start.step if self.start else 0
@@ -338,7 +336,7 @@ class Checkpointing:
             emit(control_pb2.RunEvent(note=self._chosen.told))
 
     def go_on(self, node: str, request: control_pb2.PrepareRequest) -> None:
-        """Add to a preparation what the node shall load, if the run goes on from a saved step."""
+        """Add to a preparation what the node shall load, if the run resumes from a saved step."""
         if self._resume is None:
             return
         request.checkpoint_run = self._run_id
@@ -368,13 +366,13 @@ class Checkpointing:
     def log(
         self, plan: Plan, command: rounds.LogCheckpoint | rounds.LogKept, emit: EventSink, *, is_kept: bool
     ) -> None:
-        """Send the manifest of a checkpoint, or of a turn that nodes keep, for whoever goes on from there.
+        """Send the manifest of a checkpoint, or of a turn that nodes keep, for the run that resumes from there.
 
         Args:
             plan: the part that holds.
             command: what the state machine logs.
             emit: takes the event.
-            is_kept: whether the run is kept: nobody else goes on from the end of a turn.
+            is_kept: whether the run is kept: no other run resumes from the end of a turn.
 
         Raises:
             IntegrityError: a node did not say what it saved.

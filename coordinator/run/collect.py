@@ -1,10 +1,8 @@
-"""Collect the results of nodes at the end of a run and after its best evaluation, check them, and send them on.
+"""Results that nodes hand in at the end of a run and after its best evaluation: collected, checked, and sent on.
 
-Check what the nodes hand in at the end of a run against its plan, before anything of it is merged.
-
-A part comes from another machine. It may have the tensors of the blocks that its node answers for, and no others;
-every block the same tensors in the same shapes, of as many numbers as planning counted, in the type in which the run
-computes, all finite. What is wrong is told with the node that sent it.
+A part is from another machine, so it is checked against the plan before anything is merged. It may have the tensors of
+the blocks that its node answers for, and no others; every block the same tensors in the same shapes, of as many numbers
+as planning counted, in the type in which the run computes, all finite. An error names the node that sent the part.
 """
 
 from __future__ import annotations
@@ -269,7 +267,7 @@ class Results:
     def folder_of(self, node: str, *, with_head: bool = False) -> Path:
         """Make an empty folder for what a node sends; one sends what is in no block.
 
-        A node sends again where the run goes on without another one.
+        A node sends again where the run continues without another one.
 
         Raises:
             StorageError: the temporary folder has no room.
@@ -292,7 +290,7 @@ class Results:
         *,
         goes_on: bool = False,
     ) -> None:
-        """Ask a node for what it trained, and that trains on or not; ``put`` takes its files, and hears of bytes."""
+        """Ask a node for what it trained, and that trains on or not; ``put`` takes its files, and counts of bytes."""
         node, with_head, with_private = command
         calls.collect(
             self.folder_of(node, with_head=with_head),
@@ -406,7 +404,7 @@ class HandedIn:
         calls: Mapping[str, AgentCalls],
         part: Plan,
     ) -> None:
-        """Ask a node for its part, or send the submitter what has come from all of the best result.
+        """Ask a node for its part, or send the submitter the best result once all nodes have sent it.
 
         Args:
             command: of the state machine.
@@ -414,7 +412,7 @@ class HandedIn:
             part: of the plan that holds.
 
         Raises:
-            IntegrityError: what came is not as the plan has it.
+            IntegrityError: the files are not as the plan has them.
             StorageError: no room.
         """
         if isinstance(command, rounds.Collect):

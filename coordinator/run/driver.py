@@ -1,18 +1,16 @@
 """The base of a run and of a measurement: members, calls, one thread, events for the submitter, and a status.
 
-Which members a run goes on with where some of its own nodes do not come: rules, without a clock.
-
-A run waits for the nodes that it had, for as long as its request says. If then all owners are there, or the job leaves
-out those that are not, it goes on with all members that are there: whether their disks have what it needs, they are
-asked next. A run that needs its own nodes, as its method does not move, waits in vain.
-
 ::
 
     calls to nodes --answers--.                        .--> calls to nodes
     leases, stop -------------+--> queue --> thread ---+
     failures of nodes --------'                        '--> outbox --> events for the submitter
 
-One thread does the work; whatever comes from another one is queued.
+One thread does the work; the other threads put their events into its queue.
+
+A resumed run waits for its earlier nodes as long as its request says. If then all owners are there, or the job leaves
+out those that are not, it continues on all members that are there, and next asks them for what their disks hold. A run
+with a method that does not move needs its own nodes, and waits in vain.
 """
 
 from __future__ import annotations
@@ -63,10 +61,10 @@ from ringtune.v1 import control_pb2
 
 
 class Absent:
-    """The nodes of a run that goes on that are not there.
+    """The absent nodes of a resumed run.
 
     Args:
-        resume: what the run goes on from.
+        resume: what the run resumes from.
         job: of the run.
     """
 
@@ -74,7 +72,7 @@ class Absent:
         self._resume, self._job = resume, job
 
     def why_needed(self, missing: Sequence[str]) -> str:
-        """Say why the run does not go on without these nodes; empty if it does, once it has waited for them."""
+        """Say why the run does not resume without these nodes; empty if it does, once it has waited for them."""
         course = self._resume.plan.course
         if stays := why_it_stays(course, self._resume.plan.placements):
             return f"their parts of the checkpoint are on no other node: {stays}"
@@ -88,7 +86,7 @@ class Absent:
         return why_it_waits(course, owners[0])
 
     def instead(self, living: Sequence[str], named: Sequence[str]) -> tuple[str, ...]:
-        """Name the members with which the run goes on in place of the nodes that it had; none if it needs those.
+        """Name the members on which the run resumes in place of the nodes that it had; none if it needs those.
 
         Args:
             living: members that a run may take.
@@ -98,7 +96,7 @@ class Absent:
         return () if not living or self.why_needed(missing) else tuple(sorted(living))
 
     def waits(self, living: Sequence[str], named: Sequence[str], join_s: float) -> str:
-        """Say for whom the run waits, how long, and what comes then."""
+        """Name the nodes that the run waits for, the longest wait, and what the run does after it."""
         missing = [node for node in named if node not in living]
         waits = f"waiting up to {join_s:g} s for node {', '.join(missing)}"
         if why := self.why_needed(missing):
@@ -200,7 +198,7 @@ class Driver(abc.ABC):
     Args:
         run_id: under which nodes keep what they have read, until they are released.
         members: who is there.
-        lease_s: a node that was not heard of for so long is lost.
+        lease_s: a node without a heartbeat for so long is lost.
         on_end: called once, when every node is released.
 
     Attributes:
@@ -238,11 +236,11 @@ class Driver(abc.ABC):
         self._queue.put(rounds.StopAsked(reason))
 
     def listen(self, sink: EventSink, *, closely: bool = False) -> None:
-        """Let a further reader hear all events; to be called before ``start``.
+        """Hand all events to a further reader, too; to be called before ``start``.
 
         Args:
             sink: the reader.
-            closely: whether it also hears what nodes did in each turn, which is neither sent nor kept.
+            closely: whether it also gets the actions of each turn, which are neither sent nor kept.
         """
         self._listeners.append(sink)
         if closely:
@@ -283,7 +281,7 @@ class Driver(abc.ABC):
         return self._needed
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end of the work; False if it goes on after ``timeout_s``."""
+        """Wait for the end of the work; False if it has not ended after ``timeout_s``."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -337,7 +335,7 @@ class Driver(abc.ABC):
 
     @property
     def _onlooker(self) -> EventSink | None:
-        """Tells those who look closely, and nobody else; None if there are none."""
+        """Hands actions to close readers alone; None if there are none."""
         return functools.partial(self._tell, self._onlookers) if self._onlookers else None
 
     def _tell(self, sinks: Sequence[EventSink], event: control_pb2.RunEvent) -> None:
@@ -348,7 +346,7 @@ class Driver(abc.ABC):
                 _LOG.exception("%s: a reader of events failed; the work goes on", self.run_id)
 
     def _next(self) -> Any:
-        """Take the next entry of the queue; None if none came for ``TICK_S``."""
+        """Take the next entry of the queue; None if there is none for ``TICK_S``."""
         try:
             return self._queue.get(timeout=TICK_S)
         except queue.Empty:
@@ -376,10 +374,10 @@ class Driver(abc.ABC):
             named: exactly these, if any are named.
             has_given_plan: they are named by the plan that the user gave.
             evaluation: a guest may take part in it.
-            absent: knows who stands in for those of a run that goes on; None = nobody does.
+            absent: names replacements for absent nodes of a resumed run; None = there are none.
 
         Raises:
-            RingTuneError: they don't come, one fails, or nobody waits any more.
+            RingTuneError: they don't join, one fails, or nobody waits any more.
         """
         self._emit(control_pb2.RunEvent(run_id=self.run_id))
         self._emit(control_pb2.RunEvent(job_toml=job_toml))
@@ -436,7 +434,7 @@ class Driver(abc.ABC):
         return before
 
     def _silent_nodes(self) -> Iterator[tuple[str, str]]:
-        """Yield each node whose lease is over, with the message that it is lost."""
+        """Yield each node with a lease that is over, and the message that it is lost."""
         for node in sorted(self._needed):
             silent_s = self._members.silent_for_s(node, self._instances[node])
             if silent_s >= self._lease_s:

@@ -1,13 +1,12 @@
-"""Events of a run: their sink and queue, files sent as events, and the clock of a run.
+"""Events of a run: their queue and their sinks, files sent as events, and the clock of a run.
 
-A run says what happens as ``RunEvent`` messages. Both ends hand each of them to a list of sinks: at the coordinator the
-status board and the way to the submitter, at the submitter the outcome, the run's folder and the screen. A further
-reader is a further sink; driver and client stay as they are.
+A run reports as ``RunEvent`` messages. Both ends hand each of them to a list of sinks: at the coordinator the status
+board and the way to the submitter, at the submitter the outcome, the run's folder and the screen. A further reader is a
+further sink.
 
-The clock of a coordinator's runs: it begins at the wall clock's time and then never jumps.
-
-Nodes put their times on this one clock (``edge.runtime.reporter``), so whatever their own wall clocks say, the seconds
-of a step are a difference on one clock.
+The clock of a coordinator's runs begins at the wall clock's time and then never jumps. Nodes put their times on this
+one clock (``edge.runtime.reporter``), so the seconds of a step are a difference on one clock, whatever the wall clocks
+of nodes show.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""Nodes that join a run under way: ask them for their facts, check that they fit, and take them in.
+"""Nodes that join a run under way: one that was lost, or a new one; asked for their facts, checked, and taken in.
 
 ::
 
     Joined --> Inspect --answer--> Met --> checks --> the run has one node more
                    '---error---> ComerFailed --> a note
 
-Take nodes that come in mid-run into it: one that was lost, or a new one.
-
-A comer is asked about itself as every node was at the start. If its model is that of the run, and its rows are those of
-the plan where it owns some, the state machine may give it blocks, and the planner looks whether they pay. One for which
-the run waits goes back to its place.
+A node is asked for the same facts as every node at the start. If its model is that of the run, and its rows, if it owns
+some, are those of the plan, the state machine may give it blocks, and the planner decides whether they pay. A node for
+which the run waits returns to its place.
 """
 
 from __future__ import annotations
@@ -44,18 +42,18 @@ class Joined(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """The run has the nodes that it begins with: what was heard of their joining before is no news."""
+    """The run has the nodes that it begins with: earlier ``Joined`` events of these are no news."""
 
 
 class Met(NamedTuple):
-    """A node that came has answered; ``instance`` is which process of its name."""
+    """A node that joined has answered; ``instance`` is its process."""
 
     instance: str
     facts: Facts
 
 
 class ComerFailed(NamedTuple):
-    """A call to a node that came has failed, be it taken in by then or not."""
+    """A call to a node that joined has failed, whether it is part of the run by then or not."""
 
     node: str
     instance: str
@@ -182,7 +180,7 @@ def links_of(
 ) -> tuple[LinkFacts, ...]:
     """The links between a comer and the nodes of a profile: as given, remembered or assumed as at a start.
 
-    None where the profile has none, as that of nodes whose links nobody knows.
+    None where the profile has none, as that of nodes with unknown links.
     """
     others = {one.node: one for one in members.living() if one.node in profile.by_name and one.node != member.node}
     if not profile.links:
@@ -201,7 +199,7 @@ _OVER: Final = ("done", "failed")
 
 
 class Joining:
-    """Those who come in one run; everything is called on the run's thread.
+    """The nodes that join one run; everything is called on the run's thread.
 
     Args:
         run_id: of the run.
@@ -209,12 +207,12 @@ class Joining:
         members: who is there.
         machine: the state machine of the run.
         reports: of the nodes; a new process counts its own from 1.
-        lease_s: a node that was not heard of for so long is lost.
-        put: takes answers, from any thread; they have to come to ``take``.
+        lease_s: a node without a heartbeat for so long is lost.
+        put: takes answers, from any thread; they have to be passed to ``take``.
         feed: tells the state machine of an event.
         note: tells the user something.
         admit: counts on a node, with the calls to it, from now on; returns which process of its name had a part before.
-        addresses: of the run's nodes, which those that come are added to.
+        addresses: of the run's nodes; those of nodes that join are added.
     """
 
     def __init__(
@@ -244,7 +242,7 @@ class Joining:
         self._has_gathered = False
 
     def begin(self, known: Known, books: RunBooks, replanning: Replanning) -> None:
-        """There is a plan: who came before may be asked now."""
+        """There is a plan: nodes that joined before may be asked now."""
         self._known, self._books, self._replanning = known, books, replanning
         for early in self._early.values():
             self._put(early)
@@ -346,7 +344,7 @@ class Joining:
         return self._request.profile is not None and node in self._request.profile.by_name
 
     def _on_met(self, comer: Comer, met: Met) -> None:
-        """Take a node into the run, if it fits it; else say why not, and go on as before."""
+        """Take a node into the run, if it fits it; else say why not, and continue as before."""
         if self._machine.phase in _OVER or self._known is None:
             let_go(comer.calls, "the run is over")
             return

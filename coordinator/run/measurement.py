@@ -1,14 +1,12 @@
-"""Measure nodes and links: for a profile, and for the plan of a run within a budget of time.
+"""Measurement of nodes and links: for a profile, or for the plan of a run within a budget of time.
 
-Measure the links that a run may use before it is planned: within a budget, and only what is not known.
+A measurement has the coordinator to itself, as a run has, since other work would be in its figures. Nodes of one
+machine are timed at the same moment, because in a ring they compute at the same moment; ``one_by_one`` times them one
+after another. Links are measured when no node computes any more, a pair at a time on each machine.
 
-Pairs are asked in rounds in which no node and no machine is in two pairs, so after each round every node has one more
-link. No round begins once the budget is used up; what is assumed of the other links is told. Links within a machine are
-not measured at all.
-
-A measurement has the coordinator to itself, as a run has: whatever computed beside it would be in its figures. Nodes
-of one machine are timed at the same moment, because in a ring they compute at the same moment; ``one_by_one`` times
-them one after another. Links are measured when no node computes any more, a pair at a time on each machine.
+Before a run only unknown links between machines are measured. Pairs are asked in rounds in which no node and no machine
+is in two pairs, so after each round every node has one more link. No round begins once the budget is used up; a note
+says what is assumed of the other links.
 """
 
 from __future__ import annotations
@@ -51,10 +49,10 @@ class LinkMeasuring:
     Args:
         members: of the run.
         calls: to each of them.
-        job: for whose messages.
+        job: defines the size of the messages.
         model: that the job trains.
         cache: what is known; what is measured goes there.
-        put: takes the answers, from any thread; they have to come to ``take``.
+        put: takes the answers, from any thread; they have to be passed to ``take``.
         budget_s: no further round begins after so many seconds.
         now_s: a monotonic clock.
     """
@@ -201,7 +199,7 @@ class MeasureDriver(Driver):
         run_id: see ``Driver``, as for the others.
         request: what is asked for.
         members: who is there.
-        lease_s: a node that was not heard of for so long is lost.
+        lease_s: a node without a heartbeat for so long is lost.
         on_end: called once, when every node is released.
     """
 
@@ -338,7 +336,7 @@ class MeasureDriver(Driver):
         """Wait until every call of ``keys`` is answered.
 
         Raises:
-            DeadlineError: one was not; names whose.
+            DeadlineError: one was not; names its node.
             RingTuneError: a call failed, a node is lost, or nobody waits any more.
         """
         wait_s = self._request.job.runtime.wait_s

@@ -1,15 +1,12 @@
-"""The members of a coordinator: addresses, leases, measured links, and the choice of those that take part in a run.
+"""Members of a coordinator: addresses, leases, measured links, and the choice of those that take part in a run.
 
-Remember measured links between runs, for pairs of nodes at their addresses.
+A member renews its lease by heartbeats. One without a heartbeat for a whole lease is *lost*; it stays in the list for a
+while, so a user sees its name, and may return under the same name. The same name from another process is refused while
+the first one lives: an ``instance`` is random per process and tells a restart from a clone.
 
-A rate that is older than ``LONGEST_AGE_S`` is measured anew. Meanwhile the transfers of each run correct it, as the
-actions of a run correct the times of nodes. A link that a run hardly used keeps its age: nothing of it was seen anew.
-
-A member renews its lease by heartbeats. One that was not heard of for a whole lease is *lost*; it stays in
-the list for a while, so that a user sees its name, and may come back under the same name.
-
-The same name from another process is refused while the first one lives: an ``instance`` is random per
-process and tells a restart from a clone.
+Measured links are remembered between runs, for pairs of nodes at their addresses. A rate that is older than
+``LONGEST_AGE_S`` is measured anew. Meanwhile the transfers of each run correct it, as the actions of a run correct the
+times of nodes. A link that a run hardly used keeps its age.
 """
 
 from __future__ import annotations
@@ -149,7 +146,7 @@ class Registry:
     """The members, by name.
 
     Args:
-        lease_s: a member that was not heard of for so many seconds is lost.
+        lease_s: a member without a heartbeat for so many seconds is lost.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -224,7 +221,7 @@ class Registry:
         return node in self._drained
 
     def is_alive(self, node: str, now_s: float) -> bool:
-        """Whether the node is a member whose lease has not run out."""
+        """Whether the node is a member and its lease has not run out."""
         present = self._members.get(node)
         return present is not None and self._is_alive(present, now_s)
 

@@ -1,12 +1,10 @@
-"""Migrate a run to another placement: ask nodes to rest and to move, and replan as boards change their pace.
+"""Migration of a run to another placement: calls that rest and move its nodes, and the search for that placement.
 
 ::
 
     FetchAhead, Rest, Move of the state machine --> calls to nodes --> their answers back through the run's queue
 
-Watch whether the nodes and links of a run keep their pace, and look for another placement where they do not.
-
-::
+A lasting change of the pace of a node or a link starts a search::
 
     reports of nodes --> PaceWatch --a node or a link has lastingly changed--> planning on a thread of its own
                                                                                     |
@@ -217,7 +215,7 @@ class MoveDriving:
 
 
 def note_figures(answer: NodeRested | NodeMoved, ledger: RunLedger) -> rounds.Event:
-    """Write the figures of a node's answer down; return what the state machine is told.
+    """Write the figures of a node's answer down; return the event for the state machine.
 
     Raises:
         IntegrityError: its totals are not readable.
@@ -245,7 +243,7 @@ class Considered(NamedTuple):
         found: another placement, or None.
         profile: the times that it was judged with.
         problem: why looking failed; empty if it did not.
-        comers: nodes for whose sake it was looked for, as they came in mid-run.
+        comers: nodes that joined in mid-run and caused the search.
     """
 
     placement_number: int
@@ -271,7 +269,7 @@ class Replanning:
 
     Args:
         plan: of the run.
-        part: of it that holds; where another placement is to come, none is looked for.
+        part: of it that holds; while it has a placement ahead, no other one is searched.
         job: of the run.
         profile: that it was planned with.
         put: takes what was found, on a thread of its own.
@@ -280,7 +278,7 @@ class Replanning:
     Attributes:
         pace: of the nodes on the placement that holds; None where the run stays on it anyway.
         profile: of all nodes that may have blocks.
-        why_closed: why nodes that come in mid-run get no blocks; empty if they may.
+        why_closed: why nodes that join in mid-run get no blocks; empty if they may.
     """
 
     def __init__(
@@ -363,7 +361,7 @@ class Replanning:
         threading.Thread(target=self._think, args=work, name="replan", daemon=True).start()
 
     def take(self, answer: Considered, living: Set[str]) -> rounds.Replanned | None:
-        """Tell the user what was found, and return what the state machine is told; None if the run stays.
+        """Tell the user what was found, and return the event for the state machine; None if the run stays.
 
         What was looked for beside another placement than that which holds is forgotten.
         """
@@ -386,12 +384,12 @@ class Replanning:
         return rounds.Replanned(found.placement, found.stays_s, found.moves_s, found.cost_s)
 
     def joined(self, facts: NodeFacts, links: Sequence[LinkFacts], *, looks: bool) -> None:
-        """Plan with one more node from now on, or with what a node is now that has come back.
+        """Plan with one more node from now on, or with the new facts of a node that is back.
 
         Args:
             facts: of the node.
             links: between it and the others.
-            looks: whether to look for a placement with it after the next turn.
+            looks: whether to search for a placement with it after the next turn.
         """
         others = without(self.profile, [facts.node])
         self.profile = _sorted(others, (facts,), links)
@@ -399,7 +397,7 @@ class Replanning:
             self._comers = (*self._comers, facts.node)
 
     def _complete(self, profile: Profile) -> Profile:
-        """A profile with those who came after it was begun."""
+        """A profile with the nodes that joined after it was begun."""
         missing = [node for node in self.profile.nodes if node.node not in profile.by_name]
         pairs = profile.link_by_pair.keys()
         links = [link for link in self.profile.links if (link.source, link.target) not in pairs]
@@ -466,7 +464,7 @@ class Replanning:
 
 
 def _why_closed(stays: str, *, watches: bool, is_shared: bool) -> str:
-    """Why a node that comes in mid-run gets no blocks; empty if it may."""
+    """Why a node that joins in mid-run gets no blocks; empty if it may."""
     if stays:
         return f"the run stays on its placement, as {stays}"
     if not watches:
@@ -481,7 +479,7 @@ def _sorted(profile: Profile, nodes: Sequence[NodeFacts], links: Sequence[LinkFa
 
 
 def _differ(now: Mapping[str, float], told: Mapping[str, float]) -> bool:
-    """Whether other nodes or links have changed than was told, or one of them by much more or less."""
+    """Whether other nodes or links have changed than were reported last, or one of them by much more or less."""
     return now.keys() != told.keys() or any(max(now[one] / told[one], told[one] / now[one]) >= CHANGED for one in now)
 
 

@@ -1,8 +1,8 @@
 """Calls to one node, each with a deadline and cancellable: its answers, its files and its failures.
 
-A node has one worker thread, so that grants arrive in the order in which they were given. A call whose request or
-answer is lost is made again for a lease, and carried out once (``ringtune.transport.retry``). What went wrong is told
-in the node's own words if it answered, and as a lost node if it did not.
+A node has one worker thread, so grants arrive in the order in which they were given. A call with a lost request or
+answer is repeated for a lease, and carried out once (``ringtune.transport.retry``). An error has the node's own words
+if it answered; else the node counts as lost.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class FileCalls:
 
         Raises:
             grpc.RpcError: the node does not answer, or has none.
-            IntegrityError: other files came, too much, or damaged ones.
+            IntegrityError: other files arrived, too much, or damaged ones.
             StorageError: they can't be written here.
         """
 
@@ -368,7 +368,7 @@ class AgentCalls:
         self._submit(work, on_failed)
 
     def _unless_off(self, number: int, method: Any, request: Any, timeout_s: float) -> Any:
-        """Let the node prepare or move; None where it stops or moves elsewhere instead, and need not hear of this."""
+        """Let the node prepare or move; None where it stops or moves elsewhere instead, and needs no such call."""
         with self._lock:
             if number != self._num_moves:
                 return None
@@ -406,7 +406,7 @@ class AgentCalls:
         """Fetch the node's results into an empty folder, with files of ``users``; ``on_result`` gets them by name.
 
         A node that sends more than ``max_bytes`` fails; one of a run that ``goes_on`` sends no totals. That may take
-        as long as it does: ``on_progress`` is called while bytes come.
+        as long as it does: ``on_progress`` is called while bytes arrive.
         """
         request = control_pb2.CollectRequest(
             run_id=self._run_id, with_head=with_head, with_private=with_private, goes_on=goes_on

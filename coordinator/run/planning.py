@@ -1,24 +1,19 @@
-"""Make the plan of one run: a first check of sizes, links, and planning on a thread of its own.
-
-Plan a run from the nodes' facts on a thread of its own, with a given profile or plan if there is one.
-
-The run's thread stays free meanwhile: leases, the status board and a Ctrl-C are served as at any other time.
-
-Refuse a job that no plan fits before anything is measured: sizes need no measurement.
-
-Nodes are asked twice. The first answers have sizes, rows and budgets, and what a forward keeps is computed from the
-model's sizes; only if a plan fits them are the nodes asked to time themselves, which builds a block and runs it. The
-run is planned here with all that it may choose from, so nothing is refused that it could carry out.
-
-The nodes' answers, this look and their measurements share one wait (``runtime.wait_s``). The look takes no more than
-half of what the first answers leave of it.
+"""Preparation of one run's plan: a first check of sizes, measured times and links, and planning on its own thread.
 
 ::
 
     nodes' sizes --> first look --> nodes' times --> links --> planning --> PlanReady, or PlanFailed
 
-Steps are left out where times, links or a plan are given. Everything here is called on the run's thread. What takes
-long goes on beside it, and its answers come back through the run's queue.
+Steps are left out where times, links or a plan are given. Everything here is called on the run's thread; work that
+takes long runs beside it and answers through the run's queue, so leases, the status board and a Ctrl-C are served
+meanwhile.
+
+Nodes are asked twice. The first answers have sizes, rows and budgets, and the bytes that a forward keeps are computed
+from the model's sizes; only if a plan fits them are the nodes asked to time themselves, which builds a block and runs
+it. The first look plans with all that the run may choose from, so it refuses nothing that the run could carry out.
+
+The nodes' answers, the first look and the measurements share one wait (``runtime.wait_s``). The look takes no more than
+half of what the first answers leave of it.
 """
 
 from __future__ import annotations
@@ -113,13 +108,13 @@ def run_profile(request: RunRequest, facts: Mapping[str, NodeFacts], links: tupl
 
 
 def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, effort: Effort) -> Planned:
-    """Plan a run as ``ringtune plan`` does, or carry out the given plan, or that of the run that goes on.
+    """Plan a run as ``ringtune plan`` does, or carry out the given plan, or that of the resumed run.
 
     Args:
         request: what is asked for.
         profile: what it is planned with.
-        kept: the plan of the run that goes on; None = it begins.
-        effort: how hard to look.
+        kept: the plan of the resumed run; None = it begins.
+        effort: limits of the search.
 
     Raises:
         RingTuneError: no plan fits, the given plan or profile is of another job, or a link is too slow for it.
@@ -162,7 +157,7 @@ class PlanningThread:
 
         Args:
             facts: of each node.
-            checkpoints: of the run; they have a plan to keep if it goes on.
+            checkpoints: of the run; they have a plan to keep if it is resumed.
             links: that were measured for this run.
 
         Returns:
@@ -195,7 +190,7 @@ _SHARE_OF_WAIT = 0.5
 
 
 class Looked(NamedTuple):
-    """The first answers of all nodes were looked at.
+    """The first look at all nodes' answers is done.
 
     Attributes:
         error: why no plan is possible, None if one is.
@@ -211,7 +206,7 @@ class FirstLook:
 
     Args:
         request: what is asked for.
-        nodes: whose answers are awaited.
+        nodes: those that have to answer.
         on_done: takes the verdict; called from a thread of its own.
         now_s: a monotonic clock.
     """
@@ -233,11 +228,11 @@ class FirstLook:
 
     @staticmethod
     def is_wanted(request: RunRequest) -> bool:
-        """Whether nodes will measure for a plan that is not made yet; the plan of a run that goes on has run before."""
+        """Whether nodes will measure for a plan that is not made yet; the plan of a resumed run has run before."""
         return request.needs_times and request.resume is None
 
     def take(self, facts: NodeFacts) -> None:
-        """Take the answer of one node; with the last one begin to look whether a plan fits."""
+        """Take the answer of one node; with the last one begin to check whether a plan fits."""
         self._facts[facts.node] = facts
         self._awaited.discard(facts.node)
         if not self._awaited:
@@ -273,12 +268,12 @@ class PlanMaking:
 
     Args:
         request: what is asked for.
-        checkpoints: of the run; they have a plan to keep if it goes on.
+        checkpoints: of the run; they have a plan to keep if it is resumed.
         cache: links that are known.
-        put: takes, from any thread, what has to come back: ``Looked`` is followed by ``end_look``, a ``LinkAnswer``
-            by ``take_link``; with a plan or a failure all is done.
+        put: takes, from any thread, entries for the run's thread: ``Looked`` calls for ``end_look``, a ``LinkAnswer``
+            for ``take_link``; a plan or a failure ends the preparation.
         emit: sends an event to the submitter.
-        enter: is told the name of a step that begins.
+        enter: takes the name of a step that begins.
     """
 
     def __init__(
@@ -310,7 +305,7 @@ class PlanMaking:
 
     @property
     def is_looking(self) -> bool:
-        """Whether the answers of nodes are only looked at: they are asked again, to measure themselves."""
+        """Whether the answers are for the first look only: nodes are asked again, to measure themselves."""
         return self._first_look is not None
 
     @property
@@ -319,7 +314,7 @@ class PlanMaking:
         return self._request.needs_times and not self.is_looking
 
     def look_at(self, facts: NodeFacts) -> None:
-        """Look at a node's answer; after the last one ``Looked`` comes."""
+        """Take a node's first answer; after the last one ``Looked`` follows."""
         if self._first_look is not None:
             self._first_look.take(facts)
 
@@ -370,7 +365,7 @@ class PlanMaking:
             self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
 
     def cancel(self) -> None:
-        """Let what goes on beside the run's thread end soon: nobody waits for its answer any more."""
+        """Let the work beside the run's thread end soon: nobody waits for its answer any more."""
         self._planning.cancel()
         if self._first_look is not None:
             self._first_look.cancel()

@@ -1,4 +1,4 @@
-"""Write a run's ledger, metrics, trace and recordings while it goes on, and send files as they grow."""
+"""The books of a run: ledger, metrics, trace and recordings, written while it trains, and sent as they grow."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class RunBooks:
         profile: that it was planned with.
         emit: sends an event to the submitter.
         skipped_items: the first so many do not count in the profile.
-        part: of the plan with which the run begins or goes on; None = its first one.
+        part: of the plan with which the run begins or resumes; None = its first one.
 
     Attributes:
         ledger: of the run.
         pace: of its nodes; None where nobody watches it.
-        onlooker: hears after each turn what the nodes did in it; None where nobody looks on.
+        onlooker: gets after each turn the actions of the nodes in it; None where there is none.
         rows: of the owners' files that are left out or cut, for the report.
         end_seq: one past the last granted item.
         end_step: optimizer steps that are done at the end of the granted turns.
@@ -130,7 +130,7 @@ class RunBooks:
             self._trace_file.write(text.encode())
 
     def joined(self, facts: NodeFacts, links: Sequence[LinkFacts]) -> None:
-        """Keep books of one more node; of one that was there before they go on.
+        """Keep books of one more node; those of a node that was there before are continued.
 
         Args:
             facts: of the node.
@@ -148,7 +148,7 @@ class RunBooks:
             self._comers = (*self._comers, facts.node)
 
     def recovered(self, command: rounds.LogRecovery, at_unix_s: float) -> None:
-        """Write into the books that the run goes on without a node; send the plan and the line to the submitter."""
+        """Write into the books that the run continues without a node; send the plan and the line to the submitter."""
         self._plan = command.plan
         self.ledger.recovered(command.plan, command.part.placement.placement_number, at_unix_s)
         line = recovery_line(command)
@@ -217,7 +217,7 @@ class RunBooks:
         return self._operations.report(self._recorded.profile())
 
     def shown_links(self) -> tuple[LinkFacts, ...]:
-        """Only the links whose rates the run's own transfers showed so far."""
+        """Only the links with a rate from the run's own transfers so far."""
         return self._recorded.links.shown(self._links)
 
     def note_end(self, seq: int, at_unix_s: float) -> None:

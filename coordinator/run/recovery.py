@@ -1,8 +1,7 @@
-"""Reports of a run's nodes, the node that failed where several complain, and recovery without it.
+"""Reports of a run's nodes, the node to blame where several complain of broken links, and recovery without it.
 
-Find the node that failed when links break: its neighbours may be quicker to report the broken links.
-
-Pure: every method is told the time.
+Neighbours of a failed node may report their broken links before it reports its failure, so complaints wait for
+``GRACE_S``.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class Reports:
     """Reads the reports of one run's nodes.
 
     Args:
-        checkpoints: of the run; they hear of shards that were saved.
+        checkpoints: of the run; they get the shards that were saved.
         now_s: the clock by which ``verdict`` is asked.
     """
 
@@ -99,13 +98,13 @@ class Reports:
     def take(
         self, request: control_pb2.ReportRequest, books: RunBooks, placement_number: int = 0
     ) -> Iterator[rounds.Event]:
-        """Write a report into the books; a report whose number came before is ignored.
+        """Write a report into the books; a report with a number that was taken before is ignored.
 
         Args:
             request: the report.
             books: of the run.
             placement_number: of the placement that holds. An error of a node that has no role in it ends nothing: the
-                run has gone on without that node, and its links broke because of that.
+                run has continued without that node, and its links broke because of that.
 
         Yields:
             What happened, in order; each has to be handled before the next is asked for.
@@ -172,7 +171,7 @@ class Reports:
         self._num_reports.pop(node, None)
 
     def forgive(self) -> None:
-        """Forget who complained about whom: the run goes on without those that were lost."""
+        """Forget who complained about whom: the run continues without those that were lost."""
         self._blame = Blame()
 
     def verdict(self, now_s: float) -> rounds.NodeFailed | None:
@@ -181,7 +180,7 @@ class Reports:
 
 
 def rounds_of(request: RunRequest, *, awaits_nodes: bool = True) -> rounds.BestKeepingRounds:
-    """Make the state machine that a request wants: where the plan has copies it goes on without lost nodes.
+    """Make the state machine that a request wants: where the plan has copies it continues without lost nodes.
 
     Args:
         request: what is asked for.

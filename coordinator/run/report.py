@@ -1,14 +1,12 @@
-"""The ledgers of a run: a line of metrics for each step, the report's totals, and what operations have saved.
+"""Ledgers of a run: a line of metrics for each step, the totals of the report, and the savings of operations.
 
-Pure bookkeeping, without a clock. A step is known in two stages. When its owner reports it, its loss is shown as
-progress. When every node has done its turn, its bytes are complete and its line of ``metrics.jsonl`` is written; the
-bytes of finished turns are forgotten, so that memory does not grow with the run.
+Pure, without a clock. A step is known in two stages. When its owner reports it, its loss is shown as progress. When
+every node has done its turn, its bytes are complete and its line of ``metrics.jsonl`` is written; the bytes of finished
+turns are forgotten, so memory does not grow with the run.
 
-Keep account of what operations left to be done in a run, and of what they saved.
-
-Only train steps save; what gathering scores took is counted beside it. What steps would have taken with everything full
-is not measured but reckoned: seconds by the times that the run itself recorded, bytes by the mean lengths of the
-owners' rows.
+Operations save in train steps only; the cost of gathering scores is counted beside it. The cost of steps with
+everything full is not measured but computed: seconds from the times that the run itself recorded, bytes from the mean
+lengths of the owners' rows.
 """
 
 from __future__ import annotations
@@ -286,7 +284,7 @@ class RunLedger:
     def unfrozen(self, step: int, depth: int) -> dict[str, Any]:
         """Note that the run has decided to train ``depth`` blocks from ``step`` on.
 
-        The line of metrics.jsonl for it comes before the lines of the turn that begins at ``step``.
+        The line of metrics.jsonl for it precedes the lines of the turn that begins at ``step``.
 
         Returns:
             What to show as progress at once.
@@ -326,7 +324,7 @@ class RunLedger:
         return {"kind": "move", **entry}
 
     def recovered(self, plan: Plan, placement_number: int, at_unix_s: float) -> None:
-        """Go by a plan whose last placement has no lost node; the seconds until now are those of no step."""
+        """Take a plan with a last placement without the lost node; the seconds until now are those of no step."""
         self._plan, self.placement_number, self._last_end_unix_s = plan, placement_number, at_unix_s
 
     def replanned(self, plan: Plan) -> None:
@@ -376,7 +374,7 @@ class RunLedger:
         self._losses = [*self._losses, loss][-self._plan.course.local_iterations :]
 
     def evaluation_done(self, step: int, values: Mapping[str, float], *, is_best: bool | None = None) -> dict[str, Any]:
-        """Note an evaluation, whose sums are over all owners; and whether it is the best one, where that is kept.
+        """Note an evaluation, with sums over all owners; and whether it is the best one, where that is kept.
 
         Returns:
             Its line of metrics.jsonl; without ``kind`` it is its entry in the report. Tables of classes are in that of
@@ -426,7 +424,7 @@ class RunLedger:
             unfreeze_at: the steps at which one more block began to train.
             predicted_steps_s: what the planner expected all steps of the run to take; None = it did not say.
             operations: what they left to be done, and what they saved; None where everything was full.
-            best: what is known of the evaluations of a run whose result is that of the best one; else None.
+            best: facts about the evaluations of a run with the result of the best one; else None.
             rows: of the owners' files that were left out or cut.
 
         Returns:
@@ -618,7 +616,7 @@ class OperationsLedger:
 
 
 def _was_full_where_it_counts(done: Mapping[str, Done], full: Mapping[str, Done]) -> bool:
-    """Whether each node that trains blocks has done anything full: else nothing says how long that takes there."""
+    """Whether each node that trains blocks has done anything full: else the time of full work there is not known."""
     return all(done[node].full > 0 for node, each in full.items() if each.full > 0)
 
 

@@ -1,6 +1,6 @@
 """Requests that a coordinator takes: a run, a measurement and an evaluation; the request of a run as a message.
 
-An evaluation goes by a call of its own, since its files follow.
+An evaluation has a call of its own, since its files follow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Evaluation(NamedTuple):
     """The evaluation of a saved adapter on the rows of one owner, or of all owners.
 
     Attributes:
-        owner: the node whose evaluation rows count; rows of others are left alone. Empty = all who have some.
+        owner: the node with the evaluation rows that count; rows of others are left alone. Empty = all who have some.
         folder: with the files of the saved adapter, until the run is over.
     """
 
@@ -39,7 +39,7 @@ class Evaluation(NamedTuple):
     folder: Path
 
     def narrow(self, facts: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
-        """Copy the nodes' facts so that only nodes whose evaluation rows count have data.
+        """Copy the nodes' facts so that only nodes with evaluation rows that count have data.
 
         Raises:
             DataError: the owner takes no part or has no rows to evaluate on, or no node has any.
@@ -62,13 +62,13 @@ class RunRequest(NamedTuple):
         num_nodes: wait until so many have joined; 0 = take those that are there.
         join_s: how long to wait for them, seconds.
         evaluation: evaluate a saved adapter, train nothing.
-        resume: what to go on from; None = begin.
+        resume: what to resume from; None = begin.
         profile: times to plan with; None = the nodes measure.
         plan: to carry out as it is; None = plan.
         choices: what the planner may choose from.
         submitted_by: user and host.
         is_rehearsal: only to learn what actions take; what it trains is thrown away.
-        submission: random; by it who submitted the run finds it again without having heard its id.
+        submission: random; the submitter finds the run again by it without having its id.
         nodes: exactly these; none = ``num_nodes`` says how many.
     """
 
@@ -115,7 +115,7 @@ class MeasureRequest(NamedTuple):
     """A request to measure nodes and links.
 
     Attributes:
-        job: whose model, sizes and adapter.
+        job: defines model, sizes and adapter.
         num_nodes: wait until so many have joined; 0 = take those that are there.
         join_s: how long to wait for them, seconds.
         with_links: whether links are measured too.
@@ -132,7 +132,7 @@ class MeasureRequest(NamedTuple):
 
 
 def invited(living: Sequence[Member], evaluation: Evaluation | None) -> tuple[Member, ...]:
-    """Filter the members that a run may take: all but guests, and the guest whose own rows are evaluated."""
+    """Filter the members that a run may take: all but guests, and the guest with the rows that are evaluated."""
     owner = evaluation.owner if evaluation else ""
     return tuple(member for member in living if not member.is_guest or member.node == owner)
 

@@ -1,7 +1,7 @@
-"""Merge the tensors that the nodes hand in into safetensors files, by bytes and without torch.
+"""Merge of the tensors that nodes hand in into safetensors files, by bytes and without torch.
 
 No number is ever interpreted, and nothing is held: the files lie on the disk, and the merged one is read from them as
-it is sent. Every part is checked before anything is taken from it: it comes from another machine.
+it is sent. Every part is from another machine, so it is checked before anything is taken from it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read_tensors(content: Pieces, *, source: str) -> dict[str, TensorPieces]:
 
     Args:
         content: the whole file.
-        source: the node that it came from, for the error.
+        source: the node that sent it, for the error.
 
     Raises:
         IntegrityError: the file is truncated, its header is not readable, or a range is not what the shape says.
@@ -47,7 +47,7 @@ def tensors_of(parts: Mapping[str, Pieces]) -> dict[str, TensorPieces]:
     """Return the tensors of several files by name.
 
     Args:
-        parts: content of each file by where it came from (the node's name).
+        parts: content of each file by the name of its node.
 
     Raises:
         IntegrityError: a part is broken, or two parts have the same tensor.

@@ -1,4 +1,4 @@
-"""Drive one run: nodes' answers and reports become events of its state machine, whose commands are carried out.
+"""The driver of one run: its state machine gets nodes' answers and reports as events, and its commands become calls.
 
 ::
 
@@ -102,7 +102,7 @@ class RunDriver(Driver):
         run_id: see ``Driver``, as for the others.
         request: what is asked for.
         members: who is there.
-        lease_s: a node that was not heard of for so long is lost.
+        lease_s: a node without a heartbeat for so long is lost.
         on_end: called once, when every node is released.
         awaits_nodes: whether lost nodes may come back.
     """
@@ -376,7 +376,7 @@ class RunDriver(Driver):
             self._emit(control_pb2.RunEvent(state=phase))
 
     def _on_plan(self, made: PlanReady) -> None:
-        """Tell the submitter the plan, open the books, and go on with the run."""
+        """Tell the submitter the plan, open the books, and continue the run."""
         if self._rounds.phase != "planning":
             return
         self._planned, plan = made.planned, made.planned.plan

@@ -1,21 +1,14 @@
-"""Text about a run: numbers of steps and rounds, figures of evaluations, and what it trains on.
+"""Text about a run: numbers of steps and rounds, figures of evaluations, and the rows that it trains on.
 
-How steps and rounds are numbered wherever somebody reads them, and which step is the last one.
-
-Plans, turns and frames count from 0. Screens, ``metrics.jsonl``, ``report.json`` and status count from 1, so that the
+Plans, turns and frames count from 0. Screens, ``metrics.jsonl``, ``report.json`` and status count from 1, so the
 number of a step is also the number of steps that are done after it: the evaluation of "step 40" follows step 40, and
-a checkpoint of step 40 has it. The ledger converts (``shown``); nobody else adds or takes one.
+a checkpoint of step 40 has it. The ledger converts (``shown``); nobody else adds or takes one. A line of a step in
+``metrics.jsonl`` has ``"kind": "train"``.
 
-A line of a step has ``"kind": "train"``.
+Screen, page, model card and ``ringtune eval`` write a figure by these functions alone, so it has one meaning.
 
-What evaluations say to people: their figures with the rows that each is of, that the loss rises, why a run ends.
-
-Screen, page, model card and ``ringtune eval`` write a figure by these functions alone, so that it has one meaning.
-
-What a run trains on and how much of it, for the opening lines and for report.json: known from its course alone.
-
-Names of classes and numbers of rows are what the owners tell the coordinator anyway; how many rows a class has stays
-with them.
+Facts about training are known from the course alone. Owners give the coordinator names of classes and numbers of rows;
+how many rows a class has stays with them.
 """
 
 from __future__ import annotations
@@ -56,9 +49,9 @@ def placement_number(line: Mapping[str, Any], otherwise: int = 0) -> int:
 
 
 def is_settled(line: Mapping[str, Any], steps_done: int) -> bool:
-    """Whether a line stays when the run goes on after ``steps_done`` steps.
+    """Whether a line stays when the run resumes after ``steps_done`` steps.
 
-    A decision or an evaluation of just that step comes again.
+    A decision or an evaluation of just that step is repeated.
     """
     step = int(line["step"])
     return step <= steps_done if is_step(line) else step < steps_done
@@ -68,10 +61,10 @@ class LastStep:
     """The last step of a run: the training step with the highest number that an owner has completed.
 
     What is shown as the loss of a run is the loss of this step. Owners report in their own time, so the report of a
-    step may come after that of a later one.
+    step may arrive after that of a later one.
 
     Attributes:
-        line: what was told of it; empty before the first.
+        line: the step's entry of metrics.jsonl; empty before the first.
     """
 
     def __init__(self) -> None:
@@ -95,7 +88,7 @@ def replan_line(plan: Plan, why: Replanned) -> dict[str, Any]:
 
 
 def fetched_line(command: LogFetched) -> dict[str, Any]:
-    """Write what nodes have fetched of base weights for a placement to come, while the run trained."""
+    """Write what nodes have fetched of base weights for a later placement, while the run trained."""
     problems = {"problems": dict(command.problems)} if command.problems else {}
     came = dict(command.fetched_bytes)
     return {
@@ -108,7 +101,7 @@ def fetched_line(command: LogFetched) -> dict[str, Any]:
 
 
 def fetched_text(command: LogFetched) -> str:
-    """Say what nodes have fetched for a placement to come; empty if nothing had to come."""
+    """Say what nodes have fetched for a later placement; empty if they had to fetch nothing."""
     if command.problems:
         problems = "; ".join(problem for _, problem in command.problems)
         return f"placement {command.placement_number} is not there yet: {problems}"

@@ -1,25 +1,20 @@
-"""Trace of a run: every action with its start and end for Perfetto, and shares of time of each node in a turn.
+"""Trace of a run: every action with its start and end, for Perfetto, and shares of time of each node in a turn.
 
-Write trace.json: every action of every node with its start and end, in the format that Perfetto opens.
+In ``trace.json`` a node is a process; its compute actions are one thread, and its messages to each other node are a
+thread. Times are microseconds since the run started. The file is written as it grows, so a long run needs no memory for
+it; after a failure it is completed into a valid file.
 
-A node is a process; its compute actions are one thread, and what it sends to another node is a thread for each of
-those. Times are microseconds since the run started. The file is written as it grows, so that a long run needs no
-memory for it; what was written before a failure is completed into a valid file.
-
-Source: Trace Event Format (Chrome), JSON object form with complete events ("ph": "X").
-
-What each node did in a turn, for those who look on: shares of its time, and the actions of the turn's last step.
-
-Spans are added as nodes report them, and forgotten with their turn, so that memory does not grow with the run. Of a
-node's time in a turn a part is *busy* (it computes), a part is *waiting* (between the first and the last of its
-actions of one item, so that the next message has to come first), and the rest is *idle* (there is no item for it)::
+Of a node's time in a turn a part is *busy* (it computes), a part is *waiting* (between the first and the last of its
+actions of one item, for the next message), and the rest is *idle* (there is no item for it)::
 
     item 7:    B B . . B      . = waiting      item 8:  B B
                |-------|                                |-|     between the two: idle
 
-The last step begins when the one before it has ended: an embedding, or a frozen block, may have run ahead of that, and
-then begins before 0. Who waits for whom in it follows from what an action needs: a block the one below it, a backward
-the one above it, on whichever node that is.
+The last step begins at the end of the one before it; an embedding, or a frozen block, may have run ahead of that, and
+then begins before 0. Waits in it follow from what an action needs: a block needs the one below it, a backward the one
+above it, on whichever node that is. Spans are forgotten with their turn, so memory does not grow with the run.
+
+Source: Trace Event Format (Chrome), JSON object form with complete events ("ph": "X").
 """
 
 from __future__ import annotations
@@ -174,7 +169,7 @@ class _NodeTime:
             self._items[second].end_s = max(self._items[second].end_s, old.end_s)
 
     def shares(self, begin_s: float, end_s: float, end_seq: int) -> list[float]:
-        """Count the time from ``begin_s`` to ``end_s``; items from ``end_seq`` on go on after it.
+        """Count the time from ``begin_s`` to ``end_s``; items from ``end_seq`` on continue after it.
 
         Returns:
             The shares busy, waiting and idle, which add up to 1.

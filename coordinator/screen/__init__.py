@@ -1,1 +1,1 @@
-"""Print and draw plans, progress, profiles and lists."""
+"""Text and tables of plans, progress, profiles and lists on a terminal."""

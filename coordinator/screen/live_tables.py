@@ -69,7 +69,7 @@ class LiveProgress(SpokenProgress):
         self._end("stopped" if error is not None else "done")
 
     def _end(self, phase: str) -> None:
-        """Draw how the run stands for the last time; what is noted from now on comes below."""
+        """Draw the state of the run for the last time; later notes are below it."""
         if self._live.is_started:
             self.state(phase)
             self._bar.stop_task(self._task)

@@ -1,4 +1,4 @@
-"""Write a plan as text: slices, memory, what travels in the clear, and the action table of some steps."""
+"""A plan as text and as JSON: slices, memory, what travels in the clear, and the action table of some steps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Progress of a run as plain lines or as JSON lines, and what a command waits for.
+"""Progress of a run as plain lines or as JSON lines, and the waits of a command.
 
-Results go to the standard output, and none of this does.
+None of this goes to the standard output, which is for results.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def join_lines(reachable: str, *, trust: Path | None = None) -> list[str]:
 
     Args:
         reachable: ``host:port``.
-        trust: the coordinator's folder of keys, where it is not the one that commands look for.
+        trust: the coordinator's folder of keys, where it is not the one that commands use by default.
     """
     nodes, train = (
         hint(*words, coordinator=reachable) for words in (("nodes",), ("train", "job.toml", "--out", "run"))
@@ -441,7 +441,7 @@ class Waiting(Progress):
 def shown_cells(
     cells: Iterable[Cell], total: int, stream: TextIO, *, now_s: Callable[[], float] = time.monotonic
 ) -> Generator[Cell]:
-    """Pass the results of a sweep on as they come, and show their number and the time that the others will take.
+    """Pass the results of a sweep on as they arrive, and show their number and the time that the others will take.
 
     Nothing is written to what is no terminal.
 

@@ -1,4 +1,4 @@
-"""Text about what is trained: rows, groups of units, helpers and operation tables."""
+"""Text about training: rows, groups of units, helpers and operation tables."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _HEAD_TELLS = "the head's about how many rows of each class"
 
 
 def groups_lines(course: Course, memory: Mapping[str, MemoryEstimate]) -> list[str]:
-    """Describe groups, sweeps and gradients of copies; nothing of a run whose blocks have adapters.
+    """Describe groups, sweeps and gradients of copies; nothing of a run with adapters in its blocks.
 
     Args:
         course: of the run.

@@ -1,16 +1,14 @@
 """The certificate authority of a coordinator: certificates, join tokens, removals, and the files of all these.
 
-The register of an authority: join tokens, certificates, and which of them hold no longer; an SQLite file.
-
-A token is consumed in the transaction in which its certificate is written down, so no crash makes two of one. Who
-asks again with the same token and the same key, because the answer got lost, gets the same certificate again.
-
 ::
 
     DIR/authority.pem        key and certificate of the authority
     DIR/identity.pem         the coordinator's own
     DIR/admin/identity.pem   the first user's: for commands on this machine
-    DIR/register.sqlite      tokens and certificates
+    DIR/register.sqlite      tokens and certificates, and which of them are no longer valid
+
+A token is consumed in the transaction that writes down its certificate, so no crash makes two certificates of one
+token. A repeated request with the same token and the same key, after a lost answer, gets the same certificate again.
 """
 
 from __future__ import annotations
@@ -406,7 +404,7 @@ def has_authority(folder: Path) -> bool:
 def init_trust(folder: Path, now_unix_s: float) -> Authority:
     """Make an authority, with the identities of the coordinator and of its first user.
 
-    The authority's file comes last: without it the folder does not count, and a second try begins anew.
+    The authority's file is written last: without it the folder does not count, and a second try begins anew.
 
     Raises:
         UsageError: there is one already.

@@ -1,4 +1,4 @@
-"""The coordinator: the members, and at most one run or measurement that is driven; its spoken lines and its end."""
+"""The coordinator: its members, at most one run or measurement at a time, its lines on the terminal, and its end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from ringtune.v1 import control_pb2
 
 
 def record_of(run_id: str, request: RunRequest, now_unix_s: float, *, takes_up: str = "") -> RunRecord:
-    """Make the record of a run that begins; ``takes_up`` is the interrupted one that it goes on with, if any."""
+    """Make the record of a run that begins; ``takes_up`` is the interrupted one that it resumes, if any."""
     return RunRecord(
         run_id=run_id,
         first_run=request.resume.run_id if request.resume else run_id,
@@ -72,7 +72,7 @@ def joined_line(member: Member) -> str:
 
 
 def lost_line(member: Member, silent_s: float) -> str:
-    """Describe a node of which nothing was heard for a whole lease."""
+    """Describe a node without a heartbeat for a whole lease."""
     return f"node {member.node} is lost: last heard of {format_seconds(silent_s)} ago"
 
 
@@ -125,17 +125,17 @@ class Coordinator:
     """Keeps the members and drives at most one run or measurement; safe to call from any thread.
 
     Args:
-        lease_s: a node that was not heard of for so long is lost.
+        lease_s: a node without a heartbeat for so long is lost.
         insecure: whether nodes may be on other machines.
 
     Attributes:
         links: what was measured between members, in this process's life.
         kept: where the books of runs are kept; None = they are not, and a run ends with its submitter.
         awaits_nodes: whether nodes that are lost may be started again, so that runs wait for them.
-        say: takes a line about who comes and goes, and which runs begin and end. It must not wait.
+        say: takes a line about nodes that join or leave, and runs that begin or end. It must not wait.
         sinks: further readers of the events of each run that begins from now on. None may wait; what one raises is
             logged.
-        onlookers: further readers that also hear what nodes did in each turn; as for sinks, none may wait.
+        onlookers: further readers that also get the actions of each turn; as for sinks, none may wait.
     """
 
     def __init__(self, *, lease_s: float = 10.0, insecure: bool = False) -> None:
@@ -190,11 +190,11 @@ class Coordinator:
             self.tell(f"node {node} left")
 
     def remove(self, node: str, reason: str, *, forever: bool) -> bool:
-        """Forget a member that shall not stay; a run goes on as if the node were lost.
+        """Forget a member that shall not stay; a run continues as if the node were lost.
 
         Args:
             node: its name.
-            reason: for which; it is told to the node and the run.
+            reason: of it, for the node and the run.
             forever: whether the name is refused while this coordinator runs.
 
         Returns:
@@ -274,16 +274,16 @@ class Coordinator:
     # ---- runs -------------------------------------------------------------------------------------
 
     def run(self, request: RunRequest, *, takes_up: str = "") -> RunDriver:
-        """Start a run, go on with one, or evaluate a saved adapter; nodes measure unless a profile is given.
+        """Start a run, resume one, or evaluate a saved adapter; nodes measure unless a profile is given.
 
         Args:
             request: what is wanted.
-            takes_up: the interrupted run that it goes on with by itself.
+            takes_up: the interrupted run that the coordinator resumes by itself.
 
         Raises:
             BusyError: there is one already.
             JobError: the job wants a shorter lease than this coordinator has.
-            PlanError: what to go on from is of another job or plan.
+            PlanError: the checkpoint is of another job or plan.
         """
         lease_s = request.job.runtime.lease_s
         return self._begin(
@@ -306,7 +306,7 @@ class Coordinator:
     def take_up(self, *, within_s: float) -> None:
         """Go on with the run that was under way when the coordinator's process before this one ended, if any.
 
-        What can't be gone on with is said, and stays interrupted.
+        A run that can't be resumed is named, and stays interrupted.
 
         Args:
             within_s: an older interruption is left to the user.

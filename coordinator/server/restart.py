@@ -1,13 +1,13 @@
-"""Which run a coordinator takes up when it starts, and from where: the one that was under way when it ended. Pure.
+"""The choice of the run that a restarted coordinator takes up, and of the step it resumes from. Pure.
 
 ::
 
-    under way --(the coordinator ends)--> interrupted --(it starts again)--> gone on with by another run:
+    under way --(the coordinator ends)--> interrupted --(it starts again)--> taken up by another run:
                                              from the end of the last turn that all nodes had done,
                                              else from the newest checkpoint, or anew where there is none
 
 Nodes released it meanwhile, and have on their disks what they kept of the last turns, and their shards. The run that
-takes it up has an id of its own, as one of ``--resume``, so that late messages of the former one are refused.
+takes it up has an id of its own, as one of ``--resume``, so late messages of the former one are refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def taken_up_by(records: Mapping[str, RunRecord], run_id: str) -> RunRecord | No
 
 
 def last_of(records: Mapping[str, RunRecord], run_id: str) -> str:
-    """Return the id of the run that goes on with a run at last: of itself unless it was taken up."""
+    """Return the id of the last run that resumes a run: its own unless it was taken up."""
     seen = {run_id}
     while (after := taken_up_by(records, run_id)) is not None and after.run_id not in seen:
         run_id = after.run_id
@@ -74,15 +74,15 @@ def _num_in_vain(records: Mapping[str, RunRecord], last: RunRecord) -> int:
 
 
 def request_to_go_on(request: RunRequest, record: RunRecord, events: Iterable[control_pb2.RunEvent]) -> RunRequest:
-    """Make the request that goes on with an interrupted run.
+    """Make the request that resumes an interrupted run.
 
     Args:
         request: with which it began.
         record: what is known of it.
-        events: its own, without those of the runs that it goes on with.
+        events: its own, without those of the runs that it resumes.
 
     Returns:
-        A request to go on from its last turns and checkpoints, or to begin anew with the nodes that it had.
+        A request to resume from its last turns and checkpoints, or to begin anew with the nodes that it had.
 
     Raises:
         UsageError: it was interrupted before it had any.
@@ -116,7 +116,7 @@ def request_to_go_on(request: RunRequest, record: RunRecord, events: Iterable[co
 
 
 def _newest(found: Iterable[CheckpointManifest]) -> tuple[CheckpointManifest, ...]:
-    """The newest checkpoints and ends of turns, as many as nodes keep; of one step the checkpoint comes first."""
+    """The newest checkpoints and ends of turns, as many as nodes keep; of one step the checkpoint is first."""
     ordered = sorted(found, key=lambda one: (one.step, bool(one.shards)), reverse=True)
     saved = [one for one in ordered if one.shards][:KEPT]
     kept = [one for one in ordered if not one.shards][:TURNS_KEPT]
@@ -126,7 +126,7 @@ def _newest(found: Iterable[CheckpointManifest]) -> tuple[CheckpointManifest, ..
 def _of_one_course(
     request: RunRequest, plan: Plan, newest: tuple[CheckpointManifest, ...], lengths: tuple[Length, ...]
 ) -> Resume:
-    """What to go on from, without what is from before an owner was left out, unless there is nothing else."""
+    """The points to resume from, without those from before an owner was left out, unless there are no others."""
     plan = as_it_was(request.job, plan, [newest[0].plan_digest], lengths)
     known = set[str]().union(*digests(request.job, plan, lengths).values())
     manifests = tuple(one for one in newest if one is newest[0] or one.plan_digest in known)

@@ -1,4 +1,4 @@
-"""What a coordinator knows of a run without reading its events: a small file beside them. Pure.
+"""The record of a run, a small file beside its events: what a coordinator knows without reading these. Pure.
 
 ::
 
@@ -7,7 +7,7 @@
             --> failed     it ended with an error
             --> interrupted    the coordinator ended before the run did
 
-From any state but running and done a run that has a checkpoint can be gone on with.
+A run with a checkpoint can be resumed from any state but running and done.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RunRecord:
 
     Attributes:
         run_id: of the run.
-        first_run: the id under which nodes keep its shards: its own, or that of the run that it goes on with.
+        first_run: the id under which nodes keep its shards: its own, or that of the run that it resumes.
         model: last part of the model's path.
         method: how it trains.
         submitted_by: ``user@host``; empty = it did not say.
@@ -44,13 +44,13 @@ class RunRecord:
         num_steps: of the whole run; 0 = there is no plan yet.
         steps_done: optimizer steps that were reported, those of the runs before it included.
         saved_step: of the newest checkpoint; -1 = there is none.
-        kept_step: of the newest turn whose end all nodes kept in memory; -1 = there is none.
+        kept_step: of the newest turn with an end that all nodes kept in memory; -1 = there is none.
         message: why it did not end well.
         is_fetched: whether somebody has all of its events.
         size_bytes: of its events on the disk.
         nodes: that take part, or that were asked about themselves for it; none until they were.
-        takes_up: the interrupted run with which the coordinator goes on by this one; empty = somebody submitted it.
-        submission: random; who submitted the run finds it by this without having heard its id.
+        takes_up: the interrupted run that the coordinator resumes by this one; empty = somebody submitted it.
+        submission: random; the submitter finds the run by this without having its id.
     """
 
     run_id: str
@@ -90,7 +90,7 @@ class RunRecord:
 
     @property
     def newest_step(self) -> int:
-        """The last step from which a coordinator that starts again may go on; -1 = there is none."""
+        """The last step from which a coordinator that starts again may resume; -1 = there is none."""
         return max(self.saved_step, self.kept_step)
 
     @property
@@ -158,7 +158,7 @@ def in_order(records: Iterable[RunRecord]) -> list[RunRecord]:
 
 
 def chain_of(records: Mapping[str, RunRecord], run_id: str) -> tuple[RunRecord, ...]:
-    """List the runs that a run goes on with, oldest first, and the run itself last."""
+    """List the runs that a run resumes, oldest first, and the run itself last."""
     last = records[run_id]
     family = in_order(record for record in records.values() if record.first_run == last.first_run)
     return tuple(family[: family.index(last) + 1])
@@ -173,10 +173,10 @@ def to_drop(
     keep_unfetched_days: float = math.inf,
     busy: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Choose the runs whose books are dropped, oldest first: by age, and those that were fetched by size too.
+    """Choose the runs to drop the books of, oldest first: by age, and those that were fetched by size too.
 
     A run of which there is nothing to fetch, because it ended before its plan, counts as fetched. The runs that one
-    run goes on with stay as long as it does. Example: with 7 days, a run that was fetched and ended 8 days ago goes;
+    run resumes stay as long as it does. Example: with 7 days, a run that was fetched and ended 8 days ago goes;
     one that nobody has fetched stays for ``keep_unfetched_days``.
 
     Args:

@@ -1,20 +1,15 @@
 """Runs on the coordinator's disk: their events with checksums, kept until they are fetched and some days more.
 
-A crash leaves at most a torn last event, which readers pass over. Nothing is held in memory: whoever follows a run
-reads the file while it grows.
-
-The books of one run: its events go to the disk as they come, and whoever follows it reads them from there.
-
-The one who submitted it reads the same file, so a submitter that is slow, asleep or gone holds nothing up.
-
 ::
 
     STATE/lock                    held by the coordinator that writes here
-    STATE/runs/<run id>/run.json  what is known of the run
-    STATE/runs/<run id>/request   with what it began: ``RunRequest`` as it came
+    STATE/runs/<run id>/run.json  the record of the run
+    STATE/runs/<run id>/request   the ``RunRequest`` with which it began
     STATE/runs/<run id>/events    its events, of which its folder can be written again
 
-A run that was under way when the coordinator ended is found as interrupted when it starts again, and taken up.
+Every follower of a run, its submitter included, reads the growing file, so nothing is held in memory, and a follower
+that is slow, asleep or gone holds nothing up. A crash leaves at most a torn last event, which readers pass over. A run
+that was under way when the coordinator ended is found as interrupted at the next start, and taken up.
 """
 
 from __future__ import annotations
@@ -263,7 +258,7 @@ class KeptRun:
         self.close()
 
     def fetched(self) -> None:
-        """Note that somebody has all events; a run that goes on is not fetched yet."""
+        """Note that somebody has all events; a run that is not over is not fetched yet."""
         with self._changed:
             if self.record.state == "running" or self.record.is_fetched:
                 return
@@ -274,7 +269,7 @@ class KeptRun:
                 self._is_full = True  # it only stays longer
 
     def close(self) -> None:
-        """Close the file; a run that goes on can write no more, and is found as interrupted."""
+        """Close the file; a run that is not over can write no more, and is found as interrupted."""
         with self._changed:
             if self._log is not None:
                 self._log.close()
@@ -431,7 +426,7 @@ class KeptRuns:
         return self._run(run_id).record
 
     def fetched(self, run_id: str) -> None:
-        """Note that somebody has all events of a run and of those that it goes on with.
+        """Note that somebody has all events of a run and of those that it resumes.
 
         Raises:
             UsageError: there is no such run.
@@ -447,8 +442,8 @@ class KeptRuns:
 
         Args:
             run_id: of the run.
-            wait: go on until the run is over; else end with what is there.
-            whole: first the events of the runs that it goes on with.
+            wait: yield until the run is over; else end with what is there.
+            whole: first the events of the runs that it resumes.
             is_over: asked now and then while there is nothing new; true ends the waiting.
 
         Raises:
@@ -482,7 +477,7 @@ class KeptRuns:
     # ---- room -------------------------------------------------------------------------------------
 
     def prune(self) -> tuple[str, ...]:
-        """Drop books that are too old, and those that were fetched if they are too many; return whose."""
+        """Drop books that are too old, and those that were fetched if they are too many; return their runs."""
         records = self.records()
         with self._lock:
             busy = {name for name, count in self._readers.items() if count}

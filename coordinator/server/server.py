@@ -253,7 +253,7 @@ class MembershipServicer(trust_pb2_grpc.MembershipServicer):
     """The calls about who stays a member.
 
     Args:
-        coordinator: whose members.
+        coordinator: the one with the members.
         keeper: of its trust; None = all is plain text.
     """
 
@@ -314,7 +314,7 @@ class CoordinatorServer:
 
     Args:
         bind: ``host:port``; port 0 = any free one.
-        lease_s: a node that was not heard of for so long is lost.
+        lease_s: a node without a heartbeat for so long is lost.
         insecure: whether ``bind`` and the nodes may be beyond this machine, without encryption.
         keeper: of the trust, where the process speaks as the coordinator; None = all is plain text.
         join_port: where those without a certificate are answered, on the same host; 0 = the port after the one of
@@ -408,7 +408,7 @@ def announcing(
         address: ``host:port`` where it listens.
         asked: ``--announce`` or ``--no-announce``; None = announce where others can reach it.
         authority_sha256: of its authority, hex; empty = plain text.
-        say: is told why it is not announced though it could be reached.
+        say: takes the reason why it is not announced though it could be reached.
         interfaces: addresses of the interfaces to announce on; empty = all, for this machine only the loopback.
 
     Raises:

@@ -1,20 +1,19 @@
 """The page as an application: its files, state, frames, what-ifs and figures, and limits of its connections.
 
-What one visitor's connections may take of a page: each makes a request in time, and no address has most of them.
-
-Without this, connections that say nothing hold all places, and everybody else gets 503. The server closes one that is
-idle after an answer (``timeout_keep_alive``), and none before its first request.
-
 ::
 
     GET  /              the page, and /static/... its parts: they tell nothing of a run, so they need no token
     GET  /api/login     Authorization: Bearer TOKEN -> a cookie; only beyond this machine
     GET  /api/state     ?run=ID: everything at once
-    GET  /api/stream    ?run=ID: the same as server-sent events, and then what changes
+    GET  /api/stream    ?run=ID: the same as server-sent events, and then the changes
     POST /api/what-if   {"speeds": {node: factor}, "rates": {"a>b": factor}, "microbatches": n}
     GET  /metrics       figures for Prometheus
 
 Everything is read-only. A what-if has to be sent as ``application/json``, which a foreign page can't without asking.
+
+Each connection must make a request in time, and no address has most of the places: otherwise connections without a
+request would hold all places, and everybody else would get 503. The server closes a connection that is idle after an
+answer (``timeout_keep_alive``), and none before its first request.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ def make_app(streams: Streams, asking: Asking, guard: Guard) -> ASGIApp:
     Args:
         streams: give browsers their frames.
         asking: answers what-ifs.
-        guard: decides who may look.
+        guard: decides who may see the page.
     """
     pages = _Pages(streams, asking, guard)
     files = {f"/static/{path.name}": path for path in sorted(STATIC.iterdir()) if path.suffix in _TYPES}
@@ -169,7 +168,7 @@ class _Pages:
         self._figures = Figures(streams)
 
     def guarded(self, page: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        """Let a page be seen by those only who may look."""
+        """Show a page to those alone who may see it."""
 
         async def answer(request: Request) -> Response:
             headers = request.headers

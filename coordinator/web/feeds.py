@@ -1,12 +1,11 @@
 """Feeds of events for the page: a run's folder, a run that a coordinator keeps, and a coordinator itself.
 
-The same events as those that filled the folder make the same page. What nodes did in the last step is read from the end
-of ``trace.json``.
+A folder gives the same page as the events that filled it. The actions of the last step are read from the end of its
+``trace.json``.
 
-The events of a run that a coordinator keeps, for a page: those that are there, and those that come.
-
-A thread follows the run and waits where the page has not taken what came, so that a long run is never all in memory.
-Result files are left out, and with them what nodes did in the last step: that is in ``trace.json`` of a run's folder.
+For a kept run a thread follows the events, those so far and those to come, and waits where the page has not taken them,
+so a long run is never all in memory. Result files are left out, and with them the trace: this page lacks the actions of
+the last step.
 """
 
 from __future__ import annotations
@@ -229,7 +228,7 @@ class RunFeed:
     """Follows a run.
 
     Args:
-        events: asks a coordinator for them, those that are there and those that come, without files.
+        events: asks a coordinator for them, the stored and the future ones, without files.
     """
 
     def __init__(self, events: Callable[[], Iterable[control_pb2.RunEvent]]) -> None:
@@ -251,7 +250,7 @@ class RunFeed:
         self._thread.join(_END_S)
 
     def __call__(self) -> Iterator[control_pb2.RunEvent]:
-        """Yield what came since the last call."""
+        """Yield the events since the last call."""
         with contextlib.suppress(queue.Empty):
             for _ in range(MOST_AHEAD):
                 yield self._came.get_nowait()

@@ -1,22 +1,19 @@
-"""What the page shows of one run, folded from the run's events: of bounded size, however long the run is.
+"""The state of the page for one run, folded from the run's events: of bounded size, however long the run is.
 
-A curve of any length in a bounded number of its own points: of each stretch of steps the lowest and the highest.
+The state is a handful of *sections* (run, plan, nodes, links, ...), each a JSON-able value with a version that counts
+its changes, and three curves. A reader needs only the sections with another version than it has.
 
-::
+A curve of any length has a bounded number of its own points: of each stretch of steps the lowest and the highest::
 
     steps    0 1 2 3 | 4 5 6 7 | 8 9 ...        one bucket = a stretch of steps of one width
     values   5 3 4 2 | 9 1 2 2 |
     points   (0,5) (3,2)   (4,9) (5,1)          each is a point of the curve; a spike is never lost
 
 When there are too many buckets, neighbours are merged and the width doubles, so a point costs constant time on average.
-Points of all buckets but the last are settled: whoever has them needs only what came since, until ``generation``
-changes.
+Points of all buckets but the last are settled: a reader needs only the points since then, until ``generation`` changes.
 
-The state is a handful of *sections* (run, plan, nodes, links, ...), each a JSON-able value with a version that counts
-its changes, and three curves. Whoever shows it needs only the sections whose version is another than it has.
-
-Lines of ``metrics.jsonl`` come when all nodes have done a turn. Until then what the owners told of its steps stands at
-the end of the curve, and is replaced.
+A line of ``metrics.jsonl`` arrives when all nodes have done its turn. Until then the owners' reports of its steps stand
+at the end of the curve, and are replaced by it.
 """
 
 from __future__ import annotations
@@ -84,7 +81,7 @@ class ThinCurve:
         self.last: Point | None = None
 
     def add(self, step: int, value: float) -> None:
-        """Add a point; one whose step is not above the last one replaces what the curve has from that step on."""
+        """Add a point; one with a step not above the last one replaces what the curve has from that step on."""
         if self.last is not None and step <= self.last.step:
             self.cut(step - 1)
         point, place = Point(step, value), step // self._width
@@ -251,7 +248,7 @@ class EventLine(NamedTuple):
     Attributes:
         kind: joined, lost, move, checkpoint, unfreeze, evaluation, note, phase, failed or done.
         text: for people.
-        at_unix_s: when it was heard; None = not known.
+        at_unix_s: when it arrived; None = not known.
     """
 
     kind: str
@@ -314,7 +311,7 @@ class PageState:
         run_id: of it; empty before the first.
         versions: of each section.
         curves: by their names in ``CURVES``; ``seconds`` are those of all steps so far together.
-        ahead: loss and accuracy of steps whose turn is not done yet, by step.
+        ahead: loss and accuracy of steps of a turn that is not done yet, by step.
         plan: of the run.
         profile: the newest one.
         job: as resolved.
@@ -396,7 +393,7 @@ class PageState:
 
         Args:
             event: of the run; ``run_id`` begins another one.
-            at_unix_s: when it was heard; None = not known.
+            at_unix_s: when it arrived; None = not known.
 
         Raises:
             RingTuneError: the event is not readable.

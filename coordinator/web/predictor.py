@@ -1,7 +1,7 @@
-"""Predict what the page's sliders ask, in a process of its own: ``python -m coordinator.web.predictor``.
+"""Predictions for the page's sliders, in a process of their own: ``python -m coordinator.web.predictor``.
 
 A prediction is seconds of plain Python. In the coordinator's process it would hold up the thread that drives the run,
-so it is asked here, one question and one answer a line, with a lower priority. The process ends with its input.
+so this process, with a lower priority, answers one question a line with one line. It ends with its input.
 """
 
 from __future__ import annotations

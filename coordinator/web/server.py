@@ -1,4 +1,4 @@
-"""Serve the page at an address, on a thread of its own, while a command runs."""
+"""The page served at an address, on a thread of its own, while a command runs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class PageServer:
         return f"http://{at}/" + (f"#token={self._guard.token}" if self._guard.token else "")
 
     def lines(self) -> list[str]:
-        """Say where the page is, for the terminal of whoever started it."""
+        """Say where the page is, for the terminal that started it."""
         found = [f"page: {self.url}"]
         if self._guard.token:
             found.append("the page is plain HTTP: who can listen on that network can read it; an SSH tunnel hides it")

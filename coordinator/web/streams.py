@@ -1,17 +1,13 @@
-"""Streams of the page: a run's events become its state, and each browser gets frames of what has changed.
+"""Streams of the page: a run's events become its state, and each browser gets frames of the changes.
 
-What a browser lacks of the page's state: the sections that changed, and the points that each curve has gained.
-
-A browser has, in a ``Seen``, a version of each section and of each curve a generation with a number of points. A frame
-is made from the state as it is when the browser can take one, so nothing is queued for it: one that falls behind gets
-fewer frames, each of them complete, and whatever it missed is in the next one.
+A browser has, in a ``Seen``, a version of each section, and of each curve a generation with a number of points. A frame
+has the sections that changed and the points that each curve has gained. It is made from the state as it is when the one
+before has left for the network, so nothing is queued: a slow browser gets fewer frames, each complete, and the next one
+says how many changes were skipped. A browser that takes nothing for ``SEND_S`` is let go; it asks again by itself and
+gets a whole state.
 
 The run's thread only puts an event into the box. Everything else happens on the page's own thread, which calls
 ``tick`` a few times a second.
-
-Nothing is queued for a browser. A frame is made when the one before has left for the network; meanwhile the state goes
-on, and the next frame says how many changes were skipped. One that takes nothing for ``SEND_S`` is let go; it asks
-again by itself and gets a whole state.
 """
 
 from __future__ import annotations
@@ -107,7 +103,7 @@ class Framer:
         return f'"{name}":{{"from":{start},"points":{json.dumps(settled, separators=(",", ":"))},"open":{open_text}}}'
 
     def _ahead(self, place: int) -> list[Point]:
-        """Points of steps whose turn is not done; of very long turns not all."""
+        """Points of steps of a turn that is not done; of very long turns not all."""
         last = self._state.curves["seconds"].last
         done = last.step if last else 0
         found = [
@@ -154,7 +150,7 @@ class Watching:
 
     Args:
         members: lists the members by name; must not wait long.
-        feed: returns further events, where they are read and not heard.
+        feed: returns further events, where they are read and not sent.
         clock: unix seconds.
         most_waiting: events that may wait for the next tick; of more the oldest are dropped.
 
@@ -226,7 +222,7 @@ class Watching:
 
 
 def member_lines(before: Mapping[str, MemberNow], now: Mapping[str, MemberNow]) -> list[EventLine]:
-    """Say who came, was lost, came back and left."""
+    """Name the nodes that joined, were lost, joined again or left."""
     found = []
     for node in sorted(before.keys() | now.keys()):
         was, has = before.get(node), now.get(node)
@@ -275,7 +271,7 @@ class Streams:
         self._is_over = False
 
     def wake(self) -> None:
-        """Let all streams look for what has changed."""
+        """Let all streams check for changes."""
         self._changed.set()
         self._changed = asyncio.Event()
 

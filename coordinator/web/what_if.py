@@ -1,4 +1,4 @@
-"""Ask the simulator what the sliders of the page would change: one question at a time, each with a deadline.
+"""The simulator's answers to the page's sliders: one question at a time, each with a deadline.
 
 The simulator runs in a process of its own, which is started with the first question and ended if it takes too long.
 Answers are remembered, as sliders go back and forth.
