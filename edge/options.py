@@ -1,4 +1,4 @@
-"""The options of an agent, and the checks of them before it joins."""
+"""The options of ``ringtune node``, their defaults, and the checks of them before the agent joins."""
 
 from __future__ import annotations
 

@@ -1,17 +1,8 @@
-"""One run at one node: its preparation with slice, links and loop, its result, and its release.
+"""One run at one node: its preparation (slice, links, loop), its part of the result, and its release.
 
-Hold one run at one node, from the first step of its preparation to its release.
-
-Whatever a run holds (threads, links, tensors) is reachable from here only, so dropping it drops all. It is
-also where links deliver: what comes before the node is prepared or after it was released goes nowhere.
-
-What an agent needs of its part with torch: ``edge.agent.torch_backend``, or a stand-in without torch.
-
-Build a node's part of a run, and start its loop.
-
-Links of a run to the nodes that this one sends to, opened while the run is prepared.
-
-What a node hands in: its part of the result, and at the end of a run its totals.
+``ActiveRun`` alone refers to everything that a run holds (threads, links, tensors), so dropping it frees all. Links
+deliver to it; what arrives before the node is prepared or after the release is dropped. ``Workshop`` is the interface
+of ``edge.agent.torch_backend``, so that tests run an agent without torch.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
-"""The agent of a node: what the coordinator asks of it, and the links that it measures.
-
-The agent does what the coordinator asks of a node, one run at a time.
+"""The agent of a node: it carries out the coordinator's calls, one run at a time, and measures links to other nodes.
 
 ::
 
     inspect -> prepare -> grant ... -> collect -> release      (release at any time, also while preparing)
 
-The coordinator drives one run at a time: a call for another run releases a left-over one. Whatever needs
-torch happens on one compute thread, through ``edge.agent.torch_backend``, which is loaded after the agent has joined.
-
-Measure the links of a node to others, as the coordinator asks.
+A call for another run releases the present one. Whatever needs torch runs on one compute thread, through
+``edge.agent.torch_backend``, which is loaded after the agent has joined.
 """
 
 from __future__ import annotations

@@ -1,23 +1,17 @@
-"""A node's part in a migration of its run from one placement to the next.
-
-A node's part in a move of its run: rest, then build another slice and go on with what was trained.
+"""A node's part in a migration of its run to the next placement: it keeps what it trained, and builds another slice.
 
 ::
 
-    fetch   the base weights of the next slice come, while the run trains (``ahead``)
-    rest    the loop stands still, and what the slice has trained is kept and offered to others
-    move    blocks of others come in, the old slice is let go, the new one is built, links are opened
-    grant   the first turn after it: what was kept is let go
+    fetch   the run trains; the base weights of the next slice are fetched into the cache, and read from the disk
+    rest    the loop stands still; what the slice has trained is kept as a snapshot, and offered to other nodes
+    move    other nodes' blocks are fetched, the old slice is freed, the new one is built, links are opened
+    grant   the first turn after the move: the snapshot is freed
 
-The old slice goes before the new one is built, so that a move never needs the memory of both. What was trained stays in
-memory all the time; going back to the old placement is a move to it, from the node's own snapshot.
+The old slice is freed before the new one is built, so a move never needs the memory of both. What was trained stays in
+memory until the grant; going back to the old placement is a move from the node's own snapshot.
 
-Get the base weights of another placement's slice while the run trains: from other nodes, and off the disk.
-
-Nothing is held for it. What comes from other nodes lies in this node's cache of models, by digest, and what the next
-slice reads is asked for from the disk, so that it lies in memory that the system has free, and takes back if it has to.
-
-Take what a run goes on from off the disks of its nodes, before a slice is built.
+``fetch`` takes no memory of the process: tensors of other nodes go to the cache of models by digest, and the kernel
+reads the files of the next slice into its page cache, which it may drop.
 """
 
 from __future__ import annotations

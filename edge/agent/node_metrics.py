@@ -1,7 +1,7 @@
-"""Figures of one node for Prometheus, at an address of their own: ``ringtune node --metrics HOST:PORT``.
+"""The Prometheus exporter of one node, at an address of its own: ``ringtune node --metrics HOST:PORT``.
 
-One thread answers one request after another, each within a few seconds. On loopback anybody on this machine may ask;
-elsewhere a token is needed, as ``Authorization: Bearer TOKEN``.
+One thread answers one request after another, each within a few seconds. On loopback any process of this machine may
+ask; elsewhere a token is needed, as ``Authorization: Bearer TOKEN``.
 """
 
 from __future__ import annotations

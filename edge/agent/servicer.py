@@ -1,4 +1,4 @@
-"""Serve an agent's gRPC calls: decode the request, call ``edge.agent.agent.Agent`` once, encode the answer.
+"""The gRPC servicer of an agent: decode the request, call ``edge.agent.agent.Agent`` once, encode the answer.
 
 The ring's servicer needs torch, which is loaded after the agent has joined, so it is added later.
 """

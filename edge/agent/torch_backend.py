@@ -1,15 +1,11 @@
-"""What an agent does with torch: facts of the node, executor, snapshots, and both ends of the links.
+"""The part of an agent that needs torch: a node's facts, the executor, snapshots, and both ends of the links.
 
-The part of an agent that needs torch: a node's facts, the executor, and both ends of the links.
+The import loads torch and the model libraries, which takes seconds; the agent does so in the background after it has
+joined.
 
-Importing this module loads torch and the model libraries, which takes seconds; the agent does so in the
-background after it has joined.
-
-What a node has trained, at a turn boundary: kept in memory while a run moves to its next placement.
-
-A snapshot holds the trained tensors of the node's slice with their optimizer state, and the head at the owner that has
-it. It copies nothing: it keeps the very tensors, which nobody changes any more, while the rest of the slice is let go.
-Nodes take each other's blocks over as safetensors files of the blocks that they host next.
+A ``Snapshot`` holds the trained tensors of the node's slice at a turn boundary with their optimizer state, and the
+head at the owner that has it. It copies nothing: no update changes these tensors any more, and the rest of the slice
+is freed. Nodes send each other its blocks as safetensors files.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Enrollment of a node: its name, its certificate, and the coordinator that it joins.
 
-As whom a node speaks, from the options of its command: it joins with a token, has joined before, or is plain.
-
-Look for coordinators on the local network, for a node that was told of none.
-
-A coordinator at this machine's default address is taken at once. Otherwise those are listed that are announced, and
-``ringtune.transport.discovery`` says which of them the node may join.
+A node has a token, or a certificate from before, or speaks plain text. Without an address of a coordinator it joins
+the one at this machine's default address; otherwise it lists those announced on the local network, and
+``ringtune.transport.discovery`` says which of them it may join.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """The numeric libraries of an agent: loaded while it is idle, with limited threads, used on one thread.
 
-Load the libraries that a run needs, and no others, while the agent is idle.
-
 Two things make the first run of an agent slow and its slice look large. ``transformers`` loads whatever it finds
 installed beside it (scikit-learn, scipy, torchvision, accelerate and others: seconds and tens of megabytes that no
 slice uses), and the code of torch's kernels is read from the disk page by page when a kernel runs for the first time.
 
-Limit the threads of numeric libraries, and run all torch work on one thread.
-
-Torch work of an agent happens on one thread: thread pools and allocator arenas then exist once, and the
-order of the work is the order of the queue.
+All torch work of an agent runs on one thread: thread pools and allocator arenas then exist once, and the order of the
+work is the order of the queue.
 """
 
 from __future__ import annotations
