@@ -1,7 +1,7 @@
-"""How much of finished runs stays in a node's folder: a rule of age and size, without a clock or a disk.
+"""The retention rule for finished runs in a node's folder, by age and size; without a clock or a disk.
 
-A finished run's shards are kept for a while, because someone may want to train it further. A run that never finished is
-no concern of this rule: its shards are the only way to go on with it.
+Shards of a finished run are kept for a while, because someone may want to train it further. The rule leaves unfinished
+runs alone: their shards are the only way to resume them.
 """
 
 from __future__ import annotations

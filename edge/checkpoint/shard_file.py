@@ -1,4 +1,4 @@
-"""Write one node's part of a checkpoint as a safetensors file: trained tensors and optimizer state.
+"""The safetensors file of a shard, one node's part of a checkpoint: trained tensors and optimizer state.
 
 ::
 
@@ -8,7 +8,7 @@
     sums/<block>.<name>             a helper's gradients between two updates
     head                            at the owner that holds it: the head as it is handed over, as bytes
 
-The metadata says which run, plan, node and step it is of. Frozen weights are not in it.
+The metadata names run, plan, node and step. Frozen weights are not in the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Save and load one run's shards at one node, which locks its folder while the run goes on."""
+"""Saving and loading of one run's shards at one node, which locks its folder during the run."""
 
 from __future__ import annotations
 

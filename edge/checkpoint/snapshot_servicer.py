@@ -1,4 +1,4 @@
-"""Snapshots between nodes: served to those that host the blocks next, and fetched from others."""
+"""The transfer of snapshots between nodes: a servicer of this node's, and calls that fetch others' or push a copy."""
 
 from __future__ import annotations
 

@@ -1,19 +1,11 @@
-"""Snapshots of trained blocks in memory: of a run that moves, and of the ends of the last turns.
+"""Snapshots of trained blocks in memory: of the ends of the last turns, and of a run during a migration.
 
-Keep what this node and the host before it in the ring had trained at the ends of the last turns, as files in memory.
+``KeptTurns`` has files of the ends of the last turns, with moments and step counts: of this node, and of the host
+before it in the ring. Owners keep the head at the ends of their own turns, and at those of the owner before them. A
+file is made once, when the turn ends, and never changes; after the loss of a node the others resume from the files of
+the last turn that all had done.
 
-Owners keep the head at the ends of their own turns, and at those of the owner before them.
-
-A file has the trained blocks of one node with moments and step counts. It is made once, when the turn ends, and never
-changes; where a node is lost, the others go on from the files of the last turn that all had done.
-
-Keep what a node has trained, while its run moves: for the node itself, and for those that host its blocks next.
-
-A snapshot is there from the node's rest until the first turn after the move, or until the run is over.
-
-What an agent knows of snapshots, which need torch: what a node has trained, kept while its run moves.
-
-What files of trained blocks have in common, in memory and on the disk: how their tensors and metadata are named.
+``SnapshotShelf`` has the node's own snapshot from its rest until the first turn after the move, or the end of the run.
 """
 
 from __future__ import annotations

@@ -1,32 +1,25 @@
-"""The folder of a node's state: shards of its newest runs, and files beside them.
-
-Keep the shards of a node's newest runs on its disk, written whole or not at all, checked by digest.
+"""The state folder of a node: shards of its newest runs, and other files of a run beside them.
 
 ::
 
     STATE/.ringtune-node                the marker: the folder was absent or empty when a node began to use it
     STATE/lock                          held by the process that writes here
     STATE/<run id>/step-<N>.safetensors
-    STATE/<run id>/copy-*, head-*       copies of others, and ends of turns: ``edge.checkpoint.state_folder``
-    STATE/<run id>/moments/             optimizer state of inactive units, while the run goes on
-    STATE/<run id>/hidden/              hidden states of rows that come again, while the run goes on
+    STATE/<run id>/copy-<step>-<attempt>-<sha256>.safetensors    some blocks, with moments and counts
+    STATE/<run id>/head-<step>-<attempt>-<sha256>                the head, as owners hand it over
+    STATE/<run id>/moments/             optimizer state of inactive units, during the run
+    STATE/<run id>/hidden/              hidden states of rows that are used again, during the run
     STATE/<run id>/rows                 digest of the owner's rows that the run began with
     STATE/<run id>/finished             the run ended well; made then
 
-A shard alone is no checkpoint: the submitter's manifest makes it one. So a node never drops a shard by itself;
-it is told from which step on they are needed. A run that can still be gone on with stays whole; of finished runs
-``edge.checkpoint.retention`` says how much stays.
+Shards, copies and heads are written whole or not at all, and checked by their digests; that of a copy or head is in its
+name, so that damage is found without a manifest. ``attempt`` is the run that trained it: the one that the folder is
+named after, or one that resumed it. A node writes copies of other nodes' parts with a checkpoint, and all ends of turns
+that it has in memory when the coordinator is gone.
 
-Files beside the shards of a run: trained blocks of this node and of others at the ends of turns, and heads.
-
-::
-
-    STATE/<run id>/copy-<step>-<attempt>-<sha256>.safetensors    some blocks, with moments and counts
-    STATE/<run id>/head-<step>-<attempt>-<sha256>                the head, as owners hand it over
-
-The attempt is the run that trained them: the run under whose id the folder is, or one that goes on with it. A file's
-digest is in its name, so that a damaged one is found out without anybody's word. With a checkpoint a node keeps copies
-of others' parts so; when the coordinator is gone, all that it keeps in memory of the ends of turns.
+A shard alone is no checkpoint: the submitter's manifest makes it one. So a node never drops a shard by itself; the
+coordinator says from which step on shards are needed. A run that can be resumed stays whole;
+``edge.checkpoint.retention`` says how much stays of finished runs.
 """
 
 from __future__ import annotations

@@ -1,18 +1,15 @@
-"""Snapshots at the ends of turns: copied to the next host in the ring, and put on the disk.
-
-Keep what a node has trained at the end of each train turn, and send the next host in the ring a copy.
+"""Snapshots at the ends of train turns: copied to the next host in the ring, and saved when the coordinator is gone.
 
 ::
 
     compute thread   trained tensors -> a file, on the shelf of this node
-    own thread       that file -> next host, and the head -> next owner, if the turn is of this one;
-                     once they are there, the coordinator hears that the turn is done here
-    checkpoint       what others gave this node of that step goes to its disk, before they hear that it is here
+    own thread       that file -> next host, and the head -> next owner, if the turn is this node's;
+                     once both have arrived, the node reports the turn as done
+    checkpoint       what others gave this node of that step is written to its disk before it is acknowledged
 
-Put the ends of the last turns on the disk when the coordinator is gone: it may come back and go on from one of them.
-
-A node that hears that its coordinator is gone releases its run, and with it all that it keeps in memory of the last
-turns. One of them is the last that every node had done. Which one, the coordinator's books say.
+A node whose coordinator is gone releases its run, and with it all that it has in memory of the last turns. Before, it
+writes them to its disk: one of them is the last turn that every node had done, and only the coordinator's records say
+which.
 """
 
 from __future__ import annotations

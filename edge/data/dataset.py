@@ -1,13 +1,10 @@
-"""The rows of an owner: its share, their digest, and their batches.
+"""The rows of an owner: its share of the files, cut into batches of tensors, and their digest.
 
-Read an owner's rows, keep its share, and cut them into batches of tensors.
+Raw rows, token ids and labels stay in ``OwnerDataset``; a run only sees embedded batches.
 
-Raw rows, token ids and labels stay in this object; a run only sees embedded batches.
-
-A digest of an owner's rows in their order, by which a run that goes on sees that they are not the same any more.
-
-It stays on the owner. Its key is the run's id, so that not even whoever reads the disks of a node can tell from two
-runs' digests that their rows were equal, or find a row by trying likely ones for all runs at once.
+The digest of the rows in their order shows a resumed run that they have changed. It stays on the owner. Its key is
+the run's id, so that who reads a node's disk can neither tell from two runs' digests that their rows were equal, nor
+find a row by trying likely ones for all runs at once.
 """
 
 from __future__ import annotations

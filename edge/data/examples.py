@@ -1,4 +1,4 @@
-"""Turn an owner's files into rows, which owners share, and examples, of which batches are made.
+"""The interfaces of a task's data: files become rows, which owners share, and rows become examples of batches.
 
 A *row* is what the file has (a text, a question, an image), an *example* is what a batch has (a text, a window of a
 question's context, an image). Rows are shared among owners, so that all windows of a question stay together.

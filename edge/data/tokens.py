@@ -1,12 +1,9 @@
-"""Texts as token ids, by the model's own tokenizer, and the keys of its configuration.
+"""Texts as token ids, by the model's own tokenizer, and the check of every key of ``tokenizer_config.json``.
 
-Turn texts into token ids with the model's own tokenizer.
-
-Every key of ``tokenizer_config.json``: carried out, refused by name, or known to change no token.
-
-Special tokens have the names of the settings; which of them are put around a text is said by ``tokenizer.json``. Most
-keys are carried out by the classes of transformers. Some of these drop a key without a word: the fast one of GPT-2 adds
-no first token whatever ``add_bos_token`` says. What such a key says is compared with what the tokenizer does.
+A key is carried out, refused by name, or known to change no token. The classes of transformers carry most of them
+out, but drop some silently: the fast tokenizer of GPT-2 adds no first token whatever ``add_bos_token`` says. Such a
+key is compared with what the tokenizer does. Special tokens have the names of the settings; ``tokenizer.json`` says
+which of them are put around a text.
 
 Source: transformers 4.57 and 5.24, the tokenizers of the supported families and their bases.
 """

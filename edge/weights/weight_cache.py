@@ -1,6 +1,4 @@
-"""The cache of base weights on a device, and its files.
-
-Keep fetched base weights in a cache on this device.
+"""The cache of fetched base weights on a device's disk.
 
 ::
 
@@ -13,12 +11,11 @@ Keep fetched base weights in a cache on this device.
 Every name below ``CACHE`` is made here: from digests, from a fixed list of files, and from a model name that has
 harmless characters only.
 
-Files of the cache: each is complete and checked by its digest, or partial and goes on later.
+A file is complete and checked by its digest, or partial. A tensor is a safetensors file of its own, so that the loader
+reads it like any other shard. Its header is known before the first byte arrives; the partial file is that header and
+the bytes so far, and its size says where to resume.
 
-A tensor is a safetensors file of its own, so that the loader reads it like any other shard. Its header is known
-before the first byte comes; the partial file is that header and the bytes so far, and its size says where to go on.
-
-Nothing is synced to the disk: what a power cut tears is found by its digest at the next use, and fetched again.
+Nothing is synced to the disk: the digest shows at the next use what a power cut has torn, and it is fetched again.
 """
 
 from __future__ import annotations

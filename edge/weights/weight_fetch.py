@@ -1,16 +1,11 @@
-"""The base weights of a node: its own copy, or fetched from peers.
+"""The source of a node's base weights: its own model folder, which it offers to others, or tensors fetched from them.
 
-Find a node's model: its own copy, offered to other nodes, or the tensors that other nodes offer.
+With a copy the job is unchanged. Without one, ``for_planning`` replaces the job's ``model.path`` by the outline in the
+cache, and ``for_run`` by the folder with the tensors of this node's slice; nothing after that knows the difference.
 
-With a copy the job stays as it is. Without one, ``for_planning`` replaces the job's ``model.path`` by the outline in
-the cache, and ``for_run`` by the folder with the tensors of this node's slice; nothing after that knows the difference.
-
-Fetch a manifest, and contents by digest, from peers in turn; each goes on where the last one stopped.
-
-A stream that brings no bytes for a while is given up and taken up again, at the next source. A source whose bytes do
-not have the digest that the manifest says is not asked again. Whatever ends the fetching, partial files stay.
-
-Decide when to go on fetching and when to give up: deadline, next source, and the end of a silent stream.
+Sources are asked in turn, and each fetch resumes where the last one stopped. A stream that brings no bytes for a while
+is cancelled, and the next source is asked. A source with bytes that do not have the digest of the manifest is not asked
+again. Partial files stay, whatever ends the fetch.
 """
 
 from __future__ import annotations
