@@ -1,9 +1,7 @@
-"""Auxiliary models, the adapters ``linear`` and ``mlp`` of our own, in blocks and in plain models.
+"""Auxiliary models, our adapters ``linear`` and ``mlp``: modules beside a matrix of a block or of a plain model.
 
-The auxiliary models as modules, and how one comes to stand beside a matrix.
-
-It is a child of the module that has the matrix, under the adapter's name, and a forward hook of that module adds what
-it gives. So the library's modules stay what they are, and plain modules of transformers will do as well::
+An auxiliary model is a child of the module that has the matrix, under the adapter's name, and a forward hook of that
+module adds its output. So the library's modules are unchanged, and plain modules of transformers work as well::
 
     query (Linear)           h + alpha * g(x)
       |- weight, bias          h
@@ -11,22 +9,16 @@ it gives. So the library's modules stay what they are, and plain modules of tran
 
 B batch rows, T tokens, I inputs, O outputs.
 
-Put auxiliary models into the blocks of a skeleton, and give those of one block their initial values.
+The skeleton holds no numbers of them, as a ``linear`` is as large as its matrix. A block that a node hosts gets its
+initial values from a generator seeded by run, block and tensor, so they are equal on whatever node the block is.
 
-The skeleton holds no numbers of them, as a ``linear`` is as large as the matrices it stands beside. A block that a node
-hosts gets its values from a generator seeded by run, block and tensor, so they are equal wherever the block lives.
-
-Load the auxiliary models of a run into a plain model, or add them to its matrices.
-
-Example, with the folder ``adapter`` of a run::
+A result is loaded from the folder ``adapter`` of a run, with the library's adapters beside it::
 
     from edge.model.auxiliary import load_auxiliary
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained("models/gpt2")
     load_auxiliary(model, "run/adapter")
-
-Adapters of the library beside them are loaded too, by the library.
 """
 
 from __future__ import annotations

@@ -1,21 +1,18 @@
-"""Prediction heads by task, and the loss over a large vocabulary.
+"""Prediction heads by task: AdapterHub's head, its loss summed over micro-batches, and the counts of an evaluation.
 
-Compute the loss over a large vocabulary without the logits of all tokens at once.
-
-Logits of 512 tokens over 32,000 words take 65 MB, and three times that with their probabilities and gradient: more than
-the blocks of a small model. So tokens are taken a chunk at a time, and a chunk's logits become its gradient in place::
+A language model's loss never has the logits of all tokens at once: for 512 tokens over 32,000 words they take 65 MB,
+and three times that with their probabilities and gradient, more than the blocks of a small model. So tokens are taken
+a chunk at a time, and a chunk's logits become its gradient in place::
 
     logits  ->  minus the largest  ->  exp, over the sum  ->  minus 1 at the target  ->  times the table = gradient
 
 Where a model caps its logits, ``cap * tanh(logit / cap)`` takes the place of each, and what the gradient is multiplied
 by for it, ``1 - tanh ** 2``, is kept in a second chunk.
 
-The gradients of the hidden state and of a table that trains are ready when the loss is, because nothing comes after a
-sum but a factor. Tokens without a target cost nothing.
+The gradients of the hidden state and of a table that trains are ready when the loss is, because nothing but a factor
+follows the sum. Tokens without a target cost nothing.
 
 N tokens, V words, D model width.
-
-Prediction heads by task: AdapterHub's head, the loss that is summed over micro-batches, and the counts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """``python -m edge.model.merge RUN OUT``: write a run's model with its adapter merged, or adapters added up.
 
 ``ringtune export --merge`` starts it. Where each user has adapters of their own, it merges those of one user, or all of
-them added up (``summed_adapters``). The adapter is loaded as an evaluation loads it, added to the matrices that it
-stands beside, and then left out. Tensors are read and added one at a time, as the file is gone through.
+them added up (``summed_adapters``). The adapter is loaded as an evaluation loads it, added to the matrices beside it,
+and then left out. Tensors are read and added one at a time, while the file is written.
 
-It is a process of its own, because what is exported is put together without torch.
+It is a process of its own, because an export is put together without torch.
 """
 
 from __future__ import annotations

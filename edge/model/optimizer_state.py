@@ -1,24 +1,16 @@
-"""The optimizer state of inactive units on a disk.
+"""The optimizer state of inactive units on disk: a safetensors file for each unit, mapped while the unit is updated.
 
-Keep the optimizer state of inactive units on a disk, a file each, and map it while a unit is updated.
+The update writes into the mapping, so that nothing is read or written as a whole: the kernel reads pages in and writes
+them out, and what an inactive unit has of them is page cache, which the kernel drops where memory is short. Disk space
+is allocated when the file is made: a write into a page for which the disk has no space would end the process.
 
-The optimizer state of one unit as a safetensors file, which is mapped into memory while the unit is updated.
+The file is scratch: it is not forced to the disk. After a crash a run resumes from its checkpoint, which has its own.
 
-The update writes into the mapping, so that nothing is read or written as a whole: the kernel brings pages in and takes
-them out, and what an inactive unit has of them is page cache, which the kernel drops where memory is short. Room on
-the disk is taken when the file is made. A write into a page that the disk has no room for would end the process.
+Files are read ahead by a thread that only gives the kernel a hint for each piece: it runs nothing of torch, draws no
+random number, and maps nothing, so that no result depends on it and a process holds nothing more. What is not there in
+time is read when it is used. Where the kernel takes no hints nothing is read ahead.
 
-The file is scratch: it is not forced to the disk. After a crash a run goes on from its checkpoint, which has its own.
-
-Bring files into the page cache in the background, so that an update soon after does not wait for the disk.
-
-The thread only gives the kernel a hint for each piece: it runs nothing of torch, draws no random number, and maps
-nothing, so that no result depends on it and a process holds nothing more. What has not come in time comes when it is
-used. Where the kernel takes no hints nothing is read ahead.
-
-Say when the optimizer state of a node's units is put away and when it is read ahead, by what the method trains.
-
-::
+The method says which units train when, and so when state is put away and read ahead::
 
     step       0          1          2          3       two groups; node a has units 0 and 1, each a group
     updates    unit 0     unit 1     unit 0     unit 1

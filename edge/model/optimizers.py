@@ -1,28 +1,20 @@
-"""Optimizers, one for each unit, and their state in files of checkpoints.
-
-One optimizer for each unit, with state by the names of parameters; that of inactive units may be kept elsewhere.
+"""Optimizers, one for each unit, and the safetensors files of trained tensors with their optimizer state.
 
 A unit's update changes nothing of another unit, so that units may be updated in any order, at any step. Each parameter
-has its own count of updates, by which bias is corrected: under HiFT unit 3 has its first update at a later step than
-unit 2, and yet it is its first.
+has its own count of updates, for the bias correction: under HiFT unit 3 has its first update at a later step than
+unit 2, and yet it is its first. A unit is inactive between an update and its next one, unless the very next step trains
+it again; a ``Keeper`` has its state meanwhile, which by default stays in memory.
 
-A unit is inactive between an update and its next one, unless the very next step trains it again. What becomes of its
-state meanwhile is a ``Keeper``'s matter: by default it stays where it is.
-
-Make the job's optimizer over some parameters, and name the tensors of its state.
-
-AdamW, SGD, momentum and Adagrad run as one kernel (``fused``), which goes over parameter, gradient and state once and
+AdamW, SGD, momentum and Adagrad run as one kernel (``fused``), which reads parameter, gradient and state once and
 holds nothing besides; the other paths of torch hold copies, of one tensor or of all (``foreach``). Adafactor has no
-such kernel: it is updated one tensor after the other. On a CPU the kernel takes all tensors for contiguous, whatever
-they are, and says nothing: so gradients are made contiguous, and parameters that are not have the slow path. Nor does
-it tell autograd that a tensor was changed, by which a graph of the values before is found out: that is done here.
+such kernel: it is updated one tensor after the other. On a CPU the kernel silently takes all tensors for contiguous: so
+gradients are made contiguous, and parameters that are not have the slow path. Nor does it raise the version counter by
+which autograd detects a graph of the old values: that is done here.
 
 Measured with two threads: AdamW takes a quarter of the processor's time of the path for one tensor at a time, and
 differs from it by rounding; one and several threads give the same bits.
 
-Trained tensors with their optimizer state as tensors of a safetensors file, written and read one after the other.
-
-A head that is handed over and a shard of a checkpoint are such files; they differ in the names.
+A head at a hand-over and a shard of a checkpoint are such files; they differ in the names of their tensors.
 """
 
 from __future__ import annotations

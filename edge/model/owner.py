@@ -1,23 +1,17 @@
-"""The embedding and the head, which only an owner has.
-
-The parts of the model that only an owner has: the embedding and the head.
+"""The embedding and the head, which only an owner has, and the names of their trained tensors.
 
 A head that trains besides adapters is the one trained part that moves: at a hand-over it travels with its optimizer
 state, so that the result is that of one process. Where all parameters train, every owner keeps embedding and head, and
-gets the gradients of the others instead (``edge.model.unit_grads``).
-
-B rows of a micro-batch, T tokens, D model width.
-
-The trained tensors of an owner: those of the embedding and those of the head, by name.
-
-A head alone trains where blocks have adapters. Where all parameters train, the units of a model are complete::
+gets the gradients of the other owners instead (``edge.model.unit_grads``). The units of the model are complete then::
 
     embedding   token table, positions, their norm                    wte.weight, embeddings.LayerNorm.bias, ...
     head        last norm, decoder of its own, or a new head          ln_f.weight, lm_head.weight, heads.ringtune.1.bias
 
 A tensor that embedding and head share belongs to the embedding alone. The head then computes with a stand-in, another
-parameter on the same memory, so that each of the two has a gradient of its own: whatever the order in which backwards
-of head and embedding come, their sum is the same in every bit.
+parameter on the same memory, so that each of the two has a gradient of its own: in whatever order the backwards of head
+and embedding run, their sum is the same in every bit.
+
+B rows of a micro-batch, T tokens, D model width.
 
 Source: HiFT, section III-A (the embedding is the bottom unit, the head the top one).
 """

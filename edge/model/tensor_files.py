@@ -1,16 +1,12 @@
-"""Tensors as bytes: in the files of a model folder, in pieces, with digests, and finite.
+"""Tensors as bytes: read from a model folder or filled a piece at a time, digested, and checked to be finite.
 
-Read single tensors of a model folder: a node opens the files, reads what it hosts, and closes them.
+A node opens the files of a model folder, reads the tensors that it hosts, and closes them. A piece at a time, only the
+tensor itself is in memory: a mapped file would be resident beside its copy, half as much again where a file in bfloat16
+becomes float32.
 
-What a node needs whole is read a piece at a time, so that nothing but the tensor itself is in its memory: a mapped
-tensor is resident beside its copy, half as much again where a file in bfloat16 becomes float32.
-
-Go through a tensor's bytes a piece at a time, and fill a tensor from such pieces, without a second copy of it.
-
-Whether what is trained, and what it is trained with, are finite numbers: looked at before every update.
-
-A sum of finite numbers may overflow, but one with NaN or infinity in it is never finite. So one sum a tensor tells it
-nearly always, and each number is looked at only where a sum is not finite.
+Gradients and weights are checked before every update. A sum of finite numbers may overflow, but one with NaN or
+infinity in it is never finite. So one sum a tensor nearly always suffices, and each number is checked only where a sum
+is not finite.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Bring the gradient of a unit together, and carry it from the initiator to the other owners.
+"""The gradient of embedding or head in full training, made whole and sent from the initiator to the other owners.
 
-Embedding and head of a model whose parameters all train are on every owner. One item gives such a unit one gradient,
-of the whole batch, at its initiator. Every other owner gets it as a safetensors file, and does the same update::
+Every owner has a copy of both units. One item gives such a unit one gradient, of the whole batch, at its initiator.
+Every other owner gets it as a safetensors file, and does the same update::
 
     grad/<name>                 the whole gradient of a tensor
     rows/<name>, values/<name>  of a table some of whose rows have one: the rows' numbers, ascending, and gradients
