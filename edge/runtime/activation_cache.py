@@ -1,19 +1,15 @@
-"""The activation cache of a node: hidden states of the frozen prefix, in a file for each micro-batch.
+"""The activation cache of a node: hidden states of the frozen prefix at its slice, in a file for each micro-batch.
 
-What one node keeps of the frozen prefix: hidden states that enter its slice, of rows that come again.
-
-Which ones is the coordinator's decision (``ringtune.techniques.activation_cache``), and the turn says it. A node that
-can't keep one, or finds one damaged, says so with the end of the turn. It looks through what may be read next before
-it reports a turn, so that no turn is granted that reads what is damaged.
-
-Files of hidden states that are kept for a later visit, one for each micro-batch.
+The coordinator decides which batches are kept (``ringtune.techniques.activation_cache``), and the turn names them. A
+node that can't keep one, or finds one damaged, reports so at the end of the turn. Before it reports a turn it checks
+the files that may be read next, so that no turn is granted that reads a damaged one.
 
 ::
 
     magic  rows tokens width  dtype  crc32    0 ...    hidden state, row by row    mask, a byte a token
     8 B    4 B each           4 B    4 B      to 64 B
 
-A file is read by mapping it into memory, so nothing is copied; its checksum is that of all that follows the header.
+A file is mapped into memory, so nothing is copied; the checksum is that of all that follows the header.
 """
 
 from __future__ import annotations

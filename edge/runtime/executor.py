@@ -1,20 +1,12 @@
-"""The executor of a node: a handler for each action, with forwards, parcels and checkpoints.
-
-Carry out the compute actions of one node with torch.
+"""The executor of a node: a handler for each compute action, with forwards, parcels and its part of checkpoints.
 
 The engine decides what runs when; here each action is a few lines on the state of its micro-batch::
 
     E  ids -> hidden            F  hidden -> hidden, keeps (x, y)    H  hidden -> loss, gradient
     f  hidden -> hidden         B  y.backward(gradient) -> x.grad    U  optimizer step
 
-What helpers do is in ``edge.runtime.offload``. An E of an item that trains the embedding keeps its y too, for its B.
-What was handed out or used up is dropped at once, so a frozen slice holds nothing between two micro-batches.
-
-The forwards of one node: what they keep, by the policies of course and placement, and whose adapters they see.
-
-Parcels in and out of one node, each to the part of the node that makes or takes its kind.
-
-A node's part of a checkpoint: what it trained, with all that it goes on from.
+The actions of helpers are in ``edge.runtime.offload``. An E of an item that trains the embedding keeps its y too, for
+its B. What was handed out or used up is dropped at once, so a frozen slice holds nothing between two micro-batches.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """``python -m edge.runtime.inference JOB SAVED DATA``: print a prediction for each row, as a JSON object.
 
-``ringtune predict`` starts it. It is a process of its own, because commands are put together without torch: the whole
-model of a run, base model, adapter and head, computed as the ring computes them. A row is read, predicted and printed
-before many others are read, so that its memory does not grow with the file.
+``ringtune predict`` starts it. It is a process of its own, because commands run without torch: the whole model of a
+run, base model, adapter and head, computed as the ring computes them. A row is read, predicted and printed before many
+others are read, so that its memory does not grow with the file.
 
-A language model goes on with a text, one token after the other. Nothing is kept between two tokens, so that a token is
+A language model continues a text, one token after the other. Nothing is kept between two tokens, so that a token is
 computed by the very code of training; n tokens of a text of T cost n forwards of T tokens each.
 
 B rows of a batch, T tokens, D model width, V vocabulary.

@@ -1,14 +1,4 @@
-"""The loop of a run at a node, with its inbox and what it needs from its partners.
-
-What the loop of a run needs from its partners: the executor, links to peers, reports, and shards.
-
-The loop itself needs neither torch nor gRPC; its partners do.
-
-What came for a node and was not taken yet: links put it in from their threads, the loop takes it out.
-
-A function that another thread wants to be run on the loop's thread, between two actions.
-
-Drive one run on one node: feed what happens to the engine as events, and carry the engine's commands out.
+"""The loop of a run at a node: it feeds events to the engine, and carries out the engine's commands.
 
 ::
 
@@ -16,16 +6,14 @@ Drive one run on one node: feed what happens to the engine as events, and carry 
     links out --credit-------------------+--> queue -> engine --+--> links out, acknowledgements
     coordinator --turns, stop------------'    (one thread)      '--> reporter
 
-Only this loop touches the engine and the executor. What arrives while an action runs is handled before
-the action's end, so that the engine then picks among everything that is here. All decisions are the
-engine's; the loop adds none.
+Only this loop touches the engine and the executor. Other threads put tensors into the inbox, or a ``Call`` into the
+queue, which runs between two actions. What arrives while an action runs is handled before the action's end, so that
+the engine then picks among everything that is here. All decisions are the engine's; the loop adds none. It needs
+neither torch nor gRPC; executor, links, reporter and saver, which do, are protocols here.
 
-Take the digests of what several nodes have alike, at the update that the rule names.
-
-They are of an owner's copies of embedding and head, once a sweep, and of the blocks of a replica, once a turn.
-
-The digest is taken right after that update, before anything else runs: the next turn's first update of the copy may
-come before this turn is over here.
+``CopyWatch`` takes digests of equal weights on several nodes: of the owners' copies of embedding and head once a sweep,
+and of the blocks of a replica once a turn. A digest is taken right after its update: the next turn's first update of
+the copy may run before this turn is over here.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
-"""Items and micro-batches under way at a node, and the versions of weights that their graphs need.
+"""The tensors of items and micro-batches in work at a node, and the versions of weights that their graphs need.
 
-The items and micro-batches that are under way at a node, with the tensors that it holds of each.
-
-A micro-batch is at one place at a time, so one hidden state and one gradient are all that it can have at a node,
-besides the graphs that wait for their backward. What was handed out or used up is dropped at once.
-
-The micro-batches that are under way at a node: tensors are put in and taken out by their keys.
-
-Keep the versions of a slice's trained tensors that graphs still need.
+A micro-batch is at one place at a time, so a node has one hidden state and one gradient of it at most, besides the
+graphs that wait for their backward. What was handed out or used up is dropped at once.
 
 Under PipeAdapter a node updates its slice while later items wait for their backward. Autograd needs the very tensors
 that a forward used, unchanged: an update in place would make its backward fail, and other values put under the same

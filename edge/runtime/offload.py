@@ -1,4 +1,4 @@
-"""Offload at a node: a host ships pairs, a helper fits adapters with them and sends weights back."""
+"""The offload of adapters (ColA) at a node: hosts send pairs, helpers fit adapters with them and send weights back."""
 
 from __future__ import annotations
 

@@ -1,31 +1,22 @@
-"""Reports of a node's run: events, totals and the engine's record, at the times of the shared clock.
-
-Report a node's run to the coordinator in batches, at no cost to the compute thread.
+"""The reports of a node's run to the coordinator: events and totals, the engine's recording, and the shared clock.
 
 The compute thread appends to a queue; one thread turns what has gathered into a ``ReportRequest`` at least
 every ``interval_s``, and at once when a turn ends or something fails. A report that was not answered is sent
 again under its old number, because it may have arrived.
 
-The figures of one run at one node.
-
-Record one node's engine: events and commands as JSON lines.
-
-The first line says what is needed to build the engine again, each further line is one event, the time at
-which it was handled (monotonic seconds), and the commands it gave::
+A recording is JSON lines: first what is needed to build the engine again, then for each event the time at which it was
+handled (monotonic seconds) and the commands that it gave, or an operation table, which later turns name by its digest::
 
     {"recording": 1, "node": "node-1", "plan_digest": "6f...", "wait_s": 300.0}
     {"now_s": 12.25, "event": ["HeadArrived", 2, "node-0"], "commands": [["AcceptHead", 2, "node-0"]]}
     {"table": {"subnets": 1, "batches": [...]}, "digest": "ab..."}
 
-The last one is an operation table; the turns after it name it by its digest.
-
 Feeding the events to a fresh engine must give the very commands (``tests.support.replay``); anything else is a hidden
 input.
 
-The coordinator's clock as this node knows it: from round trips, without a look at the node's own wall clock.
-
-Half a round trip is the most that a comparison can be off by, and the two clocks drift apart afterwards. So the
-comparison that counts is the one whose doubt is the least by now::
+The coordinator's clock is known from round trips alone, not from the node's own wall clock. A comparison is off by
+half a round trip at most, and the two clocks drift apart afterwards. So the comparison with the least doubt by now
+counts::
 
     node         sent            received      their time was read in the middle, give or take half the round trip
     coordinator        their time

@@ -1,16 +1,12 @@
-"""Admission of frames at a node, by the turns that it knows.
+"""The admission of frames at a node: a frame is accepted only if the plan foresees it in a turn that may be sent now.
 
-Check whether the plan foresees a frame at this node now.
+The answer is that of the lowering that the engine follows (:func:`ringtune.schedule.lowering.way`): run, placement,
+kind, source, item, micro-batch, boundary, shape, element type and size all have to be those of a receive in the
+schedule. Because the sizes follow from the plan, nothing is ever allocated on a stranger's word.
 
-The answer comes from the same lowering that the engine follows (:func:`ringtune.schedule.lowering.way`), so
-a frame is admitted only if the schedule has a receive for it: run, placement, kind, source, item,
-micro-batch, boundary, shape, element type and size all have to be what they must be. Because the sizes
-follow from the plan, nothing is ever allocated on a stranger's word.
-
-Know the turns whose frames a node may get now: granted ones, and some granted only to others as yet.
-
-A grant reaches one node before another, so a frame may come for a turn that this node has not heard of. Such turns are
-derived from the course, but only a bounded number beyond the last grant: a peer can't make a node look further.
+A grant reaches one node before another, so a frame may arrive for a turn that is granted only to others as yet. Such
+turns are derived from the course, but only a bounded number beyond the last grant: a peer can't make a node derive
+more.
 """
 
 from __future__ import annotations

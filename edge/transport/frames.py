@@ -1,6 +1,4 @@
-"""Payloads of a link as frames, under the names that the wire and the engine have for them.
-
-Pack payloads into messages of some MiB, and put them together again.
+"""The frames of a link: payloads packed into messages of some MiB, put together again, and named in errors.
 
 A message is a ``ringtune.v1.Frame``. It is written here by hand, field by field, because protobuf's own
 ``bytes`` field would cost one more copy of every tensor; ``Frame.FromString`` reads the same bytes::
@@ -8,9 +6,7 @@ A message is a ``ringtune.v1.Frame``. It is written here by hand, field by field
     0x0A <length> header      first chunk of a payload only
     0x12 <length> chunk
 
-Pure of grpc. Nothing is allocated from what a header claims before the header was admitted.
-
-What the payloads of a link are called: on the wire, in the engine's keys, and in words for people.
+Independent of gRPC. Nothing is allocated from the claims of a header before the header was admitted.
 """
 
 from __future__ import annotations

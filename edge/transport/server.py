@@ -1,16 +1,12 @@
-"""The server of a node's incoming links, with a reader thread for each.
-
-The receiving end of one link: a reader thread checks and decodes frames and hands tensors to the sink.
+"""The server of a node's incoming links, for one run at a time, with a reader thread for each link.
 
 ::
 
     gRPC --messages--> reader: assemble, check, decode --> sink
     gRPC <----acks---- worker (one of the server's) <----- queue <-- credits, refusals
 
-The receiving end of all links of a node, for one run at a time.
-
-A frame that the plan does not foresee is refused (the sender and the sink are told) and dropped; the ring
-goes on. A link of another run or plan is refused as a whole.
+A frame that the plan does not foresee is refused (the sender and the sink are told) and dropped; the ring continues. A
+link of another run or plan is refused as a whole.
 """
 
 from __future__ import annotations

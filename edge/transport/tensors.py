@@ -1,7 +1,7 @@
-"""Encode a tensor and its attention mask as bytes, and decode them again.
+"""The encoding of a tensor with its attention mask as bytes, and the decoding.
 
-The payload of one tensor is, in this order: the scales (``int8`` only: one float32 per row of the last
-axis), the elements, the mask (one byte a position). Everything is little-endian and row-major.
+The payload is, in this order: the scales (``int8`` only: one float32 per row of the last axis), the elements, the mask
+(one byte a position). Everything is little-endian and row-major.
 
 ``int8`` keeps ``round(x / scale)`` with ``scale = max|row| / 127``, so that no element is off by more
 than half a scale. ``float16`` has no range: what is below 6e-8 would become zero, and a mean loss over many tokens has
