@@ -1,4 +1,4 @@
-"""Gather what the subnets of hosted blocks count for each micro-batch, in items without updates (D2FT)."""
+"""The scores of subnets for the choice of operations (D2FT), for each micro-batch, in items without updates."""
 
 from __future__ import annotations
 

@@ -1,15 +1,19 @@
-"""VeLoRA: chosen linear layers keep projections of their inputs for the backward.
+"""VeLoRA: chosen linear layers keep projections of their inputs for the gradients of their weights, not the inputs.
 
-Let chosen linear layers of blocks keep projections of their input for the backward, whatever module they are in.
+A token of D values is P sub-tokens of M values; ``z`` is the product of each of them with the unit vector ``v``. In
+backward the reconstruction of a sub-token is ``z v``, so the gradient of a weight row with output gradient g is::
 
-While a block runs, every call of a linear layer is looked at. If its weight is a chosen one that trains, and a graph
-is kept, the call goes the projected way; all else is done as it is. So the library's modules stay what they are: base
-layers, LoRA and bottlenecks, with weights that an update may have put in their layers since.
+    sum over tokens  g * (z_1 v, z_2 v, ..., z_P v)  =  (g z_1, g z_2, ..., g z_P) times v
+
+The sums over tokens on the right are P products for each output, not D, and the reconstruction is never made. The
+gradients of the input and of the bias need no input, and are exact.
+
+While a block runs, every call of a linear layer is checked, in whatever module. If its weight is a chosen one that
+trains, and a graph is kept, the call is projected; all others run unchanged. So the library's modules stay as they are:
+base layers, LoRA and bottlenecks, with weights that an update may have put in their layers since.
 
 Layers that read one tensor share its projection, if their vectors are equal. Where only some of them would be
 projected, the others would keep the tensor, and nothing would be saved: they are chosen together.
-
-The unit vectors that the inputs of linear layers are projected on: where they come from, and how they are kept.
 
 ==========  ==================================================================================================
 init        the vector v of a layer
@@ -24,21 +28,10 @@ Micro-batches are counted at each layer in the order in which they pass it, as f
 unit in the order of (item, micro-batch), so that no timing and no split of the blocks changes a vector. A vector that
 was handed out is never written to: a graph keeps the one that it was made with.
 
-Source: VeLoRA, sections 3.2 and 5.3. The paper does not define its running average.
-
-A linear layer that keeps projections of its input for the gradient of its weight, and the input itself no more.
-
-A token of D values is P sub-tokens of M values; ``z`` is what each of them gives on the unit vector ``v``. In backward
-the reconstruction of a sub-token is ``z v``, so the gradient of a weight row with output gradient g is::
-
-    sum over tokens  g * (z_1 v, z_2 v, ..., z_P v)  =  (g z_1, g z_2, ..., g z_P) times v
-
-The sums over tokens on the right are P products for each output, not D, and the reconstruction is never made. The
-gradients of the input and of the bias need no input, and are exact.
-
-Source: VeLoRA, section 3.1 (equations 1 and 2), Algorithm 1.
-
 N tokens, D inputs, O outputs, P sub-tokens of a token, M values of a sub-token.
+
+Source: VeLoRA, section 3.1 (equations 1 and 2), Algorithm 1, sections 3.2 and 5.3 (vectors). The paper does not define
+its running average.
 """
 
 from __future__ import annotations

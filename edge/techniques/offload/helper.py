@@ -1,22 +1,15 @@
-"""The adapters that a helper fits for its hosts, without the model that they belong to.
-
-What a helper fits for others: the adapters of some blocks, of each user and kind where users have their own.
-
-Source: ColA, section 3 (auxiliary models), and section 4.3 (several users).
-
-The adapter modules of one kind without the model that they belong to, and the gradients that pairs give them.
+"""The adapters that a helper fits for its hosts, of each user and kind, without the model that they belong to.
 
 They are drawn as at every node: with the adapters of the whole skeleton, from the seed of the run. So they begin with
 the values of their host, bit by bit, and none has to be sent. The base weights stay zeros of stride 0.
 
-By Proposition 1 the gradient of ``0.5 * |g(x) - (g(x) - grad)|^2``, summed over tokens, is the ordinary one. It is that
-of a backward through g from the gradient itself, which is what is done here; no target is ever made.
+By Proposition 1 the gradient of ``0.5 * |g(x) - (g(x) - grad)|^2``, summed over tokens, is the ordinary one. So it is
+computed by a backward through g from the gradient itself; no target is ever made.
 
-Source: ColA, section 3, equations 5 and 6, Proposition 1.
+A checkpoint has ``Sums``, the gradients added up and not used yet: with an interval of several steps
+(``ringtune.schedule.course``) it may fall between two updates, and the steps before it count.
 
-Gradients that a helper has added up and not used yet, as a checkpoint keeps them.
-
-With an interval of several steps (``schedule.course``) a checkpoint may come between; the steps before it count on.
+Source: ColA, section 3 (auxiliary models, equations 5 and 6, Proposition 1), and section 4.3 (several users).
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""Linear adapters, of one user or added up, merged into the matrices beside them.
+"""Linear adapters, of one user or of several added up, merged into the matrices beside them at a host.
 
-Hold adapters that are linear inside the matrices beside them, so that a host computes and holds nothing for them.
+With each update every matrix is made anew, a piece at a time, from the base weight in the model folder and the received
+adapter: ``base + alpha * g``, rounded once. Nothing is added to the matrix of before, so that rounding does not add up
+over updates. The matrix takes the memory of the base weight, whatever the rank.
 
-With each update every matrix is made anew, a piece at a time, from the base weight in the model folder and the adapter
-that came: ``base + alpha * g``, rounded once. Nothing is added to what was there before, so that no rounding adds up,
-however many updates there are. The matrix takes the memory of the base weight, whatever the rank.
-
-Source: ColA, section 3, Proposition 2 (parameter merging).
-
-The sum of the changes that several users' adapters make to one matrix, as adapters of one.
+Of several users' adapters a helper sends the sum of their changes, as one adapter:
 
 ========= ============================================================== =====================================
 site      the sum                                                        size
@@ -19,9 +15,9 @@ low rank  where that is larger: the products added up, as one matrix     that of
 of kinds  where users have several at a matrix: all added up             that of the matrix beside it
 ========= ============================================================== =====================================
 
-So what a host gets for the users of a block is never larger than the matrices that it is merged into.
+So the weights that a host gets for the users of a block are never larger than the matrices that they are merged into.
 
-Source: ColA, Proposition 2 (parameter merging), for K users.
+Source: ColA, section 3, Proposition 2 (parameter merging), for K users.
 """
 
 from __future__ import annotations

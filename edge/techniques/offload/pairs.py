@@ -1,14 +1,9 @@
-"""Pairs that a host records of its adapter modules for a helper, and their form on the wire.
+"""Pairs of the adapter modules of offloaded blocks: recorded at their host, and encoded for the helper.
 
-The pairs of one micro-batch: what entered each adapter module, and the gradient of what the module gave.
-
-A *tap* is an identity that autograd sees. It keeps x for its backward, as the weights' own gradient would, and hands x
-and the gradient to the pairs when the backward comes by. A graph begins at the lowest tap, as it would at the lowest
-weight that trains. So all that a graph keeps is what the gradient of the hidden state needs, and x.
-
-Source: ColA, section 3, Algorithm 1 (adaptation data).
-
-Record the pairs of offloaded blocks at their host, which computes gradients of hidden states only.
+A pair is the input x of an adapter module and the gradient of its output. A *tap* is an identity that autograd sees.
+It keeps x for its backward, as the weights' own gradient would, and hands x and the gradient to the pairs in the
+backward. A graph begins at the lowest tap, as it would at the lowest weight that trains. So a graph keeps only x and
+what the gradient of the hidden state needs.
 
 ::
 
@@ -18,21 +13,15 @@ Record the pairs of offloaded blocks at their host, which computes gradients of 
     y.backward(grad)                                     pairs fill
     pairs.take(start, stop)                              go to the helper
 
-Outside of ``recording`` the blocks run as ever. A block that is run again for its backward is recorded in that run:
+Outside of ``recording`` the blocks run unchanged. A block that is run again for its backward is recorded in that run:
 ``recording(pairs)`` is open then, with the pairs of its micro-batch. Its first run may be recorded too, as a graph that
 is dropped gives no pair.
 
-Source: ColA, section 3, Algorithm 1.
+``Captures`` has a capture for each kind of adapters that users have. Pairs of a kind are of the rows of its users, so
+each row's pair is sent once, whatever kinds there are. Names of pairs tell the kind (``ringtune.job.job``):
+``3.output.adapters.ringtune.x`` of the job's own, ``1/3.output.adapters.ringtune.x`` of the next.
 
-The captures of one host: one for each kind of adapters that users have there, and one where there is one kind.
-
-Pairs of a kind are of the rows of its users. So each row's pair leaves once, whatever kinds there are, and names of
-pairs tell the kind (``ringtune.job.job``): ``3.output.adapters.ringtune.x`` of the job's own,
-``1/3.output.adapters.ringtune.x`` of the next.
-
-Source: ColA, section 4.3 (users choose the architecture of their models).
-
-What pairs become on the wire, and weights on their way back: a safetensors file each.
+Pairs and weights travel as safetensors files:
 
 ============ ======================================= ==========================================================
 wire         of an input x                           of a gradient
@@ -47,7 +36,8 @@ The gradient itself is sent, never the target ``g(x) - grad``: in 16 bits the di
 A site's v is made of the first micro-batch that is sent, goes with it as ``v``, and is fixed then. With the rebuilt
 ``z v`` in the place of x all gradients of a module are approximate, those behind a non-linearity too.
 
-Source: ColA, section 3, Algorithm 1; VeLoRA, section 3.1, for z.
+Source: ColA, section 3, Algorithm 1 (adaptation data), and section 4.3 (users choose the architecture of their models);
+VeLoRA, section 3.1, for z.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Sites: the adapter modules of a block, what enters each, and how weights are put in.
+"""Sites, the adapter modules of a block: inputs, gradients, the signs of their ReLUs, and new weights for them.
 
-Where the adapter modules of a block are: what enters each, where its gradient is taken, and what it computes.
-
-A *site* is one fine-tuned module g of a block; the hidden state gets ``h + alpha * g(x)``. A host watches two tensors
+A *site* is one fine-tuned module g of a block; the hidden state gets ``h + alpha * g(x)``. A host records two tensors
 of each site, and a helper computes g from the first of them::
 
     kind                            x                                   gradient is taken at             alpha
@@ -18,18 +16,16 @@ with the residual or without. The scaling of a bottleneck may be learned, and is
 
 A new kind of adapter is one more class here and its line in ``_site``.
 
-Source: ColA, section 3 (the auxiliary model g_w); adapters 1.3.0, ``LoRALinear``, ``LoRAMergedLinear``, ``Adapter``.
+Signs, a bit for each unit of a ReLU that was on, go with pairs that are rounded. A helper that gets a rounded x would
+find other units on than the host did, wherever a unit was near zero. Such a unit's gradient is all there or not at all:
+measured on a bottleneck of 24 units and 1,024 tokens, a thousandth of the units differs in bfloat16, which makes the
+gradient wrong by 2.7 %, ten times the rounding itself. With the host's bits it is 0.24 %.
 
-Which units of an adapter's ReLU were on, a bit for each: they go with pairs that are rounded.
-
-A helper that gets a rounded x would find other units on than the host did, wherever a unit was near zero. Such a unit's
-gradient is all there or not at all: measured on a bottleneck of 24 units and 1,024 tokens, a thousandth of the units
-differs in bfloat16, which makes the gradient wrong by 2.7 %, ten times the rounding itself. With the host's bits it is
-0.24 %.
+New weights are put in after every one of them was checked.
 
 B batch rows, T tokens, H units.
 
-Put the weights that a helper fitted into their host's adapter modules, after every one of them was looked at.
+Source: ColA, section 3 (the auxiliary model g_w); adapters 1.3.0, ``LoRALinear``, ``LoRAMergedLinear``, ``Adapter``.
 """
 
 from __future__ import annotations

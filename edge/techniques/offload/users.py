@@ -1,19 +1,13 @@
-"""Adapters of several users in one node.
-
-Several sets of parameters for the same adapter modules, of which the modules have one at a time.
+"""Adapters of several users in one node: a set of parameters for each user, and forwards of rows of several users.
 
 All sets begin with the values that the modules have. Changing the set is changing which tensors the modules point at:
-nothing is copied, and a graph goes back through the tensors that it was made with. Users whose adapters are of another
-kind have modules of their own, which have the sets of these users alone.
+nothing is copied, and a graph's backward uses the tensors that it was made with. Users with adapters of another kind
+have modules of their own, with the sets of these users alone.
 
-Forwards in which each row goes through the adapters of its user; the rows of one user are run together.
-
-Attention is within a row, so that rows can be run by themselves. Dropout is seeded for the rows of each user as for a
-micro-batch that has no others.
+The rows of one user are run together: attention is within a row, so rows are independent. Dropout is seeded for the
+rows of each user as for a micro-batch that has no others.
 
 Source: ColA, section 4.3 (users alone, unmerged).
-
-What a micro-batch keeps whose rows go through adapters of several users: a part for the rows of each.
 """
 
 from __future__ import annotations
