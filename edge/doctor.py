@@ -63,7 +63,7 @@ def examine(
         model: a model folder to check; None = none.
         coordinator: ``host:port`` to ask; empty = none.
         bind: ``host:port`` to try; empty = the role's default.
-        disk: folder whose disk is looked at.
+        disk: folder on the disk to check.
         insecure: whether ``coordinator`` may be another machine, without encryption.
         trust: folder of this machine's identity; None = where the role or this user has it, if at all.
 
@@ -114,7 +114,7 @@ class Check:
     """The finding of one check.
 
     Attributes:
-        name: what was looked at.
+        name: of the check.
         level: how bad it is.
         found: what is there.
         remedy: what to do; empty with ``PASS``.

@@ -272,7 +272,7 @@ def die_with(parent: int) -> bool:
         parent: process id of the parent, asked for before the fork.
 
     Returns:
-        Whether the parent still lives.
+        Whether the parent still runs.
 
     Source: Linux, prctl(2), ``PR_SET_PDEATHSIG``.
     """

@@ -96,7 +96,7 @@ class ActiveRun:
         self.grants = GrantReader(self.plan.course)
 
     def check_wanted(self) -> None:
-        """Refuse to go on with the preparation of a run that was released.
+        """Stop the preparation of a run that was released.
 
         Raises:
             InterruptedRunError: the run was released.
@@ -110,10 +110,10 @@ class ActiveRun:
         return self._num_loads
 
     def check_load(self, number: int) -> None:
-        """Refuse a saved result that is late: it came again meanwhile, and turns may have begun.
+        """Refuse a saved result if a later call has brought it again: turns may have begun.
 
         Raises:
-            InterruptedRunError: it came again.
+            InterruptedRunError: a later call has brought it.
         """
         if number != self._num_loads:
             raise InterruptedRunError(f"node {self.node} was given the saved result once more")
@@ -157,7 +157,7 @@ class ActiveRun:
             self.reporter.put(Arrived(source, num_bytes, max(0.0, now_s - max(sent_unix_s, before_s)), now_s))
 
     def on_refused(self, source: str, error: RingTuneError) -> None:
-        """Log that a frame of ``source`` was refused, few lines for many; the ring goes on."""
+        """Log that a frame of ``source`` was refused, few lines for many; the ring continues."""
         count = self._refused.told((source, type(error)))
         if count:
             _LOG.warning("node %s refused a frame from %s: %s%s", self.node, source, error, times(count))
@@ -277,7 +277,7 @@ def build_slice(
     taken: TakenOver | None = None,
     deadline_s: float,
 ) -> None:
-    """Build the executor of a run, open its saver, and load what it goes on from; on the compute thread.
+    """Build the executor of a run on the compute thread, open its saver, and load the checkpoint or snapshots.
 
     Args:
         active: the run, which gets executor and saver.
@@ -336,7 +336,7 @@ def build_slice(
 
 
 def _open_cache(active: ActiveRun) -> None:
-    """Let a node keep hidden states in its folder; where it can't, the run goes on and the node says why."""
+    """Open the activation cache in the node's folder; where that fails the run continues, and the node reports why."""
     try:
         folder = active.saver.hidden() if active.saver is not None else None
         active.executor.prefixes.open(folder, active.start)

@@ -146,7 +146,7 @@ class Agent:
             PlanError: the plan is not readable or does not have this node.
             ConnectionFailedError: a peer can't be reached.
             InterruptedRunError: the run was released meanwhile.
-            IntegrityError: what it goes on from is missing or damaged.
+            IntegrityError: the checkpoint or snapshot to resume from is missing or damaged.
             StorageError: the folder for shards can't be used.
         """
         deadline_s = time.monotonic() + timeout_s
@@ -176,7 +176,7 @@ class Agent:
         goes_on: GoesOn | None = None,
         taken: TakenOver | None = None,
     ) -> None:
-        """Prepare a run, or go on with what was ``taken`` over; see ``prepare``."""
+        """Prepare a run, or resume from what was ``taken`` over; see ``prepare``."""
         run_id, plan = active.run_id, active.plan
         _LOG.info("run %s begins, blocks %s", run_id, plan.slice_of(active.node).text)
         try:
@@ -245,7 +245,7 @@ class Agent:
     def collect(
         self, run_id: str, *, with_head: bool, with_private: bool, timeout_s: float, goes_on: bool = False
     ) -> dict[str, Pieces]:
-        """Collect the trained tensors and this node's totals as files by name; see ``collecting``.
+        """Collect the trained tensors and this node's totals as files by name; see ``edge.agent.active_run.collect``.
 
         Raises:
             FrameError: this run is not the one that is prepared here.

@@ -67,11 +67,11 @@ class NextPlacement(NamedTuple):
         job_toml: of the run.
         addresses: ``host:port`` of the nodes of both placements.
         shards_run: under which run shards of checkpoints are kept.
-        start: where the run goes on.
+        start: the item from which the run continues.
         from_placement_number: of the placement in which the sources hosted the blocks.
         sources: the trained blocks that the node takes over.
         from_step: the run recovers, and they are taken as they were kept after so many steps; None = it moves.
-        head_from: the node from which the head comes as it was kept then; empty = from nobody.
+        head_from: the node that sends the head of ``from_step``; empty = none.
     """
 
     run_id: str
@@ -196,7 +196,7 @@ class AgentMoves:
     def from_disks(
         self, goes_on: GoesOn | None, job_toml: str, addresses: Mapping[str, str], deadline_s: float
     ) -> TakenOver | None:
-        """Take what a run goes on from off the disks of its nodes; None where it begins, or this node's shard has it.
+        """Fetch the blocks of a resumed run from the nodes' disks; None where a run begins, or the own shard has them.
 
         Raises:
             RingTuneError: as for ``take_from_disks``.
@@ -234,7 +234,7 @@ class AgentMoves:
             active.reporter.flush(min(_FLUSH_S, timeout_s))
 
     def move(self, to: NextPlacement, *, timeout_s: float) -> tuple[int, int]:
-        """Build the slice of another placement, and go on with what was trained; who has no place in it only stops.
+        """Build the slice of another placement with what was trained; a node without a part in it only stops.
 
         Returns:
             Bytes of weights that were materialised, and bytes that came from other nodes' snapshots.
@@ -279,7 +279,7 @@ class AgentMoves:
         return int(active.executor.hosted_bytes), fetched_bytes
 
     def _snapshot(self, to: NextPlacement, files: tuple[Pieces, ...], own: Sequence[Source]) -> TakenOver:
-        """What the node goes on with after a move: what it has now, and what others gave it."""
+        """The trained tensors after a move: this node's own, and those fetched from other nodes."""
         head = None
         if own or to.start.holder == self._node:
             snapshot = self.shelf.get(to.run_id, to.from_placement_number)
@@ -290,7 +290,7 @@ class AgentMoves:
     def _kept(
         self, to: NextPlacement, step: int, files: tuple[Pieces, ...], others: Sequence[Source], own: Sequence[Source]
     ) -> TakenOver:
-        """What the node goes on with in a recovery: all as it was kept after a step; it keeps what came, too."""
+        """The trained tensors of a recovery, as they were kept after a step; those fetched are kept, too."""
         for source, file in zip(others, files, strict=True):
             self.kept.keep(to.run_id, step, f"{source.node} {source.start}-{source.stop}", bytes(file))
         files += tuple(self.kept.part(to.run_id, step, source.start, source.stop) for source in own)

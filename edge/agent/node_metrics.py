@@ -133,7 +133,7 @@ class FiguresServer:
         )
 
     def line(self) -> str:
-        """Say where the figures are, and with which token."""
+        """The line that names the address of the figures, and the token."""
         token = f", with the token {self.guard.token}" if self.guard.token else ""
         return f"figures for Prometheus: http://{self.address}/metrics{token}"
 

@@ -76,7 +76,7 @@ class _Ending:
 
 
 def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lambda address: None) -> int:
-    """Run an agent until it is told to stop.
+    """Run an agent until a signal, its parent's end or its membership ends it.
 
     Args:
         options: of the command line.

@@ -220,10 +220,10 @@ def kept_file(executor: NodeExecutor, blocks: tuple[int, ...], of: Mapping[str, 
 
 
 def take_over(executor: NodeExecutor, taken: TakenOver) -> None:
-    """Go on with what was trained of the blocks of an executor.
+    """Give an executor the trained tensors of its blocks.
 
     Raises:
-        IntegrityError: it is of something else, or damaged.
+        IntegrityError: it is of another run, step or block, or damaged.
     """
     take_over_blocks(executor, taken.files, taken.metadata)
     if taken.head is not None:
@@ -301,7 +301,7 @@ class Snapshot:
     Args:
         executor: of the node; it computes no more.
         piece: its slice.
-        metadata: what the snapshot is of: run, and placement number or step.
+        metadata: run, and placement number or step.
         with_head: whether the node has the head.
     """
 
@@ -329,7 +329,7 @@ def copy_into_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[
     Args:
         executor: of the node, between two turns.
         blocks: that were trained.
-        of: what the file is of: run and step.
+        of: run and step, as the file's metadata.
 
     Raises:
         DivergedError: a tensor is not finite; nobody shall ever go back to it.

@@ -28,7 +28,7 @@ class FinishedRun(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kept:
-    """What stays of finished runs.
+    """The limits for shards of finished runs.
 
     Attributes:
         days: how long a finished run's shards stay.
@@ -46,7 +46,7 @@ class Kept:
             raise UsageError(f"--keep-size is {self.size_bytes} bytes, it has to be at least 0")
 
     def to_drop(self, runs: Iterable[FinishedRun], *, now_unix_s: float) -> list[FinishedRun]:
-        """List the finished runs whose shards go: those that are too old, and the oldest that don't fit.
+        """List the finished runs to remove: those that are too old, and the oldest that don't fit.
 
         The newest one goes for its age only: its submitter may still be writing the results.
 

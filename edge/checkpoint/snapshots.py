@@ -40,7 +40,7 @@ class KeptTurns:
     """Keeps files of the ends of turns; safe for threads.
 
     Args:
-        node: whose.
+        node: this node.
     """
 
     def __init__(self, node: str) -> None:
@@ -81,7 +81,7 @@ class KeptTurns:
                 asked for.
 
         Raises:
-            FrameError: it is of a run that is not under way here, or from before a recovery.
+            FrameError: it belongs to a run that is not active here, or to the time before a recovery.
         """
         with self._lock:
             self._check(run_id, placement_number)
@@ -97,10 +97,10 @@ class KeptTurns:
             save(KeptFile(step, file, is_head=False))
 
     def keep_head(self, run_id: str, step: int, head: bytes, *, placement_number: int | None = None) -> None:
-        """Keep the head as another owner had it after ``step`` steps, until that turn is let go; arguments as ``keep``.
+        """Keep another owner's head after ``step`` steps, until that turn is forgotten; arguments as ``keep``.
 
         Raises:
-            FrameError: it is of a run that is not under way here, or from before a recovery.
+            FrameError: it belongs to a run that is not active here, or to the time before a recovery.
         """
         with self._lock:
             self._check(run_id, placement_number)
@@ -116,7 +116,7 @@ class KeptTurns:
 
         Args:
             step: optimizer steps done.
-            save: takes each file, on the thread that brings it, before its sender hears that it is here.
+            save: saves each file, on the thread that received it, before it is acknowledged.
             with_head: whether the head is another owner's, too.
         """
         with self._lock:
@@ -201,7 +201,7 @@ class SnapshotShelf:
     """Keeps the snapshot of a node for itself and others; safe for threads.
 
     Args:
-        node: whose.
+        node: this node.
     """
 
     def __init__(self, node: str) -> None:
@@ -256,14 +256,14 @@ class SnapshotLike(Protocol):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the snapshot is of."""
+        """Run, and placement number or step."""
 
     def part(self, start: int, stop: int) -> Pieces:
         """Return the blocks ``[start, stop)`` as a file."""
 
 
 class TakenOver(NamedTuple):
-    """What a node goes on with in its next placement.
+    """The trained tensors with which a node begins its next placement.
 
     Attributes:
         files: parts of snapshots, of its blocks.
@@ -288,7 +288,7 @@ HEAD: Final = "head"
 
 
 def metadata(run_id: str, step: int) -> dict[str, str]:
-    """What a file of the end of a turn is of."""
+    """The metadata of a file of the end of a turn."""
     return {"run": run_id, "step": str(step)}
 
 

@@ -128,7 +128,7 @@ class StateFolder:
         """Delete the shards of finished runs for which ``kept`` leaves no room or time, but never those of other runs.
 
         Partial files that a crash left go too. Runs that never finished and need more than the allowed room are named
-        in a warning, because only their owner knows whether anybody goes on with them.
+        in a warning, because only their owner knows whether anybody will resume them.
 
         Args:
             current: the run that is about to be worked on.
@@ -144,7 +144,7 @@ class StateFolder:
         self._warn_of_unfinished(runs, current, kept)
 
     def drop_moments(self) -> None:
-        """Remove what lasts no longer than a run, also what a killed process left; no run goes on here then."""
+        """Remove the scratch files of runs, also those of a killed process; no run may be active here."""
         for entry in self._run_folders():
             shards = RunShards(entry)
             if shards.moments.is_dir() or shards.hidden.is_dir():
@@ -304,7 +304,7 @@ class RunShards:
             write_durably(self.folder / _FINISHED, b"")
 
     def reopen(self) -> None:
-        """Take the mark of a finished run away, because the run goes on."""
+        """Remove the mark of a finished run, because the run is resumed."""
         with storage_errors(self.folder):
             (self.folder / _FINISHED).unlink(missing_ok=True)
 
@@ -313,7 +313,7 @@ class RunShards:
         return (self.folder / _FINISHED).exists()
 
     def finished_run(self) -> FinishedRun | None:
-        """Return what a finished run takes, and since when it is finished; None for a run that may go on."""
+        """Return a finished run's bytes and the time of its end; None for a run that may be resumed."""
         if not self.is_finished():
             return None
         ended_unix_s = (self.folder / _FINISHED).stat().st_mtime

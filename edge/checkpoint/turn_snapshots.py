@@ -161,7 +161,7 @@ class TurnKeeper:
 
 
 def _nothing() -> None:
-    """Follow up a copy after which another one goes."""
+    """Do nothing after a copy that another one follows."""
 
 
 def save_turns(

@@ -91,7 +91,7 @@ class MeanTokens(NamedTuple):
 
 
 class Predicting(Protocol):
-    """What a head computed for a micro-batch."""
+    """The output of a head for a micro-batch."""
 
     @property
     def predictions(self) -> torch.Tensor | None:
@@ -112,14 +112,14 @@ class OwnerDataset:
         left_out: rows of the files that are left out, by why: this owner's share of them.
         places: where the rows to train on are, which names them in errors, and those to evaluate on.
         digest: of the rows, their classes and users.
-        users: whose rows these are, in the order of the rows.
+        users: the user of each row.
         hides_counts: as for ``load``.
 
     Attributes:
         labels: class names in its training rows, sorted; none for a task without classes.
         eval_labels: class names in its evaluation rows, sorted.
         left_out: its share of the rows of its files that are left out, by why; shares add up to the file's number.
-        users: how many of its examples are whose, in their order; none where the job names no column of users.
+        users: number of examples of each user, in their order; none where the job names no column of users.
     """
 
     def __init__(

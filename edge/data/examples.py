@@ -83,7 +83,7 @@ class Summed(Sized, abc.ABC):
     Only the sums leave the owner, and no sum is of a batch alone.
 
     Attributes:
-        least_rows: of fewer rows in all nothing is told that could say what one of them is.
+        least_rows: of fewer rows no sum is reported, as it could reveal one of them.
     """
 
     least_rows = LEAST_ROWS
@@ -121,7 +121,7 @@ class Summed(Sized, abc.ABC):
 
 
 class Sums(Protocol):
-    """What is added up over the rows of an evaluation."""
+    """The sums over the rows of an evaluation."""
 
     def add(self, batch: Batch, predictions: torch.Tensor) -> None:
         """Add the rows of a micro-batch, with what was predicted for them."""

@@ -225,7 +225,7 @@ def _reason(error: Exception) -> str:
 
 
 def _remedy(folder: Path) -> str:
-    """Tell what helps; the library says of a package that is missing to convert a file only that it failed."""
+    """Return the remedy; where a package is missing to convert a file, the library only reports a failure."""
     needs_package = (folder / _PIECES).is_file() and not (folder / _WHOLE).is_file()
     if needs_package and find_spec("sentencepiece") is None:
         return f"it has {_PIECES} without {_WHOLE}, which needs the package sentencepiece; install it"

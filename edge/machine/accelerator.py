@@ -119,7 +119,7 @@ def device_budget(memory_bytes: int, device: str, *, sharing: int = 1) -> int:
 
 @contextmanager
 def capacity_errors(node: str, device: str, what: str) -> Iterator[None]:
-    """Say what an accelerator lacks where torch finds no memory on it.
+    """Turn torch's error for missing memory on an accelerator into a ``CapacityError``.
 
     Args:
         node: that computes.

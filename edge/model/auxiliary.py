@@ -118,7 +118,7 @@ class MlpDelta(nn.Module):
 
 
 class FusedDelta(nn.ModuleDict):
-    """What stands beside one matrix for query, key and value: a g for some of the three, zero for the others.
+    """The auxiliary models of one matrix for query, key and value: a g for some of the three, zero for the others.
 
     Args:
         parts: ``query``, ``key`` or ``value`` -> its g.
@@ -453,7 +453,7 @@ def _module(model: nn.Module, path: str) -> nn.Module | None:
 
 
 def _fits(beside: _Beside, *, inputs_first: bool) -> bool:
-    """Whether a matrix has the inputs and outputs of what stands beside it, which is of the described kinds."""
+    """Whether a matrix has the inputs and outputs of its auxiliary model, which is of the described kinds."""
     weight = getattr(beside.matrix, "weight", None)
     if weight is None or weight.dim() != 2:
         return False

@@ -80,7 +80,7 @@ def merge_run(run: Path, out: Path, *, model: Path | None, user: str = "") -> No
         run: its folder.
         out: folder that takes the files.
         model: of the base model; None = the run's own.
-        user: whose adapters, where each user has their own; empty = those of all added up.
+        user: to merge the adapters of, where each user has their own; empty = those of all added up.
 
     Raises:
         RingTuneError: see ``edge.model.merge.merged_files``.
@@ -376,7 +376,7 @@ def _is_fused(layout: BlockLayout, place: str) -> bool:
 
 
 class _Change(NamedTuple):
-    """What one adapter changes at one place: a matrix, or the product of two.
+    """The change that one adapter makes to one matrix: a matrix, or the product of two.
 
     Attributes:
         file: that has them.

@@ -109,7 +109,7 @@ class OnDisk:
         return self._files[unit].map()
 
     def parts(self, unit: int, updated: Parameters) -> Iterator[Parameters]:
-        """Yield one parameter after the other; pages of the state of one are let go of before the next one's come."""
+        """Yield one parameter after the other; pages of one's state are released before the next one's are read."""
         file = self._files.get(unit)
         for name, parameter in updated.items():
             yield {name: parameter}
@@ -213,7 +213,7 @@ def require_room(folder: Path, optimizers: Sequence[UnitOptimizers], of: Mapping
 
     Raises:
         StorageError: it can't be written, or its disk has less room; both numbers are in the message.
-        UsageError: the node computes on an accelerator, whose optimizers can't update what is mapped.
+        UsageError: the node computes on an accelerator; its optimizers can't update mapped tensors.
     """
     check_writable(folder / "unit.safetensors")
     needed_bytes = 0
@@ -246,7 +246,7 @@ class StateFile:
 
     Args:
         path: of the file.
-        of: what it is of, such as the run and the unit.
+        of: for the header, such as the run and the unit.
         shapes: of its tensors.
 
     Attributes:
@@ -293,7 +293,7 @@ class StateFile:
         """Return the tensors, whose memory is the file; it is mapped until the last of them is gone.
 
         Raises:
-            IntegrityError: the file is gone, was cut off, or is of something else.
+            IntegrityError: the file is gone, was cut off, or belongs to another run or unit.
         """
         with self._opened("r+b") as file:
             self._check(file)
@@ -307,7 +307,7 @@ class StateFile:
         Whoever reads or writes there again gets them back from the page cache.
 
         Args:
-            parameter: whose tensors are ``parameter/key``.
+            parameter: its tensors are ``parameter/key``.
         """
         pages = self._pages()
         if pages is None or not hasattr(mmap, "MADV_DONTNEED"):
@@ -392,7 +392,7 @@ def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _whose(header: bytes) -> str:
-    """What a file is of by its header; empty if it does not say so."""
+    """Run and unit of a file by its header; empty if it has none."""
     try:
         entry = parse_json(header[8:])["__metadata__"][_METADATA]
         found = dict(parse_json(entry))

@@ -51,7 +51,7 @@ class Keeper(Protocol):
         """Yield the parameters of an update in the parts in which it is done; a part is over when the next is asked."""
 
     def put_away(self, unit: int) -> bool:
-        """Take the state of a unit that was updated; whether the optimizer has to let go of it."""
+        """Take the state of a unit that was updated; whether the optimizer has to drop it."""
 
     def prefetch(self, units: Iterable[int]) -> None:
         """Begin to read the state of units that are updated soon, without waiting for it."""
@@ -70,7 +70,7 @@ class Keeper(Protocol):
 
 
 class Dropped:
-    """Keeps nothing: the moments and counts of a unit begin anew when its turn comes round again."""
+    """Keeps nothing: an inactive unit's moments and counts start anew at its next update."""
 
     def take_out(self, unit: int, updated: Parameters) -> State | None:
         """Return None: the optimizer makes the state anew, or has it, if the unit stayed active."""
@@ -363,7 +363,7 @@ class Prefixes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingState:
-    """What training goes on from: some tensors, and the optimizer state of those that train.
+    """The state of training: some tensors, and the optimizer state of those that train.
 
     Attributes:
         values: the tensors by name; they are filled in place.
@@ -371,7 +371,7 @@ class TrainingState:
         optimizers: None if nothing trains.
         prefixes: of the names in a file.
         where: names the file in errors.
-        part: of a node that the state is of, in errors.
+        part: of a node that has this state, for errors.
     """
 
     values: Mapping[str, torch.Tensor]
@@ -454,5 +454,5 @@ class TrainingState:
 
 
 def _named(infos: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorInfo]:
-    """Choose the tensors whose names begin so, by the rest of their names."""
+    """Choose the tensors with this prefix, by the rest of their names."""
     return {name.removeprefix(prefix): info for name, info in infos.items() if name.startswith(prefix)}

@@ -163,7 +163,7 @@ class OwnerParts:
             batch: the rows of this micro-batch.
             num_targets: valid targets of the whole batch, which the loss is divided by.
             at: (step, micro-batch), for dropout; None = without.
-            weights: whose weights collect gradients: the head's, and those that it shares with the embedding.
+            weights: units that collect gradients: the head, and the embedding where they share weights.
             goes_down: whether the hidden state gets a gradient.
         """
         set_mode(self.head, train=at is not None)
@@ -258,7 +258,7 @@ class OwnerParts:
     def load_blob(self, data: Pieces, *, where: str = _HANDED_OVER) -> None:
         """Replace parameters, moments and step counts by those that ``to_blob`` of another owner gave.
 
-        What is held of ``data`` in memory is let go of on the way.
+        Memory of ``data`` is freed while it is read.
 
         Args:
             data: the file.
@@ -278,7 +278,7 @@ class OwnerParts:
         state.load(file)
 
     def drop_state(self) -> None:
-        """Free moments and step counts of a head that was handed over: it comes back with those of others."""
+        """Free moments and step counts of a head that was handed over: at its return it brings newer ones."""
         self.optimizers.drop_state()
 
     def _state(self, where: str = _HANDED_OVER) -> TrainingState:

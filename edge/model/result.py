@@ -171,7 +171,7 @@ def users_files(
             else the hosted blocks have, such as the adapters of private blocks, every user gets as it is.
         without_blocks: hosted blocks to leave out.
         with_head: see ``adapter_files``.
-        others: by user whose adapters are of another kind: the hosted blocks with that kind.
+        others: by user with adapters of another kind: the hosted blocks with that kind.
 
     Returns:
         Name to content: ``users/NAME/adapter.safetensors`` of each user, and once what is the same for all. Who has
@@ -566,7 +566,7 @@ def load_saved(skeleton: Skeleton, task: str, folder: Path, *, with_head: bool) 
     Args:
         skeleton: of which only hosted blocks are left.
         task: of the job.
-        folder: what ``saving`` wrote, merged. Of a whole model it may have this node's part alone.
+        folder: the merged files of ``result_files``. Of a whole model it may have this node's part alone.
         with_head: also the head, if it trains; for an owner. A frozen one that an old folder holds is not read.
 
     Raises:

@@ -37,7 +37,7 @@ _VALUES: Final = "values/"
 
 
 class Like(NamedTuple):
-    """What a tensor has to be like."""
+    """The type and shape that a tensor must have."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]

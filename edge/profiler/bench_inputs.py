@@ -118,7 +118,7 @@ def part_table(course: Course, block: int, subnets: int) -> Operations:
 
 
 def _any_table(subnets: int) -> Choice:
-    """Make the choice of a course whose turns may carry any table with so many subnets a block."""
+    """Make the choice of operations of a course in which turns may carry any table with so many subnets a block."""
     capacity = BlockCapacity(full=1.0, forward_only=0.0, forward=1.0, backward=1.0)
     return Choice(policy=Policy.RANDOM.value, subnets=subnets, capacities=(capacity,))
 

@@ -229,7 +229,7 @@ class Bench:
         return kept / (size.rows * size.tokens)
 
     def _at_size(self, size: Size, timer: Timer, each_s: float) -> tuple[dict[Work, Spread], dict[Work, Spread]]:
-        """Time the works of one size; return those whose time depends on the size, and those whose time does not."""
+        """Time the works of one size; return those that depend on the size, and those that do not."""
         found: dict[Work, Spread] = {}
         for cycle in self._cycles(size):
             with self._forgetting():
@@ -459,7 +459,7 @@ class _Reports:
 
 
 class _Idle:
-    """An executor whose actions do nothing."""
+    """An executor with actions that do nothing."""
 
     def grant(self, turn: Turn) -> None:
         """Ignore a turn."""
@@ -515,7 +515,7 @@ class Fitting:
     Args:
         folder: of the model; only its configuration is read.
         job: of the run.
-        block: whose adapters.
+        block: with the adapters.
         dtype: of the computation.
         device: of the computation.
     """

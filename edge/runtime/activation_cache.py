@@ -60,7 +60,7 @@ class Prefixes:
 
     @property
     def is_on(self) -> bool:
-        """Whether the placement has hosts keep what comes again."""
+        """Whether the placement has hosts keep the hidden states of later visits."""
         return self._cache is not None
 
     @property
@@ -79,7 +79,7 @@ class Prefixes:
 
         Args:
             folder: of the run; None = there is none.
-            start: where the run goes on; None = it begins.
+            start: the item from which the run continues; None = from its first.
             problem: why there is no folder.
         """
         self._upcoming, self._folder = _Upcoming(self._course, start or StartPoint.of(self._course)), None
@@ -104,7 +104,7 @@ class Prefixes:
             self._turns[turn.index] = turn
 
     def keep(self, action: Action, entry: OpenItem) -> tuple[()]:
-        """Keep the hidden state of a micro-batch; where that fails the run goes on, and the node says so."""
+        """Keep the hidden state of a micro-batch; where that fails the run continues, and the node reports it."""
         flow = self._flows.of(action)
         if self._folder is None or self._cache is None or flow.hidden is None or flow.mask is None or self._problem:
             return ()

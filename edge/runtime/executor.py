@@ -463,7 +463,7 @@ class Forwards:
             context: what the blocks need besides.
 
         Returns:
-            What they keep, and what leaves the last of them.
+            What they keep, and the output of the last of them.
         """
         blocks = self._hosted.blocks
         for kind in self._hosted.kinds:
@@ -575,7 +575,7 @@ class CheckpointPart:
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """What trains here: of the slice, and of others' blocks."""
+        """The trained tensors here: of the slice, and of blocks fitted for others."""
         own = self._hosted.blocks.parameters(self._piece.start, self._piece.stop)
         return own | self._hosted.fitted()
 

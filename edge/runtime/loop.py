@@ -46,7 +46,7 @@ from ringtune.transport.codecs import scores_to_proto
 
 
 class Executor(Protocol):
-    """What the loop needs from ``edge.runtime.executor.NodeExecutor``."""
+    """The part of ``edge.runtime.executor.NodeExecutor`` that the loop needs."""
 
     def grant(self, turn: Turn) -> None:
         """Learn the items of a turn."""
@@ -73,7 +73,7 @@ class Executor(Protocol):
         """Return the head with its optimizer state; it must not change before that was gone through."""
 
     def load_head_blob(self, data: Pieces) -> None:
-        """Replace the head and its optimizer state by those of ``head_blob``, and let go of ``data`` on the way."""
+        """Replace the head and its optimizer state by those of ``head_blob``, and free ``data`` while it is read."""
 
     def drop_head_state(self) -> None:
         """Free the optimizer state of a head that was handed over."""
@@ -89,7 +89,7 @@ class Executor(Protocol):
 
 
 class Link(Protocol):
-    """What the loop needs from a link to a peer; a send only queues, and returns the payload's bytes."""
+    """The part of a link to a peer that the loop needs; a send only queues, and returns the payload's bytes."""
 
     def send_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> int:
         """Queue a tensor for the peer."""
@@ -105,14 +105,14 @@ class Link(Protocol):
 
 
 class ReportSink(Protocol):
-    """What the loop needs from ``edge.runtime.reporter.Reporter``."""
+    """The part of ``edge.runtime.reporter.Reporter`` that the loop needs."""
 
     def put(self, entry: rp.Entry) -> None:
         """Queue an entry."""
 
 
 class ShardSink(Protocol):
-    """What the loop needs from ``edge.checkpoint.shard_saver.Saver``."""
+    """The part of ``edge.checkpoint.shard_saver.Saver`` that the loop needs."""
 
     def save(self, step: int, executor: Executor, *, with_head: bool) -> Shard:
         """Write this node's shard of the checkpoint at ``step`` to the disk."""
@@ -122,10 +122,10 @@ class ShardSink(Protocol):
 
 
 class Keeper(Protocol):
-    """What the loop needs from ``edge.checkpoint.turn_snapshots.TurnKeeper``."""
+    """The part of ``edge.checkpoint.turn_snapshots.TurnKeeper`` that the loop needs."""
 
     def head_goes(self, index: int, turns: Iterable[Turn]) -> None:
-        """Hear that the head goes to the owner of turn ``index``, and which turns are open here."""
+        """Note that the head is sent to the owner of turn ``index``, and which turns are open here."""
 
     def end(self, turn: Turn, then: Callable[[], None]) -> None:
         """Keep what was trained until the end of a turn, and call ``then`` once that is done."""
@@ -153,7 +153,7 @@ NO_KEEPER: Final = NoKeeper()
 
 @dataclass(slots=True)
 class Inbox:
-    """What came, by its name.
+    """The tensors, heads and parcels that have arrived and were not taken yet.
 
     Attributes:
         tensors: each with its mask.
@@ -172,7 +172,7 @@ class Inbox:
         self.parcels.clear()
 
     def forget(self, turn: Turn) -> None:
-        """Drop what came twice for a turn that is done."""
+        """Drop duplicates for a turn that is done."""
         for held in (self.tensors, self.parcels):
             for key in [key for key in list(held) if turn.first_seq <= key.seq < turn.end_seq]:
                 del held[key]
@@ -218,7 +218,7 @@ class AgentRun:
         reports: takes what the coordinator shall know.
         wait_s: longest time without progress, seconds.
         record: whether events and commands are reported as a recording.
-        start: where the run goes on; by default its very beginning.
+        start: the item from which the run continues; by default the first.
         saver: keeps shards of checkpoints; None = this node can't.
         keeper: keeps the ends of turns.
         clock: monotonic seconds.
@@ -419,7 +419,7 @@ class AgentRun:
     def _drop_head_state(self) -> None:
         """Free the optimizer state of a head that has gone, unless it went ahead of a checkpoint that needs it here.
 
-        The head comes back with another state; the link keeps this one until it is sent.
+        At its return the head brings another state; the link keeps this one until it is sent.
         """
         went_for = self._head_went_for
         if went_for is not None and all(index > went_for for index in self._saves_of_head):

@@ -123,7 +123,7 @@ class OpenItem:
 
     Attributes:
         item: the item.
-        trained: the units whose weights get a gradient.
+        trained: the units that get a gradient.
         lowest: per micro-batch the lowest unit that gets one.
         offsets: where each micro-batch starts in the batch, and the end.
         batch: at the owner, from the first embedding or head to the last head.
@@ -158,7 +158,7 @@ class OpenItem:
         )
 
     def patterns(self, action: Action) -> dict[int, str]:
-        """What the subnets of the action's blocks do for its micro-batch; empty = all full."""
+        """The operations of the subnets of the action's blocks for its micro-batch; empty = all full."""
         if not self.operations:
             return {}
         row = self.operations[action.micro]

@@ -175,7 +175,7 @@ class Offloading:
 
         Args:
             folder: for the file.
-            of: what it is of: run and node.
+            of: run and node, for the file's header.
 
         Raises:
             StorageError: no room.
@@ -212,11 +212,11 @@ class Offloading:
         return ()
 
     def _rows(self, action: Action, entry: OpenItem) -> Sequence[RowsOfUser]:
-        """Whose rows a micro-batch has; none where all users have one set."""
+        """The rows of each user in a micro-batch; none where all users have one set."""
         return rows_of_users(self._course, entry.item, action.micro) if user_sets(self._course) else ()
 
     def changing(self, action: Action) -> tuple[str, ...]:
-        """The users whose adapters an update at this helper will change; ask before it. None without users."""
+        """The users with adapters that the next update at this helper changes; empty without users."""
         return self._models_of(action.start)[0].changing(action.start, action.stop) if self._fits(action) else ()
 
     def updated(self, action: Action, step: int, users: Collection[str]) -> None:
@@ -255,7 +255,7 @@ class Offloading:
         self._came[key] = from_file(data, self._metadata(key, step), where=where, device=self._hosted.device)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield what came and was not used yet (for tests)."""
+        """Yield the tensors that have arrived and were not used yet (for tests)."""
         for held in self._came.values():
             yield from held.values()
 
@@ -276,7 +276,7 @@ class Offloading:
 
 
 def _metadata(key: TensorKey) -> dict[str, str]:
-    """What a parcel says that it is of."""
+    """The metadata of a parcel."""
     return {"item": str(key.seq), "micro-batch": str(key.micro), "block": str(key.boundary)}
 
 
@@ -293,7 +293,7 @@ def other_kinds(
         job: of the run.
         folder: of the model; only its configuration is read.
         users: with adapters of their own.
-        fitted: hosted blocks whose adapters helpers fit.
+        fitted: hosted blocks with adapters that helpers fit.
     """
     found: dict[str, Skeleton] = {}
     there = {one.kind.number: one.skeleton for one in hosted.kinds}

@@ -129,7 +129,7 @@ class HeaderLine(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The run can't go on at this node."""
+    """The run can't continue at this node."""
 
     error: str
     message: str
@@ -341,7 +341,7 @@ class ReportNumbers:
 class Totals:
     """Counts of one run at one node: actions, busy seconds, processor seconds and bytes sent to each peer.
 
-    They go on when the run moves to another placement, as the numbers of its reports do.
+    They continue when the run moves to another placement, as the numbers of its reports do.
     """
 
     def __init__(self, run_id: str = "") -> None:
@@ -447,7 +447,7 @@ class SharedClock:
         self._seen: deque[_Comparison] = deque(maxlen=_KEPT)
 
     def compare(self, sent_s: float, received_s: float, there_unix_s: float) -> None:
-        """Note what the coordinator's clock said between two monotonic times of this node; 0 = it said nothing.
+        """Note the coordinator's time between two monotonic times of this node; 0 = none was sent.
 
         Example: asked at 10 s, answered at 12 s with 1000 s: the coordinator's clock leads by 989 s, or by 1 s more or
         less.

@@ -40,7 +40,7 @@ from ringtune.schedule.units import Units
 
 
 class Saved(Protocol):
-    """What blocks of one micro-batch keep from their forward to their backward."""
+    """The tensors that blocks of one micro-batch keep from their forward to their backward."""
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
         """Add to the gradients of the weights; return that of the input, None where nothing below needs it.
@@ -63,7 +63,7 @@ class BlockForward:
         blocks: runs them.
         mask: (B, T), 1 = token.
         context: what the blocks need besides the hidden state.
-        trained: the units whose weights get a gradient.
+        trained: the units that get a gradient.
         lowest: the lowest unit that gets one.
         train_at: (step, micro-batch) that dropout is drawn at; None = without.
         patterns: block -> what its subnets do.
@@ -134,7 +134,7 @@ class BlockForward:
 
 @dataclass(slots=True)
 class SavedBlocks:
-    """What consecutive blocks of one micro-batch keep, in parts from the bottom up.
+    """The parts that consecutive blocks of one micro-batch keep, from the bottom up.
 
     Attributes:
         parts: a graph of some blocks, or one block that is run again.
@@ -171,7 +171,7 @@ def run_saving(
         placement: says which blocks are run again in backward.
 
     Returns:
-        What they keep, and what leaves the last of them.
+        What they keep, and the output of the last of them.
     """
     parts: list[Saved] = []
     for first, last, is_recomputed in _ranges(start, stop, placement):

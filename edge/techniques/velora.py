@@ -80,7 +80,7 @@ class Projections:
 
     Args:
         velora: from the course.
-        skeleton: whose blocks ``[start, stop)`` are real.
+        skeleton: with real blocks ``[start, stop)``.
         start: first hosted block.
         stop: first block that is not hosted.
         seed: of the run.
@@ -207,7 +207,7 @@ def _adapter_layers(path: str, module: Any) -> Iterator[ChosenLayer]:
 
 
 def _check_alone(layer: ChosenLayer, adapter: Any, *, norm_first: bool) -> None:
-    """Refuse an adapter whose input something else keeps.
+    """Refuse an adapter with an input that something else keeps.
 
     Raises:
         JobError: it has a gate; or it is a parallel bottleneck that reads what a norm reads.
@@ -316,7 +316,7 @@ class Vectors:
         self._counts: dict[str, int] = {}
 
     def next(self, layer: str, x: torch.Tensor) -> torch.Tensor:
-        """Return the vector (M) for the next micro-batch of a layer, whose input is ``x``; it may be made of it."""
+        """Return the vector (M) for the next micro-batch of a layer with input ``x``; it may be made of it."""
         if self._init == "running":
             return self._next_running(layer, x)
         if layer not in self._found:
@@ -420,7 +420,7 @@ def projected_linear(
     z_NP: torch.Tensor,
     vector_M: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute a linear layer whose backward has projections of the input instead of the input.
+    """Compute a linear layer with projections of the input for its backward instead of the input.
 
     Args:
         linear: computes it, so that its value has the bits that it would have anyway.

@@ -42,7 +42,7 @@ class RunExpectation:
         digest: of the plan; a peer with another one is refused.
         node: the receiving node itself.
         compute_dtype: element type of the tensors handed to the sink.
-        start: where the run goes on; None = its very beginning.
+        start: the item from which the run continues; None = from its first.
         max_blob_bytes: largest head, or gradient of a unit, that is taken.
     """
 
@@ -61,7 +61,7 @@ class RunExpectation:
 
 
 def check_hello(expectation: RunExpectation, header: ring_pb2.FrameHeader | None) -> str:
-    """Check the first frame of a link; return the node that it comes from.
+    """Check the first frame of a link; return the node that sent it.
 
     Raises:
         FrameError: the first frame is no HELLO, or of another run, plan or node.
@@ -99,7 +99,7 @@ class FrameCheck:
 
     Args:
         expectation: of the run.
-        source: whose frames.
+        source: node that sends the frames.
         turns: shared by all links of the node.
     """
 
@@ -132,7 +132,7 @@ class FrameCheck:
             self._admit_tensor(header, kind)
 
     def revoke(self, header: ring_pb2.FrameHeader) -> None:
-        """Forget an admitted frame whose payload was dropped; the same frame may come again."""
+        """Forget an admitted frame after its payload was dropped; the same frame may be sent again."""
         key = key_of(header)
         for seen in self._seen.values():
             seen.discard(key)
@@ -289,11 +289,11 @@ class Known(NamedTuple):
 
 
 class KnownTurns:
-    """The turns of one run whose frames one node may get now; safe for threads.
+    """The turns of one run with frames that one node may get now; thread-safe.
 
     Args:
         plan: of the run.
-        start: where it goes on.
+        start: the item from which it continues.
     """
 
     def __init__(self, plan: Plan, start: StartPoint) -> None:

@@ -110,7 +110,7 @@ class Hello:
 
 
 class Ack(NamedTuple):
-    """What the receiver sends back on a link: credits, or the refusal of a frame.
+    """The receiver's message on a link: credits, or the refusal of a frame.
 
     Attributes:
         credits: hidden states that the receiver took out of its inbox.
@@ -282,7 +282,7 @@ class Assembler:
     Args:
         admit: raises :class:`FrameError` for a header that is not expected now. Only what it lets pass
             is allocated, so it has to check ``payload_bytes``.
-        revoke: told of a header that was admitted and whose payload was dropped after all.
+        revoke: called with an admitted header if its payload is dropped after all.
     """
 
     def __init__(
@@ -366,7 +366,7 @@ class Assembler:
 
 
 def _apart(chunk: memoryview) -> memoryview:
-    """Copy a chunk to pages of its own, which go back to the system as soon as it is let go of; a small one stays.
+    """Copy a chunk to pages of its own, which the system gets back when it is freed; a small one stays.
 
     Memory of the allocator would stay with the process: a head that is taken over would lie there twice.
     """

@@ -100,7 +100,7 @@ class OutLink:
             Called from a thread of the link.
         on_sent: told each message that went out, with when its encoding began and when its last byte was taken by the
             connection, in monotonic seconds; called from the link's sender thread.
-        now_unix_s: the coordinator's clock, which tells the receiver when a tensor was sent; 0 = not said.
+        now_unix_s: the coordinator's clock, for the time at which a tensor was sent; 0 = unknown.
     """
 
     def __init__(

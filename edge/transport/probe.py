@@ -416,7 +416,7 @@ class Windows:
 
     Attributes:
         rates: of the windows that count, bytes per second.
-        rate_bytes_per_s: of what came last; 0 until two messages came.
+        rate_bytes_per_s: of the last arrivals; 0 before the second message.
     """
 
     def __init__(

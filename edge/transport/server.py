@@ -57,17 +57,17 @@ class Sink(Protocol):
         """Take a whole parcel."""
 
     def on_link_lost(self, source: str, reason: str) -> None:
-        """Hear that the link from ``source`` broke; not called when ``source`` closed it in order."""
+        """Handle the break of the link from ``source``; not called when ``source`` closed it in order."""
 
     def on_received(self, source: str, num_bytes: int, sent_unix_s: float) -> None:
-        """Hear at once that a tensor's bytes are all here, and when they were sent on the coordinator's clock."""
+        """Note at once that a tensor's bytes have all arrived, and when they were sent on the coordinator's clock."""
 
     def on_refused(self, source: str, error: RingTuneError) -> None:
-        """Hear that a frame of ``source`` was refused and dropped; ``source`` is told as well."""
+        """Handle the refusal of a frame of ``source``, which was dropped; ``source`` gets the refusal as well."""
 
 
 class Admission(Protocol):
-    """The run of a link whose HELLO was accepted."""
+    """The run of a link after its HELLO was accepted."""
 
     expectation: RunExpectation
     sink: Sink

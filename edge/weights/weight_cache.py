@@ -192,7 +192,7 @@ class CheckedFile:
 
     Args:
         path: where it is when it is complete.
-        what: in words, for messages: ``tensor 'x'``.
+        what: for messages: ``tensor 'x'``.
         sha256: of its content, hex.
         nbytes: of its content.
         header: in front of the content; not part of the digest.
@@ -228,7 +228,7 @@ class CheckedFile:
             return False
 
     def resume(self) -> None:
-        """Read a partial file, if there is a usable one, so that ``write`` goes on at its end."""
+        """Read a partial file, if there is a usable one, so that ``write`` appends to it."""
         with writing(self.path.parent):
             self.offset, self._digest = 0, hashlib.sha256()
             if not self._partial.is_file():

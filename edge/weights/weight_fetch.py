@@ -374,7 +374,7 @@ class Sources:
 def _finish_if_whole(file: CheckedFile, address: str = "") -> None:
     """Put a file in its place if all of it is there.
 
-    A wrong digest is the fault of ``address`` only if all bytes came from there; otherwise the file begins anew.
+    A wrong digest is the fault of ``address`` only if it sent all bytes; otherwise the file is fetched anew.
 
     Raises:
         IntegrityError: ``address`` sent something else than the manifest says.
@@ -391,7 +391,7 @@ def _finish_if_whole(file: CheckedFile, address: str = "") -> None:
 
 
 def _discard_from(address: str, files: Sequence[CheckedFile]) -> None:
-    """Discard the partial files that have bytes of a source whose digests are wrong."""
+    """Discard the partial files that have bytes of a source with wrong digests."""
     for file in files:
         if address in file.origins and not file.path.is_file():
             file.discard()

@@ -17,7 +17,7 @@ _SLIDING = "sliding_attention"
 
 
 class LayeredContext(NamedTuple):
-    """What the blocks of each type need besides the hidden state.
+    """The masks and positions that blocks of each type need besides the hidden state.
 
     Attributes:
         full: of blocks whose tokens see all before them.

@@ -37,7 +37,7 @@ class AuxiliaryModels:
     Args:
         folder: of the model; only its configuration is read.
         job: of the run.
-        units: blocks whose adapters are fitted here.
+        units: blocks with the adapters that are fitted here.
         dtype: of the computation.
         device: of the computation.
         users: that have adapters of their own; none = there is one set for all.
@@ -98,7 +98,7 @@ class AuxiliaryModels:
         Args:
             start: first block.
             stop: one past the last block.
-            users: whose; all of them if there is one set for all.
+            users: to return the weights of; all of them if there is one set for all.
         """
         wanted = self.parameters(start, stop)
         if self._sets is not None:
@@ -127,7 +127,7 @@ class AuxiliaryModels:
         return found
 
     def changing(self, start: int, stop: int) -> tuple[str, ...]:
-        """The users whose weights in blocks ``[start, stop)`` have gradients, so that the next update changes them."""
+        """The users with gradients in blocks ``[start, stop)``, so that the next update changes their weights."""
         if self._sets is None:
             return ()
         found = {name for name, value in self.parameters(start, stop).items() if value.grad is not None}
@@ -143,7 +143,7 @@ class AuxiliaryModels:
 
         Args:
             tensors: what ``Pairs.take`` gave for some of the blocks here, of one micro-batch.
-            rows: whose rows they are, where users have adapters of their own; each set gets the gradient of its rows.
+            rows: the rows of each user, where users have adapters of their own; each set gets the gradient of its rows.
             blocks: that the pairs have to be of; None = those that the pairs name.
 
         Raises:

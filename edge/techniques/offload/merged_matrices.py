@@ -78,11 +78,11 @@ class _Matrix(NamedTuple):
 class MergedMatrices:
     """The matrices of a host into which the adapters of some blocks are merged.
 
-    Make it after ``Capture``, which looks for the adapters, and before ``BlockRunner``: the adapters are dropped here.
-    Pairs are recorded as ever: what enters a matrix, and alpha times the gradient of what leaves it.
+    Make it after ``Capture``, which needs the adapters, and before ``BlockRunner``: the adapters are dropped here.
+    Pairs are those of unmerged adapters: the input of a matrix, and alpha times the gradient of its output.
 
     Args:
-        skeleton: whose blocks these are, real ones.
+        skeleton: with these blocks, real ones.
         blocks: with merged adapters.
         folder: of the model; it is read at every ``install``.
         job: of the run.
@@ -215,7 +215,7 @@ def _numbers(weight: torch.Tensor, site: str) -> torch.Tensor:
     """Return the memory that a matrix is multiplied from.
 
     Raises:
-        JobError: it is held in int8, whose scales an update would change.
+        JobError: it is held in int8; an update would change its scales.
     """
     if not isinstance(weight, FrozenMatrix):
         return weight.detach()
@@ -245,7 +245,7 @@ _A, _B = "lora_A", "lora_B"
 
 
 class Change(NamedTuple):
-    """What changes some outputs of a matrix: a matrix, or the product of two.
+    """The change of some outputs of a matrix: a matrix, or the product of two.
 
     Attributes:
         first: the lowest of these outputs.
@@ -406,7 +406,7 @@ def sum_of(site: Site, sets: Sequence[Tensors]) -> dict[str, torch.Tensor]:
     """Return the sum of several sets.
 
     Args:
-        site: with whose adapter all sets go.
+        site: of the adapter that all sets belong to.
         sets: the tensors of this adapter by name in it, such as ``lora_A``; at least one.
 
     Returns:

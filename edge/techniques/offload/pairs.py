@@ -66,7 +66,7 @@ from ringtune.techniques.offload import RowsOfUser
 
 
 class SiteFacts(NamedTuple):
-    """What pairs need to know of a site; see ``Site``."""
+    """The facts of a site that pairs need; see ``Site``."""
 
     name: str
     source: str
@@ -75,7 +75,7 @@ class SiteFacts(NamedTuple):
 
 
 class Pairs:
-    """What was recorded of one micro-batch.
+    """The pairs that were recorded of one micro-batch.
 
     Args:
         names: block -> (name, source) of each of its sites.
@@ -197,7 +197,7 @@ class Capture:
     thread-safe.
 
     Args:
-        skeleton: whose blocks these are.
+        skeleton: with these blocks.
         blocks: offloaded ones.
         with_signs: see there.
         at: model that runs, where the adapters are inside its matrices and ``skeleton`` has adapters of another kind
@@ -240,7 +240,7 @@ class Capture:
         """Record forwards with a graph while the context is open.
 
         Args:
-            pairs: of a micro-batch some of whose blocks were recorded before; None = new ones.
+            pairs: of a micro-batch with blocks recorded before; None = new ones.
         """
         before, self._pairs = self._pairs, self.pairs() if pairs is None else pairs
         try:
@@ -347,8 +347,8 @@ class Captures:
         """Record forwards with a graph while the context is open; see ``Capture.recording``.
 
         Args:
-            given: of a micro-batch some of whose blocks were recorded before; None = new ones.
-            rows: whose rows the micro-batch has; none where all users have one set.
+            given: of a micro-batch with blocks recorded before; None = new ones.
+            rows: of each user in the micro-batch; none where all users have one set.
         """
         pairs = given if given is not None else self._pairs(rows)
         with contextlib.ExitStack() as stack:
@@ -387,7 +387,7 @@ class _Part:
 
 
 class PairsByKind:
-    """What was recorded of one micro-batch, by kind.
+    """The pairs that were recorded of one micro-batch, by kind.
 
     Args:
         parts: of the kinds that have rows in it, by index.
@@ -479,7 +479,7 @@ class PairWire:
         return found
 
     def show_again(self) -> None:
-        """Send every vector once more with the next pairs: the helper is a new one."""
+        """Send every vector again with the next pairs, as the helper is a new one."""
         self._shown.clear()
 
     @torch.no_grad()
@@ -520,7 +520,7 @@ def to_file(tensors: Tensors, metadata: Mapping[str, str]) -> Pieces:
 def from_file(
     data: Pieces, metadata: Mapping[str, str], *, where: str, device: torch.device | None = None
 ) -> dict[str, torch.Tensor]:
-    """Read what ``to_file`` wrote; what is held of ``data`` in memory is let go of on the way.
+    """Read what ``to_file`` wrote; memory of ``data`` is freed while it is read.
 
     Args:
         data: the file.

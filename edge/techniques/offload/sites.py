@@ -70,7 +70,7 @@ class Site(ABC):
         columns: which of the tapped values the site adds to, a bool for each; None = all.
         inputs: values of a token of x.
         outputs: values of a token of g(x).
-        source: name of the site whose x this one's is; its own name where no other has the same.
+        source: name of the site with the same x; its own name where no other has it.
         signs: what leaves each ReLU of g, from which its units that are on are seen.
         units: of these, all together.
     """
@@ -318,7 +318,7 @@ def unpack(packed: torch.Tensor, count: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def given(activation: nn.Module, is_on: torch.Tensor | None) -> Iterator[None]:
-    """Let an activation function pass these units, and no others, while the context is open; None = as ever."""
+    """Let an activation function pass these units, and no others, while the context is open; None = no change."""
     if is_on is None:
         yield
         return

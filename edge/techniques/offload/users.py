@@ -54,7 +54,7 @@ class UserSets:
 
     @property
     def users(self) -> tuple[str, ...]:
-        """Whose sets there are."""
+        """The users that have sets."""
         return tuple(self._of_user)
 
     @property
@@ -123,7 +123,7 @@ class _Kind:
 
     Attributes:
         sets: by user, by block and name in it.
-        used: whose set the modules have.
+        used: the user with the set that the modules have.
     """
 
     def __init__(self, skeleton: Skeleton, blocks: Iterable[int], users: Iterable[str]) -> None:
@@ -184,7 +184,7 @@ class ByUser:
         """Run blocks without a graph.
 
         Args:
-            rows: whose they are.
+            rows: of each user.
             run: runs some of them.
             make_context: for some of them, from hidden state and mask.
             hidden: (batch rows, tokens, model width).
@@ -209,13 +209,13 @@ class ByUser:
         """Run blocks with a graph.
 
         Args:
-            rows: whose they are.
+            rows: of each user.
             run: runs some of them.
             forward: of all rows.
             hidden: (batch rows, tokens, model width), enters the first block.
 
         Returns:
-            What they keep, and what leaves the last of them.
+            What they keep, and the output of the last of them.
         """
         if len(rows) == 1:
             user = rows[0][0]
@@ -248,7 +248,7 @@ class ByUser:
 
 
 class OfUser(NamedTuple):
-    """What the rows of one user keep.
+    """The part of a micro-batch that the rows of one user keep.
 
     Attributes:
         rows: positions in the micro-batch.
@@ -260,7 +260,7 @@ class OfUser(NamedTuple):
 
 
 class SplitRows:
-    """What blocks of one micro-batch keep for their backward, by user.
+    """The parts that blocks of one micro-batch keep for their backward, by user.
 
     Args:
         parts: of all users; every row is in one of them.
