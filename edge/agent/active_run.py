@@ -250,10 +250,10 @@ class Workshop(Protocol):
         """Copy what was trained of some blocks into a file; on the compute thread."""
 
     def take_over(self, executor: Any, taken: TakenOver) -> None:
-        """Go on with what was trained of the blocks of an executor."""
+        """Give an executor the trained tensors of its blocks."""
 
     def working_clock(self, executor: Any) -> Callable[[], float]:
-        """Make the clock of what the executor's computing takes at this node's quota alone."""
+        """Make the clock of the executor's computing time at this node's quota alone."""
 
     def ring_servicer(self) -> Any:
         """Make the servicer that takes frames; one per process."""
@@ -262,7 +262,7 @@ class Workshop(Protocol):
         """Let the servicer take the run's frames and deliver them to ``active``."""
 
     def connect(self, active: ActiveRun, target: str, address: str) -> Any:
-        """Make a link that is not open yet: it has ``open(timeout_s)`` and what ``run.Link`` has."""
+        """Make a link that is not open yet: an ``edge.runtime.loop.Link`` with ``open(timeout_s)``."""
 
 
 def build_slice(
@@ -460,7 +460,7 @@ def _open_link(workshop: Workshop, active: ActiveRun, target: str, address: str,
 
 
 def _require_trust(node: str, target: str, address: str, error: RingTuneError) -> None:
-    """Raise what is wrong with certificates, if that is why a link can't be opened."""
+    """Raise the error of the certificates, if that is why a link can't be opened."""
     if is_encrypted() and isinstance(error, ConnectionFailedError):
         why = why_refused(address, node_party(target), time.time())
         if why:

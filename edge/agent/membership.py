@@ -173,7 +173,7 @@ class Membership:
         _LOG.info("node %s joined %s, lease %g s", self._identity.node, self._where, self._lease_s)
 
     def _require_trust(self, cause: BaseException) -> None:
-        """Raise what is wrong with certificates, if that is why nobody could be talked to."""
+        """Raise the error of the certificates, if that is why no call succeeded."""
         why = self._why_refused()
         if why:
             raise TrustError(f"node {self._identity.node} can't join: {why}") from cause

@@ -117,7 +117,7 @@ class AgentMoves:
     """The moves of the run of an agent.
 
     Args:
-        agent: whose run it is.
+        agent: that takes part in the run.
         node: its name.
     """
 
@@ -151,7 +151,7 @@ class AgentMoves:
         return json.dumps(active.figures())
 
     def keeper(self, active: ActiveRun, job: Job, addresses: Mapping[str, str]) -> TurnKeeper | None:
-        """Make what keeps the ends of the turns of a run; None where its placement has no copies."""
+        """Make the ``TurnKeeper`` of a run; None where its placement has no copies."""
         if not active.plan.placement.copies:
             return None
         saver = active.saver
@@ -171,7 +171,7 @@ class AgentMoves:
         )
 
     def _saving(self, run_id: str, saver: Saver) -> Callable[[KeptFile], None]:
-        """Make what puts a copy of another node on this node's disk; a full disk costs the copy, not the run."""
+        """Make the function that writes another node's copy to this disk; a full disk costs the copy, not the run."""
 
         def save(file: KeptFile) -> None:
             try:
@@ -182,7 +182,7 @@ class AgentMoves:
         return save
 
     def save(self) -> None:
-        """Put all that is kept of the ends of turns on the disk; on the compute thread, after the run has ended."""
+        """Write all kept ends of turns to the disk; on the compute thread, after the run has ended."""
         attempt, files = self.kept.everything()
         shards_run, rows = self._place
         state = self._agent.options.state
@@ -298,7 +298,7 @@ class AgentMoves:
         return TakenOver(files, metadata(to.run_id, step), head, to.shards_run)
 
     def _begin_again(self, to: NextPlacement, step: int) -> None:
-        """Keep what comes of this run, and forget what was done after a step."""
+        """Keep files of this run from now on, and forget those after a step."""
         self.kept.begin(to.run_id)
         self.kept.go_back(step, to.placement_number)
 
@@ -311,13 +311,13 @@ class AgentMoves:
         return len(head)
 
     def granted(self, active: ActiveRun, turns: Sequence[Turn]) -> None:
-        """Let go of what was kept for a move once there are turns: the run trains again."""
+        """Drop the snapshot of a move at the first grant after it."""
         if active.is_resting and turns:
             active.is_resting = False
             self.shelf.drop(active.run_id)
 
     def release(self, run_id: str, *, is_finished: bool = False) -> None:
-        """Let go of what is kept of a run, and of a move that is under way; empty = of any run.
+        """Drop all that is kept of a run and of its move; empty = of any run.
 
         Shards of a run that ended well need not be kept for ever, also where this node has left it.
         """

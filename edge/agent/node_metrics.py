@@ -108,7 +108,7 @@ class FiguresServer:
 
     Attributes:
         address: ``host:port`` where it listens.
-        guard: decides who may look.
+        guard: decides who may ask.
 
     Raises:
         UsageError: the library is missing, or ``bind`` is no address.
@@ -160,7 +160,7 @@ class _Server(HTTPServer):
         super().__init__(address, handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Leave those alone who hang up."""
+        """Ignore clients that disconnect."""
         _LOG.info("a request for figures from %s was not answered", client_address, exc_info=True)
 
 

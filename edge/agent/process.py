@@ -187,7 +187,7 @@ def _exit_now(ending: _Ending) -> None:
 
 
 def _watch_parent(ending: _Ending) -> None:
-    """Turn the end of the parent into an ending."""
+    """End the process when its parent ends."""
     while True:
         try:
             if not os.read(0, 4096):

@@ -251,7 +251,7 @@ def set_up_torch(options: AgentOptions, job: Job) -> tuple[str, int]:
 
 
 def working_clock(executor: NodeExecutor) -> Callable[[], float]:
-    """Make the clock of what the executor's computing takes at this node's quota alone; on CUDA it stands at 0."""
+    """Make the clock of the executor's computing time at this node's quota alone; on CUDA it stays at 0."""
     quota = cpu_quota() if executor.device.type == "cpu" else None
     return timing.working_clock(quota, torch.get_num_threads())
 
@@ -342,7 +342,7 @@ def copy_into_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[
 
 
 def take_over_blocks(executor: NodeExecutor, files: Sequence[Pieces], metadata: Mapping[str, str]) -> None:
-    """Replace what trains of some blocks, with its optimizer state, by parts of snapshots.
+    """Replace the trained tensors of some blocks, with their optimizer state, by parts of snapshots.
 
     Args:
         executor: of the next slice.

@@ -33,7 +33,7 @@ class Loads(Protocol):
     """The part of ``edge.runtime.executor.NodeExecutor`` that loads a checkpoint."""
 
     def load_shard(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> None:
-        """Go on from the shard ``data``."""
+        """Load the shard ``data``."""
 
 
 class Saver:

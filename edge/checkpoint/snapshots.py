@@ -69,7 +69,7 @@ class KeptTurns:
         *,
         placement_number: int | None = None,
     ) -> None:
-        """Keep what a node had trained after ``step`` steps, and the head; let the oldest turn go.
+        """Keep what a node had trained after ``step`` steps, and the head; drop the oldest turn.
 
         Args:
             run_id: of the run.
@@ -112,7 +112,7 @@ class KeptTurns:
             save(KeptFile(step, head, is_head=True))
 
     def save_at(self, step: int, save: Save, *, with_head: bool) -> None:
-        """Save what is kept of other nodes at the end of ``step``: what is here already, and what comes later.
+        """Save other nodes' files of the end of ``step``: those here, and those that arrive later.
 
         Args:
             step: optimizer steps done.
@@ -161,7 +161,7 @@ class KeptTurns:
             self._heads = {at: head for at, head in self._heads.items() if at <= step}
 
     def drop(self, run_id: str = "") -> None:
-        """Let the files of a run go; empty = of any run."""
+        """Drop the files of a run; empty = of any run."""
         with self._lock:
             if run_id in ("", self._run_id):
                 self._run_id, self._files, self._heads, self._saves = "", {}, {}, {}
@@ -216,13 +216,13 @@ class SnapshotShelf:
             self._of, self._snapshot = (run_id, placement_number), snapshot
 
     def drop(self, run_id: str = "") -> None:
-        """Let the snapshot of a run go; empty = of any run."""
+        """Drop the snapshot of a run; empty = of any run."""
         with self._lock:
             if run_id in ("", self._of[0]):
                 self._of, self._snapshot = ("", -1), None
 
     def drop_others(self, run_id: str) -> None:
-        """Let the snapshot of any other run go."""
+        """Drop the snapshot of any other run."""
         with self._lock:
             if run_id != self._of[0]:
                 self._of, self._snapshot = ("", -1), None

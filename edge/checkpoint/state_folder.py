@@ -258,7 +258,7 @@ class RunShards:
 
     @property
     def hidden(self) -> Path:
-        """The folder for hidden states of rows that come again."""
+        """The folder for hidden states of rows that are used again."""
         return self.folder / _HIDDEN
 
     def path(self, step: int) -> Path:

@@ -35,7 +35,7 @@ _RETRY_S = 0.5
 
 
 class _Copy(NamedTuple):
-    """A file that goes to another node, and what follows once it is there."""
+    """A file for another node, and the function to call once it has arrived."""
 
     step: int
     file: bytes
@@ -96,7 +96,7 @@ class TurnKeeper:
             self._heads[done] = bytes(self._executor.head_blob())
 
     def end(self, turn: Turn, then: Callable[[], None]) -> None:
-        """Keep what was trained until the end of a turn; ``then`` follows once a copy is where it shall be."""
+        """Keep what was trained until the end of a turn; call ``then`` once its copies have arrived."""
         if turn.kind is StepKind.CHECKPOINT and self._save is not None:
             self._kept.save_at(turn.first_step, self._save, with_head=turn.owner != self._node)
         if turn.kind is not StepKind.TRAIN:

@@ -95,7 +95,7 @@ class Predicting(Protocol):
 
     @property
     def predictions(self) -> torch.Tensor | None:
-        """What an evaluation scores row by row; None if there is nothing."""
+        """The predictions to be scored row by row; None if there are none."""
 
 
 NO_TOKENS = MeanTokens(0.0, 0.0)
@@ -237,7 +237,7 @@ class OwnerDataset:
         return self._train.cut_rows + (0 if self._evaluation is None else self._evaluation.cut_rows)
 
     def digest(self, run_id: str) -> str:
-        """Return the digest of the rows, their order and classes for one run; see ``edge.data.dataset``."""
+        """Return the digest of the rows, their order and classes for one run."""
         return self._digest.keyed(run_id)
 
     def set_labels(self, labels: Sequence[str]) -> None:
@@ -301,8 +301,8 @@ class OwnerDataset:
     def score(self, course: Course, item: Item, batch: Batch, found: Predicting) -> Values:
         """Score an evaluation's predictions row by row, beyond the head's own numbers.
 
-        What is summed over all rows is so in the evaluation after the last step only, as these sums leave the node;
-        in every evaluation where there is nobody to hide them from.
+        Sums over all rows are made in the evaluation after the last step only, because they leave the node; if counts
+        need not be hidden, in every evaluation.
         """
         if found.predictions is None or self._evaluation is None:
             return ()
@@ -325,7 +325,7 @@ def _mean_width(examples: Examples, batches: Iterable[Sequence[int]], budget_s: 
 def _take(
     source: Source, found: Rows, chosen: Sequence[int], digest: RowsDigest, place: Place
 ) -> tuple[Examples, tuple[str, ...], tuple[tuple[str, int], ...], Place]:
-    """Make the examples of chosen rows; with names of their classes or tags, whose each is how many, and where."""
+    """Make the examples of chosen rows; also return their classes or tags, the examples of each user, and the place."""
     own = sorted_by_user(chosen, found.users)
     targets = tuple(found.targets[index] for index in own) if found.targets else ()
     names = targets if found.labels else tuple({name for tags in targets for name in tags} if found.tags else ())

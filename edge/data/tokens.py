@@ -306,7 +306,7 @@ DOES: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 
 def check_keys(path: Path, saved: Mapping[str, Any]) -> None:
-    """Refuse keys with a value of which nobody knows here whether it changes tokens.
+    """Refuse keys with a value that may change tokens in a way unknown here.
 
     Args:
         path: of ``tokenizer_config.json``.

@@ -100,7 +100,7 @@ def numerics_of(device: str) -> str:
 def device_budget(memory_bytes: int, device: str, *, sharing: int = 1) -> int:
     """Bytes that a run may use: of the host and of the device that computes the smaller.
 
-    A device's part has this process's context in it, because plans count one (``costs.memory_sizes``). The
+    A device's part has this process's context in it, because plans count one (``ringtune.costs.memory_sizes``). The
     contexts of others may not be there yet, and are taken off.
 
     Args:

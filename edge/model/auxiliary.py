@@ -168,7 +168,7 @@ def is_addition(hook: object) -> bool:
 
 
 def alpha_beside(matrix: nn.Module) -> float:
-    """The factor of what ``put_beside`` put beside a matrix."""
+    """The factor alpha of a matrix's auxiliary model."""
     return next(hook.alpha for hook in matrix._forward_hooks.values() if isinstance(hook, _Addition))
 
 
@@ -215,7 +215,7 @@ def add_auxiliary(
     Args:
         blocks: with or without the library's modules; their weights may be placeholders.
         layout: of the family.
-        auxiliary: which kinds, and where; of each matrix one (see ``check_places``).
+        auxiliary: which kinds, and where; of each matrix one (see ``ringtune.models.auxiliary_models.check_places``).
         name: of the adapter; in the names of its tensors.
 
     Raises:
@@ -284,7 +284,7 @@ _NAMES: Final = {True: {"weight"}, False: {"down.weight", "down.bias", "up.weigh
 
 
 class _Beside(NamedTuple):
-    """A matrix of a model, and what stands beside it.
+    """A matrix of a model, and its auxiliary model.
 
     Attributes:
         path: of the matrix.
@@ -415,7 +415,7 @@ def _load_library(model: Any, facts: Described, tensors: Tensors) -> None:
 
 
 def _matrices(model: nn.Module, folder: Path, facts: Described, tensors: Tensors) -> list[_Beside]:
-    """List every matrix that something stands beside, and check that it fits."""
+    """List every matrix with an auxiliary model, and check that the two fit."""
     by_path: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         if facts.library is None or not is_of_library(key, facts.name):

@@ -163,7 +163,7 @@ def merged_files(job: Job, model: Path, adapter: Path, labels: Sequence[str]) ->
 
 
 def merge(skeleton: Skeleton) -> None:
-    """Add the adapter of every hosted block to the matrices; the modules of the adapter stay and are done with."""
+    """Add the adapter of every hosted block to the matrices; the modules of the adapter stay, unused from now on."""
     if skeleton.has_library:
         skeleton.model.merge_adapter(ADAPTER)
     inputs_first = LAYOUTS[skeleton.layout.model_type].inputs_first
@@ -189,7 +189,7 @@ def summed_files(folders: Sequence[Path], names: Sequence[str], *, is_own: Calla
 
     Args:
         folders: of the users.
-        names: of the files of each; its adapter is one that ``summed_config`` takes.
+        names: of the files of each; its adapter is one that ``ringtune.models.adapter_support.summed_config`` takes.
         is_own: whether the adapters of a block are each user's own. Others never trained, are the same for all, and
             count once, as in every forward of the run.
 

@@ -117,7 +117,7 @@ class OnDisk:
                 file.let_go_of(name)
 
     def put_away(self, unit: int) -> bool:
-        """Let go of the mapping; what was written is in the file."""
+        """Drop the mapping; what was written is in the file."""
         self._mapped.discard(unit)
         return True
 
@@ -302,7 +302,7 @@ class StateFile:
         return {name: _tensor(pages, info) for name, info in self.infos.items()}
 
     def let_go_of(self, parameter: str) -> None:
-        """Let go of the resident pages of a parameter's state where it is mapped; what was written is in the file.
+        """Release the resident pages of a parameter's state where it is mapped; what was written is in the file.
 
         Whoever reads or writes there again gets them back from the page cache.
 

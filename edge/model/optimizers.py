@@ -81,7 +81,7 @@ class Dropped:
         yield updated
 
     def put_away(self, unit: int) -> bool:
-        """Let the state go."""
+        """Return True: the optimizer drops the state."""
         return True
 
     def prefetch(self, units: Iterable[int]) -> None:
@@ -179,7 +179,7 @@ class UnitOptimizers:
         self._keeper.prefetch(unit for unit in units if unit in self._units)
 
     def exchange(self, fresh: Mapping[int, torch.nn.Parameter]) -> None:
-        """Go on with other tensors in place of some parameters, by their ``id``; state and counts stay."""
+        """Put other tensors in the places of some parameters, by their ``id``; state and counts stay."""
         for unit, optimizer in self._optimizers.items():
             self._units[unit] = {name: fresh.get(id(value), value) for name, value in self._units[unit].items()}
             for group in optimizer.param_groups:
@@ -412,7 +412,7 @@ class TrainingState:
     def load(self, file: TensorFile) -> None:
         """Replace tensors and optimizer state by those of a checked file, one after the other.
 
-        What is held of the file in memory is let go of as soon as it was read.
+        Memory of the file is freed as soon as it was read.
         """
         prefixes = self.prefixes
         if self.optimizers is not None:

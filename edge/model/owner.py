@@ -175,7 +175,7 @@ class OwnerParts:
 
     @contextmanager
     def _collecting(self, weights: Units) -> Iterator[None]:
-        """Let no weights of the head collect gradients but these; what rests only now trains again afterwards."""
+        """Let only these weights of the head collect gradients while the context is open."""
         resting = [] if weights.has_head else list(self.units[self._head_unit].values())
         if self._tied is not None and not weights.has_embedding:
             resting.append(self._tied[1])

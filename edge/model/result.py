@@ -119,7 +119,7 @@ def result_files(
 
 
 def require_finite(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse what diverged in the last update, a piece at a time.
+    """Refuse tensors that are not finite after the last update, a piece at a time.
 
     Raises:
         DivergedError: names the first tensor with numbers that are not finite.

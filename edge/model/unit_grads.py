@@ -107,7 +107,7 @@ def grad_blob(parameters: Parameters, tied: Tied) -> Pieces:
 def load_grads(data: Pieces, parameters: Parameters, *, where: str) -> None:
     """Give the parameters of a unit the gradients of a file that ``grad_blob`` made; they keep theirs on an error.
 
-    What is held of ``data`` in memory is let go of on the way. Errors are those of ``read_grads``.
+    Memory of ``data`` is freed while it is read. Errors are those of ``read_grads``.
     """
     grads = read_grads(data, parameters, where=where)
     for name, parameter in parameters.items():
@@ -141,7 +141,7 @@ def _add_tied(tied: Tied) -> None:
 
 
 def _expected(infos: Mapping[str, TensorInfo], parameters: Parameters, where: str) -> dict[str, Like]:
-    """Return what each tensor of a file has to be like.
+    """Return the type and shape that each tensor of a file must have.
 
     Raises:
         IntegrityError: the file has other tensors than such gradients, or too few or too many of one parameter.

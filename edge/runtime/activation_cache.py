@@ -141,7 +141,7 @@ class Prefixes:
         return ()
 
     def end_turn(self, index: int) -> str:
-        """Delete what a turn that is done has made useless, and look through what may be read next.
+        """Delete files that a finished turn has made useless, and check those that may be read next.
 
         Returns:
             Why nothing more can be kept here, once; empty if all is well, or that was said before.

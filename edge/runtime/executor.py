@@ -167,7 +167,7 @@ class NodeExecutor:
         return self.prefixes.end_turn(index)
 
     def take_scores(self, turn_index: int) -> tuple[BlockScores, ...]:
-        """Hand out what the hosted subnets count for each micro-batch of a score turn that is done, and forget it.
+        """Return the scores of the hosted subnets for each micro-batch of a score turn that is done, and forget them.
 
         In the order of items, micro-batches and blocks; nothing for another turn.
         """
@@ -580,7 +580,7 @@ class CheckpointPart:
         return own | self._hosted.fitted()
 
     def write(self, head: Pieces | None, metadata: Mapping[str, str]) -> Pieces:
-        """Return the part, read when it is gone through; see ``shard_file.to_shard``.
+        """Return the part, read when it is gone through; see ``edge.checkpoint.shard_file.to_shard``.
 
         Raises:
             DivergedError: a trained weight is not finite.
@@ -596,7 +596,7 @@ class CheckpointPart:
         )
 
     def load(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> Pieces | None:
-        """Go on from a part, and return the head in it; see ``shard_file.load_shard``."""
+        """Load a part, and return the head in it; see ``edge.checkpoint.shard_file.load_shard``."""
         head = load_shard(
             data,
             self.trained,
@@ -614,7 +614,7 @@ class CheckpointPart:
         return self._state(self.trained).tensors()
 
     def take_over(self, tensors: Mapping[str, TensorPieces], *, blocks: Collection[int]) -> None:
-        """Go on from the tensors of some blocks, as ``tensors`` of other nodes gave them; others were not trained yet.
+        """Load the tensors of some blocks, as ``tensors`` of other nodes gave them; others were not trained yet.
 
         Raises:
             IntegrityError: they are not those of these blocks.

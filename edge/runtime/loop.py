@@ -138,14 +138,14 @@ class NoKeeper:
     """Keeps nothing."""
 
     def head_goes(self, index: int, turns: Iterable[Turn]) -> None:
-        """Let it go."""
+        """Do nothing."""
 
     def end(self, turn: Turn, then: Callable[[], None]) -> None:
-        """Go on at once."""
+        """Call ``then`` at once."""
         then()
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing."""
 
 
 NO_KEEPER: Final = NoKeeper()
@@ -214,8 +214,8 @@ class AgentRun:
         executor: computes.
         links: to every node that this one sends to.
         ack: returns credits: (source, boundary).
-        done_before: told the first turn that is not done here.
-        reports: takes what the coordinator shall know.
+        done_before: called with the first turn that is not done here.
+        reports: to the coordinator.
         wait_s: longest time without progress, seconds.
         record: whether events and commands are reported as a recording.
         start: the item from which the run continues; by default the first.
@@ -518,7 +518,7 @@ class AgentRun:
         self._reports.put(rp.Sent(seq, target, payload, num_bytes))
 
     def _forget(self, index: int) -> None:
-        """Drop the data of a turn that is done, and tensors of it that came twice."""
+        """Drop the data of a turn that is done, and duplicate tensors of it."""
         if problem := self._executor.forget_turn(index):
             self._reports.put(rp.CacheLost(problem))
         turn = self._turns.pop(index)
@@ -549,7 +549,7 @@ class AgentRun:
 
 
 class CopyWatch:
-    """The digests of one run at one node; a node that has nothing like another one takes none.
+    """The digests of one run at one node; a node without weights that others have alike takes none.
 
     Args:
         plan: of the run.
@@ -576,5 +576,5 @@ class CopyWatch:
             self._found.setdefault(turn, []).append(entry)
 
     def take(self, turn: int) -> Iterator[CopyCompared]:
-        """Hand out the digests of a turn that is done."""
+        """Return the digests of a turn that is done, and forget them."""
         yield from self._found.pop(turn, ())

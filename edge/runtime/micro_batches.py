@@ -183,7 +183,7 @@ class Flows:
     """The micro-batches of one node; what holds nothing any more is forgotten.
 
     Args:
-        course: of the run; of what the head reads the rest does not travel, and has a gradient of zero.
+        course: of the run; tokens that the head does not read are not sent, and have a gradient of zero.
         dtype: of the computation.
         device: of the computation.
     """
@@ -224,7 +224,7 @@ class Flows:
             yield from flow.tensors()
 
     def whole_grad(self, action: Action) -> torch.Tensor | None:
-        """Return the gradient of a micro-batch for a backward; what the head did not read has one of zero, if it is."""
+        """Return the gradient of a micro-batch for a backward, with zeros for tokens that the head did not read."""
         grad = self.of(action).grad
         if self._course.top_tokens and action.stop == self._course.head:
             return grad

@@ -164,7 +164,7 @@ class Offloading:
             self._let_go()
 
     def loaded(self) -> None:
-        """Go on with the adapters of a checkpoint, which were filled in: those that are merged are merged anew."""
+        """Merge the adapters anew that a checkpoint has filled in, where adapters are merged."""
         if self._hosted.merged is not None:
             blocks = (block for helper in self._helpers for block in range(helper.start, helper.stop))
             self._hosted.merged.install(self._hosted.kept, blocks, where="the adapters of the checkpoint")
@@ -192,7 +192,7 @@ class Offloading:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Let go of the resident pages of adapters that are in a file."""
+        """Release the resident pages of adapters that are in a file."""
         if self._file is not None:
             for name in {name.rpartition("/")[0] for name in self._hosted.kept}:
                 self._file.let_go_of(name)

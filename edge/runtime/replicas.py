@@ -94,7 +94,7 @@ def _is_of(key: TensorKey, update: Action) -> bool:
 
 
 def make_whole(action: Action, entry: OpenItem, course: Course, hosted: Hosted, replica: Replica) -> None:
-    """Bring the gradients of an update together, and look whether they are finite.
+    """Make the gradients of an update whole, and refuse those that are not finite.
 
     Args:
         action: the update.

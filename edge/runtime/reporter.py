@@ -373,7 +373,7 @@ FORMAT = 1
 
 
 def header_line(plan: Plan, node: str, wait_s: float, start: StartPoint | None = None) -> str:
-    """Write the first line of a recording: format, node, plan, longest wait, and where the run went on, if it did."""
+    """Write the first line of a recording: format, node, plan, longest wait, and the start of a run that continues."""
     header: dict[str, Any] = {"recording": FORMAT, "node": node, "plan_digest": plan.digest, "wait_s": wait_s}
     if start is not None:
         header["start"] = {"step": start.step, "holder": start.holder}

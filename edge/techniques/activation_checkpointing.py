@@ -66,9 +66,9 @@ class BlockForward:
         trained: the units that get a gradient.
         lowest: the lowest unit that gets one.
         train_at: (step, micro-batch) that dropout is drawn at; None = without.
-        patterns: block -> what its subnets do.
-        watched: what is open around blocks ``[start, stop)`` while the graph is made that the backward uses.
-        version: what is open around a second run, so that it finds the weights of the first one.
+        patterns: block -> operations of its subnets.
+        watched: a context around blocks ``[start, stop)`` while the graph is made that the backward uses.
+        version: a context around a second run, so that it finds the weights of the first one.
         projections: VeLoRA's layers; None where inputs are kept whole.
         vectors: VeLoRA's vectors of this micro-batch, once a run has used them.
     """
@@ -88,7 +88,7 @@ class BlockForward:
 
     @property
     def has_dropout(self) -> bool:
-        """Whether a run draws what it drops."""
+        """Whether a run draws dropout masks."""
         return self.train_at is not None and self.blocks.dropout > 0
 
     def leaf(self, hidden_BTD: torch.Tensor, block: int) -> torch.Tensor:

@@ -104,7 +104,7 @@ class Projections:
 
     @contextlib.contextmanager
     def block(self, index: int, used: Used) -> Iterator[None]:
-        """Let the chosen layers of a block go the projected way while the context is open.
+        """Let the chosen layers of a block keep projections while the context is open.
 
         Args:
             index: of the block.
@@ -236,7 +236,7 @@ class _Call(NamedTuple):
 
 
 class _Watch(TorchFunctionMode):
-    """Sends calls of chosen linear layers the projected way."""
+    """Replaces calls of chosen linear layers by projected ones."""
 
     def __init__(self, names: dict[int, str], vectors: Vectors, used: Used) -> None:
         super().__init__()

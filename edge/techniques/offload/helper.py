@@ -170,7 +170,7 @@ class AuxiliaryModels:
         rows: Sequence[RowsOfUser],
         blocks: Collection[int] | None,
     ) -> tuple[Kind, AdapterModules, dict[str, torch.Tensor], list[tuple[str, list[int]]]]:
-        """Return the pairs of one kind by name, and each user's rows of them, after a look at them."""
+        """Return the pairs of one kind by name, and each user's rows of them, after a check."""
         users = [(user, positions) for user, positions in rows if user in kind.users]
         places = {row: at for at, row in enumerate(sorted(row for _, positions in users for row in positions))}
         own = {

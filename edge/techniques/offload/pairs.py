@@ -113,7 +113,7 @@ class Pairs:
         return self._parts.setdefault(rows, Pairs(self._names))
 
     def take(self, start: int, stop: int) -> dict[str, torch.Tensor]:
-        """Hand out the pairs of blocks ``[start, stop)``, and drop them.
+        """Return the pairs of blocks ``[start, stop)``, and drop them.
 
         Returns:
             ``3.output.adapters.ringtune.x`` and ``.grad`` of each site; of sites that read one tensor only the source
@@ -267,7 +267,7 @@ class Capture:
         self._handles.clear()
 
     def _watch(self, site: Site) -> None:
-        """Look at the tensors of a site; the site itself is not kept, so that its weights may go."""
+        """Record the tensors of a site; the site itself is not kept, so that its weights may be freed."""
         facts = SiteFacts(site.name, site.source, site.alpha, site.columns)
         self._hook(site.reads, functools.partial(self._read, facts.name))
         for passage in site.signs:
@@ -397,7 +397,7 @@ class PairsByKind:
         self.parts = parts
 
     def take(self, start: int, stop: int) -> dict[str, torch.Tensor]:
-        """Hand out the pairs of blocks ``[start, stop)``, and drop them; see ``Pairs.take``.
+        """Return the pairs of blocks ``[start, stop)``, and drop them; see ``Pairs.take``.
 
         Returns:
             By name, those of a kind with its prefix; of each kind the rows of its users, in the order of the rows.

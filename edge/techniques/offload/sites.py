@@ -71,7 +71,7 @@ class Site(ABC):
         inputs: values of a token of x.
         outputs: values of a token of g(x).
         source: name of the site with the same x; its own name where no other has it.
-        signs: what leaves each ReLU of g, from which its units that are on are seen.
+        signs: output of each ReLU of g, which shows the units that are on.
         units: of these, all together.
     """
 
@@ -343,7 +343,7 @@ def install(
 ) -> None:
     """Replace the weights of all adapter modules of some blocks.
 
-    In place, a graph that still needs the weights of before fails in its backward; it never goes on with the new ones.
+    It is done in place: a graph that still needs the former weights fails in its backward, and never uses the new ones.
 
     Args:
         skeleton: of the host.
@@ -390,7 +390,7 @@ def _put(skeleton: Skeleton, name: str, value: torch.Tensor) -> None:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all numbers are finite: of any other number the sum is none, and is a look at each number only once."""
+    """Whether all numbers are finite; a finite sum shows it in one pass."""
     return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 

@@ -241,7 +241,7 @@ class ByUser:
         user: str,
         positions: tuple[int, ...] | None,
     ) -> Iterator[None]:
-        """Open around a second run what was open around the first."""
+        """Repeat for a second run the contexts of the first."""
         recording = contextlib.nullcontext() if positions is None else self._captures.of_rows(user, positions)
         with version(), self._sets.using(user), recording:
             yield
