@@ -60,7 +60,7 @@ _LOG = logging.getLogger(__name__)
 # links. Only a link that is still missed after so long is a failure.
 _LOST_GRACE_S = 0.25
 _CLOSE_S = 2.0
-# An action on a slow board takes longer; what is left of the run then ends behind the caller's back.
+# An action on a slow board takes longer; the rest of the run then ends in the background.
 _END_S = 1.0
 
 
@@ -365,7 +365,7 @@ def start_loop(
         ring: the servicer, which returns credits.
         compute: the thread.
         report: delivers one report to the coordinator or raises ``grpc.RpcError``.
-        on_refused: told why the coordinator wants no more reports.
+        on_refused: called with the reason why the coordinator wants no more reports.
         clock: the coordinator's.
         totals: of the run so far.
     """

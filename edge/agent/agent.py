@@ -279,7 +279,7 @@ class Agent:
         active = self._active
         if active is not None and active.run is not None and active.reporter is not None:
             active.run.fail(error)
-            active.reporter.flush(3.0)  # so long may a busy machine take to say it
+            active.reporter.flush(3.0)  # a busy machine may need so long for the report
         self.release("", str(error))
 
     def close(self, timeout_s: float) -> bool:

@@ -47,7 +47,7 @@ class Membership:
     Args:
         coordinator: the stub.
         where: the coordinator's address, for messages.
-        identity: what the node says about itself when it joins.
+        identity: the node's facts in its request to join.
         current_run: the id of the run that the node works on, empty = none.
         on_run_over: called from the heartbeat thread if a run is no longer driven; gets its id (empty = whatever
             runs: another one may have begun while a heartbeat was under way) and the reason.
@@ -55,8 +55,8 @@ class Membership:
         rss_bytes: resident memory now.
         rejoin: whether to join again after the coordinator was gone.
         clock: is compared with the coordinator's at every answer.
-        why_refused: asked when nobody could be talked to; says what is wrong with certificates, empty = nothing.
-        on_removed: told with every answer which certificates hold no longer, serial -> reason.
+        why_refused: called when no call succeeded; returns the error of the certificates, empty = none.
+        on_removed: called at every answer with the removed certificates, serial -> reason.
     """
 
     def __init__(

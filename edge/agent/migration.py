@@ -53,7 +53,7 @@ from ringtune.storage.strict import read_object
 
 _LOG = logging.getLogger(__name__)
 _FLUSH_S = 5.0
-# The rest is for the way of the answer: a node that waits for another one in vain says for whom.
+# The rest of the deadline is for the answer: a node that waits for another one in vain names it.
 _SHARE = 0.9
 
 
@@ -335,10 +335,10 @@ class AgentMoves:
             return self._num_calls
 
     def _end_before(self, number: int, run_id: str) -> None:
-        """End the placement that this node has, unless another call came after that of this number.
+        """End the placement that this node has, unless there was another call after that of this number.
 
         Raises:
-            InterruptedRunError: another call came.
+            InterruptedRunError: there was another call.
         """
         if number != self._num_calls:
             raise InterruptedRunError(f"run {run_id} goes on otherwise, so node {self._node} does not move")
@@ -384,11 +384,11 @@ def fetch_ahead(agent: ModelHolder, node: str, run_id: str, plan_json: str, job_
         timeout_s: for fetching.
 
     Returns:
-        Bytes that came from other nodes.
+        Bytes fetched from other nodes.
 
     Raises:
         FrameError: another run is under way here.
-        RingTuneError: nobody has the tensors, or they can't be fetched.
+        RingTuneError: no node has the tensors, or they can't be fetched.
     """
     active = agent.current()
     if active is not None and active.run_id != run_id:

@@ -332,7 +332,7 @@ def copy_into_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[
         of: run and step, as the file's metadata.
 
     Raises:
-        DivergedError: a tensor is not finite; nobody shall ever go back to it.
+        DivergedError: a tensor is not finite; no recovery may use it.
     """
     found = {name: value for name, value in executor.part.tensors().items() if _block_of(name) in blocks}
     for name, value in found.items():

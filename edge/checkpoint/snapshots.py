@@ -74,7 +74,7 @@ class KeptTurns:
         Args:
             run_id: of the run.
             step: optimizer steps done.
-            whose: it was, or which part of whose.
+            whose: the node that trained them, and the part of its blocks if it is one.
             file: the trained tensors.
             head: as it was then; None = the node does not have it.
             placement_number: of the placement in which another node trained it; None = it is this node's own, or was

@@ -179,7 +179,7 @@ def _is_ours(name: str) -> bool:
 def require_state_folder(folder: Path) -> None:
     """Refuse a folder that holds something, and neither has the marker nor what nodes write; writes nothing.
 
-    Earlier versions wrote no marker; their folder is known by its shards, or has nothing of anybody else.
+    Earlier versions wrote no marker; their folder has shards, or no entries but a node's.
 
     Raises:
         UsageError: it holds something else.
@@ -383,7 +383,7 @@ _MOST_STEPS: Final = 8
 
 
 class _File(NamedTuple):
-    """A file by what its name says."""
+    """The parts of a file's name."""
 
     path: Path
     is_head: bool

@@ -56,7 +56,7 @@ class TurnKeeper:
         make_file: copies what was trained of some blocks into a file.
         addresses: ``host:port`` by node.
         patience_s: so long the next host is tried again before it counts as lost.
-        on_lost: told that the node of a copy can't be reached, and why.
+        on_lost: called with the node of a copy that can't be reached, and the reason.
         save: puts a file on this node's disk; None = it has none.
     """
 
@@ -178,8 +178,8 @@ def save_turns(
         rows: digest of the node's rows for this run; empty = it has none.
 
     Returns:
-        The steps, ascending; none where that failed, which a line in the log says: the run goes on from its newest
-        checkpoint then.
+        The steps, ascending; none where that failed, with a line in the log: the run then resumes from its newest
+        checkpoint.
     """
     steps = tuple(sorted({file.step for file in files}))
     try:

@@ -120,7 +120,7 @@ def join_as(
     """Get a certificate for a token that is for this party; a coordinator that is not there yet is waited for.
 
     Raises:
-        TrustError: the token can't be used, or is for somebody else.
+        TrustError: the token can't be used, or is for another party.
         ConnectionFailedError: nobody answers at the coordinator's host.
     """
     token = token or token_for(party, token_file)
@@ -142,7 +142,7 @@ def token_for(party: Party, token_file: Path) -> Token:
     """Read the token of a file, which has to be for this party.
 
     Raises:
-        TokenError: it is damaged, or for somebody else.
+        TokenError: it is damaged, or for another party.
         UsageError: the file can't be read.
     """
     token = read_token(token_file)

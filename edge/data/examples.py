@@ -53,7 +53,7 @@ class Examples(Protocol):
         Args:
             batch: rows of a micro-batch.
             predictions: what the task's head predicted for them.
-            key: of the evaluation; examples that belong together may come in different calls.
+            key: of the evaluation; examples that belong together may be in different calls.
 
         Returns:
             Numbers to be summed by name.
@@ -70,7 +70,7 @@ class Source(Protocol):
         """Read the rows of a file.
 
         Raises:
-            DataError: the file can't be used; says where and why.
+            DataError: the file can't be used; names place and reason.
         """
 
     def examples(self, rows: Sequence[Any], labels: Sequence[Any]) -> Examples:

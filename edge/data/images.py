@@ -319,7 +319,7 @@ class ImageProcessor:
             side: of the square pictures that it takes, in pixels.
 
         Raises:
-            ModelError: the file is not readable, or says something that is not carried out.
+            ModelError: the file is not readable, or has a key that is not carried out.
         """
         path = folder / FILE
         if not path.is_file():

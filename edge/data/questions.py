@@ -64,7 +64,7 @@ class Questions:
         folder: of the model, with its tokenizer.
 
     Raises:
-        ModelError: no tokenizer, or one that does not say where its tokens come from.
+        ModelError: no tokenizer, or one without the offsets of its tokens.
     """
 
     def __init__(self, job: Job, folder: Path) -> None:

@@ -113,7 +113,7 @@ class Padder:
 
 
 class NoTokenError(Exception):
-    """A text has no token, as one of odd characters with a tokenizer that adds none; who knows its place says it.
+    """A text has no token, such as one of odd characters with a tokenizer that adds none; the caller adds its place.
 
     Attributes:
         row: index of the text among those that examples were made of.
@@ -310,7 +310,7 @@ def check_keys(path: Path, saved: Mapping[str, Any]) -> None:
 
     Args:
         path: of ``tokenizer_config.json``.
-        saved: what it says.
+        saved: its content.
 
     Raises:
         ModelError: names them, or a key that names code or another file.
@@ -341,7 +341,7 @@ def check_done(path: Path, saved: Mapping[str, Any], tokenizer: Any) -> None:
 
     Args:
         path: of ``tokenizer_config.json``.
-        saved: what it says.
+        saved: its content.
         tokenizer: that was made of it by transformers.
 
     Raises:

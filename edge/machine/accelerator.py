@@ -36,7 +36,7 @@ class DeviceMemory(NamedTuple):
 
     Attributes:
         total: of the device.
-        free: that nobody has.
+        free: not used by any process.
         peak: most that this process had for tensors at once since the last ``reset_peak``.
     """
 

@@ -44,7 +44,7 @@ _SIZE = 64
 
 
 def require_libraries() -> None:
-    """Refuse to go on where the extra ``node`` is not installed.
+    """Raise an error where the extra ``node`` is not installed.
 
     Raises:
         UsageError: names what is missing and how it is installed.
@@ -126,7 +126,7 @@ class ComputeThread:
         self._thread.start()
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
-        """Queue ``function``; its result or error comes with the future: ``InterruptedRunError`` after the end."""
+        """Queue ``function``; the future has its result or error: ``InterruptedRunError`` after the end."""
         future: Future[T] = Future()
         self._queue.put((function, future))
         if self._ended.is_set():

@@ -289,7 +289,7 @@ class _Beside(NamedTuple):
     Attributes:
         path: of the matrix.
         matrix: the matrix.
-        tensors: of what stands beside it, by the ends of their names.
+        tensors: of the auxiliary model, by the ends of their names.
         configs: the same by place; of one matrix for query, key and value up to three.
         is_fused: whether it is such a matrix.
     """

@@ -46,7 +46,7 @@ class TokenLoss(NamedTuple):
 
     Attributes:
         loss_sum: scalar tensor, summed cross entropy; keeps its graph.
-        num_correct: tokens whose largest logit is the target's.
+        num_correct: tokens with the target's logit as the largest.
     """
 
     loss_sum: torch.Tensor
@@ -68,7 +68,7 @@ def token_loss(
         hidden_ND: what the decoder gets.
         table_VD: the decoder.
         labels_N: target of each token.
-        chunk: tokens whose logits may be there at once.
+        chunk: tokens with logits in memory at once.
         ignored: the label of a token without a target.
         cap: of the size of each logit; 0 = none.
     """
@@ -151,7 +151,7 @@ class HeadCounts(NamedTuple):
         loss_sum: scalar tensor, sum over valid targets; keeps its graph.
         num_targets: valid targets.
         more: what else is counted, by name; summed over micro-batches, batches and owners.
-        predictions: what an evaluation scores row by row; None if ``more`` says all.
+        predictions: to be scored row by row by an evaluation; None if ``more`` has all.
     """
 
     loss_sum: torch.Tensor

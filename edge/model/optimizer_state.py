@@ -10,7 +10,7 @@ Files are read ahead by a thread that only gives the kernel a hint for each piec
 random number, and maps nothing, so that no result depends on it and a process holds nothing more. What is not there in
 time is read when it is used. Where the kernel takes no hints nothing is read ahead.
 
-The method says which units train when, and so when state is put away and read ahead::
+State is put away and read ahead by the units that the method trains at each step::
 
     step       0          1          2          3       two groups; node a has units 0 and 1, each a group
     updates    unit 0     unit 1     unit 0     unit 1

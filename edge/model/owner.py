@@ -208,7 +208,7 @@ class OwnerParts:
         complete(self.units[unit], self._tied_in(unit))
 
     def update(self, unit: int, learning_rate: float) -> None:
-        """Do one optimizer step of the embedding or of the head, whose gradient is complete."""
+        """Do one optimizer step of the embedding or of the head, after ``complete``."""
         self.optimizers.update([unit], learning_rate)
 
     def digest(self, unit: int) -> str:

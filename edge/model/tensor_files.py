@@ -64,8 +64,8 @@ class SafetensorsFiles:
                 are used become resident.
 
         Raises:
-            ModelError: the file is gone, has numbers of another kind, or numbers that are not finite; of a mapped
-                matrix, which would become resident, the last is not looked at.
+            ModelError: the file is gone, has numbers of another kind, or numbers that are not finite; those of a mapped
+                matrix are not checked, as it would become resident.
             IntegrityError: the file is damaged.
         """
         stored = self._stored[name]
@@ -240,7 +240,7 @@ def fill(target: torch.Tensor, source: TensorPieces) -> None:
     """Replace the values of a tensor by those of ``source``, converted to its type, a piece at a time.
 
     Raises:
-        IntegrityError: the source has fewer or more bytes than its shape says.
+        IntegrityError: the source has fewer or more bytes than its shape.
     """
     num_came = source.data.size_bytes / torch_dtype(source.dtype).itemsize
     if num_came != target.numel():
@@ -259,7 +259,7 @@ def fill(target: torch.Tensor, source: TensorPieces) -> None:
 
 
 def _fill_bytes(flat: torch.Tensor, data: Pieces) -> int:
-    """Copy the pieces where they belong, once; return how many whole numbers came."""
+    """Copy the pieces where they belong, once; return the count of whole numbers."""
     room, at = _bytes_of(flat), 0
     for piece in data:
         room[at : at + len(piece)] = piece
@@ -268,7 +268,7 @@ def _fill_bytes(flat: torch.Tensor, data: Pieces) -> int:
 
 
 def _fill_values(flat: torch.Tensor, source: TensorPieces) -> int:
-    """Convert the numbers some at a time; return how many came."""
+    """Convert the numbers some at a time; return their count."""
     at = 0
     for values in _values(source):
         flat[at : at + values.numel()].copy_(values)

@@ -87,7 +87,7 @@ def complete(parameters: Parameters, tied: Tied) -> None:
 def grad_blob(parameters: Parameters, tied: Tied) -> Pieces:
     """Return the gradients of a unit as a file, of those tensors that have one; see ``complete`` for the arguments.
 
-    The bytes are read when the file is gone through; nothing changes them, whatever comes after.
+    The bytes are read when the file is gone through; nothing changes them afterwards.
     """
     _add_tied(tied)
     tensors: dict[str, TensorPieces] = {}

@@ -177,7 +177,7 @@ def resized(batch: Batch, size: Size, task: str) -> Batch:
     Args:
         batch: a real one.
         size: the wanted one; 0 tokens = leave the length.
-        task: of the job, which says what the labels are.
+        task: of the job, which decides what the labels are.
     """
     chosen = torch.arange(size.rows) % len(batch.mask)
     taken = Batch(*(None if tensor is None else tensor[chosen] for tensor in batch))  # type: ignore[arg-type]

@@ -535,7 +535,7 @@ class Fitting:
         )
 
     def cycle(self, size: Size) -> Cycle:
-        """Make the loop that reads pairs of a size as they come, and adds their gradients up."""
+        """Make the loop that reads pairs of a size as they arrive, and adds their gradients up."""
         data = self._pairs(size)
 
         def fit() -> None:

@@ -144,7 +144,7 @@ class Prefixes:
         """Delete files that a finished turn has made useless, and check those that may be read next.
 
         Returns:
-            Why nothing more can be kept here, once; empty if all is well, or that was said before.
+            Why nothing more can be kept here; empty if all is well, or if an earlier turn returned it.
         """
         turn = self._turns.pop(index, None)
         if turn is None:

@@ -301,7 +301,7 @@ class NodeExecutor:
     # ---- tensors in and out -----------------------------------------------------------------------
 
     def put_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Give a micro-batch the hidden state (B, T, D) or gradient that came for it; see ``Flows.put``."""
+        """Give a micro-batch the hidden state (B, T, D) or gradient that arrived for it; see ``Flows.put``."""
         with self._capacity_errors(str(key)):
             self._flows.put(key, tensor, mask)
 
@@ -534,7 +534,7 @@ class Parcels:
         """Take a parcel of an item that another node made.
 
         Raises:
-            IntegrityError: unreadable, or not what the key says.
+            IntegrityError: unreadable, or not of its key.
             DivergedError: a gradient is not finite.
         """
         if key.payload not in (Payload.UNIT_GRAD, Payload.REPLICA_GRAD):

@@ -426,7 +426,7 @@ class AgentRun:
             self._executor.drop_head_state()
 
     def _drain(self) -> None:
-        """Handle every entry that came during an action; the engine starts no other before that action's end."""
+        """Handle every entry that arrived during an action; the engine starts no other before that action's end."""
         while True:
             try:
                 entry = self._queue.get_nowait()

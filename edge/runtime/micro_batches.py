@@ -78,7 +78,7 @@ class MicroBatch:
         """Return hidden state, mask, and the context that all blocks of this node share.
 
         Raises:
-            PlanError: nothing came for ``action``.
+            PlanError: nothing has arrived for ``action``.
         """
         hidden = self.head_input(action)
         if self.mask is None:
@@ -92,7 +92,7 @@ class MicroBatch:
         """Return the hidden state.
 
         Raises:
-            PlanError: nothing came for ``action``.
+            PlanError: nothing has arrived for ``action``.
         """
         if self.hidden is None:
             raise PlanError(f"{action} has no hidden state here")
@@ -201,7 +201,7 @@ class Flows:
         """Return the micro-batch of an action.
 
         Raises:
-            PlanError: nothing came for it.
+            PlanError: nothing has arrived for it.
         """
         flow = self._flows.get((action.seq, action.micro))
         if flow is None:
@@ -237,7 +237,7 @@ class Flows:
         Kernels of an accelerator draw dropout by where a number lies in memory, so a view would get another mask.
 
         Raises:
-            PlanError: nothing came for it.
+            PlanError: nothing has arrived for it.
         """
         flow = self.of(action)
         hidden = self._sent((action.seq, action.micro), self._course.head, flow.head_input(action))
@@ -255,7 +255,7 @@ class Flows:
         return tensor.contiguous() if sent == tensor.shape[1] else tensor[:, :sent].clone()
 
     def put(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Give a micro-batch the hidden state (B, T, D) or gradient that came for it.
+        """Give a micro-batch the hidden state (B, T, D) or gradient that arrived for it.
 
         Args:
             key: which one it is.

@@ -222,7 +222,7 @@ class Offloading:
     def updated(self, action: Action, step: int, users: Collection[str]) -> None:
         """Make the weights of an update at this helper ready for their host; nothing for an update of another kind.
 
-        With overlap the next update may come before they are sent, so that they are copied.
+        With overlap the next update may run before they are sent, so they are copied.
 
         Args:
             action: the update.
@@ -286,7 +286,7 @@ def other_kinds(
     """Return the hosted blocks with the adapters of each user of another kind than the job's own.
 
     Adapters that are merged or train nowhere are made anew, with their initial values; blocks that helpers fit have
-    none then, as their sets come from elsewhere.
+    none then, as helpers send their sets.
 
     Args:
         hosted: blocks of a node.

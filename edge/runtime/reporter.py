@@ -111,9 +111,9 @@ class Sent(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A message of so many payload bytes came from a peer, so many seconds after its sending or the one before it.
+    """A message of so many payload bytes from a peer, and the seconds since its sending or the message before it.
 
-    ``at_unix_s`` is when it came, on the coordinator's clock.
+    ``at_unix_s`` is its arrival on the coordinator's clock.
     """
 
     source: str
@@ -387,7 +387,7 @@ def header_line(plan: Plan, node: str, wait_s: float, start: StartPoint | None =
 
 
 def table_line(operations: Operations) -> str:
-    """Write the line of an operation table; it comes before the first turn that carries the table."""
+    """Write the line of an operation table; it precedes the first turn that carries the table."""
     return json.dumps({"table": operations.to_json(), "digest": operations.digest}, separators=(",", ":"))
 
 

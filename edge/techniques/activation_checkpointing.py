@@ -168,7 +168,7 @@ def run_saving(
         hidden: enters block ``start``.
         start: first block.
         stop: first block that is not run.
-        placement: says which blocks are run again in backward.
+        placement: with the blocks that are run again in backward.
 
     Returns:
         What they keep, and the output of the last of them.

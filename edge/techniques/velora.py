@@ -386,7 +386,7 @@ def _unit(vector: torch.Tensor) -> torch.Tensor:
 def _principal(parts: torch.Tensor) -> torch.Tensor:
     """Return the first right singular vector of some rows, with the sign that makes its sum positive.
 
-    What diverged has none, and gives a vector of equal values: the loss that ends the run says what is wrong.
+    Rows that are not finite have none, and give a vector of equal values: the loss ends the run with an error.
     """
     squares = (parts.t() @ parts).double()
     if not squares.isfinite().all():

@@ -252,7 +252,7 @@ class Received(NamedTuple):
     Attributes:
         header: what it is.
         payload: of a tensor.
-        blob: of a head, a unit's gradient or a probe, in the pieces that came; empty with a tensor.
+        blob: of a head, a unit's gradient or a probe, in the pieces that arrived; empty with a tensor.
     """
 
     header: ring_pb2.FrameHeader
@@ -353,7 +353,7 @@ class Assembler:
         return received
 
     def _abandon(self) -> None:
-        """Drop the payload that is under way, and the chunks of it that are still to come."""
+        """Drop the payload under way, and its chunks that have yet to arrive."""
         header = self._header
         self._reset()
         self._is_dropping = True

@@ -98,8 +98,8 @@ class OutLink:
         on_ack: called with (target, ack) for every credit and refusal, from the link's reader thread.
         on_broken: called with (target, reason) at most once when the link breaks; never once ``close`` began,
             from a thread of the link.
-        on_sent: told each message that went out, with when its encoding began and when its last byte was taken by the
-            connection, in monotonic seconds; called from the link's sender thread.
+        on_sent: called with each sent message, the time when its encoding began and that when the connection took its
+            last byte, in monotonic seconds; from the link's sender thread.
         now_unix_s: the coordinator's clock, for the time at which a tensor was sent; 0 = unknown.
     """
 

@@ -6,7 +6,7 @@ small message. For the rate, messages follow one another as on a link of a run, 
 tenth of a second's worth and what the latency hides, two at least, half of what has arrived at most), and the bytes
 between two answers are divided by the time between them::
 
-    source  m m m m? m m m m? ...        ? = asks when it came
+    source  m m m m? m m m m? ...        ? = asks for its time
     target        |a       |a            a window: at least 1 MB (less in a brief measurement of a slow link) and 0.1 s
               ------>|  dropped          the first window: a token bucket lets its burst through at full speed
 
@@ -76,7 +76,7 @@ _LOOK_S: Final = 0.2
 
 
 class LinkRate(NamedTuple):
-    """The figures of one directed link; ``ringtune.costs.profile.LinkFacts`` says what each is."""
+    """The figures of one directed link; for their meaning see ``ringtune.costs.profile.LinkFacts``."""
 
     rate_bytes_per_s: float
     rate_low_bytes_per_s: float
@@ -370,7 +370,7 @@ class Probe:
 
 
 def _asking(num_bytes: int) -> bytes:
-    """Make a message that asks when it came."""
+    """Make a message that asks for its time of arrival."""
     return control_pb2.ProbeMessage(wants_arrival=True, payload=bytes(num_bytes)).SerializeToString()
 
 

@@ -5,7 +5,7 @@
     gRPC --messages--> reader: assemble, check, decode --> sink
     gRPC <----acks---- worker (one of the server's) <----- queue <-- credits, refusals
 
-A frame that the plan does not foresee is refused (the sender and the sink are told) and dropped; the ring continues. A
+A frame that the plan does not foresee is refused (sender and sink are notified) and dropped; the ring continues. A
 link of another run or plan is refused as a whole.
 """
 
@@ -312,7 +312,7 @@ class RingServicer:
             self._changed.notify_all()
 
     def forget(self, sink: Sink | None = None) -> None:
-        """Forget the run and end its links; no call to its sink comes after this returned.
+        """Forget the run and end its links; its sink is not called after this returned.
 
         Args:
             sink: forget only the run with this sink: another run may have begun meanwhile. None = any run.

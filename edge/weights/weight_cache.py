@@ -199,7 +199,7 @@ class CheckedFile:
 
     Attributes:
         offset: bytes of the content that are there, while it is partial.
-        origins: who they came from.
+        origins: the sources that sent them.
     """
 
     def __init__(self, path: Path, *, what: str, sha256: str, nbytes: int, header: bytes = b"") -> None:
@@ -243,7 +243,7 @@ class CheckedFile:
 
         Args:
             data: the bytes.
-            origin: who they come from.
+            origin: the source that sent them.
 
         Raises:
             IntegrityError: the content would be longer than ``nbytes``.
@@ -303,7 +303,7 @@ class CheckedFile:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn a failed access to the cache inside into an error that says what to do.
+    """Turn a failed access to the cache inside into an error with a remedy.
 
     Raises:
         CapacityError: the disk is full.

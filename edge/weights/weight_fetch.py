@@ -88,7 +88,7 @@ class Borrower:
             timeout_s: for asking and fetching.
 
         Raises:
-            ModelError: nobody has a copy.
+            ModelError: no source has a copy.
             RingTuneError: it can't be fetched; see ``Sources`` and ``ModelCache``.
         """
         stop = self._begin(run_id)
@@ -111,7 +111,7 @@ class Borrower:
             timeout_s: for asking and fetching.
 
         Raises:
-            ModelError: nobody has a copy, or it lacks a tensor.
+            ModelError: no source has a copy, or it lacks a tensor.
             RingTuneError: it can't be fetched; see ``Sources`` and ``ModelCache``.
         """
         stop = self._begin(run_id)
@@ -200,7 +200,7 @@ class Borrower:
 
 
 def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sources, wanted: Wanted) -> int:
-    """Fetch the tensors that the cache lacks, and return how many bytes came; equal contents travel once."""
+    """Fetch the tensors that the cache lacks, and return the bytes received; equal contents travel once."""
     start_s = time.monotonic()
     missing = [file for file in map(cache.tensor, tensors) if not file.is_complete()]
     first: dict[str, CheckedFile] = {}
@@ -265,7 +265,7 @@ class Sources:
         That source is asked first from then on, and sources that refused are not asked again.
 
         Raises:
-            ModelError: no source has the model; says what each answered.
+            ModelError: no source has the model; names the answer of each.
             DeadlineError: sources did not come to know the run in time.
         """
         answers: dict[str, str] = {}
@@ -297,7 +297,7 @@ class Sources:
             wanted: by whom.
 
         Returns:
-            Bytes of content that came.
+            Bytes of content received.
 
         Raises:
             IntegrityError: no source is left that sends what its manifest says.
@@ -466,14 +466,14 @@ class SourceRotation:
         Args:
             error: how; None if the source ended it.
             what: is still missing, for messages.
-            is_further: whether anything came.
+            is_further: whether any bytes arrived.
 
         Returns:
             Seconds to wait before the next one.
 
         Raises:
             IntegrityError: no source is left that sends what its manifest says.
-            ConnectionFailedError: nothing came for several rounds.
+            ConnectionFailedError: no bytes arrived for several rounds.
             RingTuneError: the cache can't be written, which no other source would change.
         """
         if error is None and is_further:
@@ -520,7 +520,7 @@ class Watch:
         self._thread.join()
 
     def saw_progress(self) -> None:
-        """Note that bytes came."""
+        """Note that bytes arrived."""
         self._seen_s = time.monotonic()
 
     def _watch(self) -> None:

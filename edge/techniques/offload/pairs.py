@@ -7,7 +7,7 @@ what the gradient of the hidden state needs.
 
 ::
 
-    capture = Capture(skeleton, blocks)                  before BlockRunner, which looks for what trains
+    capture = Capture(skeleton, blocks)                  before BlockRunner, which lists what trains
     with capture.recording() as pairs:                   forward with a graph
         y = runner.run(x, mask, context, start, stop)
     y.backward(grad)                                     pairs fill

@@ -293,7 +293,7 @@ def check_config(config: str, skeleton: Skeleton, *, dropout: float) -> None:
         dropout: ``train.dropout``.
 
     Raises:
-        JobError: says why, and what can be done.
+        JobError: names reason and remedy.
     """
     from adapters.methods.lora import LoRAMergedLinear
 
@@ -398,7 +398,7 @@ def check_like(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.T
     """Refuse tensors that are not like those that are wanted.
 
     Args:
-        tensors: that came.
+        tensors: those received.
         wanted: name -> a tensor of the right shape and type.
         where: names the tensors in errors.
 
