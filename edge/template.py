@@ -266,7 +266,7 @@ def count_threads() -> int:
 
 
 def die_with(parent: int) -> bool:
-    """Let the kernel kill this process as soon as its parent has ended.
+    """Let the kernel kill this process as soon as its parent has ended; nothing happens but on Linux.
 
     Args:
         parent: process id of the parent, asked for before the fork.
@@ -285,7 +285,7 @@ def die_with(parent: int) -> bool:
 
 
 def set_command_line(words: Sequence[str]) -> None:
-    """Show these words as the command line of this process, as many as there is room for.
+    """Show these words as the command line of this process, as many as there is room for; nothing happens but on Linux.
 
     The room is what the process was started with; the kernel reads the command line from there.
 

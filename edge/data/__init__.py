@@ -1,1 +1,1 @@
-"""An owner's data: readers by task, tokens, and batches; none of it leaves the node."""
+"""An owner's data: readers by task, tokens, and batches; rows and tokens never leave the node."""

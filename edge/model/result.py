@@ -9,7 +9,8 @@ what trained       folder                                        loads with
 adapters           AdapterHub's, with the library's configs      ``load_adapter(folder, use_safetensors=True,
                                                                  set_active=True)``, into an ``AutoAdapterModel`` where
                                                                  a head was trained, else into the pretrained model
-auxiliary models   the same; ``adapter.json`` describes them     ``edge.model.auxiliary.load_auxiliary``
+auxiliary models   the same two files, also with the library's   ``edge.model.auxiliary.load_auxiliary``
+                   adapters; ``adapter.json`` describes them
                    (``ringtune.models.auxiliary_models``)
 blocks' own        ``blocks.safetensors`` in place of the        ``load_state_dict(tensors, strict=False)``, and the
 weights            adapter                                       head with ``load_head``

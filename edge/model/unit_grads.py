@@ -1,4 +1,4 @@
-"""The gradient of embedding or head in full training, made whole and sent from the initiator to the other owners.
+"""The gradient of embedding or head where all parameters train: made whole, and sent to the other owners.
 
 Every owner has a copy of both units. One item gives such a unit one gradient, of the whole batch, at its initiator.
 Every other owner gets it as a safetensors file, and does the same update::

@@ -515,7 +515,7 @@ _BURNER_JOIN_S = 5.0
 
 
 class Burner:
-    """A thread that hashes zeros while a ``with`` block runs.
+    """A thread that hashes zeros outside the interpreter's lock, as computing does, while a ``with`` block runs.
 
     Attributes:
         pieces: how many pieces of zeros it has hashed.
