@@ -1,4 +1,4 @@
-"""``python -m edge`` is ``ringtune node``, without the commands of the other packages."""
+"""Run ``ringtune node`` as ``python -m edge``, without the commands of the other packages."""
 
 from __future__ import annotations
 

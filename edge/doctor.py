@@ -1,20 +1,8 @@
-"""The doctor: checks of a machine that shall be a node or a coordinator, in the order in which they are shown.
+"""The checks of ``ringtune doctor``, in the order in which they are shown; each gives one line with finding and remedy.
 
-Nothing is started, and nothing heavy is loaded.
-
-Run all checks of one machine, in the order in which they are shown.
-
-A check is one line of the doctor: what was looked at, what was found, and what to do about it.
-
-Check the machine: system, cores, memory within its control groups, disk, ports, and proxies.
-
-Check that installed packages satisfy the distribution's requirements, without importing them.
-
-Check a model folder: a config of a supported family, tensors that fit it, and a tokenizer.
-
-Check certificates: this machine's, the coordinator's, and whether each takes the other.
-
-Check that a coordinator answers, runs the same version, and has the same time.
+Checked are the machine (system, cores, memory within its control groups, disk, ports, proxies), the installed
+packages, a model folder, certificates, and the coordinator's answer. Nothing is started; packages are looked up and
+not imported, except torch where there is a CUDA device; of weights only headers are read.
 """
 
 from __future__ import annotations
@@ -75,7 +63,7 @@ def examine(
         model: a model folder to check; None = none.
         coordinator: ``host:port`` to ask; empty = none.
         bind: ``host:port`` to try; empty = the role's default.
-        disk: folder whose disk is looked at.
+        disk: folder on the disk to check.
         insecure: whether ``coordinator`` may be another machine, without encryption.
         trust: folder of this machine's identity; None = where the role or this user has it, if at all.
 
@@ -126,7 +114,7 @@ class Check:
     """The finding of one check.
 
     Attributes:
-        name: what was looked at.
+        name: of the check.
         level: how bad it is.
         found: what is there.
         remedy: what to do; empty with ``PASS``.

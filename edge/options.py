@@ -1,4 +1,4 @@
-"""The options of an agent, and the checks of them before it joins."""
+"""The options of ``ringtune node``, their defaults, and the checks of them before the agent joins."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def check_model(folder: Path) -> None:
     """Refuse a folder that has no model of a known family; of weights only the headers are read.
 
     Raises:
-        ModelError: says what is wrong with it.
+        ModelError: names the problem.
     """
     if not folder.is_dir():
         raise ModelError(f"--model {folder} is not there; give the folder with config.json and the weights")

@@ -1,9 +1,7 @@
-"""A template: one process loads the libraries once, and the agents of a machine are forked from it.
+"""The template of a machine's agents: a process that loads the libraries once, and forks the agents.
 
-Run a template: a process that loads the libraries once, and from which the agents of one machine are forked.
-
-Agents that load torch and the model libraries each for itself need the processor seconds and the memory so many
-times. A forked agent has them from its first moment, and shares the memory until it writes there::
+Agents that load torch and the model libraries each for itself need the processor seconds and the memory that often. A
+forked agent has them from its first moment, and shares the memory until it writes there::
 
     launcher -> template   {"agent": 1, "arguments": [...], "environment": {...}}   fork; the agent's 0, 1, 2 beside it
                            {"agent": 1, "signal": 15}                               send a signal
@@ -14,7 +12,7 @@ times. A forked agent has them from its first moment, and shares the memory unti
 Each message is one packet on the socket that the template has as its standard input; the launcher writes them in
 ``coordinator.client.local_nodes``. An agent gets what a process of its own would get: session, descriptors,
 variables, random numbers, exit code. When the socket ends, the launcher has ended: the agents end by themselves, and
-whoever does not is killed. When the template ends, however it does, the kernel kills its agents.
+those that do not are killed. When the template ends, however it does, the kernel kills its agents (Linux only).
 
 Only the thread that calls ``fork`` lives on in the child, and a lock that another one held stays locked for ever. Nor
 does an accelerator work in a child whose parent has used it. So the template has one thread and no channel, and looks
@@ -22,10 +20,6 @@ before each fork: where a package has started threads or touched the device when
 as ``python -m edge.template agent PARENT ...``, which loads the libraries for itself, and the template's log says so.
 
 Source: PyTorch, multiprocessing notes ("the CUDA runtime does not support the fork start method").
-
-Set up a forked process: which process's end ends it, and the command line that lists of processes show.
-
-Linux only: elsewhere nothing happens, and the process is listed under the name of the one that it was forked from.
 """
 
 from __future__ import annotations
@@ -272,13 +266,13 @@ def count_threads() -> int:
 
 
 def die_with(parent: int) -> bool:
-    """Let the kernel kill this process as soon as its parent has ended.
+    """Let the kernel kill this process as soon as its parent has ended; nothing happens but on Linux.
 
     Args:
         parent: process id of the parent, asked for before the fork.
 
     Returns:
-        Whether the parent still lives.
+        Whether the parent still runs.
 
     Source: Linux, prctl(2), ``PR_SET_PDEATHSIG``.
     """
@@ -291,7 +285,7 @@ def die_with(parent: int) -> bool:
 
 
 def set_command_line(words: Sequence[str]) -> None:
-    """Show these words as the command line of this process, as many as there is room for.
+    """Show these words as the command line of this process, as many as there is room for; nothing happens but on Linux.
 
     The room is what the process was started with; the kernel reads the command line from there.
 

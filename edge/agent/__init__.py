@@ -1,1 +1,1 @@
-"""The agent's process: its membership, the coordinator's calls, and the run that is under way."""
+"""The agent: the process of a node, its membership, the coordinator's calls, and the active run."""

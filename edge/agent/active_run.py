@@ -1,17 +1,8 @@
-"""One run at one node: its preparation with slice, links and loop, its result, and its release.
+"""One run at one node: its preparation (slice, links, loop), its part of the result, and its release.
 
-Hold one run at one node, from the first step of its preparation to its release.
-
-Whatever a run holds (threads, links, tensors) is reachable from here only, so dropping it drops all. It is
-also where links deliver: what comes before the node is prepared or after it was released goes nowhere.
-
-What an agent needs of its part with torch: ``edge.agent.torch_backend``, or a stand-in without torch.
-
-Build a node's part of a run, and start its loop.
-
-Links of a run to the nodes that this one sends to, opened while the run is prepared.
-
-What a node hands in: its part of the result, and at the end of a run its totals.
+``ActiveRun`` alone refers to everything that a run holds (threads, links, tensors), so dropping it frees all. Links
+deliver to it; what arrives before the node is prepared or after the release is dropped. ``Workshop`` is the interface
+of ``edge.agent.torch_backend``, so that tests run an agent without torch.
 """
 
 from __future__ import annotations
@@ -69,7 +60,7 @@ _LOG = logging.getLogger(__name__)
 # links. Only a link that is still missed after so long is a failure.
 _LOST_GRACE_S = 0.25
 _CLOSE_S = 2.0
-# An action on a slow board takes longer; what is left of the run then ends behind the caller's back.
+# An action on a slow board takes longer; the rest of the run then ends in the background.
 _END_S = 1.0
 
 
@@ -105,7 +96,7 @@ class ActiveRun:
         self.grants = GrantReader(self.plan.course)
 
     def check_wanted(self) -> None:
-        """Refuse to go on with the preparation of a run that was released.
+        """Stop the preparation of a run that was released.
 
         Raises:
             InterruptedRunError: the run was released.
@@ -119,10 +110,10 @@ class ActiveRun:
         return self._num_loads
 
     def check_load(self, number: int) -> None:
-        """Refuse a saved result that is late: it came again meanwhile, and turns may have begun.
+        """Refuse a saved result if a later call has brought it again: turns may have begun.
 
         Raises:
-            InterruptedRunError: it came again.
+            InterruptedRunError: a later call has brought it.
         """
         if number != self._num_loads:
             raise InterruptedRunError(f"node {self.node} was given the saved result once more")
@@ -166,7 +157,7 @@ class ActiveRun:
             self.reporter.put(Arrived(source, num_bytes, max(0.0, now_s - max(sent_unix_s, before_s)), now_s))
 
     def on_refused(self, source: str, error: RingTuneError) -> None:
-        """Log that a frame of ``source`` was refused, few lines for many; the ring goes on."""
+        """Log that a frame of ``source`` was refused, few lines for many; the ring continues."""
         count = self._refused.told((source, type(error)))
         if count:
             _LOG.warning("node %s refused a frame from %s: %s%s", self.node, source, error, times(count))
@@ -259,10 +250,10 @@ class Workshop(Protocol):
         """Copy what was trained of some blocks into a file; on the compute thread."""
 
     def take_over(self, executor: Any, taken: TakenOver) -> None:
-        """Go on with what was trained of the blocks of an executor."""
+        """Give an executor the trained tensors of its blocks."""
 
     def working_clock(self, executor: Any) -> Callable[[], float]:
-        """Make the clock of what the executor's computing takes at this node's quota alone."""
+        """Make the clock of the executor's computing time at this node's quota alone."""
 
     def ring_servicer(self) -> Any:
         """Make the servicer that takes frames; one per process."""
@@ -271,7 +262,7 @@ class Workshop(Protocol):
         """Let the servicer take the run's frames and deliver them to ``active``."""
 
     def connect(self, active: ActiveRun, target: str, address: str) -> Any:
-        """Make a link that is not open yet: it has ``open(timeout_s)`` and what ``run.Link`` has."""
+        """Make a link that is not open yet: an ``edge.runtime.loop.Link`` with ``open(timeout_s)``."""
 
 
 def build_slice(
@@ -286,7 +277,7 @@ def build_slice(
     taken: TakenOver | None = None,
     deadline_s: float,
 ) -> None:
-    """Build the executor of a run, open its saver, and load what it goes on from; on the compute thread.
+    """Build the executor of a run on the compute thread, open its saver, and load the checkpoint or snapshots.
 
     Args:
         active: the run, which gets executor and saver.
@@ -345,7 +336,7 @@ def build_slice(
 
 
 def _open_cache(active: ActiveRun) -> None:
-    """Let a node keep hidden states in its folder; where it can't, the run goes on and the node says why."""
+    """Open the activation cache in the node's folder; where that fails the run continues, and the node reports why."""
     try:
         folder = active.saver.hidden() if active.saver is not None else None
         active.executor.prefixes.open(folder, active.start)
@@ -374,7 +365,7 @@ def start_loop(
         ring: the servicer, which returns credits.
         compute: the thread.
         report: delivers one report to the coordinator or raises ``grpc.RpcError``.
-        on_refused: told why the coordinator wants no more reports.
+        on_refused: called with the reason why the coordinator wants no more reports.
         clock: the coordinator's.
         totals: of the run so far.
     """
@@ -469,7 +460,7 @@ def _open_link(workshop: Workshop, active: ActiveRun, target: str, address: str,
 
 
 def _require_trust(node: str, target: str, address: str, error: RingTuneError) -> None:
-    """Raise what is wrong with certificates, if that is why a link can't be opened."""
+    """Raise the error of the certificates, if that is why a link can't be opened."""
     if is_encrypted() and isinstance(error, ConnectionFailedError):
         why = why_refused(address, node_party(target), time.time())
         if why:

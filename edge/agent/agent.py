@@ -1,15 +1,11 @@
-"""The agent of a node: what the coordinator asks of it, and the links that it measures.
-
-The agent does what the coordinator asks of a node, one run at a time.
+"""The agent of a node: it carries out the coordinator's calls, one run at a time, and measures links to other nodes.
 
 ::
 
     inspect -> prepare -> grant ... -> collect -> release      (release at any time, also while preparing)
 
-The coordinator drives one run at a time: a call for another run releases a left-over one. Whatever needs
-torch happens on one compute thread, through ``edge.agent.torch_backend``, which is loaded after the agent has joined.
-
-Measure the links of a node to others, as the coordinator asks.
+A call for another run releases the present one. Whatever needs torch runs on one compute thread, through
+``edge.agent.torch_backend``, which is loaded after the agent has joined.
 """
 
 from __future__ import annotations
@@ -150,7 +146,7 @@ class Agent:
             PlanError: the plan is not readable or does not have this node.
             ConnectionFailedError: a peer can't be reached.
             InterruptedRunError: the run was released meanwhile.
-            IntegrityError: what it goes on from is missing or damaged.
+            IntegrityError: the checkpoint or snapshot to resume from is missing or damaged.
             StorageError: the folder for shards can't be used.
         """
         deadline_s = time.monotonic() + timeout_s
@@ -180,7 +176,7 @@ class Agent:
         goes_on: GoesOn | None = None,
         taken: TakenOver | None = None,
     ) -> None:
-        """Prepare a run, or go on with what was ``taken`` over; see ``prepare``."""
+        """Prepare a run, or resume from what was ``taken`` over; see ``prepare``."""
         run_id, plan = active.run_id, active.plan
         _LOG.info("run %s begins, blocks %s", run_id, plan.slice_of(active.node).text)
         try:
@@ -249,7 +245,7 @@ class Agent:
     def collect(
         self, run_id: str, *, with_head: bool, with_private: bool, timeout_s: float, goes_on: bool = False
     ) -> dict[str, Pieces]:
-        """Collect the trained tensors and this node's totals as files by name; see ``collecting``.
+        """Collect the trained tensors and this node's totals as files by name; see ``edge.agent.active_run.collect``.
 
         Raises:
             FrameError: this run is not the one that is prepared here.
@@ -283,7 +279,7 @@ class Agent:
         active = self._active
         if active is not None and active.run is not None and active.reporter is not None:
             active.run.fail(error)
-            active.reporter.flush(3.0)  # so long may a busy machine take to say it
+            active.reporter.flush(3.0)  # a busy machine may need so long for the report
         self.release("", str(error))
 
     def close(self, timeout_s: float) -> bool:

@@ -1,21 +1,20 @@
-"""Keep a node a member: join, renew the lease, notice that the coordinator is gone or has forgotten it, leave.
+"""The membership of a node: join, heartbeats that renew the lease, reaction to a lost coordinator, leave.
 
-One thread sends a heartbeat every third of the lease. Three answers matter::
+One thread sends a heartbeat every third of the lease. Four outcomes matter::
 
-    known, driving our run      go on
+    known, driving our run      continue
     known, driving another run  our run is over: its Release got lost
     unknown                     the coordinator has restarted or declared us lost: stop the run, join again
-    silence for 12 leases       stop the run; join again when it is back, or end if a parent started us
+    silence for 12 leases       stop the run; join again when it answers, or end if a parent started us
 
-A coordinator that stands still, or whose network is gone, for less than that finds the run as it was, at the end of the
-turns that it had granted; one that has started again does not know us, which its first answer says.
+A coordinator that is frozen or unreachable for less than 12 leases finds the run as it was, at the end of the granted
+turns. One that has restarted does not know the node; its first answer says so.
 
-The lease is the authority on who is alive; a connection that still looks open proves nothing. Neither does a single
-heartbeat without an answer, however long ago the last one was: a node that was frozen for a while has lost its
-connection, and its next heartbeat finds the coordinator.
+The lease decides who is alive. A connection that seems open proves nothing, and neither does one heartbeat without an
+answer: a node that was frozen has lost its connection, and its next heartbeat reaches the coordinator.
 
-How long to go on trying to join and how long to wait for one answer are two things: a coordinator on a busy machine
-may need seconds for an answer, and an answer that is late says nothing about the name or the version.
+The time to keep trying to join and the time to wait for one answer are separate: a coordinator on a busy machine may
+need seconds for an answer, and a late answer says nothing about the name or the version.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Membership:
     Args:
         coordinator: the stub.
         where: the coordinator's address, for messages.
-        identity: what the node says about itself when it joins.
+        identity: the node's facts in its request to join.
         current_run: the id of the run that the node works on, empty = none.
         on_run_over: called from the heartbeat thread if a run is no longer driven; gets its id (empty = whatever
             runs: another one may have begun while a heartbeat was under way) and the reason.
@@ -56,8 +55,8 @@ class Membership:
         rss_bytes: resident memory now.
         rejoin: whether to join again after the coordinator was gone.
         clock: is compared with the coordinator's at every answer.
-        why_refused: asked when nobody could be talked to; says what is wrong with certificates, empty = nothing.
-        on_removed: told with every answer which certificates hold no longer, serial -> reason.
+        why_refused: called when no call succeeded; returns the error of the certificates, empty = none.
+        on_removed: called at every answer with the removed certificates, serial -> reason.
     """
 
     def __init__(
@@ -174,7 +173,7 @@ class Membership:
         _LOG.info("node %s joined %s, lease %g s", self._identity.node, self._where, self._lease_s)
 
     def _require_trust(self, cause: BaseException) -> None:
-        """Raise what is wrong with certificates, if that is why nobody could be talked to."""
+        """Raise the error of the certificates, if that is why no call succeeded."""
         why = self._why_refused()
         if why:
             raise TrustError(f"node {self._identity.node} can't join: {why}") from cause

@@ -1,23 +1,17 @@
-"""A node's part in a migration of its run from one placement to the next.
-
-A node's part in a move of its run: rest, then build another slice and go on with what was trained.
+"""A node's part in a migration of its run to the next placement: it keeps what it trained, and builds another slice.
 
 ::
 
-    fetch   the base weights of the next slice come, while the run trains (``ahead``)
-    rest    the loop stands still, and what the slice has trained is kept and offered to others
-    move    blocks of others come in, the old slice is let go, the new one is built, links are opened
-    grant   the first turn after it: what was kept is let go
+    fetch   the run trains; the base weights of the next slice are fetched into the cache, and read from the disk
+    rest    the loop stands still; what the slice has trained is kept as a snapshot, and offered to other nodes
+    move    other nodes' blocks are fetched, the old slice is freed, the new one is built, links are opened
+    grant   the first turn after the move: the snapshot is freed
 
-The old slice goes before the new one is built, so that a move never needs the memory of both. What was trained stays in
-memory all the time; going back to the old placement is a move to it, from the node's own snapshot.
+The old slice is freed before the new one is built, so a move never needs the memory of both. What was trained stays in
+memory until the grant; going back to the old placement is a move from the node's own snapshot.
 
-Get the base weights of another placement's slice while the run trains: from other nodes, and off the disk.
-
-Nothing is held for it. What comes from other nodes lies in this node's cache of models, by digest, and what the next
-slice reads is asked for from the disk, so that it lies in memory that the system has free, and takes back if it has to.
-
-Take what a run goes on from off the disks of its nodes, before a slice is built.
+``fetch`` takes no memory of the process: tensors of other nodes go to the cache of models by digest, and the kernel
+reads the files of the next slice into its page cache, which it may drop.
 """
 
 from __future__ import annotations
@@ -59,7 +53,7 @@ from ringtune.storage.strict import read_object
 
 _LOG = logging.getLogger(__name__)
 _FLUSH_S = 5.0
-# The rest is for the way of the answer: a node that waits for another one in vain says for whom.
+# The rest of the deadline is for the answer: a node that waits for another one in vain names it.
 _SHARE = 0.9
 
 
@@ -73,11 +67,11 @@ class NextPlacement(NamedTuple):
         job_toml: of the run.
         addresses: ``host:port`` of the nodes of both placements.
         shards_run: under which run shards of checkpoints are kept.
-        start: where the run goes on.
+        start: the item from which the run continues.
         from_placement_number: of the placement in which the sources hosted the blocks.
         sources: the trained blocks that the node takes over.
         from_step: the run recovers, and they are taken as they were kept after so many steps; None = it moves.
-        head_from: the node from which the head comes as it was kept then; empty = from nobody.
+        head_from: the node that sends the head of ``from_step``; empty = none.
     """
 
     run_id: str
@@ -123,7 +117,7 @@ class AgentMoves:
     """The moves of the run of an agent.
 
     Args:
-        agent: whose run it is.
+        agent: that takes part in the run.
         node: its name.
     """
 
@@ -157,7 +151,7 @@ class AgentMoves:
         return json.dumps(active.figures())
 
     def keeper(self, active: ActiveRun, job: Job, addresses: Mapping[str, str]) -> TurnKeeper | None:
-        """Make what keeps the ends of the turns of a run; None where its placement has no copies."""
+        """Make the ``TurnKeeper`` of a run; None where its placement has no copies."""
         if not active.plan.placement.copies:
             return None
         saver = active.saver
@@ -177,7 +171,7 @@ class AgentMoves:
         )
 
     def _saving(self, run_id: str, saver: Saver) -> Callable[[KeptFile], None]:
-        """Make what puts a copy of another node on this node's disk; a full disk costs the copy, not the run."""
+        """Make the function that writes another node's copy to this disk; a full disk costs the copy, not the run."""
 
         def save(file: KeptFile) -> None:
             try:
@@ -188,7 +182,7 @@ class AgentMoves:
         return save
 
     def save(self) -> None:
-        """Put all that is kept of the ends of turns on the disk; on the compute thread, after the run has ended."""
+        """Write all kept ends of turns to the disk; on the compute thread, after the run has ended."""
         attempt, files = self.kept.everything()
         shards_run, rows = self._place
         state = self._agent.options.state
@@ -202,7 +196,7 @@ class AgentMoves:
     def from_disks(
         self, goes_on: GoesOn | None, job_toml: str, addresses: Mapping[str, str], deadline_s: float
     ) -> TakenOver | None:
-        """Take what a run goes on from off the disks of its nodes; None where it begins, or this node's shard has it.
+        """Fetch the blocks of a resumed run from the nodes' disks; None where a run begins, or the own shard has them.
 
         Raises:
             RingTuneError: as for ``take_from_disks``.
@@ -240,7 +234,7 @@ class AgentMoves:
             active.reporter.flush(min(_FLUSH_S, timeout_s))
 
     def move(self, to: NextPlacement, *, timeout_s: float) -> tuple[int, int]:
-        """Build the slice of another placement, and go on with what was trained; who has no place in it only stops.
+        """Build the slice of another placement with what was trained; a node without a part in it only stops.
 
         Returns:
             Bytes of weights that were materialised, and bytes that came from other nodes' snapshots.
@@ -285,7 +279,7 @@ class AgentMoves:
         return int(active.executor.hosted_bytes), fetched_bytes
 
     def _snapshot(self, to: NextPlacement, files: tuple[Pieces, ...], own: Sequence[Source]) -> TakenOver:
-        """What the node goes on with after a move: what it has now, and what others gave it."""
+        """The trained tensors after a move: this node's own, and those fetched from other nodes."""
         head = None
         if own or to.start.holder == self._node:
             snapshot = self.shelf.get(to.run_id, to.from_placement_number)
@@ -296,7 +290,7 @@ class AgentMoves:
     def _kept(
         self, to: NextPlacement, step: int, files: tuple[Pieces, ...], others: Sequence[Source], own: Sequence[Source]
     ) -> TakenOver:
-        """What the node goes on with in a recovery: all as it was kept after a step; it keeps what came, too."""
+        """The trained tensors of a recovery, as they were kept after a step; those fetched are kept, too."""
         for source, file in zip(others, files, strict=True):
             self.kept.keep(to.run_id, step, f"{source.node} {source.start}-{source.stop}", bytes(file))
         files += tuple(self.kept.part(to.run_id, step, source.start, source.stop) for source in own)
@@ -304,7 +298,7 @@ class AgentMoves:
         return TakenOver(files, metadata(to.run_id, step), head, to.shards_run)
 
     def _begin_again(self, to: NextPlacement, step: int) -> None:
-        """Keep what comes of this run, and forget what was done after a step."""
+        """Keep files of this run from now on, and forget those after a step."""
         self.kept.begin(to.run_id)
         self.kept.go_back(step, to.placement_number)
 
@@ -317,13 +311,13 @@ class AgentMoves:
         return len(head)
 
     def granted(self, active: ActiveRun, turns: Sequence[Turn]) -> None:
-        """Let go of what was kept for a move once there are turns: the run trains again."""
+        """Drop the snapshot of a move at the first grant after it."""
         if active.is_resting and turns:
             active.is_resting = False
             self.shelf.drop(active.run_id)
 
     def release(self, run_id: str, *, is_finished: bool = False) -> None:
-        """Let go of what is kept of a run, and of a move that is under way; empty = of any run.
+        """Drop all that is kept of a run and of its move; empty = of any run.
 
         Shards of a run that ended well need not be kept for ever, also where this node has left it.
         """
@@ -341,10 +335,10 @@ class AgentMoves:
             return self._num_calls
 
     def _end_before(self, number: int, run_id: str) -> None:
-        """End the placement that this node has, unless another call came after that of this number.
+        """End the placement that this node has, unless there was another call after that of this number.
 
         Raises:
-            InterruptedRunError: another call came.
+            InterruptedRunError: there was another call.
         """
         if number != self._num_calls:
             raise InterruptedRunError(f"run {run_id} goes on otherwise, so node {self._node} does not move")
@@ -390,11 +384,11 @@ def fetch_ahead(agent: ModelHolder, node: str, run_id: str, plan_json: str, job_
         timeout_s: for fetching.
 
     Returns:
-        Bytes that came from other nodes.
+        Bytes fetched from other nodes.
 
     Raises:
         FrameError: another run is under way here.
-        RingTuneError: nobody has the tensors, or they can't be fetched.
+        RingTuneError: no node has the tensors, or they can't be fetched.
     """
     active = agent.current()
     if active is not None and active.run_id != run_id:

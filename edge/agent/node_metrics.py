@@ -1,7 +1,7 @@
-"""Figures of one node for Prometheus, at an address of their own: ``ringtune node --metrics HOST:PORT``.
+"""The Prometheus exporter of one node, at an address of its own: ``ringtune node --metrics HOST:PORT``.
 
-One thread answers one request after another, each within a few seconds. On loopback anybody on this machine may ask;
-elsewhere a token is needed, as ``Authorization: Bearer TOKEN``.
+One thread answers one request after another, each within a few seconds. On loopback any process of this machine may
+ask; elsewhere a token is needed, as ``Authorization: Bearer TOKEN``.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class FiguresServer:
 
     Attributes:
         address: ``host:port`` where it listens.
-        guard: decides who may look.
+        guard: decides who may ask.
 
     Raises:
         UsageError: the library is missing, or ``bind`` is no address.
@@ -133,7 +133,7 @@ class FiguresServer:
         )
 
     def line(self) -> str:
-        """Say where the figures are, and with which token."""
+        """The line that names the address of the figures, and the token."""
         token = f", with the token {self.guard.token}" if self.guard.token else ""
         return f"figures for Prometheus: http://{self.address}/metrics{token}"
 
@@ -160,7 +160,7 @@ class _Server(HTTPServer):
         super().__init__(address, handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Leave those alone who hang up."""
+        """Ignore clients that disconnect."""
         _LOG.info("a request for figures from %s was not answered", client_address, exc_info=True)
 
 

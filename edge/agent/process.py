@@ -1,15 +1,8 @@
-"""The process of an agent: it joins, keeps its certificate, and leaves in order.
+"""The process of an agent: start, join, certificate renewal, the wait for a reason to end, and an orderly end.
 
-Run an agent's process: start, join, wait for a reason to end, leave in order.
-
-Ends within seconds whatever the compute thread does: what is left of it then is a daemon thread inside a
-torch call, and the process exits without waiting for it.
-
-Give up a run that no coordinator drives any more, so that the one that comes back can go on from its last turn.
-
-Keep the certificate of a node young while its agent runs, and refuse those whose certificates were removed.
-
-Count the rows of a node's files before there is a job, as far as their form alone tells it.
+The process ends within seconds whatever the compute thread does: that is a daemon thread, and the process exits
+without waiting for its torch call. A run that lost its coordinator is given up so that the coordinator, once it has
+restarted, can resume it from its last turn.
 """
 
 from __future__ import annotations
@@ -83,7 +76,7 @@ class _Ending:
 
 
 def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lambda address: None) -> int:
-    """Run an agent until it is told to stop.
+    """Run an agent until a signal, its parent's end or its membership ends it.
 
     Args:
         options: of the command line.
@@ -194,7 +187,7 @@ def _exit_now(ending: _Ending) -> None:
 
 
 def _watch_parent(ending: _Ending) -> None:
-    """Turn the end of the parent into an ending."""
+    """End the process when its parent ends."""
     while True:
         try:
             if not os.read(0, 4096):

@@ -1,4 +1,4 @@
-"""Serve an agent's gRPC calls: decode the request, call ``edge.agent.agent.Agent`` once, encode the answer.
+"""The gRPC servicer of an agent: decode the request, call ``edge.agent.agent.Agent`` once, encode the answer.
 
 The ring's servicer needs torch, which is loaded after the agent has joined, so it is added later.
 """
@@ -41,7 +41,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         self._agent = agent
 
     def Inspect(self, request: control_pb2.InspectRequest, context: grpc.ServicerContext) -> control_pb2.InspectReply:
-        """Return the node's facts for the planner, and what its disk has of the run that it may go on with."""
+        """Return the node's facts for the planner, and the shards on its disk of the run to be resumed."""
         facts = answer(
             context,
             lambda: self._agent.inspect(request.run_id, request.job_toml, _timing(request), timeout_s=_left_s(context)),
@@ -150,7 +150,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         return control_pb2.RestReply(totals_json=totals)
 
     def Move(self, request: control_pb2.MoveRequest, context: grpc.ServicerContext) -> control_pb2.MoveReply:
-        """Build the slice of another placement, and go on with what was trained."""
+        """Build the slice of another placement with what was trained."""
         moves = self._agent.moves
         hosted, fetched = answer(context, lambda: moves.move(_next_placement(request), timeout_s=_left_s(context)))
         return control_pb2.MoveReply(hosted_bytes=hosted, fetched_bytes=fetched)
@@ -244,7 +244,7 @@ class AgentServer:
     """Serves an agent: its control calls from the start, the ring as soon as it is loaded.
 
     Args:
-        agent: whose ``attach_ring`` is this object's ``add_ring``.
+        agent: its ``attach_ring`` is this object's ``add_ring``.
         bind: ``host:port``; port 0 takes a free one.
 
     Raises:

@@ -1,15 +1,11 @@
-"""What an agent does with torch: facts of the node, executor, snapshots, and both ends of the links.
+"""The part of an agent that needs torch: a node's facts, the executor, snapshots, and both ends of the links.
 
-The part of an agent that needs torch: a node's facts, the executor, and both ends of the links.
+The import loads torch and the model libraries, which takes seconds; the agent does so in the background after it has
+joined.
 
-Importing this module loads torch and the model libraries, which takes seconds; the agent does so in the
-background after it has joined.
-
-What a node has trained, at a turn boundary: kept in memory while a run moves to its next placement.
-
-A snapshot holds the trained tensors of the node's slice with their optimizer state, and the head at the owner that has
-it. It copies nothing: it keeps the very tensors, which nobody changes any more, while the rest of the slice is let go.
-Nodes take each other's blocks over as safetensors files of the blocks that they host next.
+A ``Snapshot`` holds the trained tensors of the node's slice at a turn boundary with their optimizer state, and the
+head at the owner that has it. It copies nothing: no update changes these tensors any more, and the rest of the slice
+is freed. Nodes send each other its blocks as safetensors files.
 """
 
 from __future__ import annotations
@@ -224,10 +220,10 @@ def kept_file(executor: NodeExecutor, blocks: tuple[int, ...], of: Mapping[str, 
 
 
 def take_over(executor: NodeExecutor, taken: TakenOver) -> None:
-    """Go on with what was trained of the blocks of an executor.
+    """Give an executor the trained tensors of its blocks.
 
     Raises:
-        IntegrityError: it is of something else, or damaged.
+        IntegrityError: it is of another run, step or block, or damaged.
     """
     take_over_blocks(executor, taken.files, taken.metadata)
     if taken.head is not None:
@@ -255,7 +251,7 @@ def set_up_torch(options: AgentOptions, job: Job) -> tuple[str, int]:
 
 
 def working_clock(executor: NodeExecutor) -> Callable[[], float]:
-    """Make the clock of what the executor's computing takes at this node's quota alone; on CUDA it stands at 0."""
+    """Make the clock of the executor's computing time at this node's quota alone; on CUDA it stays at 0."""
     quota = cpu_quota() if executor.device.type == "cpu" else None
     return timing.working_clock(quota, torch.get_num_threads())
 
@@ -305,7 +301,7 @@ class Snapshot:
     Args:
         executor: of the node; it computes no more.
         piece: its slice.
-        metadata: what the snapshot is of: run, and placement number or step.
+        metadata: run, and placement number or step.
         with_head: whether the node has the head.
     """
 
@@ -333,10 +329,10 @@ def copy_into_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[
     Args:
         executor: of the node, between two turns.
         blocks: that were trained.
-        of: what the file is of: run and step.
+        of: run and step, as the file's metadata.
 
     Raises:
-        DivergedError: a tensor is not finite; nobody shall ever go back to it.
+        DivergedError: a tensor is not finite; no recovery may use it.
     """
     found = {name: value for name, value in executor.part.tensors().items() if _block_of(name) in blocks}
     for name, value in found.items():
@@ -346,7 +342,7 @@ def copy_into_file(executor: NodeExecutor, blocks: Collection[int], of: Mapping[
 
 
 def take_over_blocks(executor: NodeExecutor, files: Sequence[Pieces], metadata: Mapping[str, str]) -> None:
-    """Replace what trains of some blocks, with its optimizer state, by parts of snapshots.
+    """Replace the trained tensors of some blocks, with their optimizer state, by parts of snapshots.
 
     Args:
         executor: of the next slice.

@@ -1,1 +1,1 @@
-"""What a node has trained: kept in memory and on disk, fetched from other nodes, and loaded again."""
+"""Checkpoints and snapshots of what a node has trained: on disk, in memory, and fetched from other nodes."""

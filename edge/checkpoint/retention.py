@@ -1,7 +1,7 @@
-"""How much of finished runs stays in a node's folder: a rule of age and size, without a clock or a disk.
+"""The retention rule for finished runs in a node's folder, by age and size; without a clock or a disk.
 
-A finished run's shards are kept for a while, because someone may want to train it further. A run that never finished is
-no concern of this rule: its shards are the only way to go on with it.
+Shards of a finished run are kept for a while, because someone may want to train it further. The rule leaves unfinished
+runs alone: their shards are the only way to resume them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FinishedRun(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kept:
-    """What stays of finished runs.
+    """The limits for shards of finished runs.
 
     Attributes:
         days: how long a finished run's shards stay.
@@ -39,14 +39,14 @@ class Kept:
     size_bytes: int = parse_bytes(KEPT_SIZE)
 
     def __post_init__(self) -> None:
-        """Refuse what is no time and no room."""
+        """Refuse a negative time or size."""
         if not self.days >= 0.0:
             raise UsageError(f"--keep-days is {self.days:g}, it has to be at least 0")
         if self.size_bytes < 0:
             raise UsageError(f"--keep-size is {self.size_bytes} bytes, it has to be at least 0")
 
     def to_drop(self, runs: Iterable[FinishedRun], *, now_unix_s: float) -> list[FinishedRun]:
-        """List the finished runs whose shards go: those that are too old, and the oldest that don't fit.
+        """List the finished runs to remove: those that are too old, and the oldest that don't fit.
 
         The newest one goes for its age only: its submitter may still be writing the results.
 

@@ -1,4 +1,4 @@
-"""Write one node's part of a checkpoint as a safetensors file: trained tensors and optimizer state.
+"""The safetensors file of a shard, one node's part of a checkpoint: trained tensors and optimizer state.
 
 ::
 
@@ -8,7 +8,7 @@
     sums/<block>.<name>             a helper's gradients between two updates
     head                            at the owner that holds it: the head as it is handed over, as bytes
 
-The metadata says which run, plan, node and step it is of. Frozen weights are not in it.
+The metadata names run, plan, node and step. Frozen weights are not in the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Besides(Protocol):
-    """Tensors besides the trained ones that a run goes on from: VeLoRA's vectors, and sums of a helper's gradients."""
+    """Tensors of a shard besides the trained ones: VeLoRA's vectors, and sums of a helper's gradients."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return all of them, by name."""
@@ -68,7 +68,7 @@ def to_shard(
         optimizers: over them; None if there are none.
         head: what an owner hands over; None = another node has it.
         metadata: run, plan, node and step.
-        besides: what else a run goes on from, by how its names begin.
+        besides: further tensors of the shard, by the prefix of their names.
         installed: tensors of its slice that a helper trains, by name.
     """
     tensors = _state(parameters, optimizers, installed).tensors()
@@ -136,7 +136,7 @@ def _state(
 
 
 def _small(file: TensorFile, prefix: str) -> dict[str, torch.Tensor]:
-    """Read the tensors whose names begin so, which are small."""
+    """Read the tensors with this prefix, which are small."""
     found: dict[str, torch.Tensor] = {}
     for name, info in file.infos.items():
         if name.startswith(prefix):

@@ -1,4 +1,4 @@
-"""Save and load one run's shards at one node, which locks its folder while the run goes on."""
+"""Saving and loading of one run's shards at one node, which locks its folder during the run."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Saves(Protocol):
 
 
 class Loads(Protocol):
-    """The part of ``edge.runtime.executor.NodeExecutor`` that goes on from a checkpoint."""
+    """The part of ``edge.runtime.executor.NodeExecutor`` that loads a checkpoint."""
 
     def load_shard(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> None:
-        """Go on from the shard ``data``."""
+        """Load the shard ``data``."""
 
 
 class Saver:
@@ -132,7 +132,7 @@ class Saver:
         return self.open().moments
 
     def hidden(self) -> Path:
-        """Return the folder for hidden states, which are kept no longer than the run goes on at this node.
+        """Return the folder for hidden states, which are kept until the run ends at this node.
 
         Raises:
             BusyError: another process has the node's folder.
@@ -188,7 +188,7 @@ class ShardAsked(NamedTuple):
 
 
 class SavedStart(NamedTuple):
-    """What a node goes on from where the disks of several nodes have it.
+    """The blocks from which a node resumes, where several nodes' disks have them.
 
     Attributes:
         attempt: the run that trained it.
@@ -202,14 +202,14 @@ class SavedStart(NamedTuple):
 
 
 class GoesOn(NamedTuple):
-    """The shard and the head's holder that a resumed run goes on from.
+    """The shard from which a resumed run continues, and the holder of its head.
 
     Attributes:
         run_id: the run that wrote the shard; further ones are kept with it.
         shard: this node's.
         holder: the owner that has the head.
         plan_digest: of the plan under which the shard was written; empty = that of the run.
-        saved: where it finds what it goes on from, in place of the shard; None = in the shard.
+        saved: the nodes' disks that have the blocks in place of the shard; None = the shard has them.
     """
 
     run_id: str

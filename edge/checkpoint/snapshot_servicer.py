@@ -1,4 +1,4 @@
-"""Snapshots between nodes: served to those that host the blocks next, and fetched from others."""
+"""The transfer of snapshots between nodes: a servicer of this node's, and calls that fetch others' or push a copy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fetch(
     Raises:
         ConnectionFailedError: a node can't be reached.
         FrameError: it has no such snapshot in memory.
-        IntegrityError: what came is damaged.
+        IntegrityError: a received file is damaged.
         DeadlineError: not in time.
     """
     return tuple(
@@ -255,9 +255,9 @@ class SnapshotServicer(control_pb2_grpc.SnapshotsServicer):
         """Take a file into memory, of a run that is under way here, and no larger than a message of links may be.
 
         Raises:
-            FrameError: it is of another run, or from before a recovery.
-            TrustError: it is said to be of another node than the caller.
-            IntegrityError: it is damaged, too large, or does not say whose it is.
+            FrameError: it belongs to another run, or to the time before a recovery.
+            TrustError: it names another node than the caller.
+            IntegrityError: it is damaged, too large, or names no node.
         """
         first = next(chunks, control_pb2.KeepChunk())
         self._kept.check_run(first.run_id)

@@ -1,19 +1,11 @@
-"""Snapshots of trained blocks in memory: of a run that moves, and of the ends of the last turns.
+"""Snapshots of trained blocks in memory: of the ends of the last turns, and of a run during a migration.
 
-Keep what this node and the host before it in the ring had trained at the ends of the last turns, as files in memory.
+``KeptTurns`` has files of the ends of the last turns, with moments and step counts: of this node, and of the host
+before it in the ring. Owners keep the head at the ends of their own turns, and at those of the owner before them. A
+file is made once, when the turn ends, and never changes; after the loss of a node the others resume from the files of
+the last turn that all had done.
 
-Owners keep the head at the ends of their own turns, and at those of the owner before them.
-
-A file has the trained blocks of one node with moments and step counts. It is made once, when the turn ends, and never
-changes; where a node is lost, the others go on from the files of the last turn that all had done.
-
-Keep what a node has trained, while its run moves: for the node itself, and for those that host its blocks next.
-
-A snapshot is there from the node's rest until the first turn after the move, or until the run is over.
-
-What an agent knows of snapshots, which need torch: what a node has trained, kept while its run moves.
-
-What files of trained blocks have in common, in memory and on the disk: how their tensors and metadata are named.
+``SnapshotShelf`` has the node's own snapshot from its rest until the first turn after the move, or the end of the run.
 """
 
 from __future__ import annotations
@@ -48,7 +40,7 @@ class KeptTurns:
     """Keeps files of the ends of turns; safe for threads.
 
     Args:
-        node: whose.
+        node: this node.
     """
 
     def __init__(self, node: str) -> None:
@@ -77,19 +69,19 @@ class KeptTurns:
         *,
         placement_number: int | None = None,
     ) -> None:
-        """Keep what a node had trained after ``step`` steps, and the head; let the oldest turn go.
+        """Keep what a node had trained after ``step`` steps, and the head; drop the oldest turn.
 
         Args:
             run_id: of the run.
             step: optimizer steps done.
-            whose: it was, or which part of whose.
+            whose: the node that trained them, and the part of its blocks if it is one.
             file: the trained tensors.
             head: as it was then; None = the node does not have it.
             placement_number: of the placement in which another node trained it; None = it is this node's own, or was
                 asked for.
 
         Raises:
-            FrameError: it is of a run that is not under way here, or from before a recovery.
+            FrameError: it belongs to a run that is not active here, or to the time before a recovery.
         """
         with self._lock:
             self._check(run_id, placement_number)
@@ -105,10 +97,10 @@ class KeptTurns:
             save(KeptFile(step, file, is_head=False))
 
     def keep_head(self, run_id: str, step: int, head: bytes, *, placement_number: int | None = None) -> None:
-        """Keep the head as another owner had it after ``step`` steps, until that turn is let go; arguments as ``keep``.
+        """Keep another owner's head after ``step`` steps, until that turn is forgotten; arguments as ``keep``.
 
         Raises:
-            FrameError: it is of a run that is not under way here, or from before a recovery.
+            FrameError: it belongs to a run that is not active here, or to the time before a recovery.
         """
         with self._lock:
             self._check(run_id, placement_number)
@@ -120,11 +112,11 @@ class KeptTurns:
             save(KeptFile(step, head, is_head=True))
 
     def save_at(self, step: int, save: Save, *, with_head: bool) -> None:
-        """Save what is kept of other nodes at the end of ``step``: what is here already, and what comes later.
+        """Save other nodes' files of the end of ``step``: those here, and those that arrive later.
 
         Args:
             step: optimizer steps done.
-            save: takes each file, on the thread that brings it, before its sender hears that it is here.
+            save: saves each file, on the thread that received it, before it is acknowledged.
             with_head: whether the head is another owner's, too.
         """
         with self._lock:
@@ -169,7 +161,7 @@ class KeptTurns:
             self._heads = {at: head for at, head in self._heads.items() if at <= step}
 
     def drop(self, run_id: str = "") -> None:
-        """Let the files of a run go; empty = of any run."""
+        """Drop the files of a run; empty = of any run."""
         with self._lock:
             if run_id in ("", self._run_id):
                 self._run_id, self._files, self._heads, self._saves = "", {}, {}, {}
@@ -209,7 +201,7 @@ class SnapshotShelf:
     """Keeps the snapshot of a node for itself and others; safe for threads.
 
     Args:
-        node: whose.
+        node: this node.
     """
 
     def __init__(self, node: str) -> None:
@@ -224,13 +216,13 @@ class SnapshotShelf:
             self._of, self._snapshot = (run_id, placement_number), snapshot
 
     def drop(self, run_id: str = "") -> None:
-        """Let the snapshot of a run go; empty = of any run."""
+        """Drop the snapshot of a run; empty = of any run."""
         with self._lock:
             if run_id in ("", self._of[0]):
                 self._of, self._snapshot = ("", -1), None
 
     def drop_others(self, run_id: str) -> None:
-        """Let the snapshot of any other run go."""
+        """Drop the snapshot of any other run."""
         with self._lock:
             if run_id != self._of[0]:
                 self._of, self._snapshot = ("", -1), None
@@ -264,14 +256,14 @@ class SnapshotLike(Protocol):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the snapshot is of."""
+        """Run, and placement number or step."""
 
     def part(self, start: int, stop: int) -> Pieces:
         """Return the blocks ``[start, stop)`` as a file."""
 
 
 class TakenOver(NamedTuple):
-    """What a node goes on with in its next placement.
+    """The trained tensors with which a node begins its next placement.
 
     Attributes:
         files: parts of snapshots, of its blocks.
@@ -296,7 +288,7 @@ HEAD: Final = "head"
 
 
 def metadata(run_id: str, step: int) -> dict[str, str]:
-    """What a file of the end of a turn is of."""
+    """The metadata of a file of the end of a turn."""
     return {"run": run_id, "step": str(step)}
 
 

@@ -1,32 +1,25 @@
-"""The folder of a node's state: shards of its newest runs, and files beside them.
-
-Keep the shards of a node's newest runs on its disk, written whole or not at all, checked by digest.
+"""The state folder of a node: shards of its newest runs, and other files of a run beside them.
 
 ::
 
     STATE/.ringtune-node                the marker: the folder was absent or empty when a node began to use it
     STATE/lock                          held by the process that writes here
     STATE/<run id>/step-<N>.safetensors
-    STATE/<run id>/copy-*, head-*       copies of others, and ends of turns: ``edge.checkpoint.state_folder``
-    STATE/<run id>/moments/             optimizer state of inactive units, while the run goes on
-    STATE/<run id>/hidden/              hidden states of rows that come again, while the run goes on
+    STATE/<run id>/copy-<step>-<attempt>-<sha256>.safetensors    some blocks, with moments and counts
+    STATE/<run id>/head-<step>-<attempt>-<sha256>                the head, as owners hand it over
+    STATE/<run id>/moments/             optimizer state of inactive units, during the run
+    STATE/<run id>/hidden/              hidden states of rows that are used again, during the run
     STATE/<run id>/rows                 digest of the owner's rows that the run began with
     STATE/<run id>/finished             the run ended well; made then
 
-A shard alone is no checkpoint: the submitter's manifest makes it one. So a node never drops a shard by itself;
-it is told from which step on they are needed. A run that can still be gone on with stays whole; of finished runs
-``edge.checkpoint.retention`` says how much stays.
+Shards, copies and heads are written whole or not at all, and checked by their digests; that of a copy or head is in its
+name, so that damage is found without a manifest. ``attempt`` is the run that trained it: the one that the folder is
+named after, or one that resumed it. A node writes copies of other nodes' parts with a checkpoint, and all ends of turns
+that it has in memory when the coordinator is gone.
 
-Files beside the shards of a run: trained blocks of this node and of others at the ends of turns, and heads.
-
-::
-
-    STATE/<run id>/copy-<step>-<attempt>-<sha256>.safetensors    some blocks, with moments and counts
-    STATE/<run id>/head-<step>-<attempt>-<sha256>                the head, as owners hand it over
-
-The attempt is the run that trained them: the run under whose id the folder is, or one that goes on with it. A file's
-digest is in its name, so that a damaged one is found out without anybody's word. With a checkpoint a node keeps copies
-of others' parts so; when the coordinator is gone, all that it keeps in memory of the ends of turns.
+A shard alone is no checkpoint: the submitter's manifest makes it one. So a node never drops a shard by itself; the
+coordinator says from which step on shards are needed. A run that can be resumed stays whole;
+``edge.checkpoint.retention`` says how much stays of finished runs.
 """
 
 from __future__ import annotations
@@ -135,7 +128,7 @@ class StateFolder:
         """Delete the shards of finished runs for which ``kept`` leaves no room or time, but never those of other runs.
 
         Partial files that a crash left go too. Runs that never finished and need more than the allowed room are named
-        in a warning, because only their owner knows whether anybody goes on with them.
+        in a warning, because only their owner knows whether anybody will resume them.
 
         Args:
             current: the run that is about to be worked on.
@@ -151,7 +144,7 @@ class StateFolder:
         self._warn_of_unfinished(runs, current, kept)
 
     def drop_moments(self) -> None:
-        """Remove what lasts no longer than a run, also what a killed process left; no run goes on here then."""
+        """Remove the scratch files of runs, also those of a killed process; no run may be active here."""
         for entry in self._run_folders():
             shards = RunShards(entry)
             if shards.moments.is_dir() or shards.hidden.is_dir():
@@ -186,7 +179,7 @@ def _is_ours(name: str) -> bool:
 def require_state_folder(folder: Path) -> None:
     """Refuse a folder that holds something, and neither has the marker nor what nodes write; writes nothing.
 
-    Earlier versions wrote no marker; their folder is known by its shards, or has nothing of anybody else.
+    Earlier versions wrote no marker; their folder has shards, or no entries but a node's.
 
     Raises:
         UsageError: it holds something else.
@@ -265,7 +258,7 @@ class RunShards:
 
     @property
     def hidden(self) -> Path:
-        """The folder for hidden states of rows that come again."""
+        """The folder for hidden states of rows that are used again."""
         return self.folder / _HIDDEN
 
     def path(self, step: int) -> Path:
@@ -311,7 +304,7 @@ class RunShards:
             write_durably(self.folder / _FINISHED, b"")
 
     def reopen(self) -> None:
-        """Take the mark of a finished run away, because the run goes on."""
+        """Remove the mark of a finished run, because the run is resumed."""
         with storage_errors(self.folder):
             (self.folder / _FINISHED).unlink(missing_ok=True)
 
@@ -320,7 +313,7 @@ class RunShards:
         return (self.folder / _FINISHED).exists()
 
     def finished_run(self) -> FinishedRun | None:
-        """Return what a finished run takes, and since when it is finished; None for a run that may go on."""
+        """Return a finished run's bytes and the time of its end; None for a run that may be resumed."""
         if not self.is_finished():
             return None
         ended_unix_s = (self.folder / _FINISHED).stat().st_mtime
@@ -390,7 +383,7 @@ _MOST_STEPS: Final = 8
 
 
 class _File(NamedTuple):
-    """A file by what its name says."""
+    """The parts of a file's name."""
 
     path: Path
     is_head: bool

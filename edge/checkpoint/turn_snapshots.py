@@ -1,18 +1,15 @@
-"""Snapshots at the ends of turns: copied to the next host in the ring, and put on the disk.
-
-Keep what a node has trained at the end of each train turn, and send the next host in the ring a copy.
+"""Snapshots at the ends of train turns: copied to the next host in the ring, and saved when the coordinator is gone.
 
 ::
 
     compute thread   trained tensors -> a file, on the shelf of this node
-    own thread       that file -> next host, and the head -> next owner, if the turn is of this one;
-                     once they are there, the coordinator hears that the turn is done here
-    checkpoint       what others gave this node of that step goes to its disk, before they hear that it is here
+    own thread       that file -> next host, and the head -> next owner, if the turn is this node's;
+                     once both have arrived, the node reports the turn as done
+    checkpoint       what others gave this node of that step is written to its disk before it is acknowledged
 
-Put the ends of the last turns on the disk when the coordinator is gone: it may come back and go on from one of them.
-
-A node that hears that its coordinator is gone releases its run, and with it all that it keeps in memory of the last
-turns. One of them is the last that every node had done. Which one, the coordinator's books say.
+A node whose coordinator is gone releases its run, and with it all that it has in memory of the last turns. Before, it
+writes them to its disk: one of them is the last turn that every node had done, and only the coordinator's records say
+which.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ _RETRY_S = 0.5
 
 
 class _Copy(NamedTuple):
-    """A file that goes to another node, and what follows once it is there."""
+    """A file for another node, and the function to call once it has arrived."""
 
     step: int
     file: bytes
@@ -59,7 +56,7 @@ class TurnKeeper:
         make_file: copies what was trained of some blocks into a file.
         addresses: ``host:port`` by node.
         patience_s: so long the next host is tried again before it counts as lost.
-        on_lost: told that the node of a copy can't be reached, and why.
+        on_lost: called with the node of a copy that can't be reached, and the reason.
         save: puts a file on this node's disk; None = it has none.
     """
 
@@ -99,7 +96,7 @@ class TurnKeeper:
             self._heads[done] = bytes(self._executor.head_blob())
 
     def end(self, turn: Turn, then: Callable[[], None]) -> None:
-        """Keep what was trained until the end of a turn; ``then`` follows once a copy is where it shall be."""
+        """Keep what was trained until the end of a turn; call ``then`` once its copies have arrived."""
         if turn.kind is StepKind.CHECKPOINT and self._save is not None:
             self._kept.save_at(turn.first_step, self._save, with_head=turn.owner != self._node)
         if turn.kind is not StepKind.TRAIN:
@@ -164,7 +161,7 @@ class TurnKeeper:
 
 
 def _nothing() -> None:
-    """Follow up a copy after which another one goes."""
+    """Do nothing after a copy that another one follows."""
 
 
 def save_turns(
@@ -181,8 +178,8 @@ def save_turns(
         rows: digest of the node's rows for this run; empty = it has none.
 
     Returns:
-        The steps, ascending; none where that failed, which a line in the log says: the run goes on from its newest
-        checkpoint then.
+        The steps, ascending; none where that failed, with a line in the log: the run then resumes from its newest
+        checkpoint.
     """
     steps = tuple(sorted({file.step for file in files}))
     try:

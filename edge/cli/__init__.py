@@ -1,1 +1,1 @@
-"""The commands of a node, one file each, and how a node gets its certificate."""
+"""The commands of a node, one file each, and the enrollment of a node with a coordinator."""

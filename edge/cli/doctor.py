@@ -1,4 +1,4 @@
-"""``ringtune doctor``: whether this machine is fit for its part."""
+"""The command ``ringtune doctor``, which checks this machine as a node or coordinator."""
 
 from __future__ import annotations
 

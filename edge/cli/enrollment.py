@@ -1,11 +1,8 @@
 """Enrollment of a node: its name, its certificate, and the coordinator that it joins.
 
-As whom a node speaks, from the options of its command: it joins with a token, has joined before, or is plain.
-
-Look for coordinators on the local network, for a node that was told of none.
-
-A coordinator at this machine's default address is taken at once. Otherwise those are listed that are announced, and
-``ringtune.transport.discovery`` says which of them the node may join.
+A node has a token, or a certificate from before, or speaks plain text. Without an address of a coordinator it joins
+the one at this machine's default address; otherwise it lists those announced on the local network, and
+``ringtune.transport.discovery`` says which of them it may join.
 """
 
 from __future__ import annotations
@@ -38,13 +35,13 @@ _RETRY_S = 1.0
 def own_name(
     name: str, trust: Path | None, token_file: Path | None, *, state: Path | None, insecure: bool
 ) -> tuple[str, Token | None]:
-    """Say what this node is called: as the user, its token or its certificate says, else as its host.
+    """Return the name of this node: the user's, its token's or its certificate's, else that of its host.
 
     Args:
-        name: as the user said; empty = not at all.
-        trust: folder of its identity, as the user said.
+        name: the user's; empty = none.
+        trust: folder of its identity, as given by the user.
         token_file: file with a join token; ``-`` = standard input. One that is gone counts for nothing here.
-        state: the state folder, as the user said; None = one below the user's, by its name.
+        state: the state folder, as given by the user; None = one below the user's, by its name.
         insecure: whether the user wants plain text.
 
     Returns:
@@ -82,13 +79,13 @@ def choose_trust(
     join_s: float = 0.0,
     token: Token | None = None,
 ) -> Path | None:
-    """Speak as this node from now on; in plain text if it has no identity and no token.
+    """Use this node's identity for all channels from now on; plain text if it has neither identity nor token.
 
     A token counts only where there is no identity yet, so the command that joined may stay as it is.
 
     Args:
         name: of the node.
-        trust: folder of its identity, as the user said; None = in its state folder.
+        trust: folder of its identity, as given by the user; None = in its state folder.
         token_file: file with a join token; ``-`` = standard input.
         state: the node's state folder.
         coordinator: ``host:port``.
@@ -123,7 +120,7 @@ def join_as(
     """Get a certificate for a token that is for this party; a coordinator that is not there yet is waited for.
 
     Raises:
-        TrustError: the token can't be used, or is for somebody else.
+        TrustError: the token can't be used, or is for another party.
         ConnectionFailedError: nobody answers at the coordinator's host.
     """
     token = token or token_for(party, token_file)
@@ -145,7 +142,7 @@ def token_for(party: Party, token_file: Path) -> Token:
     """Read the token of a file, which has to be for this party.
 
     Raises:
-        TokenError: it is damaged, or for somebody else.
+        TokenError: it is damaged, or for another party.
         UsageError: the file can't be read.
     """
     token = read_token(token_file)
@@ -179,7 +176,7 @@ def read_token(file: Path) -> Token:
 
 
 def require_name(found: Party, wanted: Party, folder: Path) -> None:
-    """Refuse the certificate of somebody else, and speak as nobody then.
+    """Refuse a certificate with another name, and use no identity then.
 
     Raises:
         TrustError: names both.
@@ -206,7 +203,7 @@ def find_coordinator(
 
     Args:
         name: of the node.
-        trust: folder of its identity, as the user said; None = in its state folder.
+        trust: folder of its identity, as given by the user; None = in its state folder.
         token_file: file with a join token; ``-`` = standard input.
         state: the node's state folder.
         insecure: whether the user wants plain text.
@@ -256,7 +253,7 @@ def _authority_of(folder: Path, party: Party) -> str:
 def announced(
     look_s: float, *, interfaces: Sequence[str] = (), enough: Callable[[Announcement], bool] = lambda found: False
 ) -> list[Announcement]:
-    """List the coordinators that are announced; at most so many are looked at.
+    """List the coordinators that are announced; at most so many are read.
 
     Args:
         look_s: for how long, seconds.
@@ -276,7 +273,7 @@ def announced(
     names: queue.Queue[str] = queue.Queue(MOST_FOUND)
 
     class Listener(ServiceListener):
-        """Writes names down, as many as are looked at."""
+        """Collects the names of services, as many as are read."""
 
         def add_service(self, zc: Zeroconf, type_: str, name: str) -> None:
             """Take a new name."""

@@ -1,4 +1,4 @@
-"""``ringtune join``: a user of another machine gets a certificate for a token."""
+"""The command ``ringtune join``, which gets a user of another machine a certificate for a token."""
 
 from __future__ import annotations
 

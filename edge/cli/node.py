@@ -1,4 +1,4 @@
-"""``ringtune node``: start an agent on this device."""
+"""The command ``ringtune node``, which starts an agent on this device."""
 
 from __future__ import annotations
 

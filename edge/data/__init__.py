@@ -1,1 +1,1 @@
-"""Read an owner's data: rows of a file and their tokens, which never leave the node."""
+"""An owner's data: readers by task, tokens, and batches; rows and tokens never leave the node."""

@@ -1,13 +1,10 @@
-"""The rows of an owner: its share, their digest, and their batches.
+"""The rows of an owner: its share of the files, cut into batches of tensors, and their digest.
 
-Read an owner's rows, keep its share, and cut them into batches of tensors.
+Raw rows, token ids and labels stay in ``OwnerDataset``; a run only sees embedded batches.
 
-Raw rows, token ids and labels stay in this object; a run only sees embedded batches.
-
-A digest of an owner's rows in their order, by which a run that goes on sees that they are not the same any more.
-
-It stays on the owner. Its key is the run's id, so that not even whoever reads the disks of a node can tell from two
-runs' digests that their rows were equal, or find a row by trying likely ones for all runs at once.
+The digest of the rows in their order shows a resumed run that they have changed. It stays on the owner. Its key is
+the run's id, so that who reads a node's disk can neither tell from two runs' digests that their rows were equal, nor
+find a row by trying likely ones for all runs at once.
 """
 
 from __future__ import annotations
@@ -94,11 +91,11 @@ class MeanTokens(NamedTuple):
 
 
 class Predicting(Protocol):
-    """What a head computed for a micro-batch."""
+    """The output of a head for a micro-batch."""
 
     @property
     def predictions(self) -> torch.Tensor | None:
-        """What an evaluation scores row by row; None if there is nothing."""
+        """The predictions to be scored row by row; None if there are none."""
 
 
 NO_TOKENS = MeanTokens(0.0, 0.0)
@@ -115,14 +112,14 @@ class OwnerDataset:
         left_out: rows of the files that are left out, by why: this owner's share of them.
         places: where the rows to train on are, which names them in errors, and those to evaluate on.
         digest: of the rows, their classes and users.
-        users: whose rows these are, in the order of the rows.
+        users: the user of each row.
         hides_counts: as for ``load``.
 
     Attributes:
         labels: class names in its training rows, sorted; none for a task without classes.
         eval_labels: class names in its evaluation rows, sorted.
         left_out: its share of the rows of its files that are left out, by why; shares add up to the file's number.
-        users: how many of its examples are whose, in their order; none where the job names no column of users.
+        users: number of examples of each user, in their order; none where the job names no column of users.
     """
 
     def __init__(
@@ -240,7 +237,7 @@ class OwnerDataset:
         return self._train.cut_rows + (0 if self._evaluation is None else self._evaluation.cut_rows)
 
     def digest(self, run_id: str) -> str:
-        """Return the digest of the rows, their order and classes for one run; see ``edge.data.dataset``."""
+        """Return the digest of the rows, their order and classes for one run."""
         return self._digest.keyed(run_id)
 
     def set_labels(self, labels: Sequence[str]) -> None:
@@ -304,8 +301,8 @@ class OwnerDataset:
     def score(self, course: Course, item: Item, batch: Batch, found: Predicting) -> Values:
         """Score an evaluation's predictions row by row, beyond the head's own numbers.
 
-        What is summed over all rows is so in the evaluation after the last step only, as these sums leave the node;
-        in every evaluation where there is nobody to hide them from.
+        Sums over all rows are made in the evaluation after the last step only, because they leave the node; if counts
+        need not be hidden, in every evaluation.
         """
         if found.predictions is None or self._evaluation is None:
             return ()
@@ -328,7 +325,7 @@ def _mean_width(examples: Examples, batches: Iterable[Sequence[int]], budget_s: 
 def _take(
     source: Source, found: Rows, chosen: Sequence[int], digest: RowsDigest, place: Place
 ) -> tuple[Examples, tuple[str, ...], tuple[tuple[str, int], ...], Place]:
-    """Make the examples of chosen rows; with names of their classes or tags, whose each is how many, and where."""
+    """Make the examples of chosen rows; also return their classes or tags, the examples of each user, and the place."""
     own = sorted_by_user(chosen, found.users)
     targets = tuple(found.targets[index] for index in own) if found.targets else ()
     names = targets if found.labels else tuple({name for tags in targets for name in tags} if found.tags else ())

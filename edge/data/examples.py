@@ -1,4 +1,4 @@
-"""Turn an owner's files into rows, which owners share, and examples, of which batches are made.
+"""The interfaces of a task's data: files become rows, which owners share, and rows become examples of batches.
 
 A *row* is what the file has (a text, a question, an image), an *example* is what a batch has (a text, a window of a
 question's context, an image). Rows are shared among owners, so that all windows of a question stay together.
@@ -53,7 +53,7 @@ class Examples(Protocol):
         Args:
             batch: rows of a micro-batch.
             predictions: what the task's head predicted for them.
-            key: of the evaluation; examples that belong together may come in different calls.
+            key: of the evaluation; examples that belong together may be in different calls.
 
         Returns:
             Numbers to be summed by name.
@@ -70,7 +70,7 @@ class Source(Protocol):
         """Read the rows of a file.
 
         Raises:
-            DataError: the file can't be used; says where and why.
+            DataError: the file can't be used; names place and reason.
         """
 
     def examples(self, rows: Sequence[Any], labels: Sequence[Any]) -> Examples:
@@ -83,7 +83,7 @@ class Summed(Sized, abc.ABC):
     Only the sums leave the owner, and no sum is of a batch alone.
 
     Attributes:
-        least_rows: of fewer rows in all nothing is told that could say what one of them is.
+        least_rows: of fewer rows no sum is reported, as it could reveal one of them.
     """
 
     least_rows = LEAST_ROWS
@@ -121,7 +121,7 @@ class Summed(Sized, abc.ABC):
 
 
 class Sums(Protocol):
-    """What is added up over the rows of an evaluation."""
+    """The sums over the rows of an evaluation."""
 
     def add(self, batch: Batch, predictions: torch.Tensor) -> None:
         """Add the rows of a micro-batch, with what was predicted for them."""

@@ -1,11 +1,7 @@
-"""Labelled images as rows, and their pictures as arrays.
+"""Labelled images for image classification, and their conversion to the arrays that the model takes.
 
-Read labelled images: an npz file with two arrays, or a folder with a folder for each class.
-
-Bytes become what the model takes as ``preprocessor_config.json`` says (``image_processor``); floating-point arrays are
-taken as they are, and have to have the model's size.
-
-Pictures as arrays, and arrays as a model takes them: what ``preprocessor_config.json`` says, step by step.
+Rows are an npz file with two arrays, or a folder with a folder for each class. Bytes are converted as
+``preprocessor_config.json`` says; floating-point arrays are taken as they are, and must have the model's size.
 
 A file is decoded as viewers show it: turned by its EXIF orientation, its colours as RGB, what is transparent on white.
 The steps are those of the slow image processors of transformers, in their order: convert to RGB, resize, cut the
@@ -323,7 +319,7 @@ class ImageProcessor:
             side: of the square pictures that it takes, in pixels.
 
         Raises:
-            ModelError: the file is not readable, or says something that is not carried out.
+            ModelError: the file is not readable, or has a key that is not carried out.
         """
         path = folder / FILE
         if not path.is_file():

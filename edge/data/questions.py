@@ -1,17 +1,13 @@
-"""Questions about contexts as rows, and the judgement of predicted answers.
-
-Read questions whose answer is a piece of a context, cut them into windows, and judge predicted answers.
+"""Extractive question answering: windows of contexts as examples, and exact match and F1 of predicted answers.
 
 A context that is too long becomes several windows that overlap; each has the whole question before it. A window
 without the answer points at its first token. The prediction for a question is the best span of all its windows.
 
-Source: Devlin et al. 2019, section 4.2 (windows and spans); SQuAD for what counts (``squad``).
+Exact match and F1 over words ignore case, punctuation, the articles a, an, the, and extra spaces; the best of several
+right answers counts, as in SQuAD.
 
-Compare a predicted answer with the right ones as SQuAD does: exact match and F1 over words.
-
-Both ignore case, punctuation, the articles a, an, the, and extra spaces; the best of several right answers counts.
-
-Source: Rajpurkar et al. 2016, section 6.1, and the official ``evaluate-v1.1.py``.
+Source: Devlin et al. 2019, section 4.2 (windows and spans); Rajpurkar et al. 2016, section 6.1, and the official
+``evaluate-v1.1.py`` (scores).
 """
 
 from __future__ import annotations
@@ -68,7 +64,7 @@ class Questions:
         folder: of the model, with its tokenizer.
 
     Raises:
-        ModelError: no tokenizer, or one that does not say where its tokens come from.
+        ModelError: no tokenizer, or one without the offsets of its tokens.
     """
 
     def __init__(self, job: Job, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Read texts whose words have a tag each, and put each tag at the first token of its word.
+"""Texts with a tag for each word, for token classification; the tag is that of the word's first token.
 
 Further tokens of a word have no tag. Words beyond the longest row are left out, and counted; so are words of which the
 tokenizer makes no token.

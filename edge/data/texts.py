@@ -1,4 +1,7 @@
-"""Read labelled texts, and texts for a language model: a text a row, or one plain text cut into blocks."""
+"""Texts with a label, a number or neither: classification, regression, and causal language modelling.
+
+A language model's rows are a text each, or blocks of one plain text.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,9 @@
-"""Texts as token ids, by the model's own tokenizer, and the keys of its configuration.
+"""Texts as token ids, by the model's own tokenizer, and the check of every key of ``tokenizer_config.json``.
 
-Turn texts into token ids with the model's own tokenizer.
-
-Every key of ``tokenizer_config.json``: carried out, refused by name, or known to change no token.
-
-Special tokens have the names of the settings; which of them are put around a text is said by ``tokenizer.json``. Most
-keys are carried out by the classes of transformers. Some of these drop a key without a word: the fast one of GPT-2 adds
-no first token whatever ``add_bos_token`` says. What such a key says is compared with what the tokenizer does.
+A key is carried out, refused by name, or known to change no token. The classes of transformers carry most of them
+out, but drop some silently: the fast tokenizer of GPT-2 adds no first token whatever ``add_bos_token`` says. Such a
+key is compared with what the tokenizer does. Special tokens have the names of the settings; ``tokenizer.json`` says
+which of them are put around a text.
 
 Source: transformers 4.57 and 5.24, the tokenizers of the supported families and their bases.
 """
@@ -116,7 +113,7 @@ class Padder:
 
 
 class NoTokenError(Exception):
-    """A text has no token, as one of odd characters with a tokenizer that adds none; who knows its place says it.
+    """A text has no token, such as one of odd characters with a tokenizer that adds none; the caller adds its place.
 
     Attributes:
         row: index of the text among those that examples were made of.
@@ -228,7 +225,7 @@ def _reason(error: Exception) -> str:
 
 
 def _remedy(folder: Path) -> str:
-    """Tell what helps; the library says of a package that is missing to convert a file only that it failed."""
+    """Return the remedy; where a package is missing to convert a file, the library only reports a failure."""
     needs_package = (folder / _PIECES).is_file() and not (folder / _WHOLE).is_file()
     if needs_package and find_spec("sentencepiece") is None:
         return f"it has {_PIECES} without {_WHOLE}, which needs the package sentencepiece; install it"
@@ -309,11 +306,11 @@ DOES: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 
 def check_keys(path: Path, saved: Mapping[str, Any]) -> None:
-    """Refuse keys with a value of which nobody knows here whether it changes tokens.
+    """Refuse keys with a value that may change tokens in a way unknown here.
 
     Args:
         path: of ``tokenizer_config.json``.
-        saved: what it says.
+        saved: its content.
 
     Raises:
         ModelError: names them, or a key that names code or another file.
@@ -344,7 +341,7 @@ def check_done(path: Path, saved: Mapping[str, Any], tokenizer: Any) -> None:
 
     Args:
         path: of ``tokenizer_config.json``.
-        saved: what it says.
+        saved: its content.
         tokenizer: that was made of it by transformers.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Set up this device for an agent: memory, threads and libraries, torch among them."""
+"""The device of an agent: memory, processor, accelerator, and the numeric libraries."""

@@ -1,20 +1,15 @@
-"""The device that computes, as torch has it, and whether it is fast in bfloat16.
-
-The device that computes, as torch has it: its name, memory and numeric class, and how its work is waited for.
+"""The device that computes, as torch reports it: name, memory, numeric class, and whether bfloat16 is fast.
 
 On CUDA a node has two memories. Batches wait in the host's; weights, graphs and gradients lie on the device, beside a
 context with the code of kernels (``CONTEXT_BYTES``) that no tensor counts. A budget is what both have room for.
 
-Source: PyTorch, CUDA semantics (asynchronous execution, memory management).
+Whether bfloat16 is fast follows from what torch says of the processor, not from a measurement, because a run's result
+depends on it and must be the same tomorrow. It is worth 4 times on AVX512-BF16. Without such instructions torch
+computes the same products by other means, more slowly than in float32. A torch without the function (2.9) counts as
+one without the instructions.
 
-Tell whether this machine multiplies bfloat16 faster than float32.
-
-What torch says of the processor decides, and no measurement, because a run's result depends on the answer: it has to be
-the same tomorrow. It is worth 4 times on AVX512-BF16. Without such instructions torch computes the same products by
-other means, more slowly than in float32. A torch that can't be asked (2.9 has no such function) counts as one without
-them.
-
-Source: torch 2.13, ``torch.cpu.get_capabilities`` and ``torch.cuda.is_bf16_supported``.
+Source: PyTorch, CUDA semantics (asynchronous execution, memory management); torch 2.13,
+``torch.cpu.get_capabilities`` and ``torch.cuda.is_bf16_supported``.
 """
 
 from __future__ import annotations
@@ -41,7 +36,7 @@ class DeviceMemory(NamedTuple):
 
     Attributes:
         total: of the device.
-        free: that nobody has.
+        free: not used by any process.
         peak: most that this process had for tensors at once since the last ``reset_peak``.
     """
 
@@ -105,7 +100,7 @@ def numerics_of(device: str) -> str:
 def device_budget(memory_bytes: int, device: str, *, sharing: int = 1) -> int:
     """Bytes that a run may use: of the host and of the device that computes the smaller.
 
-    A device's part has this process's context in it, because plans count one (``costs.memory_sizes``). The
+    A device's part has this process's context in it, because plans count one (``ringtune.costs.memory_sizes``). The
     contexts of others may not be there yet, and are taken off.
 
     Args:
@@ -124,7 +119,7 @@ def device_budget(memory_bytes: int, device: str, *, sharing: int = 1) -> int:
 
 @contextmanager
 def capacity_errors(node: str, device: str, what: str) -> Iterator[None]:
-    """Say what an accelerator lacks where torch finds no memory on it.
+    """Turn torch's error for missing memory on an accelerator into a ``CapacityError``.
 
     Args:
         node: that computes.

@@ -1,15 +1,11 @@
 """The numeric libraries of an agent: loaded while it is idle, with limited threads, used on one thread.
 
-Load the libraries that a run needs, and no others, while the agent is idle.
-
 Two things make the first run of an agent slow and its slice look large. ``transformers`` loads whatever it finds
 installed beside it (scikit-learn, scipy, torchvision, accelerate and others: seconds and tens of megabytes that no
 slice uses), and the code of torch's kernels is read from the disk page by page when a kernel runs for the first time.
 
-Limit the threads of numeric libraries, and run all torch work on one thread.
-
-Torch work of an agent happens on one thread: thread pools and allocator arenas then exist once, and the
-order of the work is the order of the queue.
+All torch work of an agent runs on one thread: thread pools and allocator arenas then exist once, and the order of the
+work is the order of the queue.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ _SIZE = 64
 
 
 def require_libraries() -> None:
-    """Refuse to go on where the extra ``node`` is not installed.
+    """Raise an error where the extra ``node`` is not installed.
 
     Raises:
         UsageError: names what is missing and how it is installed.
@@ -130,7 +126,7 @@ class ComputeThread:
         self._thread.start()
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
-        """Queue ``function``; its result or error comes with the future: ``InterruptedRunError`` after the end."""
+        """Queue ``function``; the future has its result or error: ``InterruptedRunError`` after the end."""
         future: Future[T] = Future()
         self._queue.put((function, future))
         if self._ended.is_set():

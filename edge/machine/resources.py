@@ -1,25 +1,16 @@
-"""The processor and the memory of this device: budget, use, and how freed memory is kept.
+"""The processor and the memory of this device: budget, use, and the settings of glibc's heap.
 
-Find how much memory a run may use on this node, and how much this process has resident.
+glibc takes blocks of some MiB fresh from the kernel and returns them when they are freed, so that each tensor that
+arrives costs a thousand page faults: a third of the receiver's CPU time for 4 MiB tensors (measured: 1.7 ms instead of
+2.9 ms each). So an agent keeps freed memory, which costs at most ``KEPT_BYTES`` of resident memory.
 
-Describe the processor of this device, and the part of it that this process may use.
-
-Keep freed memory in the process instead of giving it back to the kernel for every tensor.
-
-glibc takes blocks of some MiB fresh from the kernel and returns them when they are freed, so that each
-tensor that arrives costs a thousand page faults: a third of the receiver's CPU time for 4 MiB tensors
-(measured: 1.7 ms instead of 2.9 ms each). An agent calls this once at its start; it costs at most
-``KEPT_BYTES`` of resident memory.
-
-By default glibc gives each thread an arena, a heap of its own: what one thread frees there no other one can use, and
+By default glibc gives each thread a heap of its own (an arena): what one thread frees there no other one can use, and
 an agent has a dozen. With one arena for all of them the demo's nodes peak 4 to 18 MiB lower, and the channel is no
 slower (``python -m tests.bench.channel``).
 
-What is kept is in pieces. A tensor's room is aligned, so a freed one of the same size fits only with the slivers beside
-it, and small things have often taken these. A LoRA step of six blocks of MiniLM's shape needs 330 MiB and made a heap
-of 800 MiB. A node without room for that (``ringtune.costs.memory_terms``) takes tensors fresh from the kernel.
-
-Choose how the process's heap treats freed memory in a run, by what the run needs here and what there is.
+Kept memory is fragmented. A tensor's memory is aligned, so a freed one of the same size fits only with the slivers
+beside it, and small objects have often taken these. A LoRA step of six blocks of MiniLM's shape needs 330 MiB and made
+a heap of 800 MiB. A node without room for that (``ringtune.costs.memory_terms``) takes tensors fresh from the kernel.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Run, train and save with torch the parts of a model that a node hosts."""
+"""The torch model of a node: skeleton, slice, embedding and head, adapters, optimizers, and the result of a run."""

@@ -1,8 +1,6 @@
-"""Frozen matrices in few bytes: in bfloat16, or in int8 with a scale for each row.
+"""Frozen matrices in few bytes, in bfloat16 or in int8 with a scale for each row, and products with them.
 
-Hold a matrix in few bytes, and multiply with it.
-
-Two ways, which the course of a run names:
+The course of a run names one of two ways to multiply:
 
 * *widened*: the matrix becomes float32, a part of at most ``MOST_WIDENED_BYTES`` at a time, in room that all matrices
   of a node share. What is multiplied then is what a process would multiply that had rounded its weights once.
@@ -14,19 +12,15 @@ are the widening; 220 ms in float32.
 
 N rows, R rows of the matrix, C columns of it.
 
-A frozen matrix in the place of a module's weight: the modules of the libraries stay as they are.
-
-``FrozenMatrix`` is a tensor of the small type with the shape of the weight. Where torch is about to multiply with it or
-to look rows of it up, ``Held`` does so, and a backward keeps the small matrix alone. Any
-other function gets a float32 copy of its own, such as the norms of DoRA; functions that would change the matrix are
-refused.
-
-Source: torch's documentation, "Extending PyTorch", subclassing with ``__torch_function__``.
-
-Read frozen matrices of a model folder small: as they are on disk where they are so already, otherwise rounded once.
+``FrozenMatrix`` is a tensor of the small type in the place of a module's weight, with its shape; the modules of the
+libraries are unchanged. Where torch multiplies with it or looks rows of it up, ``Held`` does so, and a backward keeps
+the small matrix alone. Any other function gets a float32 copy of its own, such as the norms of DoRA; functions that
+would change the matrix are refused.
 
 A matrix that is stored in bfloat16 is read as it is, without a float32 copy in between; one that may stay mapped does,
-so that of a token table only the rows that are used become resident. Any other one is rounded a piece at a time.
+so that of a token table only the rows that are used become resident. Any other one is rounded once, a piece at a time.
+
+Source: torch's documentation, "Extending PyTorch", subclassing with ``__torch_function__``.
 """
 
 from __future__ import annotations

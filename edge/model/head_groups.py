@@ -1,18 +1,12 @@
-"""Head groups: the subnets of a block, their weights, and blocks that run with some of them.
-
-Which part of a block's base weights is whose: each subnet's rows and columns.
+"""Head groups: the subnets of a block, their base weights, and forwards of a block with some of its subnets.
 
 A subnet has the rows of its heads in the matrices of queries, keys and values, the rows of its share in the first
 matrix of the feed-forward part (and in the gate), and the columns that belong to them in the two matrices behind.
-Norms and the biases of those two are nobody's. Example: BERT of width 384 with 12 subnets; subnet 1 has rows 32 to 63
-of ``query``, columns 32 to 63 of ``attention.output.dense``, and rows 128 to 255 of ``intermediate.dense``.
+Norms and the biases of those two belong to no subnet. Example: BERT of width 384 with 12 subnets; subnet 1 has rows
+32 to 63 of ``query``, columns 32 to 63 of ``attention.output.dense``, and rows 128 to 255 of ``intermediate.dense``.
 
-Run the hosted blocks by patterns; a pattern that leaves a block whole goes the module's own way.
-
-The rules of whole blocks are here. A block of shortcuts only is the identity. One without any full subnet adds what it
-computes without a graph, so that the gradient passes it unchanged.
-
-Run one block for some of its subnets.
+A pattern that leaves a block whole runs the module itself. A block of shortcuts only is the identity. One without any
+full subnet adds its output without a graph, so that the gradient passes it unchanged.
 
 With a graph, full subnets are computed in one go, forward-only ones in a second without a graph, on the input cut off
 from it; what is skipped is not computed. Both results are summed, with the output bias once, and go through the
@@ -23,23 +17,16 @@ library's own bottlenecks and norms::
 
 Without a graph, full and forward-only subnets are the same.
 
-B batch rows, T tokens, D model width.
-
-How some heads of a block attend: the kernel, mask and scale that the block's own module uses, for fewer heads.
-
-B batch rows, T tokens, H heads, W width of a head.
-
-Multiply by some rows or columns of a matrix, without a copy of them.
-
 The active subnets of a block are ranges of rows (or columns) of its matrices, one range where they are neighbours. Each
-range is one matrix product that writes into its part of the result, or adds to it. So nothing is kept besides what the
-whole matrix would keep, whatever patterns a run has, and a matrix that trains needs no other way than a frozen one.
+range is one matrix product that writes into its part of the result, or adds to it, without a copy of the rows. So
+nothing is kept besides what the whole matrix would keep, and matrices that train are treated as frozen ones.
 
 Measured on one core (x86, 1,024 tokens, widths 384 and 768, 7 of 12 subnets): within 2 % of a product with a matrix
 that was cut out before, for neighbours and for four ranges alike. Cutting out at each call costs up to 2 % too, and the
 graph holds the copy until its backward.
 
-N rows of the input, I inputs, O outputs; a is the number of active ones.
+B batch rows, T tokens, D model width, H heads, W width of a head. Of a product: N rows of the input, I inputs,
+O outputs; a is the number of active ones.
 """
 
 from __future__ import annotations

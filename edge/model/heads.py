@@ -1,21 +1,18 @@
-"""Prediction heads by task, and the loss over a large vocabulary.
+"""Prediction heads by task: AdapterHub's head, its loss summed over micro-batches, and the counts of an evaluation.
 
-Compute the loss over a large vocabulary without the logits of all tokens at once.
-
-Logits of 512 tokens over 32,000 words take 65 MB, and three times that with their probabilities and gradient: more than
-the blocks of a small model. So tokens are taken a chunk at a time, and a chunk's logits become its gradient in place::
+A language model's loss never has the logits of all tokens at once: for 512 tokens over 32,000 words they take 65 MB,
+and three times that with their probabilities and gradient, more than the blocks of a small model. So tokens are taken
+a chunk at a time, and a chunk's logits become its gradient in place::
 
     logits  ->  minus the largest  ->  exp, over the sum  ->  minus 1 at the target  ->  times the table = gradient
 
 Where a model caps its logits, ``cap * tanh(logit / cap)`` takes the place of each, and what the gradient is multiplied
 by for it, ``1 - tanh ** 2``, is kept in a second chunk.
 
-The gradients of the hidden state and of a table that trains are ready when the loss is, because nothing comes after a
-sum but a factor. Tokens without a target cost nothing.
+The gradients of the hidden state and of a table that trains are ready when the loss is, because nothing but a factor
+follows the sum. Tokens without a target cost nothing.
 
 N tokens, V words, D model width.
-
-Prediction heads by task: AdapterHub's head, the loss that is summed over micro-batches, and the counts.
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ class TokenLoss(NamedTuple):
 
     Attributes:
         loss_sum: scalar tensor, summed cross entropy; keeps its graph.
-        num_correct: tokens whose largest logit is the target's.
+        num_correct: tokens with the target's logit as the largest.
     """
 
     loss_sum: torch.Tensor
@@ -71,7 +68,7 @@ def token_loss(
         hidden_ND: what the decoder gets.
         table_VD: the decoder.
         labels_N: target of each token.
-        chunk: tokens whose logits may be there at once.
+        chunk: tokens with logits in memory at once.
         ignored: the label of a token without a target.
         cap: of the size of each logit; 0 = none.
     """
@@ -154,7 +151,7 @@ class HeadCounts(NamedTuple):
         loss_sum: scalar tensor, sum over valid targets; keeps its graph.
         num_targets: valid targets.
         more: what else is counted, by name; summed over micro-batches, batches and owners.
-        predictions: what an evaluation scores row by row; None if ``more`` says all.
+        predictions: to be scored row by row by an evaluation; None if ``more`` has all.
     """
 
     loss_sum: torch.Tensor

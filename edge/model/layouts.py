@@ -1,4 +1,4 @@
-"""What a block is made of, family by family: the modules that its subnets share, and where its adapters sit.
+"""The modules of a block, family by family: the matrices that its subnets share, and where its adapters are.
 
 Source: the modules of transformers 4.57 and adapters 1.3.0. In the Llama family the library's ``intermediate_lora``
 wraps the matrix ``down``, and its ``output_lora`` the matrix ``up``; here a module is called after what it computes.

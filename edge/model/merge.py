@@ -1,10 +1,10 @@
 """``python -m edge.model.merge RUN OUT``: write a run's model with its adapter merged, or adapters added up.
 
 ``ringtune export --merge`` starts it. Where each user has adapters of their own, it merges those of one user, or all of
-them added up (``summed_adapters``). The adapter is loaded as an evaluation loads it, added to the matrices that it
-stands beside, and then left out. Tensors are read and added one at a time, as the file is gone through.
+them added up (``summed_adapters``). The adapter is loaded as an evaluation loads it, added to the matrices beside it,
+and then left out. Tensors are read and added one at a time, while the file is written.
 
-It is a process of its own, because what is exported is put together without torch.
+It is a process of its own, because an export is put together without torch.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def merge_run(run: Path, out: Path, *, model: Path | None, user: str = "") -> No
         run: its folder.
         out: folder that takes the files.
         model: of the base model; None = the run's own.
-        user: whose adapters, where each user has their own; empty = those of all added up.
+        user: to merge the adapters of, where each user has their own; empty = those of all added up.
 
     Raises:
         RingTuneError: see ``edge.model.merge.merged_files``.
@@ -163,7 +163,7 @@ def merged_files(job: Job, model: Path, adapter: Path, labels: Sequence[str]) ->
 
 
 def merge(skeleton: Skeleton) -> None:
-    """Add the adapter of every hosted block to the matrices; the modules of the adapter stay and are done with."""
+    """Add the adapter of every hosted block to the matrices; the modules of the adapter stay, unused from now on."""
     if skeleton.has_library:
         skeleton.model.merge_adapter(ADAPTER)
     inputs_first = LAYOUTS[skeleton.layout.model_type].inputs_first
@@ -189,7 +189,7 @@ def summed_files(folders: Sequence[Path], names: Sequence[str], *, is_own: Calla
 
     Args:
         folders: of the users.
-        names: of the files of each; its adapter is one that ``summed_config`` takes.
+        names: of the files of each; its adapter is one that ``ringtune.models.adapter_support.summed_config`` takes.
         is_own: whether the adapters of a block are each user's own. Others never trained, are the same for all, and
             count once, as in every forward of the run.
 
@@ -376,7 +376,7 @@ def _is_fused(layout: BlockLayout, place: str) -> bool:
 
 
 class _Change(NamedTuple):
-    """What one adapter changes at one place: a matrix, or the product of two.
+    """The change that one adapter makes to one matrix: a matrix, or the product of two.
 
     Attributes:
         file: that has them.

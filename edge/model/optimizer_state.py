@@ -1,24 +1,16 @@
-"""The optimizer state of inactive units on a disk.
+"""The optimizer state of inactive units on disk: a safetensors file for each unit, mapped while the unit is updated.
 
-Keep the optimizer state of inactive units on a disk, a file each, and map it while a unit is updated.
+The update writes into the mapping, so that nothing is read or written as a whole: the kernel reads pages in and writes
+them out, and what an inactive unit has of them is page cache, which the kernel drops where memory is short. Disk space
+is allocated when the file is made: a write into a page for which the disk has no space would end the process.
 
-The optimizer state of one unit as a safetensors file, which is mapped into memory while the unit is updated.
+The file is scratch: it is not forced to the disk. After a crash a run resumes from its checkpoint, which has its own.
 
-The update writes into the mapping, so that nothing is read or written as a whole: the kernel brings pages in and takes
-them out, and what an inactive unit has of them is page cache, which the kernel drops where memory is short. Room on
-the disk is taken when the file is made. A write into a page that the disk has no room for would end the process.
+Files are read ahead by a thread that only gives the kernel a hint for each piece: it runs nothing of torch, draws no
+random number, and maps nothing, so that no result depends on it and a process holds nothing more. What is not there in
+time is read when it is used. Where the kernel takes no hints nothing is read ahead.
 
-The file is scratch: it is not forced to the disk. After a crash a run goes on from its checkpoint, which has its own.
-
-Bring files into the page cache in the background, so that an update soon after does not wait for the disk.
-
-The thread only gives the kernel a hint for each piece: it runs nothing of torch, draws no random number, and maps
-nothing, so that no result depends on it and a process holds nothing more. What has not come in time comes when it is
-used. Where the kernel takes no hints nothing is read ahead.
-
-Say when the optimizer state of a node's units is put away and when it is read ahead, by what the method trains.
-
-::
+State is put away and read ahead by the units that the method trains at each step::
 
     step       0          1          2          3       two groups; node a has units 0 and 1, each a group
     updates    unit 0     unit 1     unit 0     unit 1
@@ -117,7 +109,7 @@ class OnDisk:
         return self._files[unit].map()
 
     def parts(self, unit: int, updated: Parameters) -> Iterator[Parameters]:
-        """Yield one parameter after the other; pages of the state of one are let go of before the next one's come."""
+        """Yield one parameter after the other; pages of one's state are released before the next one's are read."""
         file = self._files.get(unit)
         for name, parameter in updated.items():
             yield {name: parameter}
@@ -125,7 +117,7 @@ class OnDisk:
                 file.let_go_of(name)
 
     def put_away(self, unit: int) -> bool:
-        """Let go of the mapping; what was written is in the file."""
+        """Drop the mapping; what was written is in the file."""
         self._mapped.discard(unit)
         return True
 
@@ -221,7 +213,7 @@ def require_room(folder: Path, optimizers: Sequence[UnitOptimizers], of: Mapping
 
     Raises:
         StorageError: it can't be written, or its disk has less room; both numbers are in the message.
-        UsageError: the node computes on an accelerator, whose optimizers can't update what is mapped.
+        UsageError: the node computes on an accelerator; its optimizers can't update mapped tensors.
     """
     check_writable(folder / "unit.safetensors")
     needed_bytes = 0
@@ -254,7 +246,7 @@ class StateFile:
 
     Args:
         path: of the file.
-        of: what it is of, such as the run and the unit.
+        of: for the header, such as the run and the unit.
         shapes: of its tensors.
 
     Attributes:
@@ -301,7 +293,7 @@ class StateFile:
         """Return the tensors, whose memory is the file; it is mapped until the last of them is gone.
 
         Raises:
-            IntegrityError: the file is gone, was cut off, or is of something else.
+            IntegrityError: the file is gone, was cut off, or belongs to another run or unit.
         """
         with self._opened("r+b") as file:
             self._check(file)
@@ -310,12 +302,12 @@ class StateFile:
         return {name: _tensor(pages, info) for name, info in self.infos.items()}
 
     def let_go_of(self, parameter: str) -> None:
-        """Let go of the resident pages of a parameter's state where it is mapped; what was written is in the file.
+        """Release the resident pages of a parameter's state where it is mapped; what was written is in the file.
 
         Whoever reads or writes there again gets them back from the page cache.
 
         Args:
-            parameter: whose tensors are ``parameter/key``.
+            parameter: its tensors are ``parameter/key``.
         """
         pages = self._pages()
         if pages is None or not hasattr(mmap, "MADV_DONTNEED"):
@@ -400,7 +392,7 @@ def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _whose(header: bytes) -> str:
-    """What a file is of by its header; empty if it does not say so."""
+    """Run and unit of a file by its header; empty if it has none."""
     try:
         entry = parse_json(header[8:])["__metadata__"][_METADATA]
         found = dict(parse_json(entry))

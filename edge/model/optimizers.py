@@ -1,28 +1,20 @@
-"""Optimizers, one for each unit, and their state in files of checkpoints.
-
-One optimizer for each unit, with state by the names of parameters; that of inactive units may be kept elsewhere.
+"""Optimizers, one for each unit, and the safetensors files of trained tensors with their optimizer state.
 
 A unit's update changes nothing of another unit, so that units may be updated in any order, at any step. Each parameter
-has its own count of updates, by which bias is corrected: under HiFT unit 3 has its first update at a later step than
-unit 2, and yet it is its first.
+has its own count of updates, for the bias correction: under HiFT unit 3 has its first update at a later step than
+unit 2, and yet it is its first. A unit is inactive between an update and its next one, unless the very next step trains
+it again; a ``Keeper`` has its state meanwhile, which by default stays in memory.
 
-A unit is inactive between an update and its next one, unless the very next step trains it again. What becomes of its
-state meanwhile is a ``Keeper``'s matter: by default it stays where it is.
-
-Make the job's optimizer over some parameters, and name the tensors of its state.
-
-AdamW, SGD, momentum and Adagrad run as one kernel (``fused``), which goes over parameter, gradient and state once and
+AdamW, SGD, momentum and Adagrad run as one kernel (``fused``), which reads parameter, gradient and state once and
 holds nothing besides; the other paths of torch hold copies, of one tensor or of all (``foreach``). Adafactor has no
-such kernel: it is updated one tensor after the other. On a CPU the kernel takes all tensors for contiguous, whatever
-they are, and says nothing: so gradients are made contiguous, and parameters that are not have the slow path. Nor does
-it tell autograd that a tensor was changed, by which a graph of the values before is found out: that is done here.
+such kernel: it is updated one tensor after the other. On a CPU the kernel silently takes all tensors for contiguous: so
+gradients are made contiguous, and parameters that are not have the slow path. Nor does it raise the version counter by
+which autograd detects a graph of the old values: that is done here.
 
 Measured with two threads: AdamW takes a quarter of the processor's time of the path for one tensor at a time, and
 differs from it by rounding; one and several threads give the same bits.
 
-Trained tensors with their optimizer state as tensors of a safetensors file, written and read one after the other.
-
-A head that is handed over and a shard of a checkpoint are such files; they differ in the names.
+A head at a hand-over and a shard of a checkpoint are such files; they differ in the names of their tensors.
 """
 
 from __future__ import annotations
@@ -59,7 +51,7 @@ class Keeper(Protocol):
         """Yield the parameters of an update in the parts in which it is done; a part is over when the next is asked."""
 
     def put_away(self, unit: int) -> bool:
-        """Take the state of a unit that was updated; whether the optimizer has to let go of it."""
+        """Take the state of a unit that was updated; whether the optimizer has to drop it."""
 
     def prefetch(self, units: Iterable[int]) -> None:
         """Begin to read the state of units that are updated soon, without waiting for it."""
@@ -78,7 +70,7 @@ class Keeper(Protocol):
 
 
 class Dropped:
-    """Keeps nothing: the moments and counts of a unit begin anew when its turn comes round again."""
+    """Keeps nothing: an inactive unit's moments and counts start anew at its next update."""
 
     def take_out(self, unit: int, updated: Parameters) -> State | None:
         """Return None: the optimizer makes the state anew, or has it, if the unit stayed active."""
@@ -89,7 +81,7 @@ class Dropped:
         yield updated
 
     def put_away(self, unit: int) -> bool:
-        """Let the state go."""
+        """Return True: the optimizer drops the state."""
         return True
 
     def prefetch(self, units: Iterable[int]) -> None:
@@ -187,7 +179,7 @@ class UnitOptimizers:
         self._keeper.prefetch(unit for unit in units if unit in self._units)
 
     def exchange(self, fresh: Mapping[int, torch.nn.Parameter]) -> None:
-        """Go on with other tensors in place of some parameters, by their ``id``; state and counts stay."""
+        """Put other tensors in the places of some parameters, by their ``id``; state and counts stay."""
         for unit, optimizer in self._optimizers.items():
             self._units[unit] = {name: fresh.get(id(value), value) for name, value in self._units[unit].items()}
             for group in optimizer.param_groups:
@@ -371,7 +363,7 @@ class Prefixes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingState:
-    """What training goes on from: some tensors, and the optimizer state of those that train.
+    """The state of training: some tensors, and the optimizer state of those that train.
 
     Attributes:
         values: the tensors by name; they are filled in place.
@@ -379,7 +371,7 @@ class TrainingState:
         optimizers: None if nothing trains.
         prefixes: of the names in a file.
         where: names the file in errors.
-        part: of a node that the state is of, in errors.
+        part: of a node that has this state, for errors.
     """
 
     values: Mapping[str, torch.Tensor]
@@ -420,7 +412,7 @@ class TrainingState:
     def load(self, file: TensorFile) -> None:
         """Replace tensors and optimizer state by those of a checked file, one after the other.
 
-        What is held of the file in memory is let go of as soon as it was read.
+        Memory of the file is freed as soon as it was read.
         """
         prefixes = self.prefixes
         if self.optimizers is not None:
@@ -462,5 +454,5 @@ class TrainingState:
 
 
 def _named(infos: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorInfo]:
-    """Choose the tensors whose names begin so, by the rest of their names."""
+    """Choose the tensors with this prefix, by the rest of their names."""
     return {name.removeprefix(prefix): info for name, info in infos.items() if name.startswith(prefix)}

@@ -1,23 +1,17 @@
-"""The embedding and the head, which only an owner has.
-
-The parts of the model that only an owner has: the embedding and the head.
+"""The embedding and the head, which only an owner has, and the names of their trained tensors.
 
 A head that trains besides adapters is the one trained part that moves: at a hand-over it travels with its optimizer
 state, so that the result is that of one process. Where all parameters train, every owner keeps embedding and head, and
-gets the gradients of the others instead (``edge.model.unit_grads``).
-
-B rows of a micro-batch, T tokens, D model width.
-
-The trained tensors of an owner: those of the embedding and those of the head, by name.
-
-A head alone trains where blocks have adapters. Where all parameters train, the units of a model are complete::
+gets the gradients of the other owners instead (``edge.model.unit_grads``). The units of the model are complete then::
 
     embedding   token table, positions, their norm                    wte.weight, embeddings.LayerNorm.bias, ...
     head        last norm, decoder of its own, or a new head          ln_f.weight, lm_head.weight, heads.ringtune.1.bias
 
 A tensor that embedding and head share belongs to the embedding alone. The head then computes with a stand-in, another
-parameter on the same memory, so that each of the two has a gradient of its own: whatever the order in which backwards
-of head and embedding come, their sum is the same in every bit.
+parameter on the same memory, so that each of the two has a gradient of its own: in whatever order the backwards of head
+and embedding run, their sum is the same in every bit.
+
+B rows of a micro-batch, T tokens, D model width.
 
 Source: HiFT, section III-A (the embedding is the bottom unit, the head the top one).
 """
@@ -169,7 +163,7 @@ class OwnerParts:
             batch: the rows of this micro-batch.
             num_targets: valid targets of the whole batch, which the loss is divided by.
             at: (step, micro-batch), for dropout; None = without.
-            weights: whose weights collect gradients: the head's, and those that it shares with the embedding.
+            weights: units that collect gradients: the head, and the embedding where they share weights.
             goes_down: whether the hidden state gets a gradient.
         """
         set_mode(self.head, train=at is not None)
@@ -181,7 +175,7 @@ class OwnerParts:
 
     @contextmanager
     def _collecting(self, weights: Units) -> Iterator[None]:
-        """Let no weights of the head collect gradients but these; what rests only now trains again afterwards."""
+        """Let only these weights of the head collect gradients while the context is open."""
         resting = [] if weights.has_head else list(self.units[self._head_unit].values())
         if self._tied is not None and not weights.has_embedding:
             resting.append(self._tied[1])
@@ -214,7 +208,7 @@ class OwnerParts:
         complete(self.units[unit], self._tied_in(unit))
 
     def update(self, unit: int, learning_rate: float) -> None:
-        """Do one optimizer step of the embedding or of the head, whose gradient is complete."""
+        """Do one optimizer step of the embedding or of the head, after ``complete``."""
         self.optimizers.update([unit], learning_rate)
 
     def digest(self, unit: int) -> str:
@@ -264,7 +258,7 @@ class OwnerParts:
     def load_blob(self, data: Pieces, *, where: str = _HANDED_OVER) -> None:
         """Replace parameters, moments and step counts by those that ``to_blob`` of another owner gave.
 
-        What is held of ``data`` in memory is let go of on the way.
+        Memory of ``data`` is freed while it is read.
 
         Args:
             data: the file.
@@ -284,7 +278,7 @@ class OwnerParts:
         state.load(file)
 
     def drop_state(self) -> None:
-        """Free moments and step counts of a head that was handed over: it comes back with those of others."""
+        """Free moments and step counts of a head that was handed over: at its return it brings newer ones."""
         self.optimizers.drop_state()
 
     def _state(self, where: str = _HANDED_OVER) -> TrainingState:

@@ -1,47 +1,40 @@
-"""The result of a run, an adapter or a whole model: saved by each node, and loaded again.
+"""The result of a run, the folder of an adapter or of a whole model: each node's part, and how a node loads it again.
 
-Write a node's part of a run's result: of the AdapterHub folder, with the names and configs of the library itself.
+Every node saves the trained tensors of its blocks under their names in the whole model; the coordinator merges these
+files by bytes. The node with the newest head adds that, and the descriptions.
 
-Every node saves the adapters of its blocks under their names in the whole model; the coordinator merges these files
-by bytes. The result loads with ``load_adapter(folder, use_safetensors=True, set_active=True)``, into an
-``AutoAdapterModel`` where a head was trained, otherwise into the pretrained model with its own head.
-
-Where the blocks' own weights trained, ``blocks.safetensors`` takes the place of the adapter: those weights by their
-names in the whole model. It loads with ``load_state_dict(tensors, strict=False)``, and the head with ``load_head``.
-
-Auxiliary models are saved the same way, and ``adapter.json`` says what they are
-(``ringtune.models.auxiliary_models``). Adapters of the library beside them are in the same two files.
+=================  ============================================  ======================================================
+what trained       folder                                        loads with
+=================  ============================================  ======================================================
+adapters           AdapterHub's, with the library's configs      ``load_adapter(folder, use_safetensors=True,
+                                                                 set_active=True)``, into an ``AutoAdapterModel`` where
+                                                                 a head was trained, else into the pretrained model
+auxiliary models   the same two files, also with the library's   ``edge.model.auxiliary.load_auxiliary``
+                   adapters; ``adapter.json`` describes them
+                   (``ringtune.models.auxiliary_models``)
+blocks' own        ``blocks.safetensors`` in place of the        ``load_state_dict(tensors, strict=False)``, and the
+weights            adapter                                       head with ``load_head``
+all parameters     transformers', with config and tokenizer      ``from_pretrained``
+=================  ============================================  ======================================================
 
 The library's own writer is not used for the tensors: it refuses adapters that have one tensor under two names
 (``ln_before``), writes a pretrained head out, and makes copies of everything.
 
-Give a head of AdapterHub the form of the one that an architecture of transformers has itself.
+Some heads of AdapterHub equal, number for number, the head of a transformers architecture. Such a head is saved under
+the architecture's names, so that ``AutoModelForSequenceClassification`` and its like load the whole result, and
+``AutoAdapterModel`` too, which turns these names into a head of its own. Any other head keeps AdapterHub's names, which
+only ``AutoAdapterModel`` reads. BERT has AdapterHub's two layers as well: the first is the pooler of its base model. A
+model with adapters by the plug-in interface has only the architecture's head: ``load_adapter`` loads it with the
+adapters.
 
-A model with adapters by the plug-in interface has no other: ``load_adapter`` then takes the head with the adapters.
+A whole model has embedding, head and what nobody trains (a pooler) from the node with the newest head; a tensor that
+is tied to the token table is in no part.
 
-Source: adapters 1.3.0, ``PredictionHeadLoader`` for a model with a static head.
+At loading every node gets the whole folder and takes only the tensors of its own blocks, and at an owner the head. It
+writes to what it would save itself and to nothing else, so a file can't reach a weight that does not train.
 
-Which heads of AdapterHub are, number for number, the head that an architecture of transformers has itself.
-
-Such a head is saved under the architecture's own names, so that ``AutoModelForSequenceClassification`` and its like
-load the whole result, and ``AutoAdapterModel`` too, which turns these names into a head of its own. Any other head
-keeps AdapterHub's names, which only ``AutoAdapterModel`` reads.
-
-BERT has AdapterHub's two layers as well: the first is the pooler of its base model.
-
-Source: transformers 4.57, the ``For...`` classes; adapters 1.3.0, ``head_utils.STATIC_TO_FLEX_HEAD_MAP``.
-
-Write a node's part of a whole model: a normal folder of transformers with every parameter, for full-parameter runs.
-
-Every node saves its blocks under the names that a model with a head gives them. The node with the newest head adds
-embedding, head, what nobody trains (a pooler), the config, and the tokenizer's files. The coordinator merges the parts
-by bytes; a tensor that is tied to the token table is in no part.
-
-Load a saved result into what a node hosts: the way back of ``edge.model.result``.
-
-Every node gets the whole folder and takes only the tensors of its own blocks, and at an owner the head, by their names
-in the whole model. It writes to what it would save itself and to nothing else, so a file can't reach a weight that does
-not train.
+Source: transformers 4.57, the ``For...`` classes; adapters 1.3.0, ``head_utils.STATIC_TO_FLEX_HEAD_MAP`` and
+``PredictionHeadLoader`` for a model with a static head.
 """
 
 from __future__ import annotations
@@ -127,7 +120,7 @@ def result_files(
 
 
 def require_finite(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse what diverged in the last update, a piece at a time.
+    """Refuse tensors that are not finite after the last update, a piece at a time.
 
     Raises:
         DivergedError: names the first tensor with numbers that are not finite.
@@ -179,7 +172,7 @@ def users_files(
             else the hosted blocks have, such as the adapters of private blocks, every user gets as it is.
         without_blocks: hosted blocks to leave out.
         with_head: see ``adapter_files``.
-        others: by user whose adapters are of another kind: the hosted blocks with that kind.
+        others: by user with adapters of another kind: the hosted blocks with that kind.
 
     Returns:
         Name to content: ``users/NAME/adapter.safetensors`` of each user, and once what is the same for all. Who has
@@ -574,7 +567,7 @@ def load_saved(skeleton: Skeleton, task: str, folder: Path, *, with_head: bool) 
     Args:
         skeleton: of which only hosted blocks are left.
         task: of the job.
-        folder: what ``saving`` wrote, merged. Of a whole model it may have this node's part alone.
+        folder: the merged files of ``result_files``. Of a whole model it may have this node's part alone.
         with_head: also the head, if it trains; for an owner. A frozen one that an old folder holds is not read.
 
     Raises:

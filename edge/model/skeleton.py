@@ -1,23 +1,18 @@
-"""The skeleton of a model: its whole architecture without base weights, and the seeds of dropout.
-
-Build a skeleton: the whole architecture with every adapter and the head, but no base weights, in a few megabytes.
-
-With ``adapter.config = "full"`` there is no adapter: the blocks' own weights are marked to train, which they keep when
-``slice`` reads them. Under a method that trains all parameters, those of the embedding and of the head are marked too.
-
-Auxiliary models (``edge.model.auxiliary``) have no numbers here: ``slice`` makes those of hosted blocks.
+"""The skeleton of a model, its whole architecture with adapters and head but without base weights; seeds of dropout.
 
 Every node builds this same skeleton of the *whole* model with the same seed, so the initial adapters and head are
-those that one process would get, and none has to be shipped. ``slice`` then makes real what the node hosts and
-drops the rest.
+those that one process would get, and none has to be sent. ``edge.model.slice`` then makes real what the node hosts,
+auxiliary models (``edge.model.auxiliary``) included, and drops the rest. A skeleton takes a few megabytes.
+
+With ``adapter.config = "full"`` there is no adapter: the blocks' own weights are marked to train. Under a method that
+trains all parameters, those of the embedding and of the head are marked too.
 
 Base weights are zeros of stride 0 (4 bytes each), not ``meta`` tensors: some adapters put their own weights on the
 device of the weight that they wrap. Buffers stay real, because no file has them.
 
-Seed dropout so that its masks do not depend on where a block runs.
-
-torch's generator is one per process. Seeding it before each unit (embedding, block, head) from (seed, step,
-micro-batch, unit) makes every mask a function of these four, whatever the split, the order or the process.
+torch's generator is one per process. It is seeded before each unit (embedding, block, head) from (seed, step,
+micro-batch, unit), so that every dropout mask is a function of these four, whatever the split, the order or the
+process.
 """
 
 from __future__ import annotations

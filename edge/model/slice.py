@@ -1,4 +1,4 @@
-"""Make the part of a model real that one node hosts, and run its blocks.
+"""The slice of a model that one node hosts: its weights are read, all else is dropped, and its blocks are run.
 
 Only the tensors of hosted blocks (and, at an owner, of the embedding) are read from the file; every other module is
 replaced by an empty one, so using it by mistake fails. Blocks keep their absolute index.

@@ -1,16 +1,12 @@
-"""Tensors as bytes: in the files of a model folder, in pieces, with digests, and finite.
+"""Tensors as bytes: read from a model folder or filled a piece at a time, digested, and checked to be finite.
 
-Read single tensors of a model folder: a node opens the files, reads what it hosts, and closes them.
+A node opens the files of a model folder, reads the tensors that it hosts, and closes them. A piece at a time, only the
+tensor itself is in memory: a mapped file would be resident beside its copy, half as much again where a file in bfloat16
+becomes float32.
 
-What a node needs whole is read a piece at a time, so that nothing but the tensor itself is in its memory: a mapped
-tensor is resident beside its copy, half as much again where a file in bfloat16 becomes float32.
-
-Go through a tensor's bytes a piece at a time, and fill a tensor from such pieces, without a second copy of it.
-
-Whether what is trained, and what it is trained with, are finite numbers: looked at before every update.
-
-A sum of finite numbers may overflow, but one with NaN or infinity in it is never finite. So one sum a tensor tells it
-nearly always, and each number is looked at only where a sum is not finite.
+Gradients and weights are checked before every update. A sum of finite numbers may overflow, but one with NaN or
+infinity in it is never finite. So one sum a tensor nearly always suffices, and each number is checked only where a sum
+is not finite.
 """
 
 from __future__ import annotations
@@ -68,8 +64,8 @@ class SafetensorsFiles:
                 are used become resident.
 
         Raises:
-            ModelError: the file is gone, has numbers of another kind, or numbers that are not finite; of a mapped
-                matrix, which would become resident, the last is not looked at.
+            ModelError: the file is gone, has numbers of another kind, or numbers that are not finite; those of a mapped
+                matrix are not checked, as it would become resident.
             IntegrityError: the file is damaged.
         """
         stored = self._stored[name]
@@ -244,7 +240,7 @@ def fill(target: torch.Tensor, source: TensorPieces) -> None:
     """Replace the values of a tensor by those of ``source``, converted to its type, a piece at a time.
 
     Raises:
-        IntegrityError: the source has fewer or more bytes than its shape says.
+        IntegrityError: the source has fewer or more bytes than its shape.
     """
     num_came = source.data.size_bytes / torch_dtype(source.dtype).itemsize
     if num_came != target.numel():
@@ -263,7 +259,7 @@ def fill(target: torch.Tensor, source: TensorPieces) -> None:
 
 
 def _fill_bytes(flat: torch.Tensor, data: Pieces) -> int:
-    """Copy the pieces where they belong, once; return how many whole numbers came."""
+    """Copy the pieces where they belong, once; return the count of whole numbers."""
     room, at = _bytes_of(flat), 0
     for piece in data:
         room[at : at + len(piece)] = piece
@@ -272,7 +268,7 @@ def _fill_bytes(flat: torch.Tensor, data: Pieces) -> int:
 
 
 def _fill_values(flat: torch.Tensor, source: TensorPieces) -> int:
-    """Convert the numbers some at a time; return how many came."""
+    """Convert the numbers some at a time; return their count."""
     at = 0
     for values in _values(source):
         flat[at : at + values.numel()].copy_(values)

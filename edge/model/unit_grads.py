@@ -1,7 +1,7 @@
-"""Bring the gradient of a unit together, and carry it from the initiator to the other owners.
+"""The gradient of embedding or head where all parameters train: made whole, and sent to the other owners.
 
-Embedding and head of a model whose parameters all train are on every owner. One item gives such a unit one gradient,
-of the whole batch, at its initiator. Every other owner gets it as a safetensors file, and does the same update::
+Every owner has a copy of both units. One item gives such a unit one gradient, of the whole batch, at its initiator.
+Every other owner gets it as a safetensors file, and does the same update::
 
     grad/<name>                 the whole gradient of a tensor
     rows/<name>, values/<name>  of a table some of whose rows have one: the rows' numbers, ascending, and gradients
@@ -37,7 +37,7 @@ _VALUES: Final = "values/"
 
 
 class Like(NamedTuple):
-    """What a tensor has to be like."""
+    """The type and shape that a tensor must have."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -87,7 +87,7 @@ def complete(parameters: Parameters, tied: Tied) -> None:
 def grad_blob(parameters: Parameters, tied: Tied) -> Pieces:
     """Return the gradients of a unit as a file, of those tensors that have one; see ``complete`` for the arguments.
 
-    The bytes are read when the file is gone through; nothing changes them, whatever comes after.
+    The bytes are read when the file is gone through; nothing changes them afterwards.
     """
     _add_tied(tied)
     tensors: dict[str, TensorPieces] = {}
@@ -107,7 +107,7 @@ def grad_blob(parameters: Parameters, tied: Tied) -> Pieces:
 def load_grads(data: Pieces, parameters: Parameters, *, where: str) -> None:
     """Give the parameters of a unit the gradients of a file that ``grad_blob`` made; they keep theirs on an error.
 
-    What is held of ``data`` in memory is let go of on the way. Errors are those of ``read_grads``.
+    Memory of ``data`` is freed while it is read. Errors are those of ``read_grads``.
     """
     grads = read_grads(data, parameters, where=where)
     for name, parameter in parameters.items():
@@ -141,7 +141,7 @@ def _add_tied(tied: Tied) -> None:
 
 
 def _expected(infos: Mapping[str, TensorInfo], parameters: Parameters, where: str) -> dict[str, Like]:
-    """Return what each tensor of a file has to be like.
+    """Return the type and shape that each tensor of a file must have.
 
     Raises:
         IntegrityError: the file has other tensors than such gradients, or too few or too many of one parameter.

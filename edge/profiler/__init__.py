@@ -1,1 +1,1 @@
-"""Time every kind of work of a run at this node, and remember the times."""
+"""The profiler of a node: the times of every kind of work of a run, measured or from its cache."""

@@ -1,14 +1,10 @@
-"""What a measurement works on: a plan with one hosted block, and batches of wanted sizes.
-
-The plan of a measurement: this node hosts one block of a model whose other blocks are elsewhere.
+"""The inputs of a measurement: a plan in which this node hosts one block, and batches in the sizes to be timed.
 
 Where the job has operations with several subnets a block, the turns of the course may carry tables; a table in which
-half of the block's subnets are passed by tells what a part of a block takes.
+half of the block's subnets are passed by gives the time of a part of a block.
 
-Make batches of an owner's rows in the sizes at which work is timed.
-
-The batch that is computed on has exactly the wanted size: real rows, repeated or cut. Making a batch costs what it
-costs with the real rows, because a real one is made and thrown away.
+A batch that is computed on has exactly the wanted size: real rows, repeated or cut. Making a batch takes as long as
+with the real rows, because a real one is made and thrown away.
 """
 
 from __future__ import annotations
@@ -122,7 +118,7 @@ def part_table(course: Course, block: int, subnets: int) -> Operations:
 
 
 def _any_table(subnets: int) -> Choice:
-    """Make the choice of a course whose turns may carry any table with so many subnets a block."""
+    """Make the choice of operations of a course in which turns may carry any table with so many subnets a block."""
     capacity = BlockCapacity(full=1.0, forward_only=0.0, forward=1.0, backward=1.0)
     return Choice(policy=Policy.RANDOM.value, subnets=subnets, capacities=(capacity,))
 
@@ -181,7 +177,7 @@ def resized(batch: Batch, size: Size, task: str) -> Batch:
     Args:
         batch: a real one.
         size: the wanted one; 0 tokens = leave the length.
-        task: of the job, which says what the labels are.
+        task: of the job, which decides what the labels are.
     """
     chosen = torch.arange(size.rows) % len(batch.mask)
     taken = Batch(*(None if tensor is None else tensor[chosen] for tensor in batch))  # type: ignore[arg-type]

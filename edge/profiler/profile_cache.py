@@ -1,8 +1,4 @@
-"""The timings of a node for a job, measured or kept in its folder.
-
-Time this node for a job, or take the timings that it remembers.
-
-Keep a node's timings in its folder, so that a second start takes seconds.
+"""The timings of a node for a job: measured, or from a cache in its folder, so that a second start takes seconds.
 
 ::
 
@@ -11,8 +7,8 @@ Keep a node's timings in its folder, so that a second start takes seconds.
 
 The key stands for everything that changes a timing: model, processor and threads, shape of the job, the owner's part,
 neighbours that were busy at the same time, version of torch. The newest entries stay, for ``LONGEST_AGE_S``: what else
-changes a timing (a fan, a power supply, other programs) has no name. A file that can't be read is ignored with a
-warning: what it held is measured again.
+changes a timing (a fan, a power supply, other programs) has no name. An unreadable file is ignored with a warning, and
+its timings are measured again.
 """
 
 from __future__ import annotations

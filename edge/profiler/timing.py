@@ -1,6 +1,4 @@
-"""Timing of work on a shared processor: what is asked, what was measured, and in which windows.
-
-Time work on a shared processor: repeat it in long windows, and take the median of the windows.
+"""A timer for work on a shared processor: work is repeated in long windows, and the median of the windows counts.
 
 A quota of a control group lets a process compute for a part of each period (10 ms on some testbeds, 100 ms by
 default) and stops it for the rest. Work of a few milliseconds then often fits into the part that is free, and one
@@ -18,9 +16,7 @@ processor seconds takes those divided by the quota's cores, in the long run. So 
 repeat within some percent where a window's seconds differ by ten. A node that has rested finds its quota full, and its
 next work takes less: ``rested_s``.
 
-How a node shall time itself; free of torch, so that an agent can read this before torch is loaded.
-
-What was measured of a node's work: times, and what a block keeps for its backward.
+This module does not load torch, so that an agent can read a ``TimingRequest`` before torch is loaded.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""The works of a run, each timed with the code of a run.
-
-Time every kind of work of a run, with a run's executor on one real block of the model.
+"""The works of a run, each timed with the code of a run on one real block of the model.
 
 The node hosts one block of a plan whose other blocks are elsewhere, and a schedule that unfreezes one more block a
 step: so the same block is the lowest trainable one at one step, and has trainable ones below it at the next. All
-blocks of a model have one shape; if some have no adapter (``leave_out``), a block with one is timed, and those
-without count as it does.
+blocks of a model have one shape. If some have no adapter (``leave_out``), a block with one is timed, and its times
+stand for those without.
 
 ::
 
@@ -15,20 +13,13 @@ without count as it does.
     E, H, U[head]                     HEAD, UPDATE_HEAD  E, H of an evaluation               HEAD_FREE
     read pairs, A                     FIT
 
-Parts are timed where the job has operations with several subnets a block: with ``subnets // 2`` of them.
+Parts are timed where the job has operations with several subnets a block: with ``subnets // 2`` of them. Encoding,
+decoding, hand-over and saving are timed too; the disk is that of the node's folder.
 
-What encodes, decodes, hands over and saves is the code of a run too; the disk is the one of the node's folder.
+The time of an action besides its work (loop, engine, report of its span) is that of a run's own loop and reporter, with
+an executor that does nothing, for a few steps of a plan in which this node hosts everything.
 
-Time what surrounds every action of a run: its loop, its engine, and the report of its span.
-
-A run's own loop and reporter carry out a few steps of a plan in which this node hosts everything, with an executor that
-does nothing. What that takes is what any action takes besides its work.
-
-Time what a helper does with the pairs of one block, with the code of a run.
-
-Encode a hidden state to messages and decode it again, as the two ends of a link do.
-
-What a measurement needs of memory and disk: refused before anything is built, and left as it was found.
+A measurement without enough memory or disk is refused before anything is built; its folder is removed at the end.
 """
 
 from __future__ import annotations
@@ -238,7 +229,7 @@ class Bench:
         return kept / (size.rows * size.tokens)
 
     def _at_size(self, size: Size, timer: Timer, each_s: float) -> tuple[dict[Work, Spread], dict[Work, Spread]]:
-        """Time the works of one size; return those whose time depends on the size, and those whose time does not."""
+        """Time the works of one size; return those that depend on the size, and those that do not."""
         found: dict[Work, Spread] = {}
         for cycle in self._cycles(size):
             with self._forgetting():
@@ -468,7 +459,7 @@ class _Reports:
 
 
 class _Idle:
-    """An executor whose actions do nothing."""
+    """An executor with actions that do nothing."""
 
     def grant(self, turn: Turn) -> None:
         """Ignore a turn."""
@@ -524,7 +515,7 @@ class Fitting:
     Args:
         folder: of the model; only its configuration is read.
         job: of the run.
-        block: whose adapters.
+        block: with the adapters.
         dtype: of the computation.
         device: of the computation.
     """
@@ -544,7 +535,7 @@ class Fitting:
         )
 
     def cycle(self, size: Size) -> Cycle:
-        """Make the loop that reads pairs of a size as they come, and adds their gradients up."""
+        """Make the loop that reads pairs of a size as they arrive, and adds their gradients up."""
         data = self._pairs(size)
 
         def fit() -> None:

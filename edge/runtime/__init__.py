@@ -1,1 +1,1 @@
-"""A run at a node: the loop, the executor of its actions, and the reports to the coordinator."""
+"""The runtime of a run at a node: the loop, the executor of its actions, inference, and reports to the coordinator."""

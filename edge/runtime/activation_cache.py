@@ -1,19 +1,15 @@
-"""The activation cache of a node: hidden states of the frozen prefix, in a file for each micro-batch.
+"""The activation cache of a node: hidden states of the frozen prefix at its slice, in a file for each micro-batch.
 
-What one node keeps of the frozen prefix: hidden states that enter its slice, of rows that come again.
-
-Which ones is the coordinator's decision (``ringtune.techniques.activation_cache``), and the turn says it. A node that
-can't keep one, or finds one damaged, says so with the end of the turn. It looks through what may be read next before
-it reports a turn, so that no turn is granted that reads what is damaged.
-
-Files of hidden states that are kept for a later visit, one for each micro-batch.
+The coordinator decides which batches are kept (``ringtune.techniques.activation_cache``), and the turn names them. A
+node that can't keep one, or finds one damaged, reports so at the end of the turn. Before it reports a turn it checks
+the files that may be read next, so that no turn is granted that reads a damaged one.
 
 ::
 
     magic  rows tokens width  dtype  crc32    0 ...    hidden state, row by row    mask, a byte a token
     8 B    4 B each           4 B    4 B      to 64 B
 
-A file is read by mapping it into memory, so nothing is copied; its checksum is that of all that follows the header.
+A file is mapped into memory, so nothing is copied; the checksum is that of all that follows the header.
 """
 
 from __future__ import annotations
@@ -64,7 +60,7 @@ class Prefixes:
 
     @property
     def is_on(self) -> bool:
-        """Whether the placement has hosts keep what comes again."""
+        """Whether the placement has hosts keep the hidden states of later visits."""
         return self._cache is not None
 
     @property
@@ -83,7 +79,7 @@ class Prefixes:
 
         Args:
             folder: of the run; None = there is none.
-            start: where the run goes on; None = it begins.
+            start: the item from which the run continues; None = from its first.
             problem: why there is no folder.
         """
         self._upcoming, self._folder = _Upcoming(self._course, start or StartPoint.of(self._course)), None
@@ -108,7 +104,7 @@ class Prefixes:
             self._turns[turn.index] = turn
 
     def keep(self, action: Action, entry: OpenItem) -> tuple[()]:
-        """Keep the hidden state of a micro-batch; where that fails the run goes on, and the node says so."""
+        """Keep the hidden state of a micro-batch; where that fails the run continues, and the node reports it."""
         flow = self._flows.of(action)
         if self._folder is None or self._cache is None or flow.hidden is None or flow.mask is None or self._problem:
             return ()
@@ -145,10 +141,10 @@ class Prefixes:
         return ()
 
     def end_turn(self, index: int) -> str:
-        """Delete what a turn that is done has made useless, and look through what may be read next.
+        """Delete files that a finished turn has made useless, and check those that may be read next.
 
         Returns:
-            Why nothing more can be kept here, once; empty if all is well, or that was said before.
+            Why nothing more can be kept here; empty if all is well, or if an earlier turn returned it.
         """
         turn = self._turns.pop(index, None)
         if turn is None:

@@ -1,20 +1,12 @@
-"""The executor of a node: a handler for each action, with forwards, parcels and checkpoints.
-
-Carry out the compute actions of one node with torch.
+"""The executor of a node: a handler for each compute action, with forwards, parcels and its part of checkpoints.
 
 The engine decides what runs when; here each action is a few lines on the state of its micro-batch::
 
     E  ids -> hidden            F  hidden -> hidden, keeps (x, y)    H  hidden -> loss, gradient
     f  hidden -> hidden         B  y.backward(gradient) -> x.grad    U  optimizer step
 
-What helpers do is in ``edge.runtime.offload``. An E of an item that trains the embedding keeps its y too, for its B.
-What was handed out or used up is dropped at once, so a frozen slice holds nothing between two micro-batches.
-
-The forwards of one node: what they keep, by the policies of course and placement, and whose adapters they see.
-
-Parcels in and out of one node, each to the part of the node that makes or takes its kind.
-
-A node's part of a checkpoint: what it trained, with all that it goes on from.
+The actions of helpers are in ``edge.runtime.offload``. An E of an item that trains the embedding keeps its y too, for
+its B. What was handed out or used up is dropped at once, so a frozen slice holds nothing between two micro-batches.
 """
 
 from __future__ import annotations
@@ -175,7 +167,7 @@ class NodeExecutor:
         return self.prefixes.end_turn(index)
 
     def take_scores(self, turn_index: int) -> tuple[BlockScores, ...]:
-        """Hand out what the hosted subnets count for each micro-batch of a score turn that is done, and forget it.
+        """Return the scores of the hosted subnets for each micro-batch of a score turn that is done, and forget them.
 
         In the order of items, micro-batches and blocks; nothing for another turn.
         """
@@ -309,7 +301,7 @@ class NodeExecutor:
     # ---- tensors in and out -----------------------------------------------------------------------
 
     def put_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Give a micro-batch the hidden state (B, T, D) or gradient that came for it; see ``Flows.put``."""
+        """Give a micro-batch the hidden state (B, T, D) or gradient that arrived for it; see ``Flows.put``."""
         with self._capacity_errors(str(key)):
             self._flows.put(key, tensor, mask)
 
@@ -471,7 +463,7 @@ class Forwards:
             context: what the blocks need besides.
 
         Returns:
-            What they keep, and what leaves the last of them.
+            What they keep, and the output of the last of them.
         """
         blocks = self._hosted.blocks
         for kind in self._hosted.kinds:
@@ -542,7 +534,7 @@ class Parcels:
         """Take a parcel of an item that another node made.
 
         Raises:
-            IntegrityError: unreadable, or not what the key says.
+            IntegrityError: unreadable, or not of its key.
             DivergedError: a gradient is not finite.
         """
         if key.payload not in (Payload.UNIT_GRAD, Payload.REPLICA_GRAD):
@@ -583,12 +575,12 @@ class CheckpointPart:
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """What trains here: of the slice, and of others' blocks."""
+        """The trained tensors here: of the slice, and of blocks fitted for others."""
         own = self._hosted.blocks.parameters(self._piece.start, self._piece.stop)
         return own | self._hosted.fitted()
 
     def write(self, head: Pieces | None, metadata: Mapping[str, str]) -> Pieces:
-        """Return the part, read when it is gone through; see ``shard_file.to_shard``.
+        """Return the part, read when it is gone through; see ``edge.checkpoint.shard_file.to_shard``.
 
         Raises:
             DivergedError: a trained weight is not finite.
@@ -604,7 +596,7 @@ class CheckpointPart:
         )
 
     def load(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> Pieces | None:
-        """Go on from a part, and return the head in it; see ``shard_file.load_shard``."""
+        """Load a part, and return the head in it; see ``edge.checkpoint.shard_file.load_shard``."""
         head = load_shard(
             data,
             self.trained,
@@ -622,7 +614,7 @@ class CheckpointPart:
         return self._state(self.trained).tensors()
 
     def take_over(self, tensors: Mapping[str, TensorPieces], *, blocks: Collection[int]) -> None:
-        """Go on from the tensors of some blocks, as ``tensors`` of other nodes gave them; others were not trained yet.
+        """Load the tensors of some blocks, as ``tensors`` of other nodes gave them; others were not trained yet.
 
         Raises:
             IntegrityError: they are not those of these blocks.

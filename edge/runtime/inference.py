@@ -1,10 +1,10 @@
 """``python -m edge.runtime.inference JOB SAVED DATA``: print a prediction for each row, as a JSON object.
 
-``ringtune predict`` starts it. It is a process of its own, because commands are put together without torch: the whole
-model of a run, base model, adapter and head, computed as the ring computes them. A row is read, predicted and printed
-before many others are read, so that its memory does not grow with the file.
+``ringtune predict`` starts it. It is a process of its own, because commands run without torch: the whole model of a
+run, base model, adapter and head, computed as the ring computes them. A row is read, predicted and printed before many
+others are read, so that its memory does not grow with the file.
 
-A language model goes on with a text, one token after the other. Nothing is kept between two tokens, so that a token is
+A language model continues a text, one token after the other. Nothing is kept between two tokens, so that a token is
 computed by the very code of training; n tokens of a text of T cost n forwards of T tokens each.
 
 B rows of a batch, T tokens, D model width, V vocabulary.
@@ -191,7 +191,7 @@ class Sampling(NamedTuple):
 def go_on(
     ids: Sequence[int], next_logits: NextLogits, how: Sampling, *, ends: Collection[int], longest: int, row: int = 0
 ) -> list[int]:
-    """Return the tokens that follow; of a prompt that is too long for the model the beginning is left out.
+    """Return the next tokens; of a prompt that is too long for the model the beginning is left out.
 
     Args:
         ids: of the prompt, one at least.
@@ -224,7 +224,7 @@ Row = Mapping[str, Any]
 
 
 class Predictor(Protocol):
-    """What a task does for rows that have no targets.
+    """The inference of one task, for rows that have no targets.
 
     Attributes:
         cut_rows: how many of the rows so far are longer than the longest row, and were cut.
@@ -240,7 +240,7 @@ class Predictor(Protocol):
         """
 
     def predict(self, inputs: Sequence[Any], first: int) -> list[Row]:
-        """Say for each of some rows what is predicted; ``first`` is the index of the first one."""
+        """Return the prediction for each of some rows; ``first`` is the index of the first one."""
 
 
 class _Classes:
@@ -382,7 +382,7 @@ class Answers:
 
 
 class Texts:
-    """The ``Predictor`` of a language model: how each text goes on."""
+    """The ``Predictor`` of a language model: the continuation of each text."""
 
     cut_rows = 0
 
@@ -399,7 +399,7 @@ class Texts:
         return (({self._job.data.text: line}, line) for line in lines if line.strip())
 
     def predict(self, inputs: Sequence[str], first: int) -> list[Row]:
-        """Let the model go on with each text."""
+        """Continue each text with the model."""
         return [self._go_on(text, first + index) for index, text in enumerate(inputs)]
 
     def _go_on(self, text: str, row: int) -> Row:
@@ -451,7 +451,7 @@ def ends_of_text(folder: Path, tokenizer: Any) -> tuple[int, ...]:
 
 
 def unused_settings(folder: Path) -> str:
-    """Tell which settings of ``generation_config.json`` choose tokens, and are not used; empty if there are none.
+    """Name the settings of ``generation_config.json`` that choose tokens and are not used; empty if there are none.
 
     Where that file is missing, transformers takes them from ``config.json``.
 

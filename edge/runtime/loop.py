@@ -1,14 +1,4 @@
-"""The loop of a run at a node, with its inbox and what it needs from its partners.
-
-What the loop of a run needs from its partners: the executor, links to peers, reports, and shards.
-
-The loop itself needs neither torch nor gRPC; its partners do.
-
-What came for a node and was not taken yet: links put it in from their threads, the loop takes it out.
-
-A function that another thread wants to be run on the loop's thread, between two actions.
-
-Drive one run on one node: feed what happens to the engine as events, and carry the engine's commands out.
+"""The loop of a run at a node: it feeds events to the engine, and carries out the engine's commands.
 
 ::
 
@@ -16,16 +6,14 @@ Drive one run on one node: feed what happens to the engine as events, and carry 
     links out --credit-------------------+--> queue -> engine --+--> links out, acknowledgements
     coordinator --turns, stop------------'    (one thread)      '--> reporter
 
-Only this loop touches the engine and the executor. What arrives while an action runs is handled before
-the action's end, so that the engine then picks among everything that is here. All decisions are the
-engine's; the loop adds none.
+Only this loop touches the engine and the executor. Other threads put tensors into the inbox, or a ``Call`` into the
+queue, which runs between two actions. What arrives while an action runs is handled before the action's end, so that
+the engine then picks among everything that is here. All decisions are the engine's; the loop adds none. It needs
+neither torch nor gRPC; executor, links, reporter and saver, which do, are protocols here.
 
-Take the digests of what several nodes have alike, at the update that the rule names.
-
-They are of an owner's copies of embedding and head, once a sweep, and of the blocks of a replica, once a turn.
-
-The digest is taken right after that update, before anything else runs: the next turn's first update of the copy may
-come before this turn is over here.
+``CopyWatch`` takes digests of equal weights on several nodes: of the owners' copies of embedding and head once a sweep,
+and of the blocks of a replica once a turn. A digest is taken right after its update: the next turn's first update of
+the copy may run before this turn is over here.
 """
 
 from __future__ import annotations
@@ -58,7 +46,7 @@ from ringtune.transport.codecs import scores_to_proto
 
 
 class Executor(Protocol):
-    """What the loop needs from ``edge.runtime.executor.NodeExecutor``."""
+    """The part of ``edge.runtime.executor.NodeExecutor`` that the loop needs."""
 
     def grant(self, turn: Turn) -> None:
         """Learn the items of a turn."""
@@ -85,7 +73,7 @@ class Executor(Protocol):
         """Return the head with its optimizer state; it must not change before that was gone through."""
 
     def load_head_blob(self, data: Pieces) -> None:
-        """Replace the head and its optimizer state by those of ``head_blob``, and let go of ``data`` on the way."""
+        """Replace the head and its optimizer state by those of ``head_blob``, and free ``data`` while it is read."""
 
     def drop_head_state(self) -> None:
         """Free the optimizer state of a head that was handed over."""
@@ -101,7 +89,7 @@ class Executor(Protocol):
 
 
 class Link(Protocol):
-    """What the loop needs from a link to a peer; a send only queues, and returns the payload's bytes."""
+    """The part of a link to a peer that the loop needs; a send only queues, and returns the payload's bytes."""
 
     def send_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> int:
         """Queue a tensor for the peer."""
@@ -117,14 +105,14 @@ class Link(Protocol):
 
 
 class ReportSink(Protocol):
-    """What the loop needs from ``edge.runtime.reporter.Reporter``."""
+    """The part of ``edge.runtime.reporter.Reporter`` that the loop needs."""
 
     def put(self, entry: rp.Entry) -> None:
         """Queue an entry."""
 
 
 class ShardSink(Protocol):
-    """What the loop needs from ``edge.checkpoint.shard_saver.Saver``."""
+    """The part of ``edge.checkpoint.shard_saver.Saver`` that the loop needs."""
 
     def save(self, step: int, executor: Executor, *, with_head: bool) -> Shard:
         """Write this node's shard of the checkpoint at ``step`` to the disk."""
@@ -134,10 +122,10 @@ class ShardSink(Protocol):
 
 
 class Keeper(Protocol):
-    """What the loop needs from ``edge.checkpoint.turn_snapshots.TurnKeeper``."""
+    """The part of ``edge.checkpoint.turn_snapshots.TurnKeeper`` that the loop needs."""
 
     def head_goes(self, index: int, turns: Iterable[Turn]) -> None:
-        """Hear that the head goes to the owner of turn ``index``, and which turns are open here."""
+        """Note that the head is sent to the owner of turn ``index``, and which turns are open here."""
 
     def end(self, turn: Turn, then: Callable[[], None]) -> None:
         """Keep what was trained until the end of a turn, and call ``then`` once that is done."""
@@ -150,14 +138,14 @@ class NoKeeper:
     """Keeps nothing."""
 
     def head_goes(self, index: int, turns: Iterable[Turn]) -> None:
-        """Let it go."""
+        """Do nothing."""
 
     def end(self, turn: Turn, then: Callable[[], None]) -> None:
-        """Go on at once."""
+        """Call ``then`` at once."""
         then()
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing."""
 
 
 NO_KEEPER: Final = NoKeeper()
@@ -165,7 +153,7 @@ NO_KEEPER: Final = NoKeeper()
 
 @dataclass(slots=True)
 class Inbox:
-    """What came, by its name.
+    """The tensors, heads and parcels that have arrived and were not taken yet.
 
     Attributes:
         tensors: each with its mask.
@@ -184,7 +172,7 @@ class Inbox:
         self.parcels.clear()
 
     def forget(self, turn: Turn) -> None:
-        """Drop what came twice for a turn that is done."""
+        """Drop duplicates for a turn that is done."""
         for held in (self.tensors, self.parcels):
             for key in [key for key in list(held) if turn.first_seq <= key.seq < turn.end_seq]:
                 del held[key]
@@ -226,11 +214,11 @@ class AgentRun:
         executor: computes.
         links: to every node that this one sends to.
         ack: returns credits: (source, boundary).
-        done_before: told the first turn that is not done here.
-        reports: takes what the coordinator shall know.
+        done_before: called with the first turn that is not done here.
+        reports: to the coordinator.
         wait_s: longest time without progress, seconds.
         record: whether events and commands are reported as a recording.
-        start: where the run goes on; by default its very beginning.
+        start: the item from which the run continues; by default the first.
         saver: keeps shards of checkpoints; None = this node can't.
         keeper: keeps the ends of turns.
         clock: monotonic seconds.
@@ -431,14 +419,14 @@ class AgentRun:
     def _drop_head_state(self) -> None:
         """Free the optimizer state of a head that has gone, unless it went ahead of a checkpoint that needs it here.
 
-        The head comes back with another state; the link keeps this one until it is sent.
+        At its return the head brings another state; the link keeps this one until it is sent.
         """
         went_for = self._head_went_for
         if went_for is not None and all(index > went_for for index in self._saves_of_head):
             self._executor.drop_head_state()
 
     def _drain(self) -> None:
-        """Handle every entry that came during an action; the engine starts no other before that action's end."""
+        """Handle every entry that arrived during an action; the engine starts no other before that action's end."""
         while True:
             try:
                 entry = self._queue.get_nowait()
@@ -530,7 +518,7 @@ class AgentRun:
         self._reports.put(rp.Sent(seq, target, payload, num_bytes))
 
     def _forget(self, index: int) -> None:
-        """Drop the data of a turn that is done, and tensors of it that came twice."""
+        """Drop the data of a turn that is done, and duplicate tensors of it."""
         if problem := self._executor.forget_turn(index):
             self._reports.put(rp.CacheLost(problem))
         turn = self._turns.pop(index)
@@ -561,7 +549,7 @@ class AgentRun:
 
 
 class CopyWatch:
-    """The digests of one run at one node; a node that has nothing like another one takes none.
+    """The digests of one run at one node; a node without weights that others have alike takes none.
 
     Args:
         plan: of the run.
@@ -588,5 +576,5 @@ class CopyWatch:
             self._found.setdefault(turn, []).append(entry)
 
     def take(self, turn: int) -> Iterator[CopyCompared]:
-        """Hand out the digests of a turn that is done."""
+        """Return the digests of a turn that is done, and forget them."""
         yield from self._found.pop(turn, ())

@@ -1,13 +1,7 @@
-"""Items and micro-batches under way at a node, and the versions of weights that their graphs need.
+"""The tensors of items and micro-batches in work at a node, and the versions of weights that their graphs need.
 
-The items and micro-batches that are under way at a node, with the tensors that it holds of each.
-
-A micro-batch is at one place at a time, so one hidden state and one gradient are all that it can have at a node,
-besides the graphs that wait for their backward. What was handed out or used up is dropped at once.
-
-The micro-batches that are under way at a node: tensors are put in and taken out by their keys.
-
-Keep the versions of a slice's trained tensors that graphs still need.
+A micro-batch is at one place at a time, so a node has one hidden state and one gradient of it at most, besides the
+graphs that wait for their backward. What was handed out or used up is dropped at once.
 
 Under PipeAdapter a node updates its slice while later items wait for their backward. Autograd needs the very tensors
 that a forward used, unchanged: an update in place would make its backward fail, and other values put under the same
@@ -84,7 +78,7 @@ class MicroBatch:
         """Return hidden state, mask, and the context that all blocks of this node share.
 
         Raises:
-            PlanError: nothing came for ``action``.
+            PlanError: nothing has arrived for ``action``.
         """
         hidden = self.head_input(action)
         if self.mask is None:
@@ -98,7 +92,7 @@ class MicroBatch:
         """Return the hidden state.
 
         Raises:
-            PlanError: nothing came for ``action``.
+            PlanError: nothing has arrived for ``action``.
         """
         if self.hidden is None:
             raise PlanError(f"{action} has no hidden state here")
@@ -129,7 +123,7 @@ class OpenItem:
 
     Attributes:
         item: the item.
-        trained: the units whose weights get a gradient.
+        trained: the units that get a gradient.
         lowest: per micro-batch the lowest unit that gets one.
         offsets: where each micro-batch starts in the batch, and the end.
         batch: at the owner, from the first embedding or head to the last head.
@@ -164,7 +158,7 @@ class OpenItem:
         )
 
     def patterns(self, action: Action) -> dict[int, str]:
-        """What the subnets of the action's blocks do for its micro-batch; empty = all full."""
+        """The operations of the subnets of the action's blocks for its micro-batch; empty = all full."""
         if not self.operations:
             return {}
         row = self.operations[action.micro]
@@ -189,7 +183,7 @@ class Flows:
     """The micro-batches of one node; what holds nothing any more is forgotten.
 
     Args:
-        course: of the run; of what the head reads the rest does not travel, and has a gradient of zero.
+        course: of the run; tokens that the head does not read are not sent, and have a gradient of zero.
         dtype: of the computation.
         device: of the computation.
     """
@@ -207,7 +201,7 @@ class Flows:
         """Return the micro-batch of an action.
 
         Raises:
-            PlanError: nothing came for it.
+            PlanError: nothing has arrived for it.
         """
         flow = self._flows.get((action.seq, action.micro))
         if flow is None:
@@ -230,7 +224,7 @@ class Flows:
             yield from flow.tensors()
 
     def whole_grad(self, action: Action) -> torch.Tensor | None:
-        """Return the gradient of a micro-batch for a backward; what the head did not read has one of zero, if it is."""
+        """Return the gradient of a micro-batch for a backward, with zeros for tokens that the head did not read."""
         grad = self.of(action).grad
         if self._course.top_tokens and action.stop == self._course.head:
             return grad
@@ -243,7 +237,7 @@ class Flows:
         Kernels of an accelerator draw dropout by where a number lies in memory, so a view would get another mask.
 
         Raises:
-            PlanError: nothing came for it.
+            PlanError: nothing has arrived for it.
         """
         flow = self.of(action)
         hidden = self._sent((action.seq, action.micro), self._course.head, flow.head_input(action))
@@ -261,7 +255,7 @@ class Flows:
         return tensor.contiguous() if sent == tensor.shape[1] else tensor[:, :sent].clone()
 
     def put(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Give a micro-batch the hidden state (B, T, D) or gradient that came for it.
+        """Give a micro-batch the hidden state (B, T, D) or gradient that arrived for it.
 
         Args:
             key: which one it is.

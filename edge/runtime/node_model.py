@@ -1,11 +1,7 @@
-"""The part of a model that one node hosts, as the plan says.
+"""The model of one node for a plan: its blocks, and at an owner the embedding and the head.
 
-Build what one node hosts for a plan: its blocks, and at an owner the embedding and the head.
-
-A second model with other adapters on the frozen weights of a first one, which both hold once.
-
-Users whose adapters are of another kind need modules that have this kind (``ringtune.job.job``). What is
-frozen is the same for all, also where it is held in 16 or 8 bits.
+Users with adapters of another kind (``ringtune.job.job``) need a second model with modules of this kind. It shares the
+frozen weights of the first one, also those in 16 or 8 bits, so a node has them once.
 """
 
 from __future__ import annotations

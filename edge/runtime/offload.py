@@ -1,4 +1,4 @@
-"""Offload at a node: a host ships pairs, a helper fits adapters with them and sends weights back."""
+"""The offload of adapters (ColA) at a node: hosts send pairs, helpers fit adapters with them and send weights back."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Offloading:
             self._let_go()
 
     def loaded(self) -> None:
-        """Go on with the adapters of a checkpoint, which were filled in: those that are merged are merged anew."""
+        """Merge the adapters anew that a checkpoint has filled in, where adapters are merged."""
         if self._hosted.merged is not None:
             blocks = (block for helper in self._helpers for block in range(helper.start, helper.stop))
             self._hosted.merged.install(self._hosted.kept, blocks, where="the adapters of the checkpoint")
@@ -175,7 +175,7 @@ class Offloading:
 
         Args:
             folder: for the file.
-            of: what it is of: run and node.
+            of: run and node, for the file's header.
 
         Raises:
             StorageError: no room.
@@ -192,7 +192,7 @@ class Offloading:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Let go of the resident pages of adapters that are in a file."""
+        """Release the resident pages of adapters that are in a file."""
         if self._file is not None:
             for name in {name.rpartition("/")[0] for name in self._hosted.kept}:
                 self._file.let_go_of(name)
@@ -212,17 +212,17 @@ class Offloading:
         return ()
 
     def _rows(self, action: Action, entry: OpenItem) -> Sequence[RowsOfUser]:
-        """Whose rows a micro-batch has; none where all users have one set."""
+        """The rows of each user in a micro-batch; none where all users have one set."""
         return rows_of_users(self._course, entry.item, action.micro) if user_sets(self._course) else ()
 
     def changing(self, action: Action) -> tuple[str, ...]:
-        """The users whose adapters an update at this helper will change; ask before it. None without users."""
+        """The users with adapters that the next update at this helper changes; empty without users."""
         return self._models_of(action.start)[0].changing(action.start, action.stop) if self._fits(action) else ()
 
     def updated(self, action: Action, step: int, users: Collection[str]) -> None:
         """Make the weights of an update at this helper ready for their host; nothing for an update of another kind.
 
-        With overlap the next update may come before they are sent, so that they are copied.
+        With overlap the next update may run before they are sent, so they are copied.
 
         Args:
             action: the update.
@@ -255,7 +255,7 @@ class Offloading:
         self._came[key] = from_file(data, self._metadata(key, step), where=where, device=self._hosted.device)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield what came and was not used yet (for tests)."""
+        """Yield the tensors that have arrived and were not used yet (for tests)."""
         for held in self._came.values():
             yield from held.values()
 
@@ -276,7 +276,7 @@ class Offloading:
 
 
 def _metadata(key: TensorKey) -> dict[str, str]:
-    """What a parcel says that it is of."""
+    """The metadata of a parcel."""
     return {"item": str(key.seq), "micro-batch": str(key.micro), "block": str(key.boundary)}
 
 
@@ -286,14 +286,14 @@ def other_kinds(
     """Return the hosted blocks with the adapters of each user of another kind than the job's own.
 
     Adapters that are merged or train nowhere are made anew, with their initial values; blocks that helpers fit have
-    none then, as their sets come from elsewhere.
+    none then, as helpers send their sets.
 
     Args:
         hosted: blocks of a node.
         job: of the run.
         folder: of the model; only its configuration is read.
         users: with adapters of their own.
-        fitted: hosted blocks whose adapters helpers fit.
+        fitted: hosted blocks with adapters that helpers fit.
     """
     found: dict[str, Skeleton] = {}
     there = {one.kind.number: one.skeleton for one in hosted.kinds}

@@ -1,11 +1,7 @@
-"""Gradients of several hosts of the same blocks: sent, added up, and refused where they are not finite.
+"""Gradients between hosts of the same blocks: sent, added up, and refused where they are not finite.
 
-A host's part among several hosts of the same blocks: gradients of its micro-batches, and those of all of them.
-
-Every replica adds the sums of all hosts up in the same order, and does the same update of the same tensors with the
-same moments, so that all of them stay equal in bits.
-
-Make the gradients of an update whole, and refuse those that are not finite: nothing of a bad step is applied.
+Every replica adds up the sums of all hosts in the same order, and does the same update of the same tensors with the
+same moments, so that all replicas stay equal in bits. Of a step with a gradient that is not finite nothing is applied.
 """
 
 from __future__ import annotations
@@ -98,7 +94,7 @@ def _is_of(key: TensorKey, update: Action) -> bool:
 
 
 def make_whole(action: Action, entry: OpenItem, course: Course, hosted: Hosted, replica: Replica) -> None:
-    """Bring the gradients of an update together, and look whether they are finite.
+    """Make the gradients of an update whole, and refuse those that are not finite.
 
     Args:
         action: the update.

@@ -1,31 +1,22 @@
-"""Reports of a node's run: events, totals and the engine's record, at the times of the shared clock.
-
-Report a node's run to the coordinator in batches, at no cost to the compute thread.
+"""The reports of a node's run to the coordinator: events and totals, the engine's recording, and the shared clock.
 
 The compute thread appends to a queue; one thread turns what has gathered into a ``ReportRequest`` at least
 every ``interval_s``, and at once when a turn ends or something fails. A report that was not answered is sent
 again under its old number, because it may have arrived.
 
-The figures of one run at one node.
-
-Record one node's engine: events and commands as JSON lines.
-
-The first line says what is needed to build the engine again, each further line is one event, the time at
-which it was handled (monotonic seconds), and the commands it gave::
+A recording is JSON lines: first what is needed to build the engine again, then for each event the time at which it was
+handled (monotonic seconds) and the commands that it gave, or an operation table, which later turns name by its digest::
 
     {"recording": 1, "node": "node-1", "plan_digest": "6f...", "wait_s": 300.0}
     {"now_s": 12.25, "event": ["HeadArrived", 2, "node-0"], "commands": [["AcceptHead", 2, "node-0"]]}
     {"table": {"subnets": 1, "batches": [...]}, "digest": "ab..."}
 
-The last one is an operation table; the turns after it name it by its digest.
-
 Feeding the events to a fresh engine must give the very commands (``tests.support.replay``); anything else is a hidden
 input.
 
-The coordinator's clock as this node knows it: from round trips, without a look at the node's own wall clock.
-
-Half a round trip is the most that a comparison can be off by, and the two clocks drift apart afterwards. So the
-comparison that counts is the one whose doubt is the least by now::
+The coordinator's clock is known from round trips alone, not from the node's own wall clock. A comparison is off by
+half a round trip at most, and the two clocks drift apart afterwards. So the comparison with the least doubt by now
+counts::
 
     node         sent            received      their time was read in the middle, give or take half the round trip
     coordinator        their time
@@ -120,9 +111,9 @@ class Sent(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A message of so many payload bytes came from a peer, so many seconds after its sending or the one before it.
+    """A message of so many payload bytes from a peer, and the seconds since its sending or the message before it.
 
-    ``at_unix_s`` is when it came, on the coordinator's clock.
+    ``at_unix_s`` is its arrival on the coordinator's clock.
     """
 
     source: str
@@ -138,7 +129,7 @@ class HeaderLine(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The run can't go on at this node."""
+    """The run can't continue at this node."""
 
     error: str
     message: str
@@ -350,7 +341,7 @@ class ReportNumbers:
 class Totals:
     """Counts of one run at one node: actions, busy seconds, processor seconds and bytes sent to each peer.
 
-    They go on when the run moves to another placement, as the numbers of its reports do.
+    They continue when the run moves to another placement, as the numbers of its reports do.
     """
 
     def __init__(self, run_id: str = "") -> None:
@@ -382,7 +373,7 @@ FORMAT = 1
 
 
 def header_line(plan: Plan, node: str, wait_s: float, start: StartPoint | None = None) -> str:
-    """Write the first line of a recording: format, node, plan, longest wait, and where the run went on, if it did."""
+    """Write the first line of a recording: format, node, plan, longest wait, and the start of a run that continues."""
     header: dict[str, Any] = {"recording": FORMAT, "node": node, "plan_digest": plan.digest, "wait_s": wait_s}
     if start is not None:
         header["start"] = {"step": start.step, "holder": start.holder}
@@ -396,7 +387,7 @@ def header_line(plan: Plan, node: str, wait_s: float, start: StartPoint | None =
 
 
 def table_line(operations: Operations) -> str:
-    """Write the line of an operation table; it comes before the first turn that carries the table."""
+    """Write the line of an operation table; it precedes the first turn that carries the table."""
     return json.dumps({"table": operations.to_json(), "digest": operations.digest}, separators=(",", ":"))
 
 
@@ -456,7 +447,7 @@ class SharedClock:
         self._seen: deque[_Comparison] = deque(maxlen=_KEPT)
 
     def compare(self, sent_s: float, received_s: float, there_unix_s: float) -> None:
-        """Note what the coordinator's clock said between two monotonic times of this node; 0 = it said nothing.
+        """Note the coordinator's time between two monotonic times of this node; 0 = none was sent.
 
         Example: asked at 10 s, answered at 12 s with 1000 s: the coordinator's clock leads by 989 s, or by 1 s more or
         less.

@@ -1,1 +1,1 @@
-"""Techniques that need tensors: what a forward keeps, adapters that helpers fit, scores of operations."""
+"""Techniques with tensors: activation checkpointing, VeLoRA, offload of adapters, and scores of operations."""

@@ -1,33 +1,22 @@
-"""Activation checkpointing: a forward keeps the graph of a block, or its input, and runs it again.
+"""Activation checkpointing: a forward keeps a block's graph, or its input to run it again before its backward.
 
-How a forward that keeps something runs its blocks: as often as it has to, each time with the same numbers.
+Each range of blocks of an action has its own policy. A ``BlockForward`` has all that the result depends on besides the
+hidden state: step, patterns of operations, the version of the weights, and VeLoRA's vectors. Dropout is seeded by step,
+micro-batch and block. So a block that is run again gives the same bits.
 
-A forward is everything that its result depends on besides the hidden state: step, patterns of operations, the version
-of the weights, and VeLoRA's vectors. Dropout is seeded by step, micro-batch and block. So a
-block that is run again gives the bits that it gave the first time.
+Where only the input is kept, the graph of the forward is dropped as soon as the block is through, so that no more than
+one block's graph is there at a time, in the forward as in the backward. The forward makes a graph all the same: then
+both runs are one computation, and their results the same bits. Only dropout's masks are not drawn again.
+
+``DropoutMasks`` keeps those as a bit for each value. Drawing takes far longer than reading: of a BERT's 16 x 12
+attention maps of 128 x 128 it is 15 of the 17 ms of a dropout on one core, and a bit for each value is 1/32 of what the
+graph keeps of it. Below autograd, the draw of every dropout on the CPU is one call that fills a tensor with zeros and
+ones (``bernoulli_``), the fused ones among them; that call is recorded in the first run, and answered in the second.
+Graphs, kernels and bits are those of drawing.
 
 B batch rows, T tokens, D model width.
 
-Run the blocks of one action, each range with its own policy, and hold what they keep for the way back.
-
-Keep the whole graph of consecutive blocks until its backward: what autograd does by itself.
-
-Keep the input of a block only, and run the block again when its backward is due.
-
-The graph of the forward is dropped as soon as the block is through, so that no more than one block's graph is there at
-a time, in the forward as in the backward. The forward makes a graph all the same: then both runs are one computation,
-and their results the same bits. Only dropout's masks are not drawn again (``dropout_masks``).
-
 Source: Chen et al., Training deep nets with sublinear memory cost (2016).
-
-The masks that a block's dropout drew, a bit for each value, so that a second run need not draw them again.
-
-Drawing takes far longer than reading: of a BERT's 16 x 12 attention maps of 128 x 128 it is 15 of the 17 ms of a
-dropout on one core, and a bit for each value is 1/32 of what the graph keeps of it. Below autograd, the draw of every
-dropout on the CPU is one call that fills a tensor with zeros and ones (``bernoulli_``), the fused ones among them; that
-call is watched in the first run, and answered in the second. Graphs, kernels and bits are those of drawing.
-
-Count the bytes that a graph keeps for its backward.
 """
 
 from __future__ import annotations
@@ -51,7 +40,7 @@ from ringtune.schedule.units import Units
 
 
 class Saved(Protocol):
-    """What blocks of one micro-batch keep from their forward to their backward."""
+    """The tensors that blocks of one micro-batch keep from their forward to their backward."""
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
         """Add to the gradients of the weights; return that of the input, None where nothing below needs it.
@@ -74,12 +63,12 @@ class BlockForward:
         blocks: runs them.
         mask: (B, T), 1 = token.
         context: what the blocks need besides the hidden state.
-        trained: the units whose weights get a gradient.
+        trained: the units that get a gradient.
         lowest: the lowest unit that gets one.
         train_at: (step, micro-batch) that dropout is drawn at; None = without.
-        patterns: block -> what its subnets do.
-        watched: what is open around blocks ``[start, stop)`` while the graph is made that the backward uses.
-        version: what is open around a second run, so that it finds the weights of the first one.
+        patterns: block -> operations of its subnets.
+        watched: a context around blocks ``[start, stop)`` while the graph is made that the backward uses.
+        version: a context around a second run, so that it finds the weights of the first one.
         projections: VeLoRA's layers; None where inputs are kept whole.
         vectors: VeLoRA's vectors of this micro-batch, once a run has used them.
     """
@@ -99,7 +88,7 @@ class BlockForward:
 
     @property
     def has_dropout(self) -> bool:
-        """Whether a run draws what it drops."""
+        """Whether a run draws dropout masks."""
         return self.train_at is not None and self.blocks.dropout > 0
 
     def leaf(self, hidden_BTD: torch.Tensor, block: int) -> torch.Tensor:
@@ -145,7 +134,7 @@ class BlockForward:
 
 @dataclass(slots=True)
 class SavedBlocks:
-    """What consecutive blocks of one micro-batch keep, in parts from the bottom up.
+    """The parts that consecutive blocks of one micro-batch keep, from the bottom up.
 
     Attributes:
         parts: a graph of some blocks, or one block that is run again.
@@ -179,10 +168,10 @@ def run_saving(
         hidden: enters block ``start``.
         start: first block.
         stop: first block that is not run.
-        placement: says which blocks are run again in backward.
+        placement: with the blocks that are run again in backward.
 
     Returns:
-        What they keep, and what leaves the last of them.
+        What they keep, and the output of the last of them.
     """
     parts: list[Saved] = []
     for first, last, is_recomputed in _ranges(start, stop, placement):

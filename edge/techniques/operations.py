@@ -1,4 +1,4 @@
-"""Gather what the subnets of hosted blocks count for each micro-batch, in items without updates (D2FT)."""
+"""The scores of subnets for the choice of operations (D2FT), for each micro-batch, in items without updates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Scoring:
     """Gathers the scores that a run's choice of operations needs, at one node.
 
     Args:
-        skeleton: whose hosted blocks are real.
+        skeleton: with real hosted blocks.
         course: of the run; where it chooses no operations, or without scores, nothing is gathered.
     """
 
@@ -75,7 +75,7 @@ class Scoring:
             self._done.setdefault(item.turn, {}).setdefault(item.seq, []).append(entry)
 
     def take(self, turn: int) -> tuple[BlockScores, ...]:
-        """Hand out the scores of a turn whose items are done, and forget them."""
+        """Return the scores of a turn that is done, and forget them."""
         done = self._done.pop(turn, {})
         self._magnitudes = {key: row for key, row in self._magnitudes.items() if key[0] != turn}
         return tuple(

@@ -1,15 +1,19 @@
-"""VeLoRA: chosen linear layers keep projections of their inputs for the backward.
+"""VeLoRA: chosen linear layers keep projections of their inputs for the gradients of their weights, not the inputs.
 
-Let chosen linear layers of blocks keep projections of their input for the backward, whatever module they are in.
+A token of D values is P sub-tokens of M values; ``z`` is the product of each of them with the unit vector ``v``. In
+backward the reconstruction of a sub-token is ``z v``, so the gradient of a weight row with output gradient g is::
 
-While a block runs, every call of a linear layer is looked at. If its weight is a chosen one that trains, and a graph
-is kept, the call goes the projected way; all else is done as it is. So the library's modules stay what they are: base
-layers, LoRA and bottlenecks, with weights that an update may have put in their layers since.
+    sum over tokens  g * (z_1 v, z_2 v, ..., z_P v)  =  (g z_1, g z_2, ..., g z_P) times v
+
+The sums over tokens on the right are P products for each output, not D, and the reconstruction is never made. The
+gradients of the input and of the bias need no input, and are exact.
+
+While a block runs, every call of a linear layer is checked, in whatever module. If its weight is a chosen one that
+trains, and a graph is kept, the call is projected; all others run unchanged. So the library's modules stay as they are:
+base layers, LoRA and bottlenecks, with weights that an update may have put in their layers since.
 
 Layers that read one tensor share its projection, if their vectors are equal. Where only some of them would be
 projected, the others would keep the tensor, and nothing would be saved: they are chosen together.
-
-The unit vectors that the inputs of linear layers are projected on: where they come from, and how they are kept.
 
 ==========  ==================================================================================================
 init        the vector v of a layer
@@ -24,21 +28,10 @@ Micro-batches are counted at each layer in the order in which they pass it, as f
 unit in the order of (item, micro-batch), so that no timing and no split of the blocks changes a vector. A vector that
 was handed out is never written to: a graph keeps the one that it was made with.
 
-Source: VeLoRA, sections 3.2 and 5.3. The paper does not define its running average.
-
-A linear layer that keeps projections of its input for the gradient of its weight, and the input itself no more.
-
-A token of D values is P sub-tokens of M values; ``z`` is what each of them gives on the unit vector ``v``. In backward
-the reconstruction of a sub-token is ``z v``, so the gradient of a weight row with output gradient g is::
-
-    sum over tokens  g * (z_1 v, z_2 v, ..., z_P v)  =  (g z_1, g z_2, ..., g z_P) times v
-
-The sums over tokens on the right are P products for each output, not D, and the reconstruction is never made. The
-gradients of the input and of the bias need no input, and are exact.
-
-Source: VeLoRA, section 3.1 (equations 1 and 2), Algorithm 1.
-
 N tokens, D inputs, O outputs, P sub-tokens of a token, M values of a sub-token.
+
+Source: VeLoRA, section 3.1 (equations 1 and 2), Algorithm 1, sections 3.2 and 5.3 (vectors). The paper does not define
+its running average.
 """
 
 from __future__ import annotations
@@ -87,7 +80,7 @@ class Projections:
 
     Args:
         velora: from the course.
-        skeleton: whose blocks ``[start, stop)`` are real.
+        skeleton: with real blocks ``[start, stop)``.
         start: first hosted block.
         stop: first block that is not hosted.
         seed: of the run.
@@ -111,7 +104,7 @@ class Projections:
 
     @contextlib.contextmanager
     def block(self, index: int, used: Used) -> Iterator[None]:
-        """Let the chosen layers of a block go the projected way while the context is open.
+        """Let the chosen layers of a block keep projections while the context is open.
 
         Args:
             index: of the block.
@@ -214,7 +207,7 @@ def _adapter_layers(path: str, module: Any) -> Iterator[ChosenLayer]:
 
 
 def _check_alone(layer: ChosenLayer, adapter: Any, *, norm_first: bool) -> None:
-    """Refuse an adapter whose input something else keeps.
+    """Refuse an adapter with an input that something else keeps.
 
     Raises:
         JobError: it has a gate; or it is a parallel bottleneck that reads what a norm reads.
@@ -243,7 +236,7 @@ class _Call(NamedTuple):
 
 
 class _Watch(TorchFunctionMode):
-    """Sends calls of chosen linear layers the projected way."""
+    """Replaces calls of chosen linear layers by projected ones."""
 
     def __init__(self, names: dict[int, str], vectors: Vectors, used: Used) -> None:
         super().__init__()
@@ -323,7 +316,7 @@ class Vectors:
         self._counts: dict[str, int] = {}
 
     def next(self, layer: str, x: torch.Tensor) -> torch.Tensor:
-        """Return the vector (M) for the next micro-batch of a layer, whose input is ``x``; it may be made of it."""
+        """Return the vector (M) for the next micro-batch of a layer with input ``x``; it may be made of it."""
         if self._init == "running":
             return self._next_running(layer, x)
         if layer not in self._found:
@@ -393,7 +386,7 @@ def _unit(vector: torch.Tensor) -> torch.Tensor:
 def _principal(parts: torch.Tensor) -> torch.Tensor:
     """Return the first right singular vector of some rows, with the sign that makes its sum positive.
 
-    What diverged has none, and gives a vector of equal values: the loss that ends the run says what is wrong.
+    Rows that are not finite have none, and give a vector of equal values: the loss ends the run with an error.
     """
     squares = (parts.t() @ parts).double()
     if not squares.isfinite().all():
@@ -427,7 +420,7 @@ def projected_linear(
     z_NP: torch.Tensor,
     vector_M: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute a linear layer whose backward has projections of the input instead of the input.
+    """Compute a linear layer with projections of the input for its backward instead of the input.
 
     Args:
         linear: computes it, so that its value has the bits that it would have anyway.

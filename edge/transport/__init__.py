@@ -1,1 +1,1 @@
-"""The data plane of a node: tensors as frames over long-lived gRPC streams."""
+"""The data plane of a node: tensors as frames over long-lived gRPC streams, and probes of the links."""

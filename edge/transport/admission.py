@@ -1,16 +1,12 @@
-"""Admission of frames at a node, by the turns that it knows.
+"""The admission of frames at a node: a frame is accepted only if the plan foresees it in a turn that may be sent now.
 
-Check whether the plan foresees a frame at this node now.
+The answer is that of the lowering that the engine follows (:func:`ringtune.schedule.lowering.way`): run, placement,
+kind, source, item, micro-batch, boundary, shape, element type and size all have to be those of a receive in the
+schedule. Because the sizes follow from the plan, nothing is ever allocated on a stranger's word.
 
-The answer comes from the same lowering that the engine follows (:func:`ringtune.schedule.lowering.way`), so
-a frame is admitted only if the schedule has a receive for it: run, placement, kind, source, item,
-micro-batch, boundary, shape, element type and size all have to be what they must be. Because the sizes
-follow from the plan, nothing is ever allocated on a stranger's word.
-
-Know the turns whose frames a node may get now: granted ones, and some granted only to others as yet.
-
-A grant reaches one node before another, so a frame may come for a turn that this node has not heard of. Such turns are
-derived from the course, but only a bounded number beyond the last grant: a peer can't make a node look further.
+A grant reaches one node before another, so a frame may arrive for a turn that is granted only to others as yet. Such
+turns are derived from the course, but only a bounded number beyond the last grant: a peer can't make a node derive
+more.
 """
 
 from __future__ import annotations
@@ -46,7 +42,7 @@ class RunExpectation:
         digest: of the plan; a peer with another one is refused.
         node: the receiving node itself.
         compute_dtype: element type of the tensors handed to the sink.
-        start: where the run goes on; None = its very beginning.
+        start: the item from which the run continues; None = from its first.
         max_blob_bytes: largest head, or gradient of a unit, that is taken.
     """
 
@@ -65,7 +61,7 @@ class RunExpectation:
 
 
 def check_hello(expectation: RunExpectation, header: ring_pb2.FrameHeader | None) -> str:
-    """Check the first frame of a link; return the node that it comes from.
+    """Check the first frame of a link; return the node that sent it.
 
     Raises:
         FrameError: the first frame is no HELLO, or of another run, plan or node.
@@ -103,7 +99,7 @@ class FrameCheck:
 
     Args:
         expectation: of the run.
-        source: whose frames.
+        source: node that sends the frames.
         turns: shared by all links of the node.
     """
 
@@ -136,7 +132,7 @@ class FrameCheck:
             self._admit_tensor(header, kind)
 
     def revoke(self, header: ring_pb2.FrameHeader) -> None:
-        """Forget an admitted frame whose payload was dropped; the same frame may come again."""
+        """Forget an admitted frame after its payload was dropped; the same frame may be sent again."""
         key = key_of(header)
         for seen in self._seen.values():
             seen.discard(key)
@@ -293,11 +289,11 @@ class Known(NamedTuple):
 
 
 class KnownTurns:
-    """The turns of one run whose frames one node may get now; safe for threads.
+    """The turns of one run with frames that one node may get now; thread-safe.
 
     Args:
         plan: of the run.
-        start: where it goes on.
+        start: the item from which it continues.
     """
 
     def __init__(self, plan: Plan, start: StartPoint) -> None:

@@ -1,6 +1,4 @@
-"""Payloads of a link as frames, under the names that the wire and the engine have for them.
-
-Pack payloads into messages of some MiB, and put them together again.
+"""The frames of a link: payloads packed into messages of some MiB, put together again, and named in errors.
 
 A message is a ``ringtune.v1.Frame``. It is written here by hand, field by field, because protobuf's own
 ``bytes`` field would cost one more copy of every tensor; ``Frame.FromString`` reads the same bytes::
@@ -8,9 +6,7 @@ A message is a ``ringtune.v1.Frame``. It is written here by hand, field by field
     0x0A <length> header      first chunk of a payload only
     0x12 <length> chunk
 
-Pure of grpc. Nothing is allocated from what a header claims before the header was admitted.
-
-What the payloads of a link are called: on the wire, in the engine's keys, and in words for people.
+Independent of gRPC. Nothing is allocated from the claims of a header before the header was admitted.
 """
 
 from __future__ import annotations
@@ -114,7 +110,7 @@ class Hello:
 
 
 class Ack(NamedTuple):
-    """What the receiver sends back on a link: credits, or the refusal of a frame.
+    """The receiver's message on a link: credits, or the refusal of a frame.
 
     Attributes:
         credits: hidden states that the receiver took out of its inbox.
@@ -256,7 +252,7 @@ class Received(NamedTuple):
     Attributes:
         header: what it is.
         payload: of a tensor.
-        blob: of a head, a unit's gradient or a probe, in the pieces that came; empty with a tensor.
+        blob: of a head, a unit's gradient or a probe, in the pieces that arrived; empty with a tensor.
     """
 
     header: ring_pb2.FrameHeader
@@ -286,7 +282,7 @@ class Assembler:
     Args:
         admit: raises :class:`FrameError` for a header that is not expected now. Only what it lets pass
             is allocated, so it has to check ``payload_bytes``.
-        revoke: told of a header that was admitted and whose payload was dropped after all.
+        revoke: called with an admitted header if its payload is dropped after all.
     """
 
     def __init__(
@@ -357,7 +353,7 @@ class Assembler:
         return received
 
     def _abandon(self) -> None:
-        """Drop the payload that is under way, and the chunks of it that are still to come."""
+        """Drop the payload under way, and its chunks that have yet to arrive."""
         header = self._header
         self._reset()
         self._is_dropping = True
@@ -370,7 +366,7 @@ class Assembler:
 
 
 def _apart(chunk: memoryview) -> memoryview:
-    """Copy a chunk to pages of its own, which go back to the system as soon as it is let go of; a small one stays.
+    """Copy a chunk to pages of its own, which the system gets back when it is freed; a small one stays.
 
     Memory of the allocator would stay with the process: a head that is taken over would lie there twice.
     """

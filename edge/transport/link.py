@@ -95,12 +95,12 @@ class OutLink:
         target: node at the other end.
         address: its ``host:port``.
         hello: this node, its run and its plan.
-        on_ack: told (target, ack) for every credit and refusal; called from the link's reader thread.
-        on_broken: told (target, reason) at most once when the link breaks; never once ``close`` began.
-            Called from a thread of the link.
-        on_sent: told each message that went out, with when its encoding began and when its last byte was taken by the
-            connection, in monotonic seconds; called from the link's sender thread.
-        now_unix_s: the coordinator's clock, which tells the receiver when a tensor was sent; 0 = not said.
+        on_ack: called with (target, ack) for every credit and refusal, from the link's reader thread.
+        on_broken: called with (target, reason) at most once when the link breaks; never once ``close`` began,
+            from a thread of the link.
+        on_sent: called with each sent message, the time when its encoding began and that when the connection took its
+            last byte, in monotonic seconds; from the link's sender thread.
+        now_unix_s: the coordinator's clock, for the time at which a tensor was sent; 0 = unknown.
     """
 
     def __init__(

@@ -1,13 +1,12 @@
-"""The probe of a link: its rate, its latency, and what its messages take from computing.
+"""The probe of a link: its rate, its latency, and the computing time that its messages cost both nodes.
 
-Measure how fast a link is: messages of the size that a run sends are timed where they arrive.
+Messages of the size that a run sends are timed where they arrive. The source asks the target to answer some of them
+with their times of arrival; all times are the target's, so no clocks are compared. Latency is half a round trip of a
+small message. For the rate, messages follow one another as on a link of a run, some of them on the way at a time (a
+tenth of a second's worth and what the latency hides, two at least, half of what has arrived at most), and the bytes
+between two answers are divided by the time between them::
 
-The source asks the target to answer some messages with the time at which they came; all times are the target's, so
-no clocks are compared. Latency is half a round trip of a small message. For the rate, messages follow one another as
-on a link of a run, some of them on the way at a time (a tenth of a second's worth and what the latency hides, two at
-least, half of what has arrived at most), and the bytes between two answers are divided by the time between them::
-
-    source  m m m m? m m m m? ...        ? = asks when it came
+    source  m m m m? m m m m? ...        ? = asks for its time
     target        |a       |a            a window: at least 1 MB (less in a brief measurement of a slow link) and 0.1 s
               ------>|  dropped          the first window: a token bucket lets its burst through at full speed
 
@@ -16,29 +15,24 @@ the first window is dropped, and windows follow until there are three at least a
 been through, because it passes at the speed of the medium.
 
 Sending and receiving also takes processor time, which a board with one core or a quota of less has to take from its
-computing. So both ends say how many processor seconds their process had used: beside the stream they do nothing.
+computing. So both ends report how many processor seconds their process had used: beside the stream they do nothing.
 And there a message waits for its turn on the processor at every step of its way: long messages are sent one by one,
-once with both ends idle, once while the source computes, once while the target does. What that adds to half a round
-trip of a small message is the answer's, and is left out.
+once with both ends idle, once while the source computes, once while the target does. The time that this adds to half a
+round trip of a small message is the answer's, and is left out.
 
-A link of 0.5 Mbit/s takes 50 s for a hidden state of 3 MB. So a first look with ever longer messages tells about how
+A link of 0.5 Mbit/s takes 50 s for a hidden state of 3 MB. So a first probe with ever longer messages tells about how
 fast the link is, and where a message of the run's size would take long, shorter ones are sent.
 
-Source: tc-tbf(8).
-
-How much a measurement of a link sends, and the windows that its arrivals are cut into.
-
-Measure what messages take from a node's computing, while every node of a ring computes and sends.
-
-Threads that send and receive, the kernel's work for each packet and the caches that both empty are paid by whatever
-computes. No clock of a process shows all of that, so the loss itself is measured: how much less a node computes while
-it sends to its successor and receives from its predecessor, for each byte of both::
+The loss of computing is measured while every node of a ring computes and sends. Threads that send and receive, the
+kernel's work for each packet and the caches that both empty slow the computing down, and no clock of a process shows
+all of that. So the measure is how much less a node computes while it sends to its successor and receives from its
+predecessor, for each byte of both::
 
     hashes  |##########|#######___|      first alone, then with messages: 30 % less for so many bytes
 
 A node with a core to spare loses nothing.
 
-Keep a processor busy as computing does: outside the interpreter's lock, for as long as a context lasts.
+Source: tc-tbf(8).
 """
 
 from __future__ import annotations
@@ -82,7 +76,7 @@ _LOOK_S: Final = 0.2
 
 
 class LinkRate(NamedTuple):
-    """The figures of one directed link; ``ringtune.costs.profile.LinkFacts`` says what each is."""
+    """The figures of one directed link; for their meaning see ``ringtune.costs.profile.LinkFacts``."""
 
     rate_bytes_per_s: float
     rate_low_bytes_per_s: float
@@ -376,7 +370,7 @@ class Probe:
 
 
 def _asking(num_bytes: int) -> bytes:
-    """Make a message that asks when it came."""
+    """Make a message that asks for its time of arrival."""
     return control_pb2.ProbeMessage(wants_arrival=True, payload=bytes(num_bytes)).SerializeToString()
 
 
@@ -422,7 +416,7 @@ class Windows:
 
     Attributes:
         rates: of the windows that count, bytes per second.
-        rate_bytes_per_s: of what came last; 0 until two messages came.
+        rate_bytes_per_s: of the last arrivals; 0 before the second message.
     """
 
     def __init__(
@@ -521,7 +515,7 @@ _BURNER_JOIN_S = 5.0
 
 
 class Burner:
-    """A thread that hashes zeros while a ``with`` block runs.
+    """A thread that hashes zeros outside the interpreter's lock, as computing does, while a ``with`` block runs.
 
     Attributes:
         pieces: how many pieces of zeros it has hashed.

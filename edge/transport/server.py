@@ -1,16 +1,12 @@
-"""The server of a node's incoming links, with a reader thread for each.
-
-The receiving end of one link: a reader thread checks and decodes frames and hands tensors to the sink.
+"""The server of a node's incoming links, for one run at a time, with a reader thread for each link.
 
 ::
 
     gRPC --messages--> reader: assemble, check, decode --> sink
     gRPC <----acks---- worker (one of the server's) <----- queue <-- credits, refusals
 
-The receiving end of all links of a node, for one run at a time.
-
-A frame that the plan does not foresee is refused (the sender and the sink are told) and dropped; the ring
-goes on. A link of another run or plan is refused as a whole.
+A frame that the plan does not foresee is refused (sender and sink are notified) and dropped; the ring continues. A
+link of another run or plan is refused as a whole.
 """
 
 from __future__ import annotations
@@ -61,17 +57,17 @@ class Sink(Protocol):
         """Take a whole parcel."""
 
     def on_link_lost(self, source: str, reason: str) -> None:
-        """Hear that the link from ``source`` broke; not called when ``source`` closed it in order."""
+        """Handle the break of the link from ``source``; not called when ``source`` closed it in order."""
 
     def on_received(self, source: str, num_bytes: int, sent_unix_s: float) -> None:
-        """Hear at once that a tensor's bytes are all here, and when they were sent on the coordinator's clock."""
+        """Note at once that a tensor's bytes have all arrived, and when they were sent on the coordinator's clock."""
 
     def on_refused(self, source: str, error: RingTuneError) -> None:
-        """Hear that a frame of ``source`` was refused and dropped; ``source`` is told as well."""
+        """Handle the refusal of a frame of ``source``, which was dropped; ``source`` gets the refusal as well."""
 
 
 class Admission(Protocol):
-    """The run of a link whose HELLO was accepted."""
+    """The run of a link after its HELLO was accepted."""
 
     expectation: RunExpectation
     sink: Sink
@@ -316,7 +312,7 @@ class RingServicer:
             self._changed.notify_all()
 
     def forget(self, sink: Sink | None = None) -> None:
-        """Forget the run and end its links; no call to its sink comes after this returned.
+        """Forget the run and end its links; its sink is not called after this returned.
 
         Args:
             sink: forget only the run with this sink: another run may have begun meanwhile. None = any run.

@@ -1,13 +1,13 @@
-"""Encode a tensor and its attention mask as bytes, and decode them again.
+"""The encoding of a tensor with its attention mask as bytes, and the decoding.
 
-The payload of one tensor is, in this order: the scales (``int8`` only: one float32 per row of the last
-axis), the elements, the mask (one byte a position). Everything is little-endian and row-major.
+The payload is, in this order: the scales (``int8`` only: one float32 per row of the last axis), the elements, the mask
+(one byte a position). Everything is little-endian and row-major.
 
 ``int8`` keeps ``round(x / scale)`` with ``scale = max|row| / 127``, so that no element is off by more
 than half a scale. ``float16`` has no range: what is below 6e-8 would become zero, and a mean loss over many tokens has
 such gradients; what is above 65,504 would overflow. So a ``float16`` tensor travels multiplied by a power of two that
 puts its largest element between 2^14 and 2^15, and its header has the exponent that undoes it; in normal numbers this
-costs no digit. Nothing that comes in is unpickled; NaN and infinities are refused.
+costs no digit. Nothing received is unpickled; NaN and infinities are refused.
 
 Shapes: B rows of the micro-batch, T tokens, D model width.
 """

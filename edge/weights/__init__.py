@@ -1,1 +1,1 @@
-"""Fetch a node's base weights over the network, and keep them in a cache on its disk."""
+"""The base weights of a node: fetched over the network, and kept in a cache on its disk."""

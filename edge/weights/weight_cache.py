@@ -1,6 +1,4 @@
-"""The cache of base weights on a device, and its files.
-
-Keep fetched base weights in a cache on this device.
+"""The cache of fetched base weights on a device's disk.
 
 ::
 
@@ -13,12 +11,11 @@ Keep fetched base weights in a cache on this device.
 Every name below ``CACHE`` is made here: from digests, from a fixed list of files, and from a model name that has
 harmless characters only.
 
-Files of the cache: each is complete and checked by its digest, or partial and goes on later.
+A file is complete and checked by its digest, or partial. A tensor is a safetensors file of its own, so that the loader
+reads it like any other shard. Its header is known before the first byte arrives; the partial file is that header and
+the bytes so far, and its size says where to resume.
 
-A tensor is a safetensors file of its own, so that the loader reads it like any other shard. Its header is known
-before the first byte comes; the partial file is that header and the bytes so far, and its size says where to go on.
-
-Nothing is synced to the disk: what a power cut tears is found by its digest at the next use, and fetched again.
+Nothing is synced to the disk: the digest shows at the next use what a power cut has torn, and it is fetched again.
 """
 
 from __future__ import annotations
@@ -195,14 +192,14 @@ class CheckedFile:
 
     Args:
         path: where it is when it is complete.
-        what: in words, for messages: ``tensor 'x'``.
+        what: for messages: ``tensor 'x'``.
         sha256: of its content, hex.
         nbytes: of its content.
         header: in front of the content; not part of the digest.
 
     Attributes:
         offset: bytes of the content that are there, while it is partial.
-        origins: who they came from.
+        origins: the sources that sent them.
     """
 
     def __init__(self, path: Path, *, what: str, sha256: str, nbytes: int, header: bytes = b"") -> None:
@@ -231,7 +228,7 @@ class CheckedFile:
             return False
 
     def resume(self) -> None:
-        """Read a partial file, if there is a usable one, so that ``write`` goes on at its end."""
+        """Read a partial file, if there is a usable one, so that ``write`` appends to it."""
         with writing(self.path.parent):
             self.offset, self._digest = 0, hashlib.sha256()
             if not self._partial.is_file():
@@ -246,7 +243,7 @@ class CheckedFile:
 
         Args:
             data: the bytes.
-            origin: who they come from.
+            origin: the source that sent them.
 
         Raises:
             IntegrityError: the content would be longer than ``nbytes``.
@@ -306,7 +303,7 @@ class CheckedFile:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn a failed access to the cache inside into an error that says what to do.
+    """Turn a failed access to the cache inside into an error with a remedy.
 
     Raises:
         CapacityError: the disk is full.

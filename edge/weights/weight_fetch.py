@@ -1,16 +1,11 @@
-"""The base weights of a node: its own copy, or fetched from peers.
+"""The source of a node's base weights: its own model folder, which it offers to others, or tensors fetched from them.
 
-Find a node's model: its own copy, offered to other nodes, or the tensors that other nodes offer.
+With a copy the job is unchanged. Without one, ``for_planning`` replaces the job's ``model.path`` by the outline in the
+cache, and ``for_run`` by the folder with the tensors of this node's slice; nothing after that knows the difference.
 
-With a copy the job stays as it is. Without one, ``for_planning`` replaces the job's ``model.path`` by the outline in
-the cache, and ``for_run`` by the folder with the tensors of this node's slice; nothing after that knows the difference.
-
-Fetch a manifest, and contents by digest, from peers in turn; each goes on where the last one stopped.
-
-A stream that brings no bytes for a while is given up and taken up again, at the next source. A source whose bytes do
-not have the digest that the manifest says is not asked again. Whatever ends the fetching, partial files stay.
-
-Decide when to go on fetching and when to give up: deadline, next source, and the end of a silent stream.
+Sources are asked in turn, and each fetch resumes where the last one stopped. A stream that brings no bytes for a while
+is cancelled, and the next source is asked. A source with bytes that do not have the digest of the manifest is not asked
+again. Partial files stay, whatever ends the fetch.
 """
 
 from __future__ import annotations
@@ -93,7 +88,7 @@ class Borrower:
             timeout_s: for asking and fetching.
 
         Raises:
-            ModelError: nobody has a copy.
+            ModelError: no source has a copy.
             RingTuneError: it can't be fetched; see ``Sources`` and ``ModelCache``.
         """
         stop = self._begin(run_id)
@@ -116,7 +111,7 @@ class Borrower:
             timeout_s: for asking and fetching.
 
         Raises:
-            ModelError: nobody has a copy, or it lacks a tensor.
+            ModelError: no source has a copy, or it lacks a tensor.
             RingTuneError: it can't be fetched; see ``Sources`` and ``ModelCache``.
         """
         stop = self._begin(run_id)
@@ -205,7 +200,7 @@ class Borrower:
 
 
 def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sources, wanted: Wanted) -> int:
-    """Fetch the tensors that the cache lacks, and return how many bytes came; equal contents travel once."""
+    """Fetch the tensors that the cache lacks, and return the bytes received; equal contents travel once."""
     start_s = time.monotonic()
     missing = [file for file in map(cache.tensor, tensors) if not file.is_complete()]
     first: dict[str, CheckedFile] = {}
@@ -270,7 +265,7 @@ class Sources:
         That source is asked first from then on, and sources that refused are not asked again.
 
         Raises:
-            ModelError: no source has the model; says what each answered.
+            ModelError: no source has the model; names the answer of each.
             DeadlineError: sources did not come to know the run in time.
         """
         answers: dict[str, str] = {}
@@ -302,7 +297,7 @@ class Sources:
             wanted: by whom.
 
         Returns:
-            Bytes of content that came.
+            Bytes of content received.
 
         Raises:
             IntegrityError: no source is left that sends what its manifest says.
@@ -379,7 +374,7 @@ class Sources:
 def _finish_if_whole(file: CheckedFile, address: str = "") -> None:
     """Put a file in its place if all of it is there.
 
-    A wrong digest is the fault of ``address`` only if all bytes came from there; otherwise the file begins anew.
+    A wrong digest is the fault of ``address`` only if it sent all bytes; otherwise the file is fetched anew.
 
     Raises:
         IntegrityError: ``address`` sent something else than the manifest says.
@@ -396,7 +391,7 @@ def _finish_if_whole(file: CheckedFile, address: str = "") -> None:
 
 
 def _discard_from(address: str, files: Sequence[CheckedFile]) -> None:
-    """Discard the partial files that have bytes of a source whose digests are wrong."""
+    """Discard the partial files that have bytes of a source with wrong digests."""
     for file in files:
         if address in file.origins and not file.path.is_file():
             file.discard()
@@ -471,14 +466,14 @@ class SourceRotation:
         Args:
             error: how; None if the source ended it.
             what: is still missing, for messages.
-            is_further: whether anything came.
+            is_further: whether any bytes arrived.
 
         Returns:
             Seconds to wait before the next one.
 
         Raises:
             IntegrityError: no source is left that sends what its manifest says.
-            ConnectionFailedError: nothing came for several rounds.
+            ConnectionFailedError: no bytes arrived for several rounds.
             RingTuneError: the cache can't be written, which no other source would change.
         """
         if error is None and is_further:
@@ -525,7 +520,7 @@ class Watch:
         self._thread.join()
 
     def saw_progress(self) -> None:
-        """Note that bytes came."""
+        """Note that bytes arrived."""
         self._seen_s = time.monotonic()
 
     def _watch(self) -> None:

@@ -1,9 +1,7 @@
-"""Auxiliary models, the adapters ``linear`` and ``mlp`` of our own, in blocks and in plain models.
+"""Auxiliary models, our adapters ``linear`` and ``mlp``: modules beside a matrix of a block or of a plain model.
 
-The auxiliary models as modules, and how one comes to stand beside a matrix.
-
-It is a child of the module that has the matrix, under the adapter's name, and a forward hook of that module adds what
-it gives. So the library's modules stay what they are, and plain modules of transformers will do as well::
+An auxiliary model is a child of the module that has the matrix, under the adapter's name, and a forward hook of that
+module adds its output. So the library's modules are unchanged, and plain modules of transformers work as well::
 
     query (Linear)           h + alpha * g(x)
       |- weight, bias          h
@@ -11,22 +9,16 @@ it gives. So the library's modules stay what they are, and plain modules of tran
 
 B batch rows, T tokens, I inputs, O outputs.
 
-Put auxiliary models into the blocks of a skeleton, and give those of one block their initial values.
+The skeleton holds no numbers of them, as a ``linear`` is as large as its matrix. A block that a node hosts gets its
+initial values from a generator seeded by run, block and tensor, so they are equal on whatever node the block is.
 
-The skeleton holds no numbers of them, as a ``linear`` is as large as the matrices it stands beside. A block that a node
-hosts gets its values from a generator seeded by run, block and tensor, so they are equal wherever the block lives.
-
-Load the auxiliary models of a run into a plain model, or add them to its matrices.
-
-Example, with the folder ``adapter`` of a run::
+A result is loaded from the folder ``adapter`` of a run, with the library's adapters beside it::
 
     from edge.model.auxiliary import load_auxiliary
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained("models/gpt2")
     load_auxiliary(model, "run/adapter")
-
-Adapters of the library beside them are loaded too, by the library.
 """
 
 from __future__ import annotations
@@ -126,7 +118,7 @@ class MlpDelta(nn.Module):
 
 
 class FusedDelta(nn.ModuleDict):
-    """What stands beside one matrix for query, key and value: a g for some of the three, zero for the others.
+    """The auxiliary models of one matrix for query, key and value: a g for some of the three, zero for the others.
 
     Args:
         parts: ``query``, ``key`` or ``value`` -> its g.
@@ -176,7 +168,7 @@ def is_addition(hook: object) -> bool:
 
 
 def alpha_beside(matrix: nn.Module) -> float:
-    """The factor of what ``put_beside`` put beside a matrix."""
+    """The factor alpha of a matrix's auxiliary model."""
     return next(hook.alpha for hook in matrix._forward_hooks.values() if isinstance(hook, _Addition))
 
 
@@ -223,7 +215,7 @@ def add_auxiliary(
     Args:
         blocks: with or without the library's modules; their weights may be placeholders.
         layout: of the family.
-        auxiliary: which kinds, and where; of each matrix one (see ``check_places``).
+        auxiliary: which kinds, and where; of each matrix one (see ``ringtune.models.auxiliary_models.check_places``).
         name: of the adapter; in the names of its tensors.
 
     Raises:
@@ -292,12 +284,12 @@ _NAMES: Final = {True: {"weight"}, False: {"down.weight", "down.bias", "up.weigh
 
 
 class _Beside(NamedTuple):
-    """A matrix of a model, and what stands beside it.
+    """A matrix of a model, and its auxiliary model.
 
     Attributes:
         path: of the matrix.
         matrix: the matrix.
-        tensors: of what stands beside it, by the ends of their names.
+        tensors: of the auxiliary model, by the ends of their names.
         configs: the same by place; of one matrix for query, key and value up to three.
         is_fused: whether it is such a matrix.
     """
@@ -423,7 +415,7 @@ def _load_library(model: Any, facts: Described, tensors: Tensors) -> None:
 
 
 def _matrices(model: nn.Module, folder: Path, facts: Described, tensors: Tensors) -> list[_Beside]:
-    """List every matrix that something stands beside, and check that it fits."""
+    """List every matrix with an auxiliary model, and check that the two fit."""
     by_path: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         if facts.library is None or not is_of_library(key, facts.name):
@@ -461,7 +453,7 @@ def _module(model: nn.Module, path: str) -> nn.Module | None:
 
 
 def _fits(beside: _Beside, *, inputs_first: bool) -> bool:
-    """Whether a matrix has the inputs and outputs of what stands beside it, which is of the described kinds."""
+    """Whether a matrix has the inputs and outputs of its auxiliary model, which is of the described kinds."""
     weight = getattr(beside.matrix, "weight", None)
     if weight is None or weight.dim() != 2:
         return False

@@ -1,4 +1,4 @@
-"""Families of transformers: one small object for each, with what differs between them.
+"""Families of transformers: for each, how it embeds, calls a block, and passes the last hidden state to the head.
 
 To add a family: write ``edge/model/families/<name>.py`` with an object ``FAMILY`` of the shape below, name it in
 ``MODULES``, describe its files in ``ringtune.models.families``, and add its line to the tiny models of the tests

@@ -13,7 +13,7 @@ class BertFamily:
     """The ``FamilyForward`` of BERT; no pooler is read, as the classification head takes the first token itself.
 
     Attributes:
-        mask_name: what attention calls the mask of a state that others ask.
+        mask_name: name of the attention's argument for the mask of the keys' tokens, in ``first_tokens``.
     """
 
     mask_name = "attention_mask"
@@ -36,7 +36,7 @@ class BertFamily:
         return hidden
 
     def first_tokens(self, block: Any, hidden_BTD: torch.Tensor, context: Any, count: int) -> torch.Tensor:
-        """Run one layer for the first tokens: they ask, as in cross attention, and all of the same state answer."""
+        """Run one layer for the first tokens, the queries of a cross attention with all tokens as keys and values."""
         first_BtD = hidden_BTD[:, :count]
         mask = context if context is None or context.shape[2] == 1 else context[:, :, :count]
         attention = block.attention

@@ -28,7 +28,7 @@ class DistilBertFamily(BertFamily):
         return hidden
 
     def first_tokens(self, block: Any, hidden_BTD: torch.Tensor, context: Any, count: int) -> torch.Tensor:
-        """Run one layer for the first tokens, which ask; all answer."""
+        """Run one layer for the first tokens, the queries of an attention with all tokens as keys and values."""
         first_BtD = hidden_BTD[:, :count]
         mask = context if context is None or context.dim() == 2 else context[:, :, :count]
         found = block.attention(query=first_BtD, key=hidden_BTD, value=hidden_BTD, mask=mask)[0]

@@ -1,4 +1,4 @@
-"""Gemma 3 (text): blocks with a window turn by rotary tables of their own; the token table scales what it gives."""
+"""Gemma 3 (text): blocks with a window have rotary tables of their own; the token table scales its output."""
 
 from __future__ import annotations
 

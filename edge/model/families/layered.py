@@ -1,4 +1,4 @@
-"""Qwen2, Qwen3 and SmolLM3: a Llama whose blocks may differ in how far a token sees.
+"""Qwen2, Qwen3 and SmolLM3: a Llama with blocks of full or of sliding-window attention.
 
 A block asks for its mask by its own type, so that a context has one for each type: ``full_attention`` and
 ``sliding_attention``. SmolLM3's blocks without positions leave the rotary tables unused by themselves.
@@ -17,10 +17,10 @@ _SLIDING = "sliding_attention"
 
 
 class LayeredContext(NamedTuple):
-    """What the blocks of each type need besides the hidden state.
+    """The masks and positions that blocks of each type need besides the hidden state.
 
     Attributes:
-        full: of blocks whose tokens see all before them.
+        full: of blocks in which a token attends to all before it.
         sliding: of blocks with a window; the same where a model has none.
     """
 

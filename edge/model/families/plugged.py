@@ -1,8 +1,8 @@
 """Models for which AdapterHub has no class: a base model of transformers, with adapters by the plug-in interface.
 
-Around the base model stand AdapterHub's flexible heads, as in the library's own classes, so that everything else is the
-same. The classification head is the architecture's own, one matrix without bias, so that
-``AutoModelForSequenceClassification`` takes what was trained.
+The base model has AdapterHub's flexible heads around it, as the library's own classes have, so that everything else is
+the same. The classification head is the architecture's own, one matrix without bias, so that
+``AutoModelForSequenceClassification`` loads what was trained.
 """
 
 from __future__ import annotations

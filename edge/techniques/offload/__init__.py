@@ -1,1 +1,1 @@
-"""Adapters that helpers fit, also those of several users (ColA)."""
+"""The offload of adapters to helpers (ColA), also those of several users."""

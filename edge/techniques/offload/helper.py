@@ -1,22 +1,15 @@
-"""The adapters that a helper fits for its hosts, without the model that they belong to.
-
-What a helper fits for others: the adapters of some blocks, of each user and kind where users have their own.
-
-Source: ColA, section 3 (auxiliary models), and section 4.3 (several users).
-
-The adapter modules of one kind without the model that they belong to, and the gradients that pairs give them.
+"""The adapters that a helper fits for its hosts, of each user and kind, without the model that they belong to.
 
 They are drawn as at every node: with the adapters of the whole skeleton, from the seed of the run. So they begin with
 the values of their host, bit by bit, and none has to be sent. The base weights stay zeros of stride 0.
 
-By Proposition 1 the gradient of ``0.5 * |g(x) - (g(x) - grad)|^2``, summed over tokens, is the ordinary one. It is that
-of a backward through g from the gradient itself, which is what is done here; no target is ever made.
+By Proposition 1 the gradient of ``0.5 * |g(x) - (g(x) - grad)|^2``, summed over tokens, is the ordinary one. So it is
+computed by a backward through g from the gradient itself; no target is ever made.
 
-Source: ColA, section 3, equations 5 and 6, Proposition 1.
+A checkpoint has ``Sums``, the gradients added up and not used yet: with an interval of several steps
+(``ringtune.schedule.course``) it may fall between two updates, and the steps before it count.
 
-Gradients that a helper has added up and not used yet, as a checkpoint keeps them.
-
-With an interval of several steps (``schedule.course``) a checkpoint may come between; the steps before it count on.
+Source: ColA, section 3 (auxiliary models, equations 5 and 6, Proposition 1), and section 4.3 (several users).
 """
 
 from __future__ import annotations
@@ -44,7 +37,7 @@ class AuxiliaryModels:
     Args:
         folder: of the model; only its configuration is read.
         job: of the run.
-        units: blocks whose adapters are fitted here.
+        units: blocks with the adapters that are fitted here.
         dtype: of the computation.
         device: of the computation.
         users: that have adapters of their own; none = there is one set for all.
@@ -105,7 +98,7 @@ class AuxiliaryModels:
         Args:
             start: first block.
             stop: one past the last block.
-            users: whose; all of them if there is one set for all.
+            users: to return the weights of; all of them if there is one set for all.
         """
         wanted = self.parameters(start, stop)
         if self._sets is not None:
@@ -134,7 +127,7 @@ class AuxiliaryModels:
         return found
 
     def changing(self, start: int, stop: int) -> tuple[str, ...]:
-        """The users whose weights in blocks ``[start, stop)`` have gradients, so that the next update changes them."""
+        """The users with gradients in blocks ``[start, stop)``, so that the next update changes their weights."""
         if self._sets is None:
             return ()
         found = {name for name, value in self.parameters(start, stop).items() if value.grad is not None}
@@ -150,7 +143,7 @@ class AuxiliaryModels:
 
         Args:
             tensors: what ``Pairs.take`` gave for some of the blocks here, of one micro-batch.
-            rows: whose rows they are, where users have adapters of their own; each set gets the gradient of its rows.
+            rows: the rows of each user, where users have adapters of their own; each set gets the gradient of its rows.
             blocks: that the pairs have to be of; None = those that the pairs name.
 
         Raises:
@@ -177,7 +170,7 @@ class AuxiliaryModels:
         rows: Sequence[RowsOfUser],
         blocks: Collection[int] | None,
     ) -> tuple[Kind, AdapterModules, dict[str, torch.Tensor], list[tuple[str, list[int]]]]:
-        """Return the pairs of one kind by name, and each user's rows of them, after a look at them."""
+        """Return the pairs of one kind by name, and each user's rows of them, after a check."""
         users = [(user, positions) for user, positions in rows if user in kind.users]
         places = {row: at for at, row in enumerate(sorted(row for _, positions in users for row in positions))}
         own = {

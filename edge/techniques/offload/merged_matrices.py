@@ -1,14 +1,10 @@
-"""Linear adapters, of one user or added up, merged into the matrices beside them.
+"""Linear adapters, of one user or of several added up, merged into the matrices beside them at a host.
 
-Hold adapters that are linear inside the matrices beside them, so that a host computes and holds nothing for them.
+With each update every matrix is made anew, a piece at a time, from the base weight in the model folder and the received
+adapter: ``base + alpha * g``, rounded once. Nothing is added to the matrix of before, so that rounding does not add up
+over updates. The matrix takes the memory of the base weight, whatever the rank.
 
-With each update every matrix is made anew, a piece at a time, from the base weight in the model folder and the adapter
-that came: ``base + alpha * g``, rounded once. Nothing is added to what was there before, so that no rounding adds up,
-however many updates there are. The matrix takes the memory of the base weight, whatever the rank.
-
-Source: ColA, section 3, Proposition 2 (parameter merging).
-
-The sum of the changes that several users' adapters make to one matrix, as adapters of one.
+Of several users' adapters a helper sends the sum of their changes, as one adapter:
 
 ========= ============================================================== =====================================
 site      the sum                                                        size
@@ -19,9 +15,9 @@ low rank  where that is larger: the products added up, as one matrix     that of
 of kinds  where users have several at a matrix: all added up             that of the matrix beside it
 ========= ============================================================== =====================================
 
-So what a host gets for the users of a block is never larger than the matrices that it is merged into.
+So the weights that a host gets for the users of a block are never larger than the matrices that they are merged into.
 
-Source: ColA, Proposition 2 (parameter merging), for K users.
+Source: ColA, section 3, Proposition 2 (parameter merging), for K users.
 """
 
 from __future__ import annotations
@@ -82,11 +78,11 @@ class _Matrix(NamedTuple):
 class MergedMatrices:
     """The matrices of a host into which the adapters of some blocks are merged.
 
-    Make it after ``Capture``, which looks for the adapters, and before ``BlockRunner``: the adapters are dropped here.
-    Pairs are recorded as ever: what enters a matrix, and alpha times the gradient of what leaves it.
+    Make it after ``Capture``, which needs the adapters, and before ``BlockRunner``: the adapters are dropped here.
+    Pairs are those of unmerged adapters: the input of a matrix, and alpha times the gradient of its output.
 
     Args:
-        skeleton: whose blocks these are, real ones.
+        skeleton: with these blocks, real ones.
         blocks: with merged adapters.
         folder: of the model; it is read at every ``install``.
         job: of the run.
@@ -219,7 +215,7 @@ def _numbers(weight: torch.Tensor, site: str) -> torch.Tensor:
     """Return the memory that a matrix is multiplied from.
 
     Raises:
-        JobError: it is held in int8, whose scales an update would change.
+        JobError: it is held in int8; an update would change its scales.
     """
     if not isinstance(weight, FrozenMatrix):
         return weight.detach()
@@ -249,7 +245,7 @@ _A, _B = "lora_A", "lora_B"
 
 
 class Change(NamedTuple):
-    """What changes some outputs of a matrix: a matrix, or the product of two.
+    """The change of some outputs of a matrix: a matrix, or the product of two.
 
     Attributes:
         first: the lowest of these outputs.
@@ -410,7 +406,7 @@ def sum_of(site: Site, sets: Sequence[Tensors]) -> dict[str, torch.Tensor]:
     """Return the sum of several sets.
 
     Args:
-        site: with whose adapter all sets go.
+        site: of the adapter that all sets belong to.
         sets: the tensors of this adapter by name in it, such as ``lora_A``; at least one.
 
     Returns:

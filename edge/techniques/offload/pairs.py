@@ -1,38 +1,27 @@
-"""Pairs that a host records of its adapter modules for a helper, and their form on the wire.
+"""Pairs of the adapter modules of offloaded blocks: recorded at their host, and encoded for the helper.
 
-The pairs of one micro-batch: what entered each adapter module, and the gradient of what the module gave.
-
-A *tap* is an identity that autograd sees. It keeps x for its backward, as the weights' own gradient would, and hands x
-and the gradient to the pairs when the backward comes by. A graph begins at the lowest tap, as it would at the lowest
-weight that trains. So all that a graph keeps is what the gradient of the hidden state needs, and x.
-
-Source: ColA, section 3, Algorithm 1 (adaptation data).
-
-Record the pairs of offloaded blocks at their host, which computes gradients of hidden states only.
+A pair is the input x of an adapter module and the gradient of its output. A *tap* is an identity that autograd sees.
+It keeps x for its backward, as the weights' own gradient would, and hands x and the gradient to the pairs in the
+backward. A graph begins at the lowest tap, as it would at the lowest weight that trains. So a graph keeps only x and
+what the gradient of the hidden state needs.
 
 ::
 
-    capture = Capture(skeleton, blocks)                  before BlockRunner, which looks for what trains
+    capture = Capture(skeleton, blocks)                  before BlockRunner, which lists what trains
     with capture.recording() as pairs:                   forward with a graph
         y = runner.run(x, mask, context, start, stop)
     y.backward(grad)                                     pairs fill
     pairs.take(start, stop)                              go to the helper
 
-Outside of ``recording`` the blocks run as ever. A block that is run again for its backward is recorded in that run:
+Outside of ``recording`` the blocks run unchanged. A block that is run again for its backward is recorded in that run:
 ``recording(pairs)`` is open then, with the pairs of its micro-batch. Its first run may be recorded too, as a graph that
 is dropped gives no pair.
 
-Source: ColA, section 3, Algorithm 1.
+``Captures`` has a capture for each kind of adapters that users have. Pairs of a kind are of the rows of its users, so
+each row's pair is sent once, whatever kinds there are. Names of pairs tell the kind (``ringtune.job.job``):
+``3.output.adapters.ringtune.x`` of the job's own, ``1/3.output.adapters.ringtune.x`` of the next.
 
-The captures of one host: one for each kind of adapters that users have there, and one where there is one kind.
-
-Pairs of a kind are of the rows of its users. So each row's pair leaves once, whatever kinds there are, and names of
-pairs tell the kind (``ringtune.job.job``): ``3.output.adapters.ringtune.x`` of the job's own,
-``1/3.output.adapters.ringtune.x`` of the next.
-
-Source: ColA, section 4.3 (users choose the architecture of their models).
-
-What pairs become on the wire, and weights on their way back: a safetensors file each.
+Pairs and weights travel as safetensors files:
 
 ============ ======================================= ==========================================================
 wire         of an input x                           of a gradient
@@ -47,7 +36,8 @@ The gradient itself is sent, never the target ``g(x) - grad``: in 16 bits the di
 A site's v is made of the first micro-batch that is sent, goes with it as ``v``, and is fixed then. With the rebuilt
 ``z v`` in the place of x all gradients of a module are approximate, those behind a non-linearity too.
 
-Source: ColA, section 3, Algorithm 1; VeLoRA, section 3.1, for z.
+Source: ColA, section 3, Algorithm 1 (adaptation data), and section 4.3 (users choose the architecture of their models);
+VeLoRA, section 3.1, for z.
 """
 
 from __future__ import annotations
@@ -76,7 +66,7 @@ from ringtune.techniques.offload import RowsOfUser
 
 
 class SiteFacts(NamedTuple):
-    """What pairs need to know of a site; see ``Site``."""
+    """The facts of a site that pairs need; see ``Site``."""
 
     name: str
     source: str
@@ -85,7 +75,7 @@ class SiteFacts(NamedTuple):
 
 
 class Pairs:
-    """What was recorded of one micro-batch.
+    """The pairs that were recorded of one micro-batch.
 
     Args:
         names: block -> (name, source) of each of its sites.
@@ -123,7 +113,7 @@ class Pairs:
         return self._parts.setdefault(rows, Pairs(self._names))
 
     def take(self, start: int, stop: int) -> dict[str, torch.Tensor]:
-        """Hand out the pairs of blocks ``[start, stop)``, and drop them.
+        """Return the pairs of blocks ``[start, stop)``, and drop them.
 
         Returns:
             ``3.output.adapters.ringtune.x`` and ``.grad`` of each site; of sites that read one tensor only the source
@@ -207,7 +197,7 @@ class Capture:
     thread-safe.
 
     Args:
-        skeleton: whose blocks these are.
+        skeleton: with these blocks.
         blocks: offloaded ones.
         with_signs: see there.
         at: model that runs, where the adapters are inside its matrices and ``skeleton`` has adapters of another kind
@@ -250,7 +240,7 @@ class Capture:
         """Record forwards with a graph while the context is open.
 
         Args:
-            pairs: of a micro-batch some of whose blocks were recorded before; None = new ones.
+            pairs: of a micro-batch with blocks recorded before; None = new ones.
         """
         before, self._pairs = self._pairs, self.pairs() if pairs is None else pairs
         try:
@@ -277,7 +267,7 @@ class Capture:
         self._handles.clear()
 
     def _watch(self, site: Site) -> None:
-        """Look at the tensors of a site; the site itself is not kept, so that its weights may go."""
+        """Record the tensors of a site; the site itself is not kept, so that its weights may be freed."""
         facts = SiteFacts(site.name, site.source, site.alpha, site.columns)
         self._hook(site.reads, functools.partial(self._read, facts.name))
         for passage in site.signs:
@@ -357,8 +347,8 @@ class Captures:
         """Record forwards with a graph while the context is open; see ``Capture.recording``.
 
         Args:
-            given: of a micro-batch some of whose blocks were recorded before; None = new ones.
-            rows: whose rows the micro-batch has; none where all users have one set.
+            given: of a micro-batch with blocks recorded before; None = new ones.
+            rows: of each user in the micro-batch; none where all users have one set.
         """
         pairs = given if given is not None else self._pairs(rows)
         with contextlib.ExitStack() as stack:
@@ -397,7 +387,7 @@ class _Part:
 
 
 class PairsByKind:
-    """What was recorded of one micro-batch, by kind.
+    """The pairs that were recorded of one micro-batch, by kind.
 
     Args:
         parts: of the kinds that have rows in it, by index.
@@ -407,7 +397,7 @@ class PairsByKind:
         self.parts = parts
 
     def take(self, start: int, stop: int) -> dict[str, torch.Tensor]:
-        """Hand out the pairs of blocks ``[start, stop)``, and drop them; see ``Pairs.take``.
+        """Return the pairs of blocks ``[start, stop)``, and drop them; see ``Pairs.take``.
 
         Returns:
             By name, those of a kind with its prefix; of each kind the rows of its users, in the order of the rows.
@@ -489,7 +479,7 @@ class PairWire:
         return found
 
     def show_again(self) -> None:
-        """Send every vector once more with the next pairs: the helper is a new one."""
+        """Send every vector again with the next pairs, as the helper is a new one."""
         self._shown.clear()
 
     @torch.no_grad()
@@ -530,7 +520,7 @@ def to_file(tensors: Tensors, metadata: Mapping[str, str]) -> Pieces:
 def from_file(
     data: Pieces, metadata: Mapping[str, str], *, where: str, device: torch.device | None = None
 ) -> dict[str, torch.Tensor]:
-    """Read what ``to_file`` wrote; what is held of ``data`` in memory is let go of on the way.
+    """Read what ``to_file`` wrote; memory of ``data`` is freed while it is read.
 
     Args:
         data: the file.

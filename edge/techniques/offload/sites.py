@@ -1,8 +1,6 @@
-"""Sites: the adapter modules of a block, what enters each, and how weights are put in.
+"""Sites, the adapter modules of a block: inputs, gradients, the signs of their ReLUs, and new weights for them.
 
-Where the adapter modules of a block are: what enters each, where its gradient is taken, and what it computes.
-
-A *site* is one fine-tuned module g of a block; the hidden state gets ``h + alpha * g(x)``. A host watches two tensors
+A *site* is one fine-tuned module g of a block; the hidden state gets ``h + alpha * g(x)``. A host records two tensors
 of each site, and a helper computes g from the first of them::
 
     kind                            x                                   gradient is taken at             alpha
@@ -18,18 +16,16 @@ with the residual or without. The scaling of a bottleneck may be learned, and is
 
 A new kind of adapter is one more class here and its line in ``_site``.
 
-Source: ColA, section 3 (the auxiliary model g_w); adapters 1.3.0, ``LoRALinear``, ``LoRAMergedLinear``, ``Adapter``.
+Signs, a bit for each unit of a ReLU that was on, go with pairs that are rounded. A helper that gets a rounded x would
+find other units on than the host did, wherever a unit was near zero. Such a unit's gradient is all there or not at all:
+measured on a bottleneck of 24 units and 1,024 tokens, a thousandth of the units differs in bfloat16, which makes the
+gradient wrong by 2.7 %, ten times the rounding itself. With the host's bits it is 0.24 %.
 
-Which units of an adapter's ReLU were on, a bit for each: they go with pairs that are rounded.
-
-A helper that gets a rounded x would find other units on than the host did, wherever a unit was near zero. Such a unit's
-gradient is all there or not at all: measured on a bottleneck of 24 units and 1,024 tokens, a thousandth of the units
-differs in bfloat16, which makes the gradient wrong by 2.7 %, ten times the rounding itself. With the host's bits it is
-0.24 %.
+New weights are put in after every one of them was checked.
 
 B batch rows, T tokens, H units.
 
-Put the weights that a helper fitted into their host's adapter modules, after every one of them was looked at.
+Source: ColA, section 3 (the auxiliary model g_w); adapters 1.3.0, ``LoRALinear``, ``LoRAMergedLinear``, ``Adapter``.
 """
 
 from __future__ import annotations
@@ -74,8 +70,8 @@ class Site(ABC):
         columns: which of the tapped values the site adds to, a bool for each; None = all.
         inputs: values of a token of x.
         outputs: values of a token of g(x).
-        source: name of the site whose x this one's is; its own name where no other has the same.
-        signs: what leaves each ReLU of g, from which its units that are on are seen.
+        source: name of the site with the same x; its own name where no other has it.
+        signs: output of each ReLU of g, which shows the units that are on.
         units: of these, all together.
     """
 
@@ -297,7 +293,7 @@ def check_config(config: str, skeleton: Skeleton, *, dropout: float) -> None:
         dropout: ``train.dropout``.
 
     Raises:
-        JobError: says why, and what can be done.
+        JobError: names reason and remedy.
     """
     from adapters.methods.lora import LoRAMergedLinear
 
@@ -322,7 +318,7 @@ def unpack(packed: torch.Tensor, count: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def given(activation: nn.Module, is_on: torch.Tensor | None) -> Iterator[None]:
-    """Let an activation function pass these units, and no others, while the context is open; None = as ever."""
+    """Let an activation function pass these units, and no others, while the context is open; None = no change."""
     if is_on is None:
         yield
         return
@@ -347,7 +343,7 @@ def install(
 ) -> None:
     """Replace the weights of all adapter modules of some blocks.
 
-    In place, a graph that still needs the weights of before fails in its backward; it never goes on with the new ones.
+    It is done in place: a graph that still needs the former weights fails in its backward, and never uses the new ones.
 
     Args:
         skeleton: of the host.
@@ -394,7 +390,7 @@ def _put(skeleton: Skeleton, name: str, value: torch.Tensor) -> None:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all numbers are finite: of any other number the sum is none, and is a look at each number only once."""
+    """Whether all numbers are finite; a finite sum shows it in one pass."""
     return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
 
 
@@ -402,7 +398,7 @@ def check_like(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.T
     """Refuse tensors that are not like those that are wanted.
 
     Args:
-        tensors: that came.
+        tensors: those received.
         wanted: name -> a tensor of the right shape and type.
         where: names the tensors in errors.
 

@@ -1,19 +1,13 @@
-"""Adapters of several users in one node.
-
-Several sets of parameters for the same adapter modules, of which the modules have one at a time.
+"""Adapters of several users in one node: a set of parameters for each user, and forwards of rows of several users.
 
 All sets begin with the values that the modules have. Changing the set is changing which tensors the modules point at:
-nothing is copied, and a graph goes back through the tensors that it was made with. Users whose adapters are of another
-kind have modules of their own, which have the sets of these users alone.
+nothing is copied, and a graph's backward uses the tensors that it was made with. Users with adapters of another kind
+have modules of their own, with the sets of these users alone.
 
-Forwards in which each row goes through the adapters of its user; the rows of one user are run together.
-
-Attention is within a row, so that rows can be run by themselves. Dropout is seeded for the rows of each user as for a
-micro-batch that has no others.
+The rows of one user are run together: attention is within a row, so rows are independent. Dropout is seeded for the
+rows of each user as for a micro-batch that has no others.
 
 Source: ColA, section 4.3 (users alone, unmerged).
-
-What a micro-batch keeps whose rows go through adapters of several users: a part for the rows of each.
 """
 
 from __future__ import annotations
@@ -60,7 +54,7 @@ class UserSets:
 
     @property
     def users(self) -> tuple[str, ...]:
-        """Whose sets there are."""
+        """The users that have sets."""
         return tuple(self._of_user)
 
     @property
@@ -129,7 +123,7 @@ class _Kind:
 
     Attributes:
         sets: by user, by block and name in it.
-        used: whose set the modules have.
+        used: the user with the set that the modules have.
     """
 
     def __init__(self, skeleton: Skeleton, blocks: Iterable[int], users: Iterable[str]) -> None:
@@ -190,7 +184,7 @@ class ByUser:
         """Run blocks without a graph.
 
         Args:
-            rows: whose they are.
+            rows: of each user.
             run: runs some of them.
             make_context: for some of them, from hidden state and mask.
             hidden: (batch rows, tokens, model width).
@@ -215,13 +209,13 @@ class ByUser:
         """Run blocks with a graph.
 
         Args:
-            rows: whose they are.
+            rows: of each user.
             run: runs some of them.
             forward: of all rows.
             hidden: (batch rows, tokens, model width), enters the first block.
 
         Returns:
-            What they keep, and what leaves the last of them.
+            What they keep, and the output of the last of them.
         """
         if len(rows) == 1:
             user = rows[0][0]
@@ -247,14 +241,14 @@ class ByUser:
         user: str,
         positions: tuple[int, ...] | None,
     ) -> Iterator[None]:
-        """Open around a second run what was open around the first."""
+        """Repeat for a second run the contexts of the first."""
         recording = contextlib.nullcontext() if positions is None else self._captures.of_rows(user, positions)
         with version(), self._sets.using(user), recording:
             yield
 
 
 class OfUser(NamedTuple):
-    """What the rows of one user keep.
+    """The part of a micro-batch that the rows of one user keep.
 
     Attributes:
         rows: positions in the micro-batch.
@@ -266,7 +260,7 @@ class OfUser(NamedTuple):
 
 
 class SplitRows:
-    """What blocks of one micro-batch keep for their backward, by user.
+    """The parts that blocks of one micro-batch keep for their backward, by user.
 
     Args:
         parts: of all users; every row is in one of them.
