@@ -1,8 +1,7 @@
-"""The ``ringtune`` command: finds the commands of the other packages by entry point, and loads one when needed.
+"""The ``ringtune`` command: it finds the commands of the other packages by entry point, and loads one when needed.
 
 A package adds a command with an entry point in the group ``ringtune.commands`` (name -> ``module:app``, a
-``typer.Typer`` or a function). Such a module imports nothing heavy at its top, so that ``ringtune --help``
-stays fast.
+``typer.Typer`` or a function). Such a module imports nothing heavy at its top, so that ``ringtune --help`` stays fast.
 
 Exit codes are those of ``ringtune.errors``; 70 is a bug of ours.
 """

@@ -1,6 +1,6 @@
-"""Texts of other machines, made fit to be shown and logged: printable, and of bounded length.
+"""Texts of other machines, made fit for screens and logs: printable, and of bounded length.
 
-A terminal obeys what is in a text: escapes move its cursor, hide lines and set its title.
+A terminal obeys escapes in a text: they move its cursor, hide lines and set its title.
 """
 
 from __future__ import annotations

@@ -1,36 +1,29 @@
-"""What each action and message of a run costs: seconds and bytes, from a profile.
+"""Seconds and bytes of each action and message of a run, from a profile; planner and simulator use the same numbers.
 
-Rest: what a node that rested may do faster, where a quota of processor time holds.
-
-What is left to compute of the last block where only the first tokens of each row are asked for.
-
-Keys and values are of all T tokens, all else of the n that the head reads. In multiplications, of a block of width d
-with a feed-forward part of width f::
-
-    all tokens    T (4 d^2 + 2 d f + 2 T d)
-    n of them     T 2 d^2 + n (2 d^2 + 2 d f + 2 T d)
-
-With T = 64, n = 1, d = 768 and f = 3072 a sixth is left. Gradients of what enters take as many as the forward.
-
-What each action and message of a run costs: seconds and bytes, from a profile.
-
-The planner's formulas and the simulator's clock use these same numbers. An action over several blocks costs the
-sum of its blocks; the lowest trainable block is cheaper than the others, because its graph begins at its adapter.
-Where operations part a block into subnets, its pattern says which share of it is computed, with a graph or without::
+An action over several blocks costs the sum of its blocks. The lowest trainable block is cheaper than the others,
+because its graph begins at its adapter. Where operations divide a block into subnets, its pattern gives the share that
+is computed, with a graph or without::
 
     pattern 1123, F    what all blocks take + 2/4 of the subnets of GRAPH + 1/4 of the subnets of FORWARD
                   f    what all blocks take + 3/4 of the subnets of FORWARD
                   B    what all blocks take + 2/4 of the subnets of BACKWARD
 
-Blocks that save activations take longer; see ``saving_seconds``.
+``costs.activation_costs`` adds the seconds of blocks that save activations.
 
-What a move of a run takes, by a formula that is meant to be too long rather than too short.
+``TopShare``: where the head reads only the first n of T tokens, the last block computes keys and values of all tokens,
+and all else of n. In multiplications, of a block of width d with a feed-forward part of width f::
 
-What operations leave to be done of an item: shares by node, seconds of blocks, and what travels, beside all full.
+    all tokens    T (4 d^2 + 2 d f + 2 T d)
+    n of them     T 2 d^2 + n (2 d^2 + 2 d f + 2 T d)
 
-The paper counts a forward-only operation as 40 % of the compute and half of the communication of a full one, and a
-shortcut as none of either. In a ring a hidden state travels on unless a whole slice is passed by, so bytes are counted
-by the messages of the item's way.
+With T = 64, n = 1, d = 768 and f = 3072 a sixth is left. Gradients of the inputs take as many as the forward.
+
+``Done``: with operation tables, the work of each node as a share of the work with all operations full. D2FT counts a
+forward-only operation as 40 % of the compute and half of the communication of a full one, and a shortcut as none of
+either. In a ring a hidden state travels on unless a whole slice is passed by, so bytes are counted by the messages of
+the item's way.
+
+``move_s``: the seconds of a move, meant to be too many rather than too few.
 
 Source: D2FT, section IV-A (costs of operations in compute and in communication).
 """

@@ -1,8 +1,4 @@
-"""Bytes and seconds of each policy for activations, and which blocks of a model it is for.
-
-What a job's ``[memory] activations`` means for a run: VeLoRA's layers in this model, and which blocks keep what.
-
-What blocks keep of a forward for their backward, under each policy for activations.
+"""Bytes and seconds of each policy for activations (``[memory] activations`` of a job), and the blocks that have it.
 
 ============= ================================================================= ===================================
 policy        each micro-batch of a block keeps                                 besides, once for a node
@@ -13,15 +9,12 @@ recompute     its input, and the masks of its dropout                           
 both          the same                                                          the graph of one block, projected
 ============= ================================================================= ===================================
 
-VeLoRA does nothing in passes that gather scores, so a run that has some counts on nothing of it. How much it saves
-follows from the inputs that are kept only for linear layers that train (``models.kept_inputs``): with a frozen base few
-are.
+VeLoRA does nothing in passes that gather scores, so in a run with such passes no bytes of it are counted as saved. It
+saves only inputs that are kept for linear layers that train (``models.kept_inputs``): with a frozen base few are.
 
-How much longer an action takes where blocks save activations.
-
-A block that runs again goes forward with a graph, which is dropped at once, and again before its backward: so it gives
-the same bits both times. VeLoRA makes the work with a graph a little longer, wherever it is done, and the gradients of
-a block's own weights shorter, which take as long as its forward: by the part g of it (``projected_gain``)::
+A block that runs again goes forward with a graph, which is dropped at once, and again before its backward, so that both
+times give the same bits. VeLoRA makes work with a graph longer by the part e, and the gradients of a block's own
+weights, which take as long as its forward, shorter by the part g (``projected_gain``)::
 
               none      recompute               velora                         both
     F         GRAPH     GRAPH                   GRAPH (1 + e)                  GRAPH (1 + e)

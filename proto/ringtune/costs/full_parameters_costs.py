@@ -1,27 +1,23 @@
 """Sizes and memory of a run in which all parameters train, a group of units at a time.
 
-The sizes of a model all of whose parameters train: of a block, of the embedding unit and of the head unit.
+A tensor that embedding and head share belongs to the embedding. The norm after the last block, and a decoder of its
+own, belong to the head; parts that nobody hosts (a pooler) are not counted.
 
-A tensor that embedding and head share belongs to the embedding. What a hidden state passes after the last block, and a
-decoder of its own, belong to the head; parts that nobody hosts (a pooler) count nowhere.
+Weights that train are held once, gradients for one step's group only, and optimizer state for all units, or, where
+units rest on disk or forget it, for one group. An owner has copies of embedding and head like any other unit, and their
+gradients on their way.
 
-Memory of a run in which all parameters train, a group of units at a time: weights, graphs, gradients and state.
-
-What is trained is held once. A node has gradients of one step's group only. Of optimizer state it has all, or, where
-units rest on disk or forget it, that of one group. An owner has copies of embedding and head like any other unit, and
-their gradients on their way.
-
-A step has three full moments, and the fullest one counts::
+A step has three full moments; the fullest one counts::
 
     a block or the head runs     graphs, work space, gradients of blocks and head       the embedding's are rows as yet
     the head is updated          graphs, gradients of blocks, the head's with its state where state rests
     another unit is updated      gradients of the group, and its state where state rests     all graphs are gone
 
-What graphs and work space took is given back to the system before an update that takes much at once. Before a smaller
-one it stays resident for what is allocated next, and a tensor's state that is mapped from the disk comes on top.
+Before an update that takes much at once, memory of graphs and work space is given back to the system. Before a smaller
+one it stays resident for the next allocations, and a tensor's state that is mapped from the disk is added to it.
 
-The graphs are gone by then because backward comes before the update, and no graph of the next item is begun before it.
-An owner's copy of the embedding waits for that too (``engine.exchange``); that of the head may be updated at any step.
+The graphs are gone at an update because backward precedes it, and no graph of the next item begins before it. An
+owner's copy of the embedding waits for that too (``engine.exchange``); the head's copy may be updated at any step.
 """
 
 from __future__ import annotations

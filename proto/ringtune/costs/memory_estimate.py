@@ -1,47 +1,34 @@
-"""How much memory and disk a run takes on a node, in training, in a move and at rest.
+"""Memory and disk that a run takes on a node: in training, in a move, and at rest; terms of measured sizes.
 
-What a node keeps of the ends of the last turns, its own and copies of others, so that a run can go back to one.
+The planner, its refusals and the simulator's ledger add the same terms up, each in its own way. The sum is an upper
+bound that is compared with the node's budget. The memory of interpreter and libraries before a run is not in it, except
+on an accelerator: there the budget is a device's memory, and tools show a process's whole part of it.
 
-A file has weights and optimizer state of the trained blocks. A host of blocks [2, 4) that keeps copies for one of
-[0, 2), all of which train: four files of each, of which one is being made or is coming. An owner keeps its head as
-well, for each of its own turns.
-
-Memory of blocks whose adapters a helper fits: at their host, and at the helper.
-
-The host keeps no gradients and no optimizer state of these adapters, but pairs until they are on their way: at most
-those of all micro-batches of one item, and one more while it is packed. Where the next item does not wait for an update
-they are those of two items. Where a block keeps more for its backward than its pairs, they take the place of graphs
-that are gone, and those of two micro-batches come on top. A helper holds adapters with gradients and state, and no
-other weights of the blocks; pairs of ``WAITING`` micro-batches a link, and those that it fits at the moment twice, as
-they came and as they are computed with. Weights that go back lie at either end; with overlap those of two updates do.
-A host with merged adapters holds none; they are in a file. What users with adapters of their own take of each is in
-``costs.offload_costs``.
-
-How much memory a run takes on a node: terms of so many things of so many bytes each.
-
-Terms are pure functions of measured sizes.
-
-The planner, its refusals and the simulator's ledger add these terms up, each in its own way. The sum is an upper bound
-that is compared with the node's budget; what the interpreter and the libraries take before a run is not in it. Of an
-accelerator it is: there the budget is a device's memory, and tools show a process's whole part of it.
-
-What the engine's rules bound, and where it shows here:
+Bounds by the engine's rules:
 
 * ``in_flight`` items at a time keep graphs (one, unless a method is stale on purpose): ``microbatches`` of them per
   block between the lowest unit that ever trains and the top;
 * each of those items may see another version of the adapters: ``in_flight - 1`` besides the newest;
 * moments stay for every unit that was ever updated;
 * credits bound the hidden states of a (link, boundary), whether they wait at the sender or the receiver;
-* gradients come back for those items only: ``microbatches`` of each per boundary;
+* gradients return for those items only: ``microbatches`` of each per boundary;
 * an owner that hosts the bottom embeds without a credit, but only ``credits`` per segment of its route.
 
-What a run that moves needs besides its placements: room for what was trained, and for what comes, beside a slice.
+Ends of turns: a node keeps files of its own and of others, with weights and optimizer state of the trained blocks, so
+that a run can go back to one. A host of blocks [2, 4) that keeps copies for one of [0, 2), all of which train, has four
+files of each, of which one is being written or received. An owner keeps its head as well, for each of its own turns.
 
-How many bytes a run takes on a node's disk: optimizer state at rest, merged adapters, checkpoints, hidden states.
+Helpers: the host keeps no gradients and no optimizer state of adapters that a helper fits, but pairs until they are on
+their way: at most those of all micro-batches of one item (of two where the next item does not wait for an update), and
+one more while it is packed. Where a block keeps more for its backward than its pairs, they take the place of graphs
+that are gone, and those of two micro-batches are added. A helper holds adapters with gradients and state, and no other
+weights of the blocks; pairs of ``WAITING`` micro-batches a link, and those that it fits at the moment twice, as
+received and as computed with. Weights on the way back lie at either end; with overlap those of two updates do. A host
+with merged adapters holds none in memory. ``costs.offload_costs`` has the sizes for users with adapters of their own.
 
-A host whose adapters a helper fits, and which holds them inside matrices, keeps them in a file: one set, or the sum of
-those of all users. Shards of adapters are some megabytes and are not counted, but where helpers fit them: these may be
-as large as the matrices, and of each user.
+Disk: a host whose adapters a helper fits, and which holds them inside matrices, keeps them in a file: one set, or the
+sum of those of all users. Shards of adapters are some megabytes and are not counted, unless helpers fit them: these may
+be as large as the matrices, and one for each user.
 """
 
 from __future__ import annotations

@@ -1,24 +1,15 @@
 """Bytes of each thing that a run holds: units, state, tensors, activations, operation tables, and rows of an owner.
 
-What the masks of a block's dropout take, a bit for each value, where a block that runs again keeps them.
-
-What the logits of a micro-batch take: a head with many of them computes them in chunks.
-
-How many bytes the gradient of a unit has that goes from its initiator to another owner (``schedule.stages``).
-
-How much memory an owner's rows and their tokenizer take, from the sizes of its files: nothing is read.
-
-Source: resident bytes of an agent before and after, measured with MiniLM's tokenizer (word pieces, 30,522 entries:
-8.8 MiB), one of byte pairs (50,000 entries: 14.2 MiB), and 7,464 rows of texts (4.1 MiB; 2.1 MiB more once they were
-encoded to 16 tokens each).
-
-What operation tables change in memory: fewer graphs, the tables themselves, and a pass that gathers scores.
+A head with many logits computes them in chunks. Dropout masks of a block that runs again take a bit for each value. The
+bytes of an owner's rows and tokenizer follow from the sizes of its files: nothing is read.
 
 A graph of a block with half of its subnets active keeps all but half of what the subnets keep. A run may count on that
-only where it is sure for every batch: with tables that are given, and where lots are drawn under capacities. A run that
-gathers scores keeps whole graphs while it does, and the inputs of its linear layers besides.
+only where it is sure for every batch: with given tables, and where lots are drawn under capacities. A run that gathers
+scores keeps whole graphs in these passes, and the inputs of its linear layers besides.
 
-Bytes of each thing that a run holds: of a unit, of its state, of tensors and activations.
+Source: resident bytes of an agent before and after, measured with MiniLM's tokenizer (word pieces, 30,522 entries: 8.8
+MiB), one of byte pairs (50,000 entries: 14.2 MiB), and 7,464 rows of texts (4.1 MiB; 2.1 MiB more once they were
+encoded to 16 tokens each).
 """
 
 from __future__ import annotations

@@ -1,17 +1,10 @@
-"""The sizes of a model that planning counts with: of its folder, and of the adapters, subnets and head of the job.
+"""The sizes of a model for planning: from its folder, and from the job's adapters, subnets and head.
 
-The weights of a block that train with ``adapter.config = "full"``, and that the scores of subnets look at.
-
-These are the weights that are divided among the subnets of a block: rows of query, key, value and of the feed-forward
-part, columns of both ways out. Norms and the biases of both ways out belong to no subnet and stay frozen.
+With ``adapter.config = "full"`` these weights of a block train, and scores of subnets are computed of them: rows of
+query, key, value and of the feed-forward part, columns of both output matrices. They are divided among the subnets of
+the block. Norms and the biases of both output matrices belong to no subnet and stay frozen.
 
 Source: D2FT, section III-A.
-
-What one block keeps for its backward, where nobody measured it.
-
-The subnets that a job divides each block of its model into; known once the model's sizes are.
-
-The sizes of a model that planning counts with: of its folder, and of the job's adapters and head.
 """
 
 from __future__ import annotations

@@ -1,16 +1,9 @@
-"""What was measured and counted before planning: a record per node and per link, JSON with units in the keys.
-
-The sizes of adapters that single users chose in place of the job's own kind (``offload.adapters``).
-
-How long the pieces of a step take on one node: measured points, and times between them.
+"""The profile: measurements and counts before planning, a record for each node and link; JSON with units in the keys.
 
 The planner adds these times up, the simulator replays them. A *work* is what one timing covers; the time of an action
-is put together from works in ``ringtune.costs.action_costs``. Times grow with the size of the micro-batch, counted
-in padded tokens (rows x tokens); between two measured sizes the time is taken as linear. So is the time of a block
-with a share of its subnets active, between a measured part of them and the whole; norms, adapters and masks take
-theirs whatever the share.
-
-What was measured and counted before planning: a record per node and per link, JSON with units in the keys.
+is put together from works in ``ringtune.costs.action_costs``. Times grow with the size of the micro-batch in padded
+tokens (rows x tokens), linearly between two measured sizes. So does the time of a block with the share of its active
+subnets, between a measured part of them and the whole; norms, adapters and masks take theirs whatever the share.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
-"""Events and commands of the engine of a node, and recordings of them: values only.
+"""Events, commands, spans and recordings of the engine of a node: values only.
 
-What a node's engine is told, and what it answers: values only.
-
-Every driver (real agent, simulator, tests) turns its world into these events and carries these commands
-out. Both have a JSON form, so that a recorded run can be fed to an engine again.
-
-What a recording consists of: the calls of one engine.
-
-Spans: the actions that a node carried out, each with its start and end.
+Every driver (agent, simulator, tests) turns its world into these events and carries these commands out. Both have a
+JSON form, so that a recorded run can be fed to an engine again.
 """
 
 from __future__ import annotations

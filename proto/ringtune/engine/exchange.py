@@ -1,27 +1,4 @@
-"""Updates that need something of another node, or give it something: copies, replicas and helpers.
-
-An owner's copies of embedding and head (``schedule.stages``): which gradients came, which may leave.
-
-A copy is updated by every item that trains its unit, in the order of the items. The update of an item of another owner
-waits for the gradient, and for own items before it that still use the unit as it is. It need not wait for own updates
-or checkpoints before it: the gradient could not have been computed before those were possible here, and they go first.
-
-The embedding is the largest unit, so its copy is not updated while blocks of this node keep graphs: its gradient and
-state take the room that graphs leave. Nothing that these graphs wait for waits for that update: whoever began an item
-has the embedding of all items before. It could wait for the head, which is updated at any time.
-
-Gradients that a host exchanges with the other hosts of its stage (``schedule.lowering``).
-
-Items are taken in their order: the gradients of an item leave when its last micro-batch here has gone backward and all
-items before have been updated here. Its updates wait for the gradients of every other host.
-
-What a node does as a helper (``schedule.placement``): the pairs that it fits, and the updates that follow.
-
-Everything is in the order of items and micro-batches, so that gradients are added up in one order: a range of blocks
-is updated when all its pairs of an item are fitted, even before those of blocks below are here. The next item's pairs
-come after all updates of an item.
-
-Updates that need something of another node, or give it something: of copies, of helpers, and of those they help.
+"""Updates that need something from another node, or send something to one: of copies, replicas and helpers.
 
 =========== ==================================================== ====================================
 part        whose updates                                        what travels
@@ -31,6 +8,22 @@ part        whose updates                                        what travels
 installs    of adapters that a helper has updated, at their host weights, before an update
 ``sums``    of blocks that several nodes host, at each of them    gradients, before an update
 =========== ==================================================== ====================================
+
+Copies (``schedule.stages``): every item that trains the unit updates a copy, in the order of the items. The update of
+an item of another owner waits for the gradient, and for own items before it that still use the unit as it is. It need
+not wait for own updates or checkpoints before it: they precede the gradient, which could not have been computed before
+they were possible here. The embedding is the largest unit, so its copy is not updated while blocks of this node keep
+graphs: its gradient and state take the room of the graphs. Nothing that these graphs wait for waits for that update,
+because the initiator of an item has the embedding of all items before. It could wait for the head, which is therefore
+updated at any time.
+
+Replicas (``schedule.lowering``): items are taken in their order. The gradients of an item leave when its last
+micro-batch here has gone backward and all items before have been updated here. Its updates wait for the gradients of
+every other host.
+
+Helpers (``schedule.placement``): gradients are added up in the order of items and micro-batches. A range of blocks is
+updated when all its pairs of an item are fitted, even if those of blocks below are missing. The next item's pairs
+follow after all updates of an item.
 """
 
 from __future__ import annotations

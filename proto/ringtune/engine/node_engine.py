@@ -1,12 +1,12 @@
-"""One node's state machine: what to compute, send and accept next. No clock, no socket, no tensor.
+"""The engine of one node, a state machine: what to compute, send and accept next. No clock, no socket, no tensor.
 
-The engine carries out the lowering of ``schedule`` as a list scheduler: among the actions whose inputs are
-here and whose weights have the right version it picks by priority
+It carries out the lowering of ``schedule`` as a list scheduler: among the actions whose inputs are here and whose
+weights have the right version it picks by priority
 
 1. updates, 2. head, 3. backward, 4. forward with graph, 5. frozen forward and embedding,
 
-and within a class the oldest micro-batch. Frozen work goes block by block, so it delays the critical path
-by one block at most. Four rules make every result independent of timing:
+and within a class the oldest micro-batch. Frozen work goes block by block, so it delays the critical path by one block
+at most. Four rules make every result independent of timing:
 
 * in order: at each unit, and in backward, micro-batches pass in the order of (seq, micro);
 * right version: a forward starts only if each block in its range had exactly ``forward_version`` updates, an update
@@ -15,8 +15,8 @@ by one block at most. Four rules make every result independent of timing:
   graph waits;
 * credits: a stretch that ends in sending a hidden state starts only with a credit of its (link, boundary).
 
-Source: RingAda, section III-B.2 (strictly interleaved forward and backward where adapters are unfrozen,
-consecutive forwards where they are frozen).
+Source: RingAda, section III-B.2 (strictly interleaved forward and backward where adapters are unfrozen, consecutive
+forwards where they are frozen).
 """
 
 from __future__ import annotations

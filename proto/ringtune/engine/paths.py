@@ -1,14 +1,12 @@
-"""The path of a micro-batch through one node, precomputed, how far it is, and the credits of its links.
+"""The path of a micro-batch through one node, its progress, and the credits of the node's links.
 
-Credits: so many hidden states may be on their way or wait, for each target and boundary.
-
-A micro-batch's way through one node, precomputed, and how far it is.
-
-A :class:`Path` is a lowering (``schedule.lowering``) turned into a chain of places. A place is a compute action with
-all that it waits for and all that follows it at once, so that the engine decides with a few comparisons::
+A :class:`Path` is a lowering (``schedule.lowering``) as a chain of places. A place is a compute action with all that it
+waits for and all that follows it at once, so that the engine decides with a few comparisons::
 
     legs     <h2@a      f[2,3)   F[3,4)  >h4@c     <g4@c  B[3,4)
     places   |__ f[2,3) __| -> |_ F[3,4) __| ->  |___ B[3,4) ___|
+
+Credits bound the hidden states that are on their way or wait, for each target and boundary.
 """
 
 from __future__ import annotations

@@ -1,19 +1,12 @@
-"""The list scheduler of an engine: what a node has taken on and not done, and which of it may run now.
+"""The list scheduler of an engine: the work of a node, versions of its units, its head, and actions ready to run.
 
-How many updates the units at a node have had: an item runs only with the weights of its step.
+Work waits in queues, each in the order of (seq, micro). A queue is searched only after an event that may have made one
+of its entries ready: each queue has a flag for that.
 
-Keeps track of a node's head: for which turns it may be used, and to whom it goes next.
-
-Where every owner has a copy of the head (``schedule.stages``) it goes nowhere, and only its updates count.
-
-A head that came for turn 5 of this node serves turn 5 and the turns of this node that follow without a gap. Equal
-versions are not enough to tell whether a head may be used: after an evaluation an owner still has a head of the right
-version that it has passed on.
-
-What a node has taken on and not done, and which of it may go on now: the list scheduler of an engine.
-
-Things wait in queues, each in the order of (seq, micro). A queue is looked through only when something has happened by
-which one of its things may have become possible: a flag for each queue says so.
+``HeadKeeping``: a head that arrives for turn 5 of this node serves turn 5 and the turns of this node that follow
+without a gap. Equal versions are not enough to decide whether a head may be used: after an evaluation an owner still
+has a head of the right version that it has passed on. Where every owner has a copy of the head (``schedule.stages``)
+none is handed over, and only its updates count.
 """
 
 from __future__ import annotations
