@@ -26,6 +26,8 @@ weights of the blocks; pairs of ``WAITING`` micro-batches a link, and those that
 received and as computed with. Weights on the way back lie at either end; with overlap those of two updates do. A host
 with merged adapters holds none in memory. ``costs.offload_costs`` has the sizes for users with adapters of their own.
 
+Moves: beside its next slice a node has room for what it trained, and for what arrives.
+
 Disk: a host whose adapters a helper fits, and which holds them inside matrices, keeps them in a file: one set, or the
 sum of those of all users. Shards of adapters are some megabytes and are not counted, unless helpers fit them: these may
 be as large as the matrices, and one for each user.

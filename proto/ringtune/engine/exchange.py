@@ -14,8 +14,8 @@ an item of another owner waits for the gradient, and for own items before it tha
 not wait for own updates or checkpoints before it: they precede the gradient, which could not have been computed before
 they were possible here. The embedding is the largest unit, so its copy is not updated while blocks of this node keep
 graphs: its gradient and state take the room of the graphs. Nothing that these graphs wait for waits for that update,
-because the initiator of an item has the embedding of all items before. It could wait for the head, which is therefore
-updated at any time.
+because the initiator of an item has the embedding of all items before. It could wait for the update of the head, which
+is therefore not held back.
 
 Replicas (``schedule.lowering``): items are taken in their order. The gradients of an item leave when its last
 micro-batch here has gone backward and all items before have been updated here. Its updates wait for the gradients of

@@ -1,20 +1,11 @@
-"""The job of a user: ``job.toml`` as a value, read strictly and written back, and what its result is.
+"""The job of a user: ``job.toml`` as a value, read strictly and written back, and the form of its result.
 
-Read the text of a job file, and say in the user's words what is wrong with it.
+A job holds wishes and is the same on every node; decisions are in the plan. A key that is misspelt, mistyped, out of
+range, in the wrong section, of another framework, or not built yet is refused by name.
 
-Refuse keys of a job that stand in another section than theirs, or that only other frameworks have.
-
-``train.keep_best``: what can't go together with it.
-
-What the user asks for: ``job.toml`` as a value, read strictly and written back.
-
-A job says what is wanted; it is the same on every node. What was decided is the plan's matter. Whatever is
-misspelt, mistyped, out of range or not built yet is refused by name.
-
-``offload.adapters``: the kind of adapter that each user chose, where users have adapters of their own.
-
-A *kind* is an adapter configuration with the users who have it. The first one is the job's own ``adapter.config``, also
-where no user has it: head, embedding and blocks are made with it. The others follow in the order of their first users::
+``offload.adapters`` gives a kind of adapter to each user, where users have adapters of their own. A *kind* is an
+adapter configuration with the users who have it. The first one is the job's own ``adapter.config``, also where no user
+has it: head, embedding and blocks are made with it. The others follow in the order of their first users::
 
     [adapter]                       kinds               users
     config = "lora"                 0  lora             ben, carl
@@ -22,9 +13,9 @@ where no user has it: head, embedding and blocks are made with it. The others fo
     users = "alone"
     adapters = { anna = "linear", dora = "linear" }
 
-Source: ColA, section 4.3 and Table 4 (Low Rank-Linear, Low Rank-MLP): users choose the architecture of their models.
+The result is an adapter, the blocks' own weights, or a whole model.
 
-What the result of a job is: an adapter, the blocks' own weights, or a whole model.
+Source: ColA, section 4.3 and Table 4 (Low Rank-Linear, Low Rank-MLP): users choose the architecture of their models.
 """
 
 from __future__ import annotations

@@ -1,22 +1,13 @@
-"""The rows of a file as the task of the job reads them; the users of rows, class names and pictures.
+"""Rows of a file for the task of a job: one reader for init, plan, owners and predictions, without torch.
 
-Class names that a person may have meant to be one: they differ in spaces or capitals only.
+Each row that can't be used goes to the file's account with its line (``ringtune.storage.tables``). The length of a text
+in tokens is known to its tokenizer only. Of the users in ``data.user`` only names and numbers of rows leave a node.
 
-They stay two classes, because capitals may well matter (letters, say), but nobody shall find out from the result.
+Class names that differ in spaces or capitals only stay two classes, because capitals may matter (letters, say), and are
+reported.
 
-Pictures in a folder with a folder for each class: which count, and which files are passed over.
-
-Files and folders whose names begin with a dot are no data: ``.ipynb_checkpoints`` of Jupyter has copies of pictures,
-``._cat.png`` of macOS has none in it.
-
-``data.user``: the column that says whose a row is, and how a node sorts and counts its rows by it.
-
-Only names of users and numbers of their rows leave a node.
-
-The rows of a file as the job's task reads them: one reader for init, plan, owners and predictions; no torch.
-
-Every row that can't be used is in the file's account, with its line (``ringtune.storage.tables``). Pictures are
-listed by ``ringtune.job.rows``; how long a text is in tokens only its tokenizer knows.
+Pictures lie in a folder for each class. Files and folders with names that begin with a dot are no data:
+``.ipynb_checkpoints`` of Jupyter has copies of pictures, ``._cat.png`` of macOS has none in it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Auxiliary models: two kinds of adapters of our own that sit where LoRA does, and the file that describes them.
-
-Auxiliary models: two kinds of adapters of our own, which sit where LoRA does.
+"""Auxiliary models: two kinds of adapters of our own beside the matrices that LoRA takes, and their ``adapter.json``.
 
 Beside a matrix with the input x stands a small model g, and the matrix gives ``h + alpha * g(x)``:
 
@@ -11,15 +9,11 @@ kind       g(x)                                      zero at the start
 ``mlp``    ``relu(x V^T + b) U^T + c``               U and c, so that g is zero too
 ========== ========================================= =====================================
 
-The options that choose matrices are those of LoRA. Where query, key and value are one matrix each has a g of its own.
-A configuration may name several, of one kind or of both, and methods of the library with them: each matrix of a block
-has one at most (``check_places``).
+The options that choose matrices are those of LoRA. Where query, key and value are one matrix each has a g of its own. A
+configuration may name several, of one kind or of both, and methods of the library with them: each matrix of a block has
+one at most (``check_places``).
 
-Source: ColA, section 4 and appendix B (low rank, linear and MLP as auxiliary models).
-
-``adapter.json``: what auxiliary models are, beside ``adapter.safetensors`` with their tensors.
-
-::
+``adapter.json`` lies beside ``adapter.safetensors`` with the tensors::
 
     {
       "format": "ringtune-auxiliary",    always
@@ -45,7 +39,9 @@ the adapter's name: ``transformer.h.0.attn.c_attn.ringtune.query.weight``.
 Adapters of the library beside auxiliary models have their tensors in the same file, under the library's names, and
 their configuration in this one: neither half is a folder that the library would load as if it were the whole.
 
-In version 1 what is in ``parts`` stood beside ``format``, for one kind, and there was no ``library``.
+In version 1 the keys of ``parts`` stood beside ``format``, for one kind, and there was no ``library``.
+
+Source: ColA, section 4 and appendix B (low rank, linear and MLP as auxiliary models).
 """
 
 from __future__ import annotations

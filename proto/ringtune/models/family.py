@@ -1,8 +1,8 @@
-"""What a family of models looks like on disk, beyond what the header of its weights says.
+"""The description of a family of models on disk, beyond the header of its weights.
 
-A pure description beside the code that computes (``edge.model.families``): which config keys count, where the blocks
-are, and the shapes by which a config is compared with the weights beside it. All other names and shapes are read from
-the header (``ringtune.models.folder``), and loading compares each with the model that the library builds.
+A pure description beside the code that computes (``edge.model.families``): the config keys that count, the places of
+the blocks, and the shapes by which a config is compared with its weights. All other names and shapes are read from the
+header (``ringtune.models.folder``), and loading compares each with the model that the library builds.
 """
 
 from __future__ import annotations

@@ -1,34 +1,21 @@
-"""A model folder, given or in the cache of the hub, without torch and trust: tensors, configuration, consistency.
+"""A model folder, given or in the cache of the hub, read without torch and without trust.
 
-Which tensors a model consists of, and where each lies: in one safetensors file, or in several with an index.
-
-Only headers are read. The index is not trusted: it may name files of the folder only, and what it says has to be
-in them. The config is not trusted either: the header has to have what it means.
-
-Source: the layouts that ``save_pretrained`` writes.
-
-Ids of models on a hub, and where the Hugging Face cache of this machine keeps them; no network is asked here.
-
-The cache has a folder for each model: ``models--OWNER--NAME/refs/REVISION`` names a commit, and
-``snapshots/COMMIT`` has its files. What is found is a model folder like any other, and is checked like one.
-
-Source: the documentation of huggingface_hub, "Understand caching".
-
-What a model folder says about itself, read without torch and without trusting it.
+Tensors lie in one safetensors file, or in several with an index; only headers are read. The index may name files of the
+folder only, and its tensors have to be in them.
 
 ``config.json`` can name code to load, so only the keys of a known family are taken over, and the model is built of
-these alone. Each key of the file is carried out, refused by name, or known to change no number; there is no fourth
-kind. Transformers 5 writes rotary positions in another form than 4; both are read. The tensors' names and shapes are
-compared with what that config means, before anybody builds a model.
+these alone. Each key of the file is carried out, refused by name, or known to change no number. Transformers 5 writes
+rotary positions in another form than 4; both are read. The tensors' names and shapes are compared with those of that
+config before a model is built, and tokenizer, preprocessor and a head's classes with the config. A folder of two
+models, or a token without a row, would otherwise end a run at the first batch that has it. Tokens that no text has to
+have may be beyond the table, as in Gemma 3, whose tokenizer knows pictures too.
 
-Source: CVE-2026-4372 (code execution from a crafted config.json) and its siblings; transformers 5.24,
+The Hugging Face cache of this machine has a folder for each model: ``models--OWNER--NAME/refs/REVISION`` names a
+commit, and ``snapshots/COMMIT`` has its files, which are checked like any other folder. No network is used here.
+
+Source: the layouts that ``save_pretrained`` writes; the documentation of huggingface_hub, "Understand caching";
+CVE-2026-4372 (code execution from a crafted config.json) and its siblings; transformers 5.24,
 ``RotaryEmbeddingConfigMixin`` and ``Gemma3TextConfig``.
-
-Hold the files of a model folder against each other: tokenizer, preprocessor, a head's classes against the config.
-
-Other weights are held against the config by ``ringtune.models.folder``. A folder that was put together of two models,
-or a token that was added without a row for it, would otherwise end a run at the first batch that has it. Tokens that no
-text has to have may be beyond the table, as in Gemma 3, whose tokenizer knows pictures too.
 """
 
 from __future__ import annotations

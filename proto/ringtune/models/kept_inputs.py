@@ -1,4 +1,4 @@
-"""Which inputs of linear layers a block keeps for its backward: those of the layers whose weights train.
+"""Inputs of linear layers that a block keeps for its backward: those of the layers that train.
 
 A frozen linear layer does not need its input. These tensors are all that VeLoRA can make smaller; several layers may
 read one tensor, which is kept as long as one of them keeps it.

@@ -1,4 +1,4 @@
-"""Which files the result of a run consists of.
+"""The files of a run's result: an adapter, the blocks' own weights, or a whole model.
 
 An adapter makes an AdapterHub folder. Where the blocks' own weights trained, ``blocks.safetensors`` takes the place of
 the adapter: every block's trained tensors, by the names that a model with a head gives them in its own checkpoint.
@@ -7,10 +7,9 @@ tensors, and those of the library's adapters beside them. The head's files are t
 where a head was trained.
 
 Where each user has adapters of their own (``techniques.offload``), each has a folder ``users/NAME`` in place of
-``adapter``.
-Between machines only the tensors have a user's name; what is the same for all, the head and the config, comes once, and
-the coordinator puts it into each folder. The config of an adapter of another kind (``offload.adapters``) has a user's
-name too, and takes the place of the one that is common.
+``adapter``. Between machines only the tensors have a user's name; head and config, which all users share, travel once,
+and the coordinator puts them into each folder. The config of an adapter of another kind (``offload.adapters``) has a
+user's name too, and takes the place of the common one.
 
 Where all parameters trained, the result is a whole model: a normal folder of transformers with config, weights and the
 tokenizer's files. Between machines its weights are always one file; in the folder large ones are several with an index.
