@@ -1,25 +1,19 @@
-"""A checkpoint: a manifest that names the shard of every node by digest, and on which disks its parts lie.
+"""Checkpoints: the manifest with the shard of every node by digest, and the nodes whose disks have each part.
 
-What a checkpoint is: a manifest that names every node's shard by digest.
+A checkpoint is of a turn boundary. Shards (adapters, moments with step counts, at one owner the head) stay on the
+nodes; the submitter keeps the manifest, which is written last: without it there is no checkpoint. All else that a
+resumed run needs is a function of the plan and the step: data position, depth, learning rate and the seed of every
+dropout mask (``schedule.batches``, ``schedule.versions``, ``config.sections.learning_rate``; ``edge.model.skeleton``).
+Where the run itself decides the depth, the manifest has the state of that rule (``schedule.turns.Unfreezing``).
 
-This module also says whether a checkpoint can be used.
-
-A checkpoint lies at a turn boundary. Shards (adapters, moments with step counts, at one owner the head) stay on
-the nodes; the submitter keeps the manifest, which is written last: without it there is no checkpoint. Everything
-else that a run needs to go on is a function of the plan and the step: data position, depth, learning rate and the
-seed of every dropout mask (``batches``, ``schedule``, ``learning_rate``; ``edge.model.skeleton``). Where the run itself
-decides the depth, the manifest has what it knows of its losses.
-
-On which nodes' disks everything is that a run had trained at a step: in shards of a checkpoint, and in files beside.
-
-A run on a [0,3), b [3,6) whose owner is a, and whose hosts keep copies for each other, after a checkpoint::
+``Whereabouts``: a run on a [0,3), b [3,6), owner a, whose hosts keep copies for each other, after a checkpoint::
 
     blocks 0 to 2   in the shard of a, and in a file at b
     blocks 3 to 5   in the shard of b, and in a file at a
     head            in the shard of a, and in a file at the next owner, if there is one
 
-So the run goes on where a disk is lost. A file says which run trained it: a run that went back to an earlier step may
-come to this step with other weights, as one that left an owner out, and the two are never mixed.
+So the run continues when a disk is lost. A file names the run that trained it: a run that went back to an earlier step
+may reach this step with other weights, for example without an owner, and the two are never mixed.
 """
 
 from __future__ import annotations

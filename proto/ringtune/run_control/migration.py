@@ -1,12 +1,4 @@
-"""The part of the coordinator in migration: the next placement between two turns, with weights fetched ahead.
-
-Let nodes fetch the base weights of the next placement while the present one trains.
-
-A placement of the plan is moved to when its turn comes, whether or not all has come by then: what is missing is
-fetched in the move. One that was found in mid-run has no turn yet: the run moves to it once every node has what it
-needs, and stays where it is if one can't get it.
-
-The coordinator's part in moves: from the placement that holds to the next one, between two turns.
+"""Migration on the coordinator: moves of a run to its next placement between two turns, with weights fetched ahead.
 
 ::
 
@@ -15,8 +7,12 @@ The coordinator's part in moves: from the placement that holds to the next one, 
                              '----------'--> going back -> training goes on where it was, and the log says why
 
 *Resting* nodes keep what they have trained in memory, and offer it to one another. Then each builds its next slice,
-takes over what others trained of it, and opens its links. Nobody forgets what it kept before all have moved: where one
+takes over what others trained of it, and opens its links. No node forgets what it kept before all have moved: where one
 node fails or is late, all go back to the placement that they had.
+
+Nodes fetch the base weights of the next placement while the present one trains. A placement of the plan holds from its
+turn on, and weights that are missing then are fetched in the move. A placement that was found in mid-run has no turn
+yet: the run moves to it once every node has what it needs, and stays where it is if one can't get it.
 """
 
 from __future__ import annotations

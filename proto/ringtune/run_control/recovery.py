@@ -1,31 +1,4 @@
-"""The state machine of a run that continues when a host is lost: bad steps, waiting, and one recovery.
-
-What a run does after a bad step, one with a loss, hidden state, gradient or weight that is not finite.
-
-No node applies an update of which it sees that it is bad. Others may have applied theirs by then, so all go back to the
-end of the last committed turn, and every turn since is done once more::
-
-    turn        0          1          2  (bad)
-    committed   yes        no         no        all go back to the end of turn 0
-    again                  3          4         bad once more, in 3 or 4: the run ends
-
-A fault that was there once, as of a memory chip, leaves no trace: the run's result is that of the undisturbed one.
-What is bad again is of the training, and would be so for ever. Once turn 4 is committed, another bad step has a second
-try of its own.
-
-For whom a run waits when it can't go on without a node: an owner of rows, or any node with room for what is left.
-
-::
-
-    halting -- an owner is lost, or nothing fits --> waiting -- it joins --> placing, moving, training
-                                                        |
-                                                        '-- time is up --> the run ends, resumable
-
-The others have stopped meanwhile and keep what they had at the end of the last committed turn.
-
-One recovery of a run: who has to stop, who has to move, and to what.
-
-The coordinator's state machine of a run that goes on when a host is lost.
+"""Recovery of a run on the coordinator: after a lost host, after a bad step, and the wait for a node.
 
 ::
 
@@ -34,13 +7,28 @@ The coordinator's state machine of a run that goes on when a host is lost.
                                   a placement without  was kept then
                                   it is found
 
-After a bad step (``bad_steps``) all stop and go back in the same way, in the placement that they have. Where the run
-can't go on without a node, it waits for it in between (``waiting``).
+A turn is *committed* when every node has done it and keeps what it has trained, at two places. At most two turns are
+granted, so a node needs to keep three: the committed one, and those that it may have done since. A turn is logged when
+it is committed, so that no repeated turn is logged twice; progress is shown at once, and once.
 
-A turn is *committed* when every node has done it and keeps what it has trained, at two places. Two turns are granted at
-most, so that a node needs to keep three: the committed one, and those that it may have done since. What the run
-logs of a turn is logged when the turn is committed, so that nothing of a repeated turn is logged twice; what is done is
-shown at once, and once.
+After a bad step, one with a loss, hidden state, gradient or weight that is not finite, all stop and go back in the same
+way, in the placement that they have. No node applies an update that it sees to be bad; others may have applied theirs
+by then, so every turn since the last committed one is done once more::
+
+    turn        0          1          2  (bad)
+    committed   yes        no         no        all go back to the end of turn 0
+    again                  3          4         bad once more, in 3 or 4: the run ends
+
+A transient fault, as of a memory chip, leaves no trace: the result is that of the undisturbed run. A step that is bad
+again is a fault of the training and would repeat for ever. Once turn 4 is committed, another bad step has a second try
+of its own.
+
+Where the run can't continue without a node, an owner of rows or any node with room for what is left, it waits. The
+others have stopped and keep what they had at the end of the last committed turn::
+
+    halting -- an owner is lost, or nothing fits --> waiting -- it joins --> placing, moving, training
+                                                        |
+                                                        '-- time is up --> the run ends, resumable
 """
 
 from __future__ import annotations

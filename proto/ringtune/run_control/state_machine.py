@@ -1,8 +1,4 @@
-r"""The state machine of the coordinator for one run, with or without its best result kept. No clock, no socket.
-
-Says what the coordinator's state machine waited for too long, in the words of a deadline's error.
-
-The coordinator's state machine of one run: who is asked what, and when. No clock, no socket.
+r"""The coordinator's state machine of one run: phases, requests to nodes and their deadlines. No clock, no socket.
 
 A run goes through the phases ::
 
@@ -11,20 +7,18 @@ A run goes through the phases ::
           \                                 moving                 /
            \__________ any error: every node is released _________/ failed
 
-In training the coordinator *grants* turns. It grants ahead, so that frozen blocks can work for the next
-initiator already, but only so far that any later decision can still take effect at a turn boundary.
+In training the coordinator *grants* turns. It grants ahead, so that frozen blocks can work for the next initiator
+already, but only so far that any later decision can still take effect at a turn boundary.
 
-Source: RingAda, Algorithm 1 and section III-B (initialisation, training round).
-
-The coordinator's state machine of a run that may keep its best result (``train.keep_best``).
-
-::
+A run may keep its best result (``train.keep_best``)::
 
     evaluation is the best so far --> every node sends what it trained --> the next turns are granted
                                       (CollectBest, BestSent)              (LogBest)
 
-The run stays in the phase "training" meanwhile: a node may be lost, come back or pause as at any other time. Where the
-run goes back, it goes back to the end of the very step that was evaluated, and the nodes are asked anew.
+The phase is "training" meanwhile: nodes may be lost, return or pause as at any other time. A run that goes back then
+goes back to the end of the step that was evaluated, and the nodes are asked anew.
+
+Source: RingAda, Algorithm 1 and section III-B (initialisation, training round).
 """
 
 from __future__ import annotations

@@ -1,33 +1,19 @@
-"""Which turns of a run are granted: ahead of those at work, but no further than every decision allows.
+"""Grants of turns on the coordinator: ahead of those at work, but no further than every decision allows.
 
-Add up an evaluation, which every owner with evaluation rows carries out in a turn of its own.
+A decision (what trains, which operations hold) takes effect at a turn boundary. A turn is granted when all is known on
+which it depends, and not before, so that no timing changes its work.
 
-The turns of a run that are granted and not done by every node.
+Unfreezing under ``auto``: the loss of a train turn counts when the turn is closed, with all its steps reported, and
+turn t is granted only when t - 2 is closed.
 
-The coordinator's part in unfreezing: which turn may be granted, and which decisions it carries.
-
-Where the course settles everything, this does nothing. Under ``auto`` a decision must not depend on timing: the loss of
-a train turn counts when the turn is closed, with all its steps reported, and turn t is granted only when t - 2 is
-closed.
-
-Which step's result is wanted from the nodes, because its evaluation is the best one so far (``train.keep_best``).
-
-Nothing is granted beyond that evaluation until every node has sent what it trained, so that what they send is just what
-was evaluated. After the last turn nobody is asked: the results that are collected then are of the same step ::
+Evaluations: every owner with evaluation rows carries its part out in a turn of its own. Without patience and
+``train.keep_best`` turns are granted beyond an evaluation. With ``keep_best`` nothing is granted beyond the best one so
+far until every node has sent what it trained, so that they send what was evaluated. After the last turn no node is
+asked: the results that are collected then are of the same step ::
 
     evaluation after step    10        20       30        40, the last one
     loss                     0.7       0.5      0.6       0.4
     sent                     step 10   step 20  -         with the end of the run
-
-The coordinator's part in ending a run early, and in keeping its best result: which turn waits for an evaluation.
-
-Where the job has no patience and keeps no best result this does nothing: turns are granted beyond an evaluation while
-it is carried out.
-
-Which turns of a run are granted: ahead of those at work, but no further than every decision allows.
-
-A decision (what trains, which operations hold) takes effect at a turn boundary. A turn is granted when all is known on
-which it depends, and not before, so that no timing changes what it carries.
 """
 
 from __future__ import annotations

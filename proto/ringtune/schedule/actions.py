@@ -1,6 +1,4 @@
-"""The table of ops: every kind of action that a node can do, its facts, and the word that it prints as.
-
-The table of ops: every kind of action that a node can do, with its facts.
+"""Actions of nodes: the table of ops with the facts of each, and the word that an action prints as.
 
 Printing, costs, recorded times, the memory ledger and the engine read the facts of an op here. A new op is one more row
 of ``Op``, and one more method of the executor that carries it out.
@@ -23,8 +21,6 @@ SAVE         K      item        0          checkpoint: what this node trained, w
 SEND         >      message                a tensor leaves
 RECEIVE      <      message                a tensor is taken
 ============ ====== =========== ==== ===== ============================================================
-
-The word of an action: how it is printed, and read back.
 
 One action is one word::
 

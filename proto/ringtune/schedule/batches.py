@@ -1,19 +1,14 @@
-"""Which rows an owner gets and which rows form a batch: pure functions of the seed, the same on every machine.
+"""Rows of each owner and rows of each batch: pure functions of the seed, the same on every machine.
 
-Random numbers that are the same on every platform and Python version.
-
-``random`` promises that only for its basic generator, not for ``shuffle`` or the distributions, and
-numpy and torch promise less. So numbers come from SHA-256 in counter mode, keyed by what they are for,
-and everything derived from them is written out here.
-
-Which rows form which batch: pure functions of (seed, owner, counters), the same on every machine.
+Random numbers are SHA-256 in counter mode, keyed by their purpose, and everything derived from them is written out
+here: ``random`` promises equal numbers on every platform and Python version for its basic generator only, not for
+``shuffle`` or the distributions, and numpy and torch promise less.
 
 The composition of a batch depends on (seed, owner) only, so that a batch keeps its id and rows for the whole run, and
 operation tables can be keyed by it; only the order of batches changes from pass to pass.
 
-Which rows of one file each owner gets with ``--local N``: a pure function of (seed, number of owners, rule).
-
-The shares never depend on the number of nodes, so that more nodes train the same batches.
+The rows of one file that each owner gets with ``--local N`` depend on (seed, number of owners, rule), never on the
+number of nodes, so that more nodes train the same batches.
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
-"""The course of a run: everything that its result depends on, with the updates of helpers and frozen weights.
+"""The course of a run: everything that its result depends on, as a value with a digest.
 
-How the weights that do not train are held, if it is not as float32: smaller, and rounded once.
+A :class:`~ringtune.schedule.placement.Placement` carries it out; no result depends on that. Two parties that hold
+courses of equal digests train the same weights, whatever their slices.
 
-The result depends on it, so it is part of the course. With ``bfloat16`` a frozen matrix has 2 bytes a number, with
-``int8`` one byte a number and a scale for each row. Norms, biases and whatever trains stay float32.
+Frozen weights may be held smaller than float32, rounded once: a matrix of 2,048 x 5,632 numbers has 46.1 MB in float32,
+23.1 MB in bfloat16, and in int8 11.5 MB with a scale of 4 bytes for each row. Vectors (norms, biases) and whatever
+trains stay float32.
 
-What frozen weights take where they are held small, and the room in which one matrix at a time is widened.
-
-A frozen matrix of 2,048 x 5,632 numbers has 46.1 MB in float32, 23.1 MB in bfloat16, and in int8 11.5 MB with a scale
-of 4 bytes for each row. Vectors (norms, biases) stay as they are.
-
-Offload: what of helpers (``schedule.placement``) a result depends on; a course without it trains as without helpers.
-
-A helper that fits after every step, from exact pairs, gives the weights of local training, and is of the placement
-alone. With an interval of I it adds up the gradients of I steps, and then updates once; the steps that are left over at
-the end of the run are one more update. With an interval of 4 a run of 10 steps::
+Offload: a helper that fits after every step, from exact pairs, gives the weights of local training, and belongs to the
+placement alone. With an interval of I it adds up the gradients of I steps, and then updates once; the steps that are
+left over at the end of the run are one more update. With an interval of 4 a run of 10 steps::
 
     step          0  1  2  3  4  5  6  7  8  9
     updates after             1           2     3
@@ -27,11 +22,6 @@ The helper fits the pairs at its newest weights::
     forward sees    0  0  1  2 | 4  4
 
 Source: ColA, section 3.2 (adaptation interval) and Algorithm 1.
-
-The course of a run: everything that its result depends on, as a value with a digest.
-
-Who carries it out is a :class:`~ringtune.schedule.placement.Placement`; no result depends on that. Two parties that
-hold courses of equal digests train the same weights, whatever their slices.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which blocks still are as the run began with them, and at which boundary it pays to keep what leaves them.
+"""The frozen prefix of a run: blocks that no update has changed yet, and the boundary whose hidden states pay to keep.
 
-A batch's composition is fixed for the run, so that its rows come again as a whole: in every pass over the rows of its
-owner, and in every evaluation. As long as no block below a boundary was trained, what enters there is the same.
+A batch's composition is fixed for the run, so the same rows return in every pass over the rows of its owner, and in
+every evaluation. As long as no block below a boundary was trained, the same hidden state enters there.
 
-Example: six blocks, one more trains every 20 steps, and a batch that comes at steps 3, 23, 43 and 53. Below the lowest
-trained block there are 5, 4, 3 and 3. What is kept at 3 at step 3 saves 3 blocks at three visits.
+Example: six blocks, one more trains every 20 steps, and a batch with visits at steps 3, 23, 43 and 53. Below the lowest
+trained block there are 5, 4, 3 and 3. A hidden state kept at boundary 3 at step 3 saves 3 blocks at three visits.
 """
 
 from __future__ import annotations

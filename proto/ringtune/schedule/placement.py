@@ -1,31 +1,26 @@
-"""A placement: who carries a course out, from which turn on, with its helpers and its cache of hidden states.
+"""A placement: the nodes that carry a course out, from a turn on, as a value with a digest; with helpers and caches.
 
-Where the micro-batches of an item enter the ring, and where their hidden state is kept for a later visit.
+No result depends on it: every split of the blocks among nodes gives the weights that one process would have given.
 
-::
+``Passage``: the boundary where the micro-batches of an item enter the ring, and the one where their hidden state is
+kept for a later visit::
 
     slices a [0,2)  b [2,4)  c [4,6)   owner o   the blocks [0, 5) are frozen
 
     first visit, keeps 4    o | E  >h0@a      a | <h0 f f >h2@b    b | <h2 f f >h4@c    c | <h4  W  f F >h6@o
     later visit, enters 4   o |               a |                  b |                  c | R  f F >h6@o
 
-The coordinator decides it when it grants a turn, and the turn says it of each of its items; nodes and simulator go by
-that. So whoever lost what it kept is no longer counted on from the next turn on.
+The coordinator decides it when it grants a turn, and the turn has it for each of its items; nodes and simulator follow
+it. So a host that lost what it kept is not used from the next turn on.
 
-Helpers: nodes that fit adapters of blocks that another node hosts (ColA). No result depends on who helps.
-
-The host of the blocks does forward and backward, but for the gradients of its adapters: it ships each adapter's input
-with the gradient of its output. The helper computes the gradient from these *pairs*, keeps the optimizer state, updates
-the adapters and sends them back. Blocks [0, 2) of host a, helper z::
+``Helper`` (ColA): the host of the blocks does forward and backward, but for the gradients of its adapters: it ships
+each adapter's input with the gradient of its output. The helper computes the gradient from these *pairs*, keeps the
+optimizer state, updates the adapters and sends them back. Blocks [0, 2) of host a, helper z::
 
     a | ... B12.0[0,2)  C12.0[0,2)  >c12.0#0@z                              <w12#0@z  U12[0,2)
     z |                                         <c12.0#0@a  A12.0[0,2)  U12[0,2)  >w12#0@a
 
 Source: ColA, section 3.2 and Proposition 1.
-
-A placement: who carries a course out, from which turn on, as a value with a digest.
-
-No result depends on it: every split of the blocks among nodes gives the weights that one process would have given.
 """
 
 from __future__ import annotations

@@ -1,18 +1,14 @@
-"""The shape of a run: its blocks, owners and steps, and which owner has which turn.
+"""The shape of a run: its blocks, owners and steps (the extent, all that a method may ask), and the owner of each turn.
 
-The extent of a run: its blocks, owners and steps, which is all that a method may ask.
-
-Whose train turn comes when: each owner in its turn, or as often as its rows ask for.
-
-With ``turns = "equal"`` the owners go round. With ``"rows"`` the next turn goes to the owner that is furthest behind
-its share of the rows: an owner that has had n turns has the key (2n + 1) / rows, and the least key is next. Owners a,
-b and c with 40, 20 and 10 rows ::
+With ``turns = "equal"`` the owners take turns in order. With ``"rows"`` the next turn goes to the owner that is
+furthest behind its share of the rows: an owner that has had n turns has the key (2n + 1) / rows, and the least key is
+next. Owners a, b and c with 40, 20 and 10 rows ::
 
     turn     0    1    2    3    4    5    6
     owner    a    b    a    c    a    b    a
     key     1/40 2/40 3/40 4/40 5/40 6/40 7/40
 
-Pure functions of owners and number of turns, so a resumed run finds its place without the turns before.
+These are pure functions of owners and number of turns, so a resumed run needs no turns before it.
 
 Source: the method of Webster (Sainte-Laguë), which shares seats out with the least rounding error.
 """

@@ -1,4 +1,4 @@
-"""What a forward saves for its backward: VeLoRA, which changes the result, and ranges of blocks that policies are for.
+"""Activations that a forward saves for its backward: VeLoRA, which changes the result, and block ranges of policies.
 
 VeLoRA keeps, of the input of a linear layer that trains, one number for each *sub-token*: M neighbouring values of a
 token, projected on a unit vector v of the layer. With 768 inputs and 32 parts M is 24, and a token keeps 32 numbers::

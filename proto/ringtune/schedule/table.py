@@ -1,6 +1,6 @@
-"""The table of actions per node: built from a plan, printed, and parsed back.
+"""The table of actions of each node: built from a plan, printed, and parsed back.
 
-A table has a column per node; a row is a point in time if every action takes one unit and messages none::
+A table has a column for each node; a row is a point in time if every action takes one unit and messages none::
 
          c            a            b
     ------------------------------------------

@@ -1,4 +1,4 @@
-"""Which version of a unit a forward must see, derived from the method: pure functions of (course, step).
+"""The version of each unit that a forward must see, derived from the method: pure functions of (course, step).
 
 A version is the number of updates that a unit has had. Except where a method is stale on purpose, a forward sees all
 earlier ones. Example: two items in flight at a unit, a turn of four steps::
