@@ -1,23 +1,16 @@
-"""Bytes that each node holds, counted while a virtual run takes place; the peak is what the simulator reports.
+"""The bytes that each node holds during a virtual run, item by item; the simulator reports their peak.
 
-The items that are under way on the virtual clock: kind and sizes of each.
+The planner's bound (``costs.memory_estimate``) has to lie above it for any timing. Counted are weights, adapters and
+the head with their optimizer state, gradients, what forwards keep for backward, the work space of the block that runs,
+what is kept of the ends of turns (from the beginning, as after some turns), and the tensors of a micro-batch::
 
-Bytes that helpers add to the accounts of a virtual run, or take off them.
+    on the way and in the inbox --Accept--> with the micro-batch, through every f --send--> on the way
+                                            F: the graph's input until its B    H: freed, and a gradient follows
 
-Pairs and weights, wherever they are::
+Helpers add pairs and weights::
 
     B: pairs as computed --C: packed--> on the way --Accept--> A: unpacked, then freed
     U at the helper: weights --> on the way --Accept--> U at the host: freed
-
-Bytes that each node holds, counted while a virtual run goes on; the peak is what the simulator reports.
-
-The planner's bound (``costs.memory_estimate``) has to lie above it for any timing. What is counted: weights, adapters
-and the head with their optimizer state, gradients, what forwards keep for backward, the work space of the block that
-runs, what is kept of the ends of turns (from the beginning, as after some turns), and the tensors of a micro-batch,
-wherever they are::
-
-    on the way and in the inbox --Accept--> with the micro-batch, through every f --send--> on the way
-                                            F: the graph's input until its B    H: freed, and a gradient comes of it
 """
 
 from __future__ import annotations

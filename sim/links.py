@@ -1,13 +1,9 @@
-"""When a message arrives on the virtual clock: after a delay, or over links as they were measured.
+"""The arrival of messages on the virtual clock: after a fixed delay, or over links as they were measured.
 
-When a message arrives on the virtual clock.
-
-Links as they were measured: a message waits for its link, for its sender's uplink and its receiver's downlink.
-
-A pair's rate is that of its slower end. The uplink of a node is taken as fast as the fastest link that leaves it, its
-downlink as the fastest that enters it: a message that goes out at less leaves room for another one beside it. A
-message takes its share of both from the moment it is ready, so that one which waits for a busy receiver does not keep
-the sender's uplink from others.
+A message waits for its link, for its sender's uplink and its receiver's downlink. A pair's rate is that of its slower
+end. The uplink of a node is taken as fast as the fastest link that leaves it, its downlink as the fastest that enters
+it: a slower message leaves room for another one beside it. A message takes its share of both from the moment it is
+ready, so that one which waits for a busy receiver does not keep the sender's uplink from others.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""What a virtual run is measured by: seconds of each action, busy seconds, steps, bytes and memory.
+"""Measures of a virtual run: seconds of each action, busy seconds, steps, bytes, memory, and optionally every span.
 
-How long each action takes on the virtual clock: a profile's medians, or what was recorded.
-
-A recording of the very same run is replayed action by action, stragglers included. For another plan its samples are
-pools: an action that was not recorded takes the time of one drawn from those of its node and kind, per block.
-
-What a virtual run is measured by: busy seconds, steps, bytes and memory; optionally every span.
+Seconds of an action are a profile's medians, or recorded ones. A recording of the same run is replayed action by
+action, stragglers included. For another plan its samples are pools: an action that was not recorded takes the time of
+one drawn from those of its node and kind, per block.
 """
 
 from __future__ import annotations

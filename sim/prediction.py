@@ -1,12 +1,9 @@
-"""What a plan would do on profiled nodes: wall time, who is busy, who waits, bytes and memory.
+"""The prediction of a plan on profiled nodes: wall time, busy and waiting time, bytes and memory.
 
-Checks before a plan runs on the virtual clock: the profile fits the plan, and every node has room.
-
-What a plan would do on profiled nodes: wall time, who is busy, who waits, bytes and memory.
-
-The run itself is the real one, engines, rounds and moves included; only the seconds come from the profile. A plan of
-several placements is one run: with each move the costs, links and accounts of the next placement come in the place of
-those of the last one, and what they counted is added up in the end.
+A plan runs on the virtual clock after checks that the profile fits it and that every node has room. Engines, rounds and
+moves are those of a real run; only the seconds are from the profile. A plan of several placements is one run: with each
+move the costs, links and accounts of the next placement replace those of the last one, and counts are added up in the
+end.
 """
 
 from __future__ import annotations

@@ -1,20 +1,8 @@
 """A whole run in one process on a virtual clock: one ``NodeEngine`` per node, one ``Rounds``.
 
-A virtual clock: callbacks in the order of (time, order of scheduling).
-
-What actions and messages of the virtual ring do besides taking time: real tensors, in checks of correctness.
-
-What a virtual run tells: its result with all recordings, and an observer that sees things while they happen.
-
-A node of the virtual ring: its engine, its inboxes, and when its processor is free.
-
-How a run on the virtual clock comes to its operation tables, where its course leaves them to the run.
-
-A whole run in one process on a virtual clock: one ``NodeEngine`` per node, one ``Rounds``.
-
-What the real driver does with threads and sockets is done here with delays. A *carrier* decides what an
-action or a message really does: nothing (what-if studies), or real tensors (checks of correctness). A
-*transport* decides when messages arrive, an *observer* sees what happens while it happens.
+Delays take the place of the real driver's threads and sockets. A *carrier* decides what an action or a message does:
+nothing (what-if studies), or real tensors (checks of correctness). A *transport* decides when messages arrive, an
+*observer* sees events during the run. The clock calls back in the order of (time, order of scheduling).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Files in pieces on the wire: cut into messages with a digest at the end, and put together again.
+"""Files on the wire: cut into messages with a digest at the end, and put together again.
 
-Both sides hold one piece at a time, whatever the size of the file. Who receives says which files may come and how
-large they may be together; nothing that a sender says becomes a path or an allocation before it was checked.
+Both sides hold one piece at a time, whatever the size of the file. The receiver sets which files may arrive and how
+large they may be together; nothing from a sender becomes a path or an allocation before it was checked.
 """
 
 from __future__ import annotations

@@ -1,21 +1,17 @@
-"""Files that survive a crash, and folders that are ours: marked, locked, and closed to others.
+"""Durable files, which survive a crash, and folders of ours: marked, locked, and closed to others.
 
-Files that survive a crash: either the old content or the new one is there, never half of it.
+A file has either the old content or the new one, never half of it: it is written beside its place, forced to the disk,
+then renamed, and the rename is forced to the disk too. Without the second force, a power cut may restore the old name;
+without the first, a file may be full of zeros.
 
-A file is written beside its place, forced to the disk, then renamed, and the rename is forced to the disk too.
-Without the second, a power cut may bring the old name back; without the first, a file full of zeros.
-
-Source: rename(2), fsync(2); "All File Systems Are Not Created Equal", Pillai and others, OSDI 2014.
-
-Folders that are ours: marked, locked, closed to others, and never emptied of what somebody else put there.
-
-::
+A folder of ours is never emptied of what somebody else put there::
 
     DIR/.ringtune-run     the marker: this folder was empty, or not there, when ringtune began to use it
     DIR/.ringtune-lock    held by the process that writes there, with its process id
     DIR.replaced-<time>/  what was in DIR and made room for something new
 
-Source: flock(2): a lock is of the open file, so the kernel releases it when the process ends, however it ends.
+Source: rename(2), fsync(2); "All File Systems Are Not Created Equal", Pillai and others, OSDI 2014; flock(2): a lock is
+of the open file, so the kernel releases it when the process ends, however it ends.
 """
 
 from __future__ import annotations

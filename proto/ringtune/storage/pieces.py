@@ -1,7 +1,7 @@
 """The content of a file, made a piece at a time, so that a file of any size is written or sent in little memory.
 
-What is big (a head, an adapter, moments) lies somewhere already: in tensors, in a file, or in the messages of a link.
-``Pieces`` is a way to go through it without a second copy, as often as one likes, and to take a part of it.
+Large content (a head, an adapter, moments) is already in tensors, in a file, or in the messages of a link. ``Pieces``
+reads it without a second copy, any number of times, whole or a part of it.
 """
 
 from __future__ import annotations

@@ -1,17 +1,11 @@
-"""Read JSON and TOML values and files that users name: strictly, whole, and never endlessly.
+"""Strict reading of JSON, TOML and files that users name, into frozen dataclasses; and digests of values.
 
-Recognise a file that only points to its content: what git leaves where Git LFS was not installed.
+A misspelt key, a missing key and a wrong type are errors with the place, what was expected and what was found. Nothing
+is converted, except a whole number where a float is asked for. Only regular files are read, whole, and up to a bound. A
+pointer that git leaves where Git LFS was not installed is recognised. Two parties that hold equal values get equal
+digests.
 
 Source: the specification of Git LFS, version 1.
-
-Digests of values: two parties that hold equal values get equal digests.
-
-Read dictionaries (TOML or JSON) into frozen dataclasses without guessing.
-
-A misspelt key, a missing key and a wrong type are errors that say where, what was expected and what was
-found. Nothing is converted, except a whole number where a float is asked for.
-
-Read files that a user names or that were copied from elsewhere: only files, whole, and never endlessly.
 """
 
 from __future__ import annotations

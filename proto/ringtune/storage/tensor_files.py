@@ -1,17 +1,11 @@
 """Safetensors files: their header, their tensors a piece at a time, and whether all numbers are finite.
 
-The header of a safetensors file: written, and read and checked without trusting it or reading a tensor.
+A file is eight bytes of length, a JSON object of names with type, shape and offsets, then the data. The header is read
+without trust and without tensors: a file that was cut off, has holes or overlaps, or claims sizes that do not fit is
+refused before anything is allocated. A file is written header first, from shapes, then each tensor's bytes in turn; the
+format's Python library makes a file in memory, in two copies. Bytes are tested for finite numbers without numpy.
 
-Eight bytes length, a JSON object of names with type, shape and offsets, then the data. A file that was cut
-off, has holes or overlaps, or claims sizes that do not fit is refused before anything is allocated.
-
-Source: the safetensors format, README and ``tensor.rs`` (checks of the metadata).
-
-Write and read safetensors files a piece at a time: the header first, from shapes, then each tensor's bytes in turn.
-
-Source: the safetensors format, README (the layout); its Python library makes a file in memory, in two copies.
-
-Whether all numbers of a tensor are finite, read from its bytes a piece at a time, without a library for numbers.
+Source: the safetensors format, README (the layout) and ``tensor.rs`` (checks of the metadata).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text files as people have them: UTF-8, UTF-16 or Windows-1252, plain or gzip; what was chosen is told.
+"""Text files as people have them: UTF-8, UTF-16 or Windows-1252, plain or gzip; the choice is reported.
 
 ``auto`` takes UTF-16 by its byte order mark and UTF-8 where every line is. A file with other bytes is read as
 Windows-1252, which spreadsheets write, unless most of its lines that are not ASCII are UTF-8: those bytes are damage.

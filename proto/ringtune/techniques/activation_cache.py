@@ -1,27 +1,23 @@
-"""Hidden states of rows that come again: ``[cache]`` of a job, and where each item of a turn enters the ring.
+"""The activation cache: ``[cache]`` of a job, later visits of batches, and the boundary where an item enters the ring.
 
-The section of a job that lets hosts keep hidden states of rows that come again.
+Hosts keep hidden states of rows that return, in files. With ``float32`` no result depends on it.
 
-When a batch comes again: the steps of its later visits, by the order of turns and batches.
-
-Example: an owner with three batches, turns of two steps, two owners that take turns::
+``later_visits``: the steps at which a batch returns, by the order of turns and batches. An owner with three batches,
+turns of two steps, two owners that take turns::
 
     its position in the stream    0  1    2  3    4  5
     batch                         1  0    2  2    0  1      each pass over the rows in an order of its own
     step                          0  1    4  5    8  9
 
-The coordinator's part in the prefix cache: where each item of a turn enters the ring, and where it is kept.
-
-A batch is read only where it was kept in a turn that every node has done before this one is granted; a host that could
-not keep it, or found it damaged, has said so by then. So a turn is granted only when those are done that end so many
-items before it::
+``TurnPrefixes``: a batch is read only where it was kept in a turn that every node has done before the reading turn is
+granted; a host that could not keep it, or found it damaged, has reported that by then. So a turn is granted only when
+those are done that end so many items before it::
 
     items ahead 16    turn 0 [0,10)  turn 1 [10,20)  turn 2 [20,30)  turn 3 [30,40)
                       kept in 0 -------------------------> may be read from turn 3 on, which waits for the end of 0
 
-With ``float32`` no result depends on it. Where the placement has no cache, this does nothing.
-
-What a prefix cache would save a run: the coordinator's own decisions, as if every turn were done at once.
+``expect_prefixes``: the savings that a planner expects, by the coordinator's own decisions, as if every turn were done
+at once.
 """
 
 from __future__ import annotations

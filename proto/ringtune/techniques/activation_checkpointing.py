@@ -1,4 +1,4 @@
-"""Activations that blocks keep: ``[memory]`` and ``[velora]`` of a job, and the policy of each slice."""
+"""Activation checkpointing and VeLoRA: ``[memory]`` and ``[velora]`` of a job, and the policy of each slice."""
 
 from __future__ import annotations
 

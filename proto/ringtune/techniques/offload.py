@@ -1,13 +1,7 @@
 """Offload (ColA): the section of a job, the helpers of a plan, and the rows of users with adapters of their own.
 
-``[offload]``: which hosts let other nodes fit their adapters (ColA), and what that does not go with.
-
-The plan in which helpers fit the adapters of whole slices: what a job, the planner, or a what-if names.
-
-Whose row is which: users whose rows train adapters of their own (ColA, collaboration of users).
-
-An owner's rows are in the order of its users: with 3 rows of anna and 5 of ben, the rows 0 to 2 are anna's. So an index
-says whose row it is, every node can tell it for every batch from the course alone, and nothing of it travels.
+An owner's rows are in the order of its users: with 3 rows of anna and 5 of ben, the rows 0 to 2 are anna's. So the user
+of a row follows from its index, on every node from the course alone, and no message has it.
 
 Source: ColA, section 4.3 and Table 4 (joint, alone, collaboration).
 """

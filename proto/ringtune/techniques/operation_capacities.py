@@ -1,9 +1,8 @@
-"""Capacities of boards (D2FT): the number of micro-batches for which a subnet is full, or does the forward only.
+"""Capacities of boards (D2FT): the numbers of micro-batches for which a subnet is full, or does the forward only.
 
-Counts of operations for each board, such that all are busy for nearly the same time in a step.
-
-All boards together do as much as equal counts would let them. Example: two boards with equal slices, one twice as
-fast, 8 micro-batches, 60 % of the compute, a forward is 0.4 of full::
+Counts are chosen such that all boards are busy for nearly the same time in a step, and that all together do as much as
+equal counts would let them. Example: two boards with equal slices, one twice as fast, 8 micro-batches, 60 % of the
+compute, a forward is 0.4 of full::
 
     board    full   forward-only   busy, in full operations of the slow board
     slow     2      3              3.2

@@ -1,14 +1,7 @@
 """Operations of subnets (D2FT): the section of a job, its choosers, the expected table, and the table of each turn.
 
-``[operations]``: which subnets do what for which micro-batch, and how that is chosen (D2FT).
-
-What `[operations]` of a job has to agree with: its own policy, micro-batches, private blocks, adapter, dropout.
-
-The operations that a job is given: read from the file that ``operations.table`` names, and kept in the job as text.
-
-A job goes to machines that do not have the file, and a run's own job has to say everything by itself.
-
-The choosers of a course: the subnets that each have knapsacks of their own, and where each begins to choose.
+``operations.table`` of a job names a file; the job holds its text, because it goes to machines without the file, and a
+run's own job has to be complete.
 
 A *chooser* is one subnet of one block, or all blocks of a group, which share one code. Where scores tie, a chooser
 prefers the micro-batches from its ``first`` one on, cyclically. Weight magnitudes are the same for every micro-batch,
@@ -22,17 +15,16 @@ so this rule alone decides there. Example: 6 subnets of one block, 3 of 5 micro-
     subnet 4      1 3 3 1 1     first 3
     subnet 5      1 1 3 3 1     first 4
 
-Each subnet is full as often as the others, each micro-batch has 3 or 4 full subnets, and those are neighbours (the
-last and the first one too), so that their weights lie in one piece. Each further block is rotated such that all
+Each subnet is full as often as the others, each micro-batch has 3 or 4 full subnets, and those are neighbours (the last
+and the first one too), so that their weights lie in one piece. Each further block is rotated such that all
 micro-batches have as even a number of full subnets as can be, and each further batch begins one micro-batch later.
 
 With ``ties = "together"`` all choosers have the same first micro-batch, as if the items of Algorithm 2 stood in one
-order: whole micro-batches are full, and others pass all blocks by, with the messages that they would have been.
+order: whole micro-batches are full, and others pass all blocks by, without their messages.
 
-The table that predictions assume as long as nobody knows the scores.
-
-It has as many operations of each kind as the capacities allow, spread as the knapsacks spread them where all scores
-tie. For a course of three subnets a block that are full for 3 of 5 micro-batches and forward-only for one::
+``expected_table`` is what predictions assume before any scores: as many operations of each kind as the capacities
+allow, spread as the knapsacks spread them where all scores tie. For a course of three subnets a block that are full for
+3 of 5 micro-batches and forward-only for one::
 
     block     0   1
     micro 0   131 321
@@ -41,13 +33,9 @@ tie. For a course of three subnets a block that are full for 3 of 5 micro-batche
     micro 3   211 113
     micro 4   321 211
 
-Which scores a node owes for a score turn, and whether it has sent just these.
-
-The coordinator's part in operation tables: which turn may be granted, and which table it carries.
-
-Where the course leaves no tables to the run, this does nothing. A table holds from the train turn on before which it
-was chosen (``boundaries.table_is_due``); that turn is granted only when the table is there, and the table is asked for
-only when every score that counts is there. So no timing changes what a turn carries.
+``TurnOperations``: a table holds from the train turn on before which it was chosen (``schedule.turns.table_is_due``);
+that turn is granted only when the table is there, and the table is asked for only when every score that counts is
+there. So no timing changes the table of a turn. ``check_scores`` refuses scores that a node does not owe.
 """
 
 from __future__ import annotations

@@ -1,27 +1,19 @@
-"""Messages of the wire and values of the rules: turns, numbers, grants, scores, and checked reports.
+"""Codecs between wire messages and values: turns, numbers, grants, scores, and checked reports.
 
-Translates turns and numbers between the messages of the wire and the values of the rules.
+Actions travel as words (:mod:`ringtune.schedule.actions`), scores as one message for each block of each batch, with
+packed float64. Input is not trusted: bytes that are no value raise :class:`~ringtune.errors.IntegrityError`.
 
-Actions travel as words (:mod:`ringtune.schedule.actions`). Nothing here trusts its input: what does not read as a
-value raises :class:`~ringtune.errors.IntegrityError`.
-
-Grants on the wire: a turn names its operation table by digest, and a node gets each table once.
-
-::
+A turn in a grant names its operation table by digest, and a node gets each table once::
 
     grant 1   tables {A}   turns 2 A, 3 A
     grant 2                turns 4 A
     grant 3   tables {B}   turns 5 A, 6 B
 
-One writer for each node, because each is told on its own. A grant may be sent again as it is; the reader keeps the last
-tables, so that it knows them whatever comes twice.
+Each node has a writer of its own. A grant may be sent again as it is; the reader keeps the last tables, so that it
+knows them in a repeated grant too.
 
-Scores on the wire: one message for each block of each batch, its numbers as packed float64.
-
-Check the figures of a node's report where they are decoded: they come from another machine.
-
-A report may speak of granted items and of nodes of the plan only. Counts are whole and no more than a number can hold,
-times are times, losses are finite. A report that has anything else is of no node of ours.
+A report may name granted items and nodes of the plan only. Counts are whole and bounded, times are finite and bounded,
+losses are finite. Any other report is refused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which coordinators are announced on the local network, and which of them a node may join by itself.
+"""Discovery of coordinators on the local network (DNS-SD), and the choice of one that a node may join by itself.
 
-An announcement (DNS-SD) has a name, addresses, a port and a few words: the form of the announcement, the version of
-RingTune, and the first digits of the hash of the coordinator's authority. No secret is in it, and it proves nothing:
-anybody may announce anything. So it only says where to ask. A node joins by itself where its token or certificate names
-the authority; the whole hash is compared before the token's secret is shown (``ringtune.transport.enrollment``).
+An announcement has a name, addresses, a port and a few words: the form of the announcement, the version of RingTune,
+and the first digits of the hash of the coordinator's authority. It has no secret, and it proves nothing: anybody may
+announce anything. So it is only an address to ask. A node joins by itself where its token or certificate names the
+authority; the whole hash is compared before the token's secret is shown (``ringtune.transport.enrollment``).
 
 Source: RFC 6763, DNS-based service discovery.
 """

@@ -1,8 +1,8 @@
-"""Get a certificate of a coordinator: the first one for a token, later ones for the one that there is.
+"""Enrollment at a coordinator: the first certificate for a token, later ones for the present certificate.
 
-With a token, in this order: the certificate of whoever answers is taken as it comes; over a connection to its bearer
-alone the authority's certificate is asked for; its hash has to be the token's; and only over a connection that the
-authority vouches for the token is shown. Somebody in between learns nothing.
+With a token, in this order: the certificate of the answering party is taken without trust; over a connection to its
+bearer alone the authority's certificate is asked for; its hash has to be the token's; and only over a connection that
+the authority vouches for the token is shown. Somebody in between learns nothing.
 """
 
 from __future__ import annotations

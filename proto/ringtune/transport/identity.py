@@ -1,13 +1,9 @@
-"""Certificates and keys, and the identity of a process: key, certificate and authority in one file.
+"""Certificates, keys and requests for certificates, and the identity of a process: key, certificate, authority.
 
-What a certificate says, and what is wrong with it; keys, and requests for certificates.
+An identity is one file, so that it is replaced in one step. Its folder has the mode 0700, the file 0600; an identity
+that others could read is refused.
 
-Imported where trust is used only: the library takes tens of milliseconds to load.
-
-The identity of a process: its private key, its certificate, and the authority that it believes, in one file.
-
-One file, so that it is replaced in one step. It lies in a folder that nobody else can enter (0700) and can be read by
-nobody else (0600); an identity that others could read is refused.
+Imported only where trust is used: the library takes tens of milliseconds to load.
 """
 
 from __future__ import annotations

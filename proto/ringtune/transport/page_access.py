@@ -1,13 +1,10 @@
-"""Whether a request may see a page: on this machine anybody, elsewhere the bearer of the token of the page.
+"""Access to the page: on this machine for anybody, elsewhere for the bearer of the token of the page.
 
-Decide whether a request may look: on this machine anybody, elsewhere who has the token.
-
-A page that listens on loopback needs no login, but has to know that it is asked for by a loopback name: a foreign web
-page may let its own name point to 127.0.0.1 (DNS rebinding), and its scripts would then read ours. At any other
-address a token is asked for, which such a page does not have. A token comes as ``Authorization: Bearer TOKEN``; a
-browser shows it once, and has a cookie from then on, because its streams can't send headers of their own.
-
-The token of a page: a new one for each start, or the one in a file, for those who ask every few seconds.
+A page on loopback needs no login, but requests need a loopback name: a foreign web page may point its own name to
+127.0.0.1 (DNS rebinding), and its scripts would then read ours. At any other address a token is needed, which such a
+page does not have. A token is sent as ``Authorization: Bearer TOKEN``; a browser sends it once, and has a cookie from
+then on, because its streams can't send headers of their own. The token is new at each start, or that of a file, for
+programs that ask every few seconds.
 """
 
 from __future__ import annotations

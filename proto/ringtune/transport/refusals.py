@@ -1,7 +1,7 @@
-"""Find out why a connection failed: gRPC says "Socket closed" whatever a handshake stumbled over.
+"""Reasons of failed connections: gRPC reports "Socket closed" for every problem of a handshake.
 
-Both certificates, both clocks and the chain are looked at from here, and a second handshake tells whether the other
-side takes this one's certificate. Called after a failure only.
+Both certificates, both clocks and the chain are checked from here, and a second handshake shows whether the other side
+takes this one's certificate. Called after a failure only.
 """
 
 from __future__ import annotations

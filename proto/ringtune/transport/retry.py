@@ -1,20 +1,18 @@
-"""Calls repeated until they are answered, for a lease at most, and carried out once however often they are made.
+"""Calls that are repeated until they are answered, for a lease at most, and carried out once.
 
-Decide how often a call is made, and for how long each time; a value of numbers, without a clock.
-
-A call that takes minutes is made of attempts. The one who is asked holds each for a while, then says that it is still
-at work; the next attempt asks for the result of the same work::
+A call that takes minutes is made of attempts. The server holds each for a while, then answers "at work"; the next
+attempt asks for the result of the same work, and a repeated attempt gets the same result again::
 
     attempt 1   held    "at work"        a sign of life
     attempt 2   held    "at work"        a sign of life
     attempt 3   the connection breaks    silence begins
-    attempt 4   refused                  silence goes on
+    attempt 4   refused                  silence continues
     attempt 5   the result
 
-So an answer that is lost, and a connection that is gone for less than the lease, cost a moment and not the run; and who
-is silent for a lease is lost, however long the work may take.
+So a lost answer, or a connection that is gone for less than the lease, costs a moment and not the run; and a server
+that is silent for a lease is lost, however long the work may take.
 
-The terms of a call that is carried out once however often it is made: they travel beside its request.
+The terms of an attempt (``Held``) travel beside its request; a call without terms is not carried out once:
 
 ============== =======================================================================================
 ringtune-call   caller; random, the same in every attempt of one call
@@ -23,18 +21,7 @@ ringtune-for    caller; seconds that the work may take
 ringtune-again  caller; "1": the other one has the request, this one is empty
 ============== =======================================================================================
 
-Make a call until it is answered: again where no answer came, for a lease at most; see ``patience``.
-
-Carry a call out once however often it is made: a later attempt waits for, or gets, the result of the first.
-
-::
-
-    attempt 1   starts the work, and waits with it until its caller wants to hear of it: "still at work"
-    attempt 2   waits for the same work                                                  the result
-    attempt 3   the result was lost on its way                                           the result again
-
-Only calls that come with terms (``held``) are carried out so. Results of the last calls are kept; a node has two calls
-of its coordinator under way at a time.
+``Once`` keeps the results of the last calls; a node has two calls of its coordinator under way at a time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""As whom this process speaks: nobody in plain text, or the bearer of one identity, chosen from options and disk.
+"""The identity of this process on all its connections, or none and plain text; chosen from options and disk.
 
-As whom this process speaks: nobody, in plain text, or the bearer of one identity, encrypted.
-
-A process has one identity for all its connections. It is set before the first of them and may be renewed while the
-process lives; connections that are opened from then on have the new certificate.
-
-Choose as whom a process speaks, from what its user said and what is on its disk.
+It is set before the first connection and may be renewed while the process lives; connections that are opened from then
+on have the new certificate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors on their way through a call: an error of ours becomes a status, and the status that error again."""
+"""Errors of calls: an error of ours becomes a status, and the status that error again."""
 
 from __future__ import annotations
 

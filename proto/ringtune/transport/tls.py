@@ -1,10 +1,7 @@
-"""The encryption of both ends of a connection: mutual TLS, and a channel that outlives its certificate.
+"""TLS of both ends of a connection: mutual, with the identity of the process, and channels that outlive a certificate.
 
-A channel that goes on when its certificate was renewed: gRPC can't change the certificate of a channel.
-
-Each call is made on a channel with the newest certificate; calls that are under way stay on theirs.
-
-The encryption of both ends of a connection: mutual TLS with the identity of the process, and its renewal.
+gRPC can't change the certificate of a channel. So a call uses a channel with the newest certificate; calls that are
+under way stay on theirs.
 """
 
 from __future__ import annotations
