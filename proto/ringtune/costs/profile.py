@@ -315,7 +315,7 @@ class TimedShape:
         optimizer: of the update.
         dropout: probability.
         subnets: of each block, a part of which was timed too; 1 = no part was. Times with parts are good for any.
-        frozen: how frozen weights were held, as ``frozen_weights.name_of`` says.
+        frozen: how frozen weights were held, as ``schedule.course.name_of`` says.
     """
 
     rows: int = 0

@@ -66,7 +66,7 @@ class CheckpointManifest:
         schema: of this form.
         run_id: the run under which nodes keep the shards: the first one, if it was resumed.
         plan_digest: of the part of the plan under which it was written: of the plan, unless the run moves.
-        job_digest: of the job, see ``job_changes.job_digest``.
+        job_digest: of the job, see ``continuation.job_digest``.
         model_digest: of the base model (``profile.ModelFacts``).
         step: optimizer steps done.
         holder: the owner whose shard has the head.
@@ -188,7 +188,7 @@ class Resume:
 
     Attributes:
         plan: of the run; it stays as it was, but for its length.
-        manifests: newest first; the first one of which everything is somewhere is taken (``whereabouts``).
+        manifests: newest first; the first one of which everything is somewhere is taken (``Whereabouts``).
         lengths: that the run had before it was made longer.
     """
 

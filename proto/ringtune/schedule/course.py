@@ -283,7 +283,7 @@ class Course(Extent):
         wire_dtype: one of ``WIRE_DTYPES``; hidden states and gradients are rounded to it.
         labels: agreed class names, sorted.
         seed: of the run.
-        turns: one of ``owner_turns.TURNS``: whose train turn comes when.
+        turns: one of ``run_shape.TURNS``: whose train turn comes when.
         operations: what each subnet does for each micro-batch; None = everything is full.
         choice: how the run chooses such tables itself; None = it does not. Each turn then carries the table that holds.
         velora: which linear layers keep projections of their input for the backward; None = all keep the input.
@@ -388,7 +388,7 @@ class Course(Extent):
         """What whole blocks do for an owner's batch at this position of its stream; empty = all full.
 
         Returns:
-            For each micro-batch one code for each block; see ``operations.codes.block_code``.
+            For each micro-batch one code for each block; see ``operation_tables.block_code``.
         """
         if self.operations is None:
             return ()

@@ -80,7 +80,7 @@ WAITING: Final[Mapping[str, int]] = {
     Payload.WEIGHTS: 1,
     Payload.REPLICA_GRAD: 2,
 }
-"""Parcels of a kind that may be on their way on a link or wait at its end; see ``expected_parcels.most_waiting``."""
+"""Parcels of a kind that may be on their way on a link or wait at its end; see ``most_waiting``."""
 
 PARCELS: Final = frozenset(WAITING)
 """Payloads that are parcels."""
@@ -192,7 +192,7 @@ def lower(
         lowest: the lowest unit that gets a gradient.
         pattern: operations of the blocks; empty = all full.
         has_update: whether weights change after it, so that pairs of adapters go to helpers.
-        lane: which hosts it passes, where stages have several; see ``stages.dealing``.
+        lane: which hosts it passes, where stages have several; see ``schedule.stages``.
         passage: where it enters the ring, and where it is kept.
 
     Returns:

@@ -188,7 +188,7 @@ class Slice:
         node: the host.
         start: the lowest block.
         stop: one past the highest block.
-        share: how much of the micro-batches it takes, where its stage has several hosts; see ``stages.dealing``.
+        share: how much of the micro-batches it takes, where its stage has several hosts; see ``schedule.stages``.
     """
 
     node: str

@@ -46,7 +46,7 @@ _NO_TABLES: Final[Mapping[str, Operations]] = types.MappingProxyType({})
 
 
 def turn_to_proto(turn: Turn) -> control_pb2.TurnMessage:
-    """Translate a turn into its message; its operation table is named by ``grants.GrantWriter``."""
+    """Translate a turn into its message; its operation table is named by ``GrantWriter``."""
     return control_pb2.TurnMessage(
         index=turn.index,
         kind=turn.kind.value,

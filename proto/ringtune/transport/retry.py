@@ -168,7 +168,7 @@ class Asking:
         peer: who is asked, in words.
         lease_s: who is silent for so long is lost.
         timeout_s: for the whole call; None = as long as there are signs of life.
-        is_held: whether the other one carries it out once, see ``once``; else it may hear it twice, and answers soon.
+        is_held: whether the other one carries it out once, see ``Once``; else it may hear it twice, and answers soon.
         now_s: a monotonic clock.
     """
 
